@@ -1,0 +1,1 @@
+"""Training of the bundled demo models and of draft heads."""

@@ -1,0 +1,86 @@
+"""Which source files the demo models learn from, and which they never see.
+
+The corpus is the Python standard library of the interpreter that runs this, plus the sources of a
+fixed list of permissively licensed dependencies that are installed beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Distribution folder -> licence, as its metadata states it.
+DEPENDENCIES = {
+    "accelerate": "Apache-2.0",
+    "click": "BSD-3-Clause",
+    "fastapi": "MIT",
+    "httpx": "BSD-3-Clause",
+    "jinja2": "BSD-3-Clause",
+    "prometheus_client": "Apache-2.0",
+    "pydantic": "MIT",
+    "redis": "MIT",
+    "requests": "Apache-2.0",
+    "rich": "MIT",
+    "starlette": "BSD-3-Clause",
+    "typer": "MIT",
+    "uvicorn": "BSD-3-Clause",
+}
+# Tables, vendored copies and tests teach a small model nothing that a user would ask for.
+SKIPPED_FOLDERS = {
+    "__pycache__", "_pyrepl", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data",
+    "site-packages", "test", "tests", "turtledemo",
+}  # fmt: skip
+MAX_FILE_BYTES = 200_000
+HELD_OUT_LIST = Path(__file__).with_name("held_out.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of the corpus; `name` is stable between machines, such as `stdlib/json/decoder.py`."""
+
+    name: str
+    text: str
+
+
+def held_out_names() -> frozenset[str]:
+    """Names of the files that no training run and no bundled retrieval segment may read."""
+    lines = HELD_OUT_LIST.read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def training_files() -> list[SourceFile]:
+    """All files that may be learned from, sorted by name, without exact duplicates."""
+    held_out = held_out_names()
+    seen: set[bytes] = set()
+    files = []
+    for file in _all_files():
+        digest = hashlib.sha256(file.text.encode()).digest()
+        if file.name not in held_out and digest not in seen:
+            seen.add(digest)
+            files.append(file)
+    return files
+
+
+def held_out_files() -> list[SourceFile]:
+    """The held-out files that exist beside this interpreter, sorted by name."""
+    held_out = held_out_names()
+    return [file for file in _all_files() if file.name in held_out]
+
+
+def _all_files() -> Iterator[SourceFile]:
+    paths = sysconfig.get_paths()
+    roots = {"stdlib": Path(paths["stdlib"])}
+    roots |= {name: Path(paths["purelib"]) / name for name in sorted(DEPENDENCIES)}
+    for label, root in roots.items():
+        for path in sorted(root.rglob("*.py")):
+            relative = path.relative_to(root)
+            if SKIPPED_FOLDERS.isdisjoint(relative.parts) and _is_wanted(path):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                yield SourceFile(f"{label}/{relative.as_posix()}", text)
+
+
+def _is_wanted(path: Path) -> bool:
+    return 0 < path.stat().st_size <= MAX_FILE_BYTES

@@ -1,0 +1,135 @@
+"""Trains and exports the three bundled models: `python -m draftline.training.demo_models`.
+
+Runs resume from `training/runs/`; an exported model holds bfloat16 safetensors, config and
+tokenizer in Hugging Face format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from . import corpus
+from .language_model import TrainingPlan, evaluate, train
+from .loss_curve import draw_loss_curve
+from .tokenizer import train_tokenizer
+
+CONTEXT_LEN = 1024
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoModel:
+    """Shape and training length of one bundled model."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_size: int
+    plan: TrainingPlan
+
+    def config(self) -> LlamaConfig:
+        """The transformers config; embedding and head share one matrix."""
+        return LlamaConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.ffn_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            max_position_embeddings=CONTEXT_LEN,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+
+
+TARGET = DemoModel(
+    name="demo", vocab_size=4096, hidden_size=256, num_layers=6, num_heads=4, num_kv_heads=2,
+    ffn_size=688, plan=TrainingPlan(total_tokens=9_000_000),
+)  # fmt: skip
+DRAFTER = DemoModel(
+    name="demo-drafter", vocab_size=4096, hidden_size=96, num_layers=2, num_heads=3,
+    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(total_tokens=9_000_000),
+)  # fmt: skip
+OTHER_VOCAB_DRAFTER = DemoModel(
+    name="demo-drafter-other-vocab", vocab_size=2048, hidden_size=96, num_layers=2, num_heads=3,
+    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(total_tokens=9_000_000),
+)  # fmt: skip
+MODELS = {model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER)}
+
+
+def build(model: DemoModel, run_dir: Path, export_dir: Path, threads: int) -> float:
+    """Train (or resume) and export one model; returns its held-out perplexity."""
+    torch.set_num_threads(threads)
+    files = corpus.training_files()
+    tokenizer = _tokenizer(model, files, run_dir)
+    documents = [_document(tokenizer, file.text) for file in files]
+    held_out = np.concatenate([_document(tokenizer, f.text) for f in corpus.held_out_files()])
+    trained = train(model.config(), documents, held_out, model.plan, run_dir)
+    perplexity = export(trained, tokenizer, held_out, export_dir)
+    draw_loss_curve(run_dir / "loss.csv", export_dir / "loss.png", model.name)
+    report = {
+        "held_out_perplexity": round(perplexity, 3),
+        "held_out_tokens": len(held_out),
+        "parameters": trained.num_parameters(),
+        "corpus_files": len(files),
+        "corpus_tokens": sum(map(len, documents)),
+        "plan": asdict(model.plan),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    (export_dir / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    return perplexity
+
+
+def export(
+    trained: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: np.ndarray, folder: Path
+) -> float:
+    """Write the model as bfloat16; returns the held-out perplexity of what was written."""
+    trained.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return math.exp(evaluate(written, held_out, CONTEXT_LEN))
+
+
+def _tokenizer(
+    model: DemoModel, files: list[corpus.SourceFile], run_dir: Path
+) -> PreTrainedTokenizerFast:
+    folder = run_dir.with_name(f"tokenizer-{model.vocab_size}")
+    if not folder.exists():
+        texts = (file.text for file in files)
+        train_tokenizer(texts, model.vocab_size, CONTEXT_LEN).save_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def _document(tokenizer: PreTrainedTokenizerFast, text: str) -> np.ndarray:
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return np.array([tokenizer.eos_token_id, *ids], dtype=np.int64)
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Models to train; default: all.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+) -> None:
+    """Train the bundled demo models; an interrupted run goes on where it stopped."""
+    for name in names or MODELS:
+        folder = ROOT / "deploy" / "models" / name
+        perplexity = build(MODELS[name], ROOT / "training" / "runs" / name, folder, threads)
+        typer.echo(f"{name}: held-out perplexity {perplexity:.2f}, written to {folder}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
