@@ -58,7 +58,7 @@ class DemoModel:
 
 TARGET = DemoModel(
     name="demo", vocab_size=4096, hidden_size=256, num_layers=6, num_heads=4, num_kv_heads=2,
-    ffn_size=688, plan=TrainingPlan(total_tokens=9_000_000),
+    ffn_size=688, plan=TrainingPlan(total_tokens=6_500_000),
 )  # fmt: skip
 DRAFTER = DemoModel(
     name="demo-drafter", vocab_size=4096, hidden_size=96, num_layers=2, num_heads=3,

@@ -1,0 +1,1 @@
+"""Ray actors and gRPC servers: thin shells over plain classes."""

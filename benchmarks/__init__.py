@@ -1,0 +1,1 @@
+"""Benchmarks; each prints what README and docs quote."""

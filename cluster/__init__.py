@@ -1,0 +1,1 @@
+"""How the parts are spread: configuration, pipelines, the drafter hub and its wire."""

@@ -1,0 +1,55 @@
+"""All errors that draftline raises on purpose, in one tree.
+
+A message says what is wrong and how to mend it; `field` names the offending input, where there
+is one. The HTTP status that each class maps to is decided in `deploy/`.
+"""
+
+from __future__ import annotations
+
+
+class DraftlineError(Exception):
+    """Base of every error below."""
+
+
+class FieldError(DraftlineError):
+    """A user's input is wrong; `field` is its dotted name, such as `sampling.top_p`."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[FieldError], tuple[str, str]]:
+        return type(self), (self.field, self.message)
+
+
+class ConfigError(FieldError):
+    """A setting given at start is wrong."""
+
+
+class RequestError(FieldError):
+    """A request's parameter is wrong; no retry can help."""
+
+
+class CheckpointError(DraftlineError):
+    """A model folder is missing, incomplete, corrupt or of an unsupported kind."""
+
+
+class StoreError(DraftlineError):
+    """A retrieval segment is corrupt, or belongs to another model or tokenizer."""
+
+
+class CapacityError(DraftlineError):
+    """Queues or memory are full now; the same request may succeed later."""
+
+
+class ProtocolError(DraftlineError):
+    """A message from another process breaks the contract between the parts."""
+
+
+class DrafterError(DraftlineError):
+    """A drafter failed or is out of reach. Costs speed only, never a request."""
+
+
+class StageLost(DraftlineError):
+    """A pipeline stage died; its requests end, the replica recovers."""

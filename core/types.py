@@ -1,0 +1,215 @@
+"""The values that cross the borders between the parts, and the words for them.
+
+target    the served model; its law is the only one users ever see
+drafter   proposes continuations; `source` is its name in proposals and metrics
+proposal  a drafter's answer for one request: a forest of tokens below the last committed token
+tree      all proposals of a request merged; a parent of -1 means the last committed token (root)
+node      one token of a tree
+step      one batch of rows that enters stage 0 and leaves the last stage
+row       one token of a step
+slot      one token's place in a stage's paged KV cache: block id * block size + offset
+
+All arrays are numpy and are never written after construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ProtocolError
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """Extra rows that a drafter asks the target to compute for it; they are never committed.
+
+    tokens  int32 [n]
+    offsets int32 [n]    position of each row minus the position of the root; at least 1
+    mask    bool [n, n]  row i sees the committed context with the root, and rows j with mask[i, j]
+    wanted  int32 [k]    rows whose most probable next tokens come back through `Commit`
+    top_k   how many ids come back for each wanted row
+    """
+
+    tokens: Int32
+    offsets: Int32
+    mask: Bool
+    wanted: Int32
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """What one drafter proposes for one request.
+
+    tokens    int32 [n]    target token ids
+    parents   int32 [n]    index of the parent node, always smaller than the own index; -1 is root
+    log_probs float32 [n]  the drafter's log-probability of each token given its parent; 0 if unknown
+
+    Nodes stand in the drafter's order of preference; a cut keeps a prefix.
+    """
+
+    source: str
+    tokens: Int32
+    parents: Int32
+    log_probs: Float32
+    probe: Probe | None = None
+
+    def check(self, vocab_size: int) -> None:
+        """Raise `ProtocolError` unless the arrays agree and parents precede children."""
+        count = len(self.tokens)
+        if not (self.tokens.shape == self.parents.shape == self.log_probs.shape == (count,)):
+            raise ProtocolError(f"proposal of {self.source}: arrays differ in shape")
+        if np.any(self.tokens < 0) or np.any(self.tokens >= vocab_size):
+            raise ProtocolError(f"proposal of {self.source}: token id outside the vocabulary")
+        if np.any(self.parents < ROOT) or np.any(self.parents >= np.arange(count)):
+            raise ProtocolError(f"proposal of {self.source}: a parent does not precede its child")
+
+
+def empty_proposal(source: str) -> Proposal:
+    """A proposal of no nodes."""
+    none = np.empty(0, dtype=np.int32)
+    return Proposal(source, none, none, np.empty(0, dtype=np.float32))
+
+
+def chain_proposal(source: str, tokens: Int32, log_probs: Float32 | None = None) -> Proposal:
+    """A proposal of one path."""
+    count = len(tokens)
+    probs = np.zeros(count, dtype=np.float32) if log_probs is None else log_probs
+    return Proposal(
+        source, tokens.astype(np.int32), np.arange(-1, count - 1, dtype=np.int32), probs
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftRequest:
+    """What a drafter learns when a request opens, or opens again after the drafter was lost.
+
+    token_ids   int32 [n]  all committed tokens: the prompt and what was generated so far
+    prompt_len  how many of them are the prompt
+    seed        of the request's sampling noise (`core/noise.py`)
+    namespace   whose retrieval data may be read besides `shared`
+    """
+
+    request_id: str
+    token_ids: Int32
+    prompt_len: int
+    temperature: float
+    seed: int
+    namespace: str = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Asks for a proposal that continues a request's first `committed_len` tokens."""
+
+    request_id: str
+    committed_len: int
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Commit:
+    """Tokens appended to a request by one step.
+
+    base_len   committed tokens before this commit
+    tokens     int32 [n], n >= 1; the last one is the bonus token
+    probe_ids  int32 [k, top_k] most probable next tokens of the probe rows that this drafter wanted
+               in the verified step, best first; None if it sent no probe or the probe was dropped
+    """
+
+    request_id: str
+    base_len: int
+    tokens: Int32
+    probe_ids: Int32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingRows:
+    """Sampling parameters of the rows that get a target token; all arrays [rows].
+
+    temperature float32 (0 is greedy), top_k int32 (0 is off), top_p float32 (1 is off),
+    min_p float32 (0 is off), seed int64, position int64 (absolute, of the token being chosen)
+    """
+
+    temperature: Float32
+    top_k: Int32
+    top_p: Float32
+    min_p: Float32
+    seed: Int64
+    position: Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeRows:
+    """What the rows of one request see besides the committed context.
+
+    mask       bool [rows of the request, columns]
+    slots      int32 [columns]  KV slot of each column
+    positions  int32 [columns]  absolute position of each column
+
+    The request's own rows are the last columns, in row order. Columns before them are nodes of
+    earlier steps that are still in flight, so that a tree can be streamed through the pipeline.
+    """
+
+    mask: Bool
+    slots: Int32
+    positions: Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInput:
+    """One batch for the pipeline: prompt chunks and token trees of several requests.
+
+    moves          int32 [m, 2]  KV copies (from slot, to slot), done first, all read before written
+    token_ids      int32 [rows]
+    positions      int32 [rows]  absolute
+    slots          int32 [rows]  where the row's KV is written
+    request_starts int32 [requests + 1]  rows of request r are request_starts[r]:request_starts[r+1]
+    context_lens   int32 [requests]  cached positions 0..n-1 that every row of the request sees
+    block_tables   int32 [requests, blocks]  position p is in block block_tables[r, p // block_size]
+    trees          per request: TreeRows, or None for a prompt chunk (causal among its own rows)
+    logits_rows    int32 [k]  rows that get a target token, in the order of `sampling`
+    probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids are wanted
+    scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
+    """
+
+    step_id: int
+    moves: Int32
+    token_ids: Int32
+    positions: Int32
+    slots: Int32
+    request_starts: Int32
+    context_lens: Int32
+    block_tables: Int32
+    trees: tuple[TreeRows | None, ...]
+    logits_rows: Int32
+    sampling: SamplingRows
+    probe_rows: Int32
+    probe_top_k: int
+    scored_rows: Int32
+    scored_tokens: Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """What the last stage answers: small integers, never logits.
+
+    target_tokens int32 [len(logits_rows)]
+    probe_ids     int32 [len(probe_rows), probe_top_k], best first
+    scores        float32 [len(scored_rows)]  unprocessed log-probabilities, nats
+    """
+
+    step_id: int
+    target_tokens: Int32
+    probe_ids: Int32
+    scores: Float32

@@ -1,0 +1,1 @@
+"""The composition root: command line, Ray Serve app, OpenAI API, bundled models."""

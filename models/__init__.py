@@ -1,0 +1,1 @@
+"""The target on torch: stages of Hugging Face models over a paged KV cache, weights, sampling."""

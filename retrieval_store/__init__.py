@@ -1,0 +1,1 @@
+"""Corpus, refinement, trie segments, segment stores and lookups."""
