@@ -1,0 +1,1 @@
+"""The algorithms, pure: standard library and numpy only."""

@@ -39,7 +39,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_types()
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        _require(
+            self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1"
+        )
         _require(0 <= self.temperature <= 100, "temperature", "must be from 0 to 100")
         _require(self.top_k >= 0, "top_k", "must be 0 (off) or more")
         _require(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")

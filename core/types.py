@@ -53,7 +53,7 @@ class Proposal:
 
     tokens    int32 [n]    target token ids
     parents   int32 [n]    index of the parent node, always smaller than the own index; -1 is root
-    log_probs float32 [n]  the drafter's log-probability of each token given its parent; 0 if unknown
+    log_probs float32 [n]  log-probability of each token given its parent; 0 if unknown
 
     Nodes stand in the drafter's order of preference; a cut keeps a prefix.
     """

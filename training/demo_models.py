@@ -58,15 +58,15 @@ class DemoModel:
 
 TARGET = DemoModel(
     name="demo", vocab_size=4096, hidden_size=256, num_layers=6, num_heads=4, num_kv_heads=2,
-    ffn_size=688, plan=TrainingPlan(total_tokens=6_500_000),
+    ffn_size=688, plan=TrainingPlan(total_tokens=5_500_000),
 )  # fmt: skip
 DRAFTER = DemoModel(
     name="demo-drafter", vocab_size=4096, hidden_size=96, num_layers=2, num_heads=3,
-    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(total_tokens=9_000_000),
+    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(total_tokens=6_000_000),
 )  # fmt: skip
 OTHER_VOCAB_DRAFTER = DemoModel(
     name="demo-drafter-other-vocab", vocab_size=2048, hidden_size=96, num_layers=2, num_heads=3,
-    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(total_tokens=9_000_000),
+    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(total_tokens=6_000_000),
 )  # fmt: skip
 MODELS = {model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER)}
 
@@ -96,7 +96,10 @@ def build(model: DemoModel, run_dir: Path, export_dir: Path, threads: int) -> fl
 
 
 def export(
-    trained: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: np.ndarray, folder: Path
+    trained: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    held_out: np.ndarray,
+    folder: Path,
 ) -> float:
     """Write the model as bfloat16; returns the held-out perplexity of what was written."""
     trained.to(torch.bfloat16).save_pretrained(folder)
@@ -121,7 +124,9 @@ def _document(tokenizer: PreTrainedTokenizerFast, text: str) -> np.ndarray:
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Models to train; default: all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Models to train; default: all.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
 ) -> None:
     """Train the bundled demo models; an interrupted run goes on where it stopped."""

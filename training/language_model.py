@@ -27,16 +27,16 @@ class TrainingPlan:
     """
 
     total_tokens: int
-    batch_tokens: int = 8192
+    batch_tokens: int = 3072
     short_window: int = 512
     long_window: int = 1024
     long_fraction: float = 0.15
-    matrix_lr: float = 0.02
+    matrix_lr: float = 0.015
     vector_lr: float = 3e-3
     warmup_fraction: float = 0.02
     cooldown_fraction: float = 0.5
     seed: int = 0
-    checkpoint_every: int = 50
+    checkpoint_every: int = 100
 
     @property
     def num_steps(self) -> int:

@@ -12,7 +12,9 @@ def draw_loss_curve(loss_csv: Path, png: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     with loss_csv.open(newline="") as file:
-        rows = [(float(tokens), float(loss), float(held)) for _, tokens, loss, held in csv.reader(file)]
+        rows = [
+            (float(tokens), float(loss), float(held)) for _, tokens, loss, held in csv.reader(file)
+        ]
     tokens, loss, held = zip(*rows, strict=True)
     millions = [count / 1e6 for count in tokens]
     figure = Figure(figsize=(7, 4), layout="constrained")

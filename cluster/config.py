@@ -1,0 +1,139 @@
+"""Settings of an engine and its drafters: typed, validated at start, unknown keys refused."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ..core.errors import ConfigError
+
+Backend = Literal["local", "ray"]
+DrafterTransport = Literal["inproc", "grpc"]
+StageTransport = Literal["auto", "compiled_graph", "distributed"]
+
+
+def unknown_key(field: str, key: str, known: list[str]) -> ConfigError:
+    """The error for a key that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+    return ConfigError(field, f"unknown key {key!r}; {hint}")
+
+
+class _Settings(BaseModel):
+    """Reports wrong input as `ConfigError` that names the field, whoever builds the object."""
+
+    def __init__(self, **values: Any) -> None:
+        extra = self.model_config.get("extra")
+        known = list(type(self).model_fields)
+        for key in values:
+            if key not in known and extra != "allow":
+                raise unknown_key(key, key, known)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "config"
+            raise ConfigError(field, f"{first['msg']} (got {first['input']!r})") from error
+
+
+class DrafterConfig(_Settings):
+    """One drafter. Keys beyond the ones below are options of its kind (`options`)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kind: str = Field(description="prompt_lookup, spectra, retrieval or model")
+    name: str = Field("", description="source name in outputs and metrics; default: the kind")
+    transport: DrafterTransport = Field("inproc", description="where it runs: inproc or grpc")
+    address: str | None = Field(
+        None, description="host:port of a running drafter server; grpc starts one where it is null"
+    )
+    max_nodes: Annotated[int, Field(ge=1, le=256)] = Field(
+        16, description="most nodes it may propose for one request and step"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.address is not None and self.transport != "grpc":
+            raise ValueError("address needs transport: grpc")
+        return self
+
+    @property
+    def source(self) -> str:
+        """The `source` of its proposals."""
+        return self.name or self.kind
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of its kind, not validated yet."""
+        return dict(self.model_extra or {})
+
+
+class EngineConfig(_Settings):
+    """One engine: a target over its stages, and its drafters in order of priority."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("demo", description="folder or hub id of the target; demo: the bundled one")
+    served_model_name: str | None = Field(None, description="name in the API; default: model")
+    backend: Backend = Field("local", description="stages in this process, or Ray actors")
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=8)] = Field(
+        1, description="stages that the target's layers are cut into"
+    )
+    stage_transport: StageTransport = Field("auto", description="how Ray stages pass activations")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="arithmetic; auto: float32 on CPU, the checkpoint's own on a GPU"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where one is")
+    max_model_len: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="longest prompt plus answer, tokens; default: the model's context"
+    )
+    block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="KV slots a block")
+    kv_cache_tokens: Annotated[int, Field(ge=64)] = Field(
+        16384, description="KV slots of every stage, over all requests"
+    )
+    max_num_seqs: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description="requests that run at once"
+    )
+    max_queued_requests: Annotated[int, Field(ge=0)] = Field(
+        256, description="requests that may wait; one more is refused with 429"
+    )
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] = Field(
+        512, description="rows of one step: tree nodes first, then prompt chunks"
+    )
+    tree_nodes: Annotated[int, Field(ge=0, le=256)] = Field(
+        16, description="most nodes of one request's tree; 0: plain decoding"
+    )
+    draft_deadline_ms: Annotated[float, Field(gt=0, le=60_000)] = Field(
+        50.0, description="how long a step waits for drafters of other processes"
+    )
+    drafters: tuple[DrafterConfig, ...] = Field((), description="in order of priority")
+
+    @field_validator("drafters", mode="before")
+    @classmethod
+    def _build_drafters(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError("must be a list of drafters")
+        return tuple(_drafter(index, item) for index, item in enumerate(value))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        sources = [drafter.source for drafter in self.drafters]
+        doubled = sorted({source for source in sources if sources.count(source) > 1})
+        if doubled:
+            raise ConfigError(
+                "drafters", f"two drafters are named {doubled[0]!r}; give each a name"
+            )
+        return self
+
+
+def _drafter(index: int, item: Any) -> DrafterConfig:
+    if isinstance(item, DrafterConfig):
+        return item
+    if not isinstance(item, dict):
+        raise ConfigError(f"drafters[{index}]", "must be a mapping with a kind")
+    try:
+        return DrafterConfig(**item)
+    except ConfigError as error:
+        raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error

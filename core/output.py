@@ -1,0 +1,79 @@
+"""What a request gives back: deltas while it runs, then its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+# The source of a token that no drafter proposed: the target's own next token.
+TARGET_SOURCE = "target"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Counts and times of one finished request. Times are seconds of the engine's clock.
+
+    num_steps          verification steps: steps that committed tokens after the prompt
+    num_draft_tokens   nodes verified
+    drafted_by_source, accepted_by_source  nodes credited to the drafter that proposed them first
+    accepted_lengths   accepted nodes of each verification step
+    """
+
+    prompt_tokens: int
+    generated_tokens: int
+    num_steps: int
+    num_draft_tokens: int
+    drafted_by_source: Mapping[str, int] = field(default_factory=dict)
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    accepted_lengths: tuple[int, ...] = ()
+    arrival_time: float = 0.0
+    first_token_time: float = 0.0
+    finish_time: float = 0.0
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Nodes that were committed."""
+        return sum(self.accepted_by_source.values())
+
+    @property
+    def acceptance_length(self) -> float:
+        """tau: tokens committed a verification step, bonus token included; 1.0 before any."""
+        return 1.0 + sum(self.accepted_lengths) / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Share of the verified nodes that were committed."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step adds to a request's answer.
+
+    token_ids and sources run in parallel; a source is a drafter's name or `TARGET_SOURCE`.
+    text is final: it never takes part in a later stop text, and may lag behind token_ids.
+    The last delta has a finish_reason and metrics.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """A whole answer."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
+    text: str
+    finish_reason: FinishReason
+    metrics: RequestMetrics
