@@ -51,5 +51,9 @@ class DrafterError(DraftlineError):
     """A drafter failed or is out of reach. Costs speed only, never a request."""
 
 
+class StageError(DraftlineError):
+    """A stage failed on one step; the requests of that step end, the pipeline goes on."""
+
+
 class StageLost(DraftlineError):
     """A pipeline stage died; its requests end, the replica recovers."""

@@ -1,0 +1,112 @@
+"""What a pipeline of stages is, wherever its stages run, and what a worker needs to build one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..core.errors import StageError
+from ..core.types import StepInput, StepOutput
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..models.partition import LayerSpan
+
+logger = logging.getLogger(__name__)
+
+
+class StageRunner(Protocol):
+    """A contiguous span of target layers with its own KV cache (`models/stage.py`)."""
+
+    def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
+        """Compute one step: hidden states [rows, hidden size], or the answer on the last stage.
+
+        `hidden` is the previous stage's result, None on the first stage.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """What a worker needs to build its stage; picklable.
+
+    num_blocks   KV blocks of the stage's cache, each of `block_size` slots
+    hidden_size  columns of the hidden states between stages
+    num_cpus, num_gpus  Ray resources that the stage's actor reserves
+    """
+
+    model_path: str
+    span: LayerSpan
+    num_blocks: int
+    block_size: int
+    hidden_size: int
+    dtype: str = "float32"
+    device: str = "cpu"
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+
+    def build(self) -> StageRunner:
+        """Load the stage. Raises `CheckpointError`."""
+        # Workers build their stage; the coordinator that sends specs never loads the model code.
+        from ..models.stage import load_stage  # noqa: PLC0415
+
+        return load_stage(
+            self.model_path,
+            self.span,
+            self.num_blocks,
+            self.block_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+
+class Pipeline(Protocol):
+    """Runs steps through all stages in the order of submission.
+
+    One event loop uses a pipeline. After a `StageLost` nothing but `close` is of use.
+    """
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages a step passes."""
+        ...
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many steps may be submitted and not yet answered."""
+        ...
+
+    async def start(self) -> None:
+        """Build the stages and connect them; steps may be submitted when it returns.
+
+        Raises `StageLost` if a stage does not come up, and leaves nothing running then.
+        """
+        ...
+
+    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
+        """Send a step; the awaitable, used at most once, gives its answer.
+
+        The awaitable raises `StageError` if a stage failed on this step (other steps go on), and
+        `StageLost` if a stage is dead or the pipeline is not open. `submit` itself raises
+        `CapacityError`, and sends nothing, when `max_in_flight` steps are unanswered.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop all stages and free what they hold, in bounded time; twice is once."""
+        ...
+
+
+def run_stage(
+    index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
+) -> torch.Tensor | StepOutput:
+    """`stage.run`, with whatever it raises logged and turned into a `StageError`."""
+    try:
+        return stage.run(step, hidden)
+    except Exception as error:
+        logger.exception("event=stage_failed stage=%d step_id=%d", index, step.step_id)
+        message = f"stage {index} failed on step {step.step_id}: {type(error).__name__}: {error}"
+        raise StageError(message) from error
