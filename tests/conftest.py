@@ -1,0 +1,88 @@
+"""Every test: one torch thread; and unit tests that cannot reach beyond their process.
+
+A test in one of `UNIT_AREAS` that carries none of the markers `cluster`, `redis` and `net` cannot
+start Ray, connect or bind a socket, make a gRPC channel or server, or open a Redis connection.
+Fixtures of a wider scope than the test (a server for a whole module) are not guarded.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+# Before torch is imported, and inherited by every process that a test starts: threads of several
+# processes on few cores slow one another down many times over.
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"
+
+UNIT_AREAS = frozenset(
+    {"core", "drafters", "kernels", "models", "retrieval_store", "training", "unit_guard"}
+)
+OUTSIDE_MARKERS = ("cluster", "redis", "net")
+TESTS = Path(__file__).parent
+
+# Module -> what reaches outside. gRPC opens its sockets in C++, where no patch of `socket` sees it.
+GUARDED = {
+    "ray": ("init",),
+    "grpc": ("insecure_channel", "secure_channel", "server"),
+    "grpc.aio": ("insecure_channel", "secure_channel", "server"),
+    "redis.connection": ("AbstractConnection.connect",),
+    "redis.asyncio.connection": ("AbstractConnection.connect",),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under xdist, tests that start Ray run one after another, in one worker."""
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_single_thread() -> None:
+    """One thread for torch, also where something imported it before this file was read."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def unit_tests_stay_inside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every way out of the process raise in unit tests."""
+    if _area(request.path) not in UNIT_AREAS or any(
+        request.node.get_closest_marker(name) for name in OUTSIDE_MARKERS
+    ):
+        return
+    for method in ("connect", "connect_ex", "bind"):
+        monkeypatch.setattr(socket.socket, method, _refuse(f"socket.{method}"))
+    for module_name, targets in GUARDED.items():
+        # What no one has imported yet need not be imported for this; the sockets are guarded.
+        if module := sys.modules.get(module_name):
+            for target in targets:
+                owner, name = _resolve(module, target)
+                monkeypatch.setattr(owner, name, _refuse(f"{module_name}.{target}"))
+
+
+def _area(path: Path) -> str:
+    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+
+
+def _resolve(module: Any, target: str) -> tuple[Any, str]:
+    *parents, name = target.split(".")
+    for parent in parents:
+        module = getattr(module, parent)
+    return module, name
+
+
+def _refuse(what: str) -> Callable[..., NoReturn]:
+    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
+        raise AssertionError(
+            f"{what} in a unit test: mark the test `cluster`, `redis` or `net`, or inject a fake"
+        )
+
+    return refuse
