@@ -21,7 +21,7 @@ def unknown_key(field: str, key: str, known: list[str]) -> ConfigError:
     return ConfigError(field, f"unknown key {key!r}; {hint}")
 
 
-class _Settings(BaseModel):
+class Settings(BaseModel):
     """Reports wrong input as `ConfigError` that names the field, whoever builds the object."""
 
     def __init__(self, **values: Any) -> None:
@@ -38,7 +38,7 @@ class _Settings(BaseModel):
             raise ConfigError(field, f"{first['msg']} (got {first['input']!r})") from error
 
 
-class DrafterConfig(_Settings):
+class DrafterConfig(Settings):
     """One drafter. Keys beyond the ones below are options of its kind (`options`)."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -70,7 +70,7 @@ class DrafterConfig(_Settings):
         return dict(self.model_extra or {})
 
 
-class EngineConfig(_Settings):
+class EngineConfig(Settings):
     """One engine: a target over its stages, and its drafters in order of priority."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
