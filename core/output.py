@@ -40,8 +40,11 @@ class RequestMetrics:
 
     @property
     def acceptance_length(self) -> float:
-        """tau: tokens committed a verification step, bonus token included; 1.0 before any."""
-        return 1.0 + sum(self.accepted_lengths) / self.num_steps if self.num_steps else 1.0
+        """tau: tokens committed a verification step, bonus token included; 1.0 before any.
+
+        The first token came with the prompt, from no verification step.
+        """
+        return (self.generated_tokens - 1) / self.num_steps if self.num_steps else 1.0
 
     @property
     def draft_acceptance_rate(self) -> float:

@@ -14,7 +14,8 @@ All arrays are numpy and are never written after construction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +132,20 @@ class Commit:
     base_len: int
     tokens: Int32
     probe_ids: Int32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepCommit:
+    """Tokens appended to a request by one step, for all drafters.
+
+    `probe_ids` holds, by source, the answers to the probes that were in the step; the rest is as
+    in `Commit`.
+    """
+
+    request_id: str
+    base_len: int
+    tokens: Int32
+    probe_ids: Mapping[str, Int32] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

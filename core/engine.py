@@ -1,0 +1,328 @@
+"""The engine's loop body: what one step of a replica does, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .errors import DraftlineError, StageError, StageLost
+from .output import TARGET_SOURCE, Delta, FinishReason
+from .request import Request, RequestState
+from .scheduler import Scheduler
+from .step_builder import PromptChunk, TreeStep, build_step, slots_of
+from .stop import StopRule
+from .tree import merge
+from .types import (
+    DraftRequest,
+    Int32,
+    Probe,
+    Proposal,
+    Query,
+    StepCommit,
+    StepInput,
+    StepOutput,
+)
+from .verify import walk
+
+
+class StepPipeline(Protocol):
+    """The part of a pipeline that the engine uses (`cluster/pipeline.py`)."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """Steps that may be submitted and not yet answered."""
+        ...
+
+    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
+        """Send a step; raises, or its awaitable does, `StageError` or `StageLost`."""
+        ...
+
+
+class ProposalSource(Protocol):
+    """The engine's only face to drafters (`cluster/drafter_hub.py`). Never raises."""
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request with every drafter."""
+        ...
+
+    def close(self, request_id: str) -> None:
+        """End a request with every drafter."""
+        ...
+
+    async def exchange(
+        self, commits: Sequence[StepCommit], queries: Sequence[Query]
+    ) -> Mapping[str, Sequence[Proposal]]:
+        """Tell what was committed, ask for proposals; by request id, in order of priority."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A step on its way through the pipeline."""
+
+    trees: list[TreeStep]
+    chunks: list[PromptChunk]
+    answer: Awaitable[StepOutput]
+
+    @property
+    def states(self) -> list[RequestState]:
+        return [part.state for part in (*self.trees, *self.chunks)]
+
+
+class EngineCore:
+    """Runs requests through one pipeline with many drafters. One event loop uses it.
+
+    Owns no thread and no clock; `clock` gives seconds for metrics only.
+    """
+
+    def __init__(
+        self,
+        pipeline: StepPipeline,
+        drafters: ProposalSource,
+        scheduler: Scheduler,
+        block_size: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pipeline = pipeline
+        self._drafters = drafters
+        self._scheduler = scheduler
+        self._block_size = block_size
+        self._clock = clock
+        self._flights: deque[_Flight] = deque()
+        self._commits: list[StepCommit] = []
+        self._states: dict[str, RequestState] = {}
+        self.num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._states or self._flights)
+
+    def add(self, request: Request, stop: StopRule) -> None:
+        """Queue a request. Raises `CapacityError`; afterwards its sink hears everything."""
+        assert request.request_id not in self._states, request.request_id
+        state = RequestState(request, stop, blocks=[], arrival_time=self._clock())
+        self._scheduler.add(state)
+        self._states[request.request_id] = state
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now, wherever it stands; an unknown id is ignored."""
+        if state := self._states.get(request_id):
+            self._finish(state, (), (), "", "cancelled")
+
+    def fail_all(self, error: DraftlineError) -> None:
+        """End every request, running or waiting, with `error`."""
+        self._flights.clear()
+        for state in list(self._states.values()):
+            self._fail(state, error)
+
+    async def step(self) -> None:
+        """Submit one step if there is something to submit and room for it, else commit the oldest.
+
+        Raises `StageLost` after ending all requests with it; the pipeline must be replaced then.
+        """
+        try:
+            room = len(self._flights) < self._pipeline.max_in_flight
+            if not (room and await self._submit()) and self._flights:
+                await self._commit(self._flights.popleft())
+        except StageLost as error:
+            self.fail_all(error)
+            raise
+
+    async def _submit(self) -> bool:
+        """Plan a step over everything that is ready; False if nothing is."""
+        self._open(self._scheduler.admit())
+        decoding = self._scheduler.decoding()
+        max_nodes = self._scheduler.nodes_each(len(decoding))
+        offers = await self._ask(decoding, max_nodes)
+        trees = [
+            self._grow(state, offers.get(state.request_id, ()), max_nodes)
+            for state in decoding
+            if self._is_alive(state)
+        ]
+        chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in trees))
+        if not trees and not chunks:
+            return False
+        step = build_step(self.num_steps, chunks, trees, self._block_size)
+        flight = _Flight(trees, chunks, self._pipeline.submit(step))
+        for state in flight.states:
+            state.in_flight += 1
+        self._flights.append(flight)
+        self.num_steps += 1
+        return True
+
+    async def _commit(self, flight: _Flight) -> None:
+        """Take a step's answer into its requests."""
+        try:
+            output = await flight.answer
+        except StageError as error:
+            for state in flight.states:
+                self._fail(state, error)
+            return
+        for state in flight.states:
+            state.in_flight -= 1
+        targets = _Cursor(output.target_tokens)
+        answers = _Cursor(output.probe_ids)
+        for tree in flight.trees:
+            own_targets = targets.take(1 + len(tree.tree))
+            probe_ids = {
+                source: answers.take(len(probe.wanted))[:, : probe.top_k]
+                for source, probe in tree.probes.items()
+            }
+            self._commit_tree(tree, own_targets, probe_ids)
+        for chunk in flight.chunks:
+            if chunk.is_last:
+                self._commit_first(chunk.state, int(targets.take(1)[0]))
+
+    def _open(self, admitted: Sequence[RequestState]) -> None:
+        for state in admitted:
+            if state.request.speculative:
+                self._drafters.open(state.draft_request())
+
+    async def _ask(
+        self, states: Sequence[RequestState], max_nodes: int
+    ) -> Mapping[str, Sequence[Proposal]]:
+        """Proposals by request id; one message a drafter for all requests."""
+        queries = [
+            Query(state.request_id, len(state.token_ids), min(max_nodes, _max_depth(state)))
+            for state in states
+            if state.request.speculative and min(max_nodes, _max_depth(state)) > 0
+        ]
+        commits, self._commits = self._commits, []
+        if not queries and not commits:
+            return {}
+        return await self._drafters.exchange(commits, queries)
+
+    def _grow(self, state: RequestState, proposals: Sequence[Proposal], max_nodes: int) -> TreeStep:
+        tree = merge(proposals, max_nodes, _max_depth(state))
+        probes: dict[str, Probe] = {}
+        room = self._scheduler.max_probe_rows
+        for proposal in proposals:
+            if proposal.probe is not None and len(proposal.probe.tokens) <= room:
+                probes[proposal.source] = proposal.probe
+                room -= len(proposal.probe.tokens)
+        return TreeStep(state, tree, probes)
+
+    def _commit_tree(self, step: TreeStep, targets: Int32, probe_ids: Mapping[str, Int32]) -> None:
+        state, tree = step.state, step.tree
+        if not self._is_alive(state):
+            return
+        path, bonus = walk(tree, targets)
+        tokens = [*tree.tokens[path].tolist(), bonus]
+        sources = [*(tree.sources[node] for node in path), TARGET_SOURCE]
+        advance = state.stop.advance(tokens)
+        taken = advance.num_tokens
+        state.record_walk(tree, path[:taken])
+        self._append(state, tokens[:taken], probe_ids)
+        if advance.finish_reason is None:
+            state.moves = _moves(state, path, self._block_size)
+        self._emit(state, tokens[:taken], sources[:taken], advance.text, advance.finish_reason)
+
+    def _commit_first(self, state: RequestState, token: int) -> None:
+        """Take the token that the last prompt chunk predicts."""
+        if not self._is_alive(state):
+            return
+        state.first_token_time = self._clock()
+        advance = state.stop.advance([token])
+        self._append(state, [token], {})
+        self._emit(state, [token], [TARGET_SOURCE], advance.text, advance.finish_reason)
+
+    def _append(
+        self, state: RequestState, tokens: list[int], probe_ids: Mapping[str, Int32]
+    ) -> None:
+        base_len = len(state.token_ids)
+        state.token_ids += tokens
+        if state.request.speculative:
+            ids = np.array(tokens, dtype=np.int32)
+            self._commits.append(StepCommit(state.request_id, base_len, ids, probe_ids))
+
+    def _emit(
+        self,
+        state: RequestState,
+        tokens: Sequence[int],
+        sources: Sequence[str],
+        text: str,
+        reason: FinishReason | None,
+    ) -> None:
+        if reason is not None:
+            self._finish(state, tokens, sources, text, reason)
+            return
+        state.request.sink(
+            Delta(
+                request_id=state.request_id,
+                token_ids=tuple(tokens),
+                sources=tuple(sources),
+                text=text,
+            )
+        )
+
+    def _finish(
+        self,
+        state: RequestState,
+        tokens: Sequence[int],
+        sources: Sequence[str],
+        text: str,
+        reason: FinishReason,
+    ) -> None:
+        self._forget(state)
+        state.request.sink(
+            Delta(
+                request_id=state.request_id,
+                token_ids=tuple(tokens),
+                sources=tuple(sources),
+                text=text,
+                finish_reason=reason,
+                metrics=state.metrics(self._clock()),
+            )
+        )
+
+    def _fail(self, state: RequestState, error: DraftlineError) -> None:
+        if self._is_alive(state):
+            self._forget(state)
+            state.request.sink(error)
+
+    def _forget(self, state: RequestState) -> None:
+        del self._states[state.request_id]
+        self._scheduler.remove(state)
+        if state.request.speculative:
+            self._drafters.close(state.request_id)
+            self._commits = [c for c in self._commits if c.request_id != state.request_id]
+
+    def _is_alive(self, state: RequestState) -> bool:
+        return self._states.get(state.request_id) is state
+
+
+class _Cursor:
+    """Takes consecutive rows of a step's answer."""
+
+    __slots__ = ("_next", "_rows")
+
+    def __init__(self, rows: Int32) -> None:
+        self._rows = rows
+        self._next = 0
+
+    def take(self, count: int) -> Int32:
+        first, self._next = self._next, self._next + count
+        return self._rows[first : self._next]
+
+
+def _max_depth(state: RequestState) -> int:
+    """Deepest useful node: one more token, the bonus, follows the deepest accepted one."""
+    return state.stop.num_tokens_left - 1
+
+
+def _moves(state: RequestState, path: Sequence[int], block_size: int) -> list[tuple[int, int]]:
+    """KV copies that bring the accepted nodes behind the root, in position order.
+
+    The root's KV stands where it belongs; node i stands i + 1 slots behind it, and belongs
+    where it is on the path.
+    """
+    root_position = len(state.token_ids) - len(path) - 2
+    if list(path) == list(range(len(path))):
+        return []
+    slots = slots_of(state.blocks, root_position + 1, max(path) + 1, block_size).tolist()
+    return [(slots[node], slots[place]) for place, node in enumerate(path) if node != place]

@@ -1,0 +1,195 @@
+"""Turns a plan of prompt chunks and token trees into the flat arrays of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .request import RequestState
+from .tree import TokenTree
+from .types import Bool, Float32, Int32, Int64, Probe, SamplingRows, StepInput, TreeRows
+
+NO_ROWS = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptChunk:
+    """Prompt positions `start` to `end` of a request; the last chunk asks for the first token."""
+
+    state: RequestState
+    start: int
+    end: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the chunk ends the prompt."""
+        return self.end == self.state.prompt_len
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeStep:
+    """The root, the tree and the probes of a decoding request, by source."""
+
+    state: RequestState
+    tree: TokenTree
+    probes: dict[str, Probe]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the step."""
+        return 1 + len(self.tree) + sum(len(probe.tokens) for probe in self.probes.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The rows of one request; `logits` and `probe` count from the request's first row."""
+
+    state: RequestState
+    token_ids: Int32
+    positions: Int32
+    slots: Int32
+    context_len: int
+    tree: TreeRows | None
+    logits: Int32
+    chosen_positions: Int64
+    probe: Int32
+
+
+def slots_of(blocks: Sequence[int], first: int, count: int, block_size: int) -> Int32:
+    """KV slots of positions `first` to `first + count` of a request with these blocks."""
+    positions = np.arange(first, first + count)
+    table = np.asarray(blocks, dtype=np.int32)
+    return table[positions // block_size] * block_size + (positions % block_size).astype(np.int32)
+
+
+def build_step(
+    step_id: int, chunks: Sequence[PromptChunk], trees: Sequence[TreeStep], block_size: int
+) -> StepInput:
+    """One step of all the given chunks and trees; trees come first.
+
+    Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
+    the requests' last commits left.
+    """
+    rows = [_tree_rows(tree, block_size) for tree in trees]
+    rows += [_chunk_rows(chunk, block_size) for chunk in chunks]
+    starts = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(r.token_ids) for r in rows], out=starts[1:])
+    logits_rows = np.concatenate([r.logits + s for r, s in zip(rows, starts, strict=False)])
+    probe_rows = np.concatenate([r.probe + s for r, s in zip(rows, starts, strict=False)])
+    probes = [probe for tree in trees for probe in tree.probes.values()]
+    return StepInput(
+        step_id=step_id,
+        moves=_take_moves(rows),
+        token_ids=np.concatenate([r.token_ids for r in rows]),
+        positions=np.concatenate([r.positions for r in rows]),
+        slots=np.concatenate([r.slots for r in rows]),
+        request_starts=starts,
+        context_lens=np.array([r.context_len for r in rows], dtype=np.int32),
+        block_tables=_block_tables(rows),
+        trees=tuple(r.tree for r in rows),
+        logits_rows=logits_rows.astype(np.int32),
+        sampling=_sampling(rows),
+        probe_rows=probe_rows.astype(np.int32),
+        probe_top_k=max((probe.top_k for probe in probes), default=0),
+        scored_rows=NO_ROWS,
+        scored_tokens=NO_ROWS,
+    )
+
+
+def _chunk_rows(chunk: PromptChunk, block_size: int) -> _Rows:
+    state, count = chunk.state, chunk.end - chunk.start
+    logits = np.array([count - 1] if chunk.is_last else [], dtype=np.int32)
+    return _Rows(
+        state=state,
+        token_ids=state.request.prompt_ids[chunk.start : chunk.end],
+        positions=np.arange(chunk.start, chunk.end, dtype=np.int32),
+        slots=slots_of(state.blocks, chunk.start, count, block_size),
+        context_len=chunk.start,
+        tree=None,
+        logits=logits,
+        chosen_positions=np.full(len(logits), chunk.end, dtype=np.int64),
+        probe=NO_ROWS,
+    )
+
+
+def _tree_rows(step: TreeStep, block_size: int) -> _Rows:
+    state, tree = step.state, step.tree
+    root_position = len(state.token_ids) - 1
+    probes = list(step.probes.values())
+    offsets = np.concatenate([[0], tree.depths, *(probe.offsets for probe in probes)])
+    positions = (root_position + offsets).astype(np.int32)
+    root = np.array([state.token_ids[-1]], dtype=np.int32)
+    slots = slots_of(state.blocks, root_position, len(positions), block_size)
+    num_verified = 1 + len(tree)
+    return _Rows(
+        state=state,
+        token_ids=np.concatenate([root, tree.tokens, *(probe.tokens for probe in probes)]),
+        positions=positions,
+        slots=slots,
+        context_len=root_position,
+        tree=TreeRows(_mask(tree, probes), slots, positions),
+        logits=np.arange(num_verified, dtype=np.int32),
+        chosen_positions=positions[:num_verified].astype(np.int64) + 1,
+        probe=_wanted_rows(num_verified, probes),
+    )
+
+
+def _mask(tree: TokenTree, probes: Sequence[Probe]) -> Bool:
+    """bool [rows, rows]: a node sees its ancestors; a probe row sees the root and its own probe."""
+    own = tree.mask()
+    if not probes:
+        return own
+    size = len(own) + sum(len(probe.tokens) for probe in probes)
+    mask = np.zeros((size, size), dtype=np.bool_)
+    mask[:, 0] = True
+    mask[: len(own), : len(own)] = own
+    start = len(own)
+    for probe in probes:
+        end = start + len(probe.tokens)
+        mask[start:end, start:end] = probe.mask
+        start = end
+    return mask
+
+
+def _wanted_rows(first: int, probes: Sequence[Probe]) -> Int32:
+    wanted = [NO_ROWS]
+    for probe in probes:
+        wanted.append(probe.wanted + first)
+        first += len(probe.tokens)
+    return np.concatenate(wanted)
+
+
+def _take_moves(rows: Sequence[_Rows]) -> Int32:
+    moves: list[tuple[int, int]] = []
+    for r in rows:
+        moves += r.state.moves
+        r.state.moves = []
+    return np.array(moves, dtype=np.int32).reshape(-1, 2)
+
+
+def _block_tables(rows: Sequence[_Rows]) -> Int32:
+    width = max(len(r.state.blocks) for r in rows)
+    tables = np.zeros((len(rows), width), dtype=np.int32)
+    for index, r in enumerate(rows):
+        tables[index, : len(r.state.blocks)] = r.state.blocks
+    return tables
+
+
+def _sampling(rows: Sequence[_Rows]) -> SamplingRows:
+    counts = [len(r.logits) for r in rows]
+    params = [r.state.request.params for r in rows]
+
+    def floats(values: list[float]) -> Float32:
+        return np.repeat(np.array(values, dtype=np.float32), counts)
+
+    seeds = np.array([r.state.request.seed for r in rows], dtype=np.int64)
+    return SamplingRows(
+        temperature=floats([p.temperature for p in params]),
+        top_k=np.repeat(np.array([p.top_k for p in params], dtype=np.int32), counts),
+        top_p=floats([p.top_p for p in params]),
+        min_p=floats([p.min_p for p in params]),
+        seed=np.repeat(seeds, counts),
+        position=np.concatenate([r.chosen_positions for r in rows]),
+    )

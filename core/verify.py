@@ -1,0 +1,31 @@
+"""The acceptance walk of coupled sampling (sample-and-match, algorithms.md section 35.3)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .tree import TokenTree
+from .types import ROOT, Int32
+
+
+class Walk(NamedTuple):
+    """The accepted nodes, from the root down, and the target's token after the last of them."""
+
+    path: list[int]
+    bonus: int
+
+
+def walk(tree: TokenTree, target_tokens: Int32) -> Walk:
+    """Follow the target's own choices through the tree until it leaves it.
+
+    `target_tokens` int32 [nodes + 1] is the target's token after the root (row 0) and after each
+    node (row i + 1). Each is a function of the text before it and of noise keyed by position, so
+    the committed tokens are those of plain decoding, whatever stands in the tree.
+    """
+    targets = target_tokens.tolist()
+    path: list[int] = []
+    node = ROOT
+    while (child := tree.children.get((node, targets[node + 1]))) is not None:
+        path.append(child)
+        node = child
+    return Walk(path, targets[node + 1])
