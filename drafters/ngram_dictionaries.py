@@ -1,0 +1,87 @@
+"""SPECTRA-CORE's two dictionaries of n-grams (ACL 2025, section 4.2.1).
+
+forward   token -> the continuations seen after it: quantity, every one becomes a guess
+backward  sequence -> the token seen after it last: quality, one guess grown token by token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+Ngram = tuple[int, ...]
+
+
+class ForwardDictionary:
+    """Continuations of each token, of which the latest `capacity` are kept, for `max_keys` tokens.
+
+    Of a continuation and its prefix only the longer one is kept: in a trie of guesses it says both.
+    """
+
+    __slots__ = ("_by_token", "_capacity", "_max_keys")
+
+    def __init__(self, capacity: int, max_keys: int) -> None:
+        self._capacity = capacity
+        self._max_keys = max_keys
+        # Dicts used as ordered sets: the latest last, in both levels.
+        self._by_token: dict[int, dict[Ngram, None]] = {}
+
+    def __contains__(self, token: int) -> bool:
+        return token in self._by_token
+
+    def add(self, token: int, continuation: Ngram) -> None:
+        """Make it the latest continuation of `token`."""
+        kept = self._by_token.pop(token, None)
+        if kept is None:
+            kept = {}
+            if len(self._by_token) == self._max_keys:
+                del self._by_token[next(iter(self._by_token))]
+        self._by_token[token] = kept
+        length = len(continuation)
+        longer = next((known for known in reversed(kept) if known[:length] == continuation), None)
+        if longer is not None:
+            del kept[longer]
+            kept[longer] = None
+            return
+        # Text grows by a token at a time, so this removes the prefixes that it left.
+        kept.pop(continuation[:-1], None)
+        if len(kept) == self._capacity:
+            del kept[next(iter(kept))]
+        kept[continuation] = None
+
+    def continuations(self, token: int) -> Iterator[Ngram]:
+        """The latest first."""
+        return reversed(self._by_token.get(token, {}))
+
+
+class BackwardDictionary:
+    """The token that followed each sequence last, for the latest `max_keys` sequences."""
+
+    __slots__ = ("_max_keys", "_next")
+
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
+        self._next: dict[Ngram, int] = {}
+
+    def add(self, sequence: Ngram, token: int) -> None:
+        """The last writer wins."""
+        if self._next.pop(sequence, None) is None and len(self._next) == self._max_keys:
+            del self._next[next(iter(self._next))]
+        self._next[sequence] = token
+
+    def guess(self, context: Sequence[int], key_len: int, guess_len: int) -> list[int]:
+        """Grow a guess below `context`, each token by the longest known suffix up to `key_len`."""
+        text = list(context[-key_len:])
+        start = len(text)
+        while len(text) < start + guess_len:
+            token = self._after(text, key_len)
+            if token is None:
+                break
+            text.append(token)
+        return text[start:]
+
+    def _after(self, text: list[int], key_len: int) -> int | None:
+        for length in range(min(key_len, len(text)), 0, -1):
+            token = self._next.get(tuple(text[-length:]))
+            if token is not None:
+                return token
+        return None

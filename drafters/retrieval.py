@@ -1,0 +1,119 @@
+"""Retrieval: continuations of the longest suffix that a store of earlier texts knows.
+
+SPECTRA-RETRIEVAL (ACL 2025, section 4.2.2) over the queries of REST (He et al. 2024): the context
+includes the last committed token, and the answer is a tree of counted continuations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.coupled_rank import CoupledChoice, rank_coupled
+from ..core.lookup import Lookup, Subtree
+from ..core.types import Commit, DraftRequest, Int32, Proposal, Query, empty_proposal
+from .open_requests import OpenRequests
+from .option_checks import require_whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalOptions:
+    """Options of `RetrievalDrafter`; raises `ConfigError` naming the option.
+
+    context_len    how many of the last tokens are looked up
+    max_nodes      most nodes of a proposal
+    min_match_len  shorter matches are not proposed
+    oversample     with a temperature: so many times the nodes are looked up, since the noise may
+                   raise a continuation that is rare in the store
+    """
+
+    context_len: int = 16
+    max_nodes: int = 24
+    min_match_len: int = 2
+    oversample: int = 4
+
+    def __post_init__(self) -> None:
+        require_whole("context_len", self.context_len, 1, 64)
+        require_whole("max_nodes", self.max_nodes, 1, 4096)
+        require_whole("min_match_len", self.min_match_len, 1, self.context_len)
+        require_whole("oversample", self.oversample, 1, 64)
+
+
+class RetrievalDrafter:
+    """Proposes what a lookup knows, ranked by its counts and the request's sampling noise.
+
+    Keeps the last `context_len` tokens of each request and nothing else. What the lookup raises
+    comes out of `propose`.
+    """
+
+    def __init__(
+        self, lookup: Lookup, name: str = "retrieval", options: RetrievalOptions | None = None
+    ) -> None:
+        self._lookup = lookup
+        self._name = name
+        self._options = options or RetrievalOptions()
+        self._requests: OpenRequests[_Request] = OpenRequests(name)
+
+    @property
+    def name(self) -> str:
+        """The `source` of the proposals."""
+        return self._name
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request. Raises `DrafterError` if it has no token."""
+        self._requests.put(request.request_id, _Request(request, self._options.context_len))
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
+        """One proposal a query, from one lookup of all; its deadline is the lookup's own."""
+        states = [self._requests.of_query(query) for query in queries]
+        proposals = [empty_proposal(self._name) for _ in queries]
+        budgets = [min(query.max_nodes, self._options.max_nodes) for query in queries]
+        asked = [index for index, budget in enumerate(budgets) if budget > 0]
+        if not asked:
+            return proposals
+        subtrees = self._lookup.lookup(
+            [states[index].context for index in asked],
+            [states[index].namespace for index in asked],
+            [self._num_candidates(states[index], budgets[index]) for index in asked],
+        )
+        for index, subtree in zip(asked, subtrees, strict=True):
+            if subtree.match_len >= self._options.min_match_len:
+                proposals[index] = self._rank(states[index], subtree, budgets[index])
+        return proposals
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Follow the committed tokens."""
+        for commit in commits:
+            self._requests.of_commit(commit).extend(commit.tokens)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request; an unknown id is ignored."""
+        self._requests.drop(request_id)
+
+    def _num_candidates(self, state: _Request, max_nodes: int) -> int:
+        return max_nodes * self._options.oversample if state.temperature > 0 else max_nodes
+
+    def _rank(self, state: _Request, subtree: Subtree, max_nodes: int) -> Proposal:
+        choice = CoupledChoice(state.temperature, state.seed, state.committed_len)
+        nodes = (subtree.tokens, subtree.parents, subtree.log_probs)
+        return Proposal(self._name, *rank_coupled(*nodes, choice, max_nodes))
+
+
+class _Request:
+    """The end of one request's text, and how its tokens are chosen."""
+
+    __slots__ = ("committed_len", "context", "context_len", "namespace", "seed", "temperature")
+
+    def __init__(self, request: DraftRequest, context_len: int) -> None:
+        self.context: Int32 = request.token_ids[-context_len:].astype(np.int32)
+        self.context_len = context_len
+        self.committed_len = len(request.token_ids)
+        self.namespace = request.namespace
+        self.temperature = request.temperature
+        self.seed = request.seed
+
+    def extend(self, tokens: Int32) -> None:
+        self.context = np.concatenate([self.context, tokens])[-self.context_len :]
+        self.committed_len += len(tokens)
