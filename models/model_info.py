@@ -1,0 +1,74 @@
+"""What the other parts need to know of a model without loading it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from .checkpoint import read_config, read_json, resolve_model_path
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Sizes and special tokens of a model.
+
+    max_context_len  most tokens of a request, prompt included
+    eos_token_ids    every token that ends an answer; may be empty
+    """
+
+    path: Path
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    max_context_len: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    def kv_bytes_per_token(self, num_layers: int | None = None, itemsize: int = 4) -> int:
+        """Bytes of KV cache that one token takes in `num_layers` layers (default: all)."""
+        layers = self.num_layers if num_layers is None else num_layers
+        return 2 * layers * self.num_kv_heads * self.head_dim * itemsize
+
+
+def read_model_info(model: str | Path) -> ModelInfo:
+    """Read it from a model folder or hub id. Raises `CheckpointError`."""
+    folder = resolve_model_path(model)
+    config = read_config(folder)
+    return ModelInfo(
+        path=folder,
+        model_type=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=num_kv_heads(config),
+        head_dim=head_dim(config),
+        max_context_len=config.max_position_embeddings,
+        eos_token_ids=_eos_token_ids(folder, config),
+        bos_token_id=config.bos_token_id,
+    )
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """Width of one attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def num_kv_heads(config: PretrainedConfig) -> int:
+    """Number of key/value heads; the number of query heads where they are not grouped."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
+def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
+    """As `generate` sees them: generation_config.json, where it says so, else the config."""
+    value = config.eos_token_id
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        value = read_json(generation).get("eos_token_id", value)
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

@@ -1,0 +1,98 @@
+"""One stage's part of a transformers model, with only its own tensors in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from ..core.errors import CheckpointError, ConfigError
+from . import attention
+from .checkpoint import TensorFiles, read_config, resolve_model_path
+from .partition import LayerSpan
+from .weights import load_tensors
+
+# Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
+# may scale or add something between the parts, which calling the layers alone would lose.
+SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSlice:
+    """Modules of one stage; `embed` and `head` with `norm` only where the span has them.
+
+    layer_types  the kind of attention of each layer (`full_attention`, ...), or None for all alike
+    """
+
+    config: PretrainedConfig
+    dtype: torch.dtype
+    device: torch.device
+    layers: tuple[nn.Module, ...]
+    layer_types: tuple[str | None, ...]
+    rotary: nn.Module
+    embed: nn.Module | None
+    norm: nn.Module | None
+    head: nn.Module | None
+
+
+def load_slice(
+    model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu"
+) -> ModelSlice:
+    """Load a stage's modules. Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`)."""
+    if dtype not in DTYPES:
+        raise ConfigError("dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    folder = resolve_model_path(model)
+    config = read_config(folder)
+    _check_supported(config, folder)
+    if span.num_layers != config.num_hidden_layers:
+        raise ConfigError(
+            "span", f"is of {span.num_layers} layers, the model has {config.num_hidden_layers}"
+        )
+    with init_empty_weights(include_buffers=False):
+        whole = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+    inner = whole.base_model
+    load_tensors(whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device))
+    layers = tuple(inner.layers[span.first : span.last])
+    for index, layer in enumerate(layers):
+        layer.self_attn.draftline_layer = index
+    types = getattr(config, "layer_types", None) or [None] * span.num_layers
+    return ModelSlice(
+        config=config,
+        dtype=DTYPES[dtype],
+        device=torch.device(device),
+        layers=tuple(layer.eval().to(device) for layer in layers),
+        layer_types=tuple(types[span.first : span.last]),
+        rotary=inner.rotary_emb.to(device),
+        embed=inner.embed_tokens.to(device) if span.is_first else None,
+        norm=inner.norm.to(device) if span.is_last else None,
+        head=whole.lm_head.to(device) if span.is_last else None,
+    )
+
+
+def _check_supported(config: PretrainedConfig, folder: Path) -> None:
+    if config.model_type not in SUPPORTED:
+        raise CheckpointError(
+            f"{folder}: model_type {config.model_type!r} is not supported; "
+            f"supported are {', '.join(sorted(SUPPORTED))}"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise CheckpointError(
+            f"{folder}: quantised checkpoints are not supported; give the unquantised model"
+        )
+    if getattr(config, "use_bidirectional_attention", None):
+        raise CheckpointError(f"{folder}: use_bidirectional_attention is not a causal model")
+    for rope_type in _rope_types(config):
+        # These scale by the longest sequence of the batch: a text would depend on its neighbours.
+        if rope_type in ("dynamic", "longrope"):
+            raise CheckpointError(f"{folder}: rope_type {rope_type!r} is not supported")
+
+
+def _rope_types(config: PretrainedConfig) -> set[str | None]:
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    return {kind.get("rope_type") for kind in kinds}

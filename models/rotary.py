@@ -1,0 +1,44 @@
+"""Rotary position embeddings of a step, looked up instead of computed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class RotaryTable:
+    """Cosines and sines of all positions, made by the model's own rotary module.
+
+    The module's answer for a position depends on nothing else (batch-dependent kinds are refused
+    at load), so a row of the table equals what the module would say. Grows when needed.
+    """
+
+    def __init__(self, rotary: nn.Module, layer_types: Iterable[str], like: Tensor) -> None:
+        """`like` gives dtype and device of the hidden states."""
+        self._rotary = rotary
+        self._like = like
+        by_type = "layer_type" in inspect.signature(rotary.forward).parameters
+        self._types = tuple(sorted(set(layer_types))) if by_type else (None,)
+        self._tables: dict[str | None, Rotation] = {}
+        self._num_positions = 0
+
+    def rotations(self, positions: Tensor, largest: int) -> dict[str | None, Rotation]:
+        """Cosine and sine [1, rows, width] by layer type (None: for all) at int64 `positions`."""
+        if largest >= self._num_positions:
+            self._grow(largest + 1)
+        return {
+            layer_type: (cos[:, positions], sin[:, positions])
+            for layer_type, (cos, sin) in self._tables.items()
+        }
+
+    def _grow(self, num_positions: int) -> None:
+        self._num_positions = max(2 * self._num_positions, num_positions, 256)
+        all_positions = torch.arange(self._num_positions, device=self._like.device)[None]
+        for layer_type in self._types:
+            kind = {} if layer_type is None else {"layer_type": layer_type}
+            self._tables[layer_type] = self._rotary(self._like, all_positions, **kind)

@@ -1,0 +1,131 @@
+"""A pipeline stage: a contiguous span of a model's layers over its own paged KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.types import Int32, StepInput, StepOutput
+from .model_info import head_dim, num_kv_heads
+from .model_slice import ModelSlice, load_slice
+from .paged_kv import PagedKv
+from .partition import LayerSpan
+from .rotary import RotaryTable
+from .sampler import choose_tokens
+from .step_attention import StepAttention
+
+
+def load_stage(
+    model_path: str | Path, span: LayerSpan, num_blocks: int, block_size: int,
+    dtype: str = "float32", device: str = "cpu",
+) -> Stage:  # fmt: skip
+    """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
+
+    Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
+    """
+    part = load_slice(model_path, span, dtype, device)
+    kv = PagedKv(
+        len(part.layers), num_blocks * block_size, num_kv_heads(part.config),
+        head_dim(part.config), dtype=part.dtype, device=device,
+    )  # fmt: skip
+    return Stage(part, kv, block_size)
+
+
+class Stage:
+    """Runs steps, in the order of the calls, on one span of layers. Owns the span's KV cache."""
+
+    def __init__(self, part: ModelSlice, kv: PagedKv, block_size: int) -> None:
+        self.kv = kv
+        self.block_size = block_size
+        self._part = part
+        self._softcap = getattr(part.config, "final_logit_softcapping", None)
+        like = torch.empty(0, dtype=part.dtype, device=part.device)
+        layer_types = [kind for kind in part.layer_types if kind is not None]
+        self._rotary = RotaryTable(part.rotary, layer_types, like)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether `run` embeds tokens; it takes no hidden states then."""
+        return self._part.embed is not None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether `run` answers with a `StepOutput`."""
+        return self._part.head is not None
+
+    @torch.inference_mode()
+    def run(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | StepOutput:
+        """Hidden states [rows, hidden_size] for the next stage, or what the last stage answers.
+
+        `hidden` is what the stage before returned; None on the first. Moves KV first, then writes
+        the KV of the step's rows.
+        """
+        hidden = self._hidden(step, hidden)
+        return self._output(step, hidden) if self.is_last else hidden
+
+    @torch.inference_mode()
+    def logits(self, step: StepInput, hidden: Tensor | None, rows: Int32) -> Tensor:
+        """Unprocessed float32 logits [len(rows), vocabulary] of these rows; last stage only.
+
+        Runs the step as `run` does.
+        """
+        return self._logits(self._hidden(step, hidden), rows)
+
+    def _hidden(self, step: StepInput, hidden: Tensor | None) -> Tensor:
+        part = self._part
+        if len(step.moves):
+            self.kv.move(self._tensor(step.moves))
+        if part.embed is not None:
+            hidden = part.embed(self._tensor(step.token_ids))
+        assert hidden is not None and len(hidden) == len(step.token_ids)
+        positions = self._tensor(step.positions)
+        rotations = self._rotary.rotations(positions, int(step.positions.max(initial=0)))
+        attention = StepAttention(step, self.kv, self.block_size)
+        states = hidden.to(part.device).unsqueeze(0)
+        for layer, kind in zip(part.layers, part.layer_types, strict=True):
+            states = layer(
+                states,
+                attention_mask=attention,
+                position_embeddings=rotations[kind if kind in rotations else None],
+                position_ids=positions[None],
+            )
+        return states[0]
+
+    def _output(self, step: StepInput, hidden: Tensor) -> StepOutput:
+        rows = np.unique(np.concatenate((step.logits_rows, step.probe_rows, step.scored_rows)))
+        logits = self._logits(hidden, rows)
+
+        def of(wanted: Int32) -> Tensor:
+            if len(wanted) == len(rows) and (wanted == rows).all():
+                return logits
+            return logits[self._tensor(np.searchsorted(rows, wanted))]
+
+        targets = np.empty(0, dtype=np.int32)
+        probes = np.empty((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
+        scores = np.empty(0, dtype=np.float32)
+        if len(step.logits_rows):
+            targets = choose_tokens(of(step.logits_rows), step.sampling).cpu().numpy()
+        if probes.size:
+            top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
+            probes = top.to(torch.int32).cpu().numpy()
+        if len(step.scored_rows):
+            log_probs = torch.log_softmax(of(step.scored_rows), dim=-1)
+            wanted = self._tensor(step.scored_tokens)[:, None]
+            scores = log_probs.gather(-1, wanted)[:, 0].cpu().numpy()
+        return StepOutput(step.step_id, targets, probes, scores)
+
+    def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
+        part = self._part
+        assert part.norm is not None and part.head is not None
+        if len(rows) < len(hidden):
+            hidden = hidden[self._tensor(rows)]
+        logits = part.head(part.norm(hidden)).float()
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self._part.device)

@@ -1,0 +1,80 @@
+"""Reads a stage's tensors from safetensors into a model built on the meta device."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..core.errors import CheckpointError
+from .checkpoint import TensorFiles
+from .partition import LayerSpan
+
+# Recomputed from the config; checkpoints of old exporters still carry it.
+DERIVED = re.compile(r"rotary_emb\.inv_freq$")
+
+
+def load_tensors(
+    model: PreTrainedModel, span: LayerSpan, files: TensorFiles,
+    dtype: torch.dtype, device: torch.device,
+) -> None:  # fmt: skip
+    """Fill the parameters that `span` needs; all others stay on the meta device.
+
+    Raises `CheckpointError` naming the tensor that is missing, unexpected, of another shape or
+    corrupt.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    _check_unexpected(model, parameters.keys(), files)
+    source_of = {
+        name: _source(name, model, files) for name in parameters if _belongs(name, model, span)
+    }
+    missing = sorted(set(source_of.values()) - files.names)
+    if missing:
+        raise CheckpointError(f"{files.folder}: tensor {missing[0]} is missing; fetch it again")
+    loaded = {}
+    for name, tensor in files.read(sorted(set(source_of.values()))):
+        _check_tensor(name, tensor, parameters[name], files)
+        loaded[name] = nn.Parameter(tensor.to(device, dtype), requires_grad=False)
+    for name, source in source_of.items():
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, loaded[source])
+
+
+def _belongs(name: str, model: PreTrainedModel, span: LayerSpan) -> bool:
+    prefix = f"{model.base_model_prefix}."
+    if name.startswith(f"{prefix}layers."):
+        return span.first <= int(name.removeprefix(f"{prefix}layers.").split(".")[0]) < span.last
+    if name.startswith(f"{prefix}embed_tokens."):
+        return span.is_first
+    return span.is_last
+
+
+def _source(name: str, model: PreTrainedModel, files: TensorFiles) -> str:
+    """The checkpoint's name of a parameter: that of the embedding for a tied head."""
+    tied = model.config.tie_word_embeddings and isinstance(model._tied_weights_keys, dict)
+    source = model._tied_weights_keys.get(name, name) if tied else name
+    return source if source in files.names or name not in files.names else name
+
+
+def _check_unexpected(model: PreTrainedModel, known: object, files: TensorFiles) -> None:
+    ignored = [DERIVED, *map(re.compile, model._keys_to_ignore_on_load_unexpected or ())]
+    for name in sorted(files.names.difference(known)):
+        if not any(pattern.search(name) for pattern in ignored):
+            raise CheckpointError(
+                f"{files.folder}: tensor {name} is unexpected in a "
+                f"{model.config.model_type} model; config and weights do not belong together"
+            )
+
+
+def _check_tensor(name: str, tensor: Tensor, wanted: Tensor, files: TensorFiles) -> None:
+    if tensor.shape != wanted.shape:
+        raise CheckpointError(
+            f"{files.folder}: tensor {name} has shape {tuple(tensor.shape)}, the config says "
+            f"{tuple(wanted.shape)}; config and weights do not belong together"
+        )
+    if not tensor.is_floating_point():
+        raise CheckpointError(
+            f"{files.folder}: tensor {name} is {tensor.dtype}; give an unquantised checkpoint"
+        )

@@ -1,0 +1,117 @@
+"""Tiny random checkpoints of every supported kind, saved in Hugging Face format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 97
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+# Shorter than the tests' texts, so that it cuts.
+WINDOW = 7
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """A kind of model; `options` override `SIZES`."""
+
+    config_class: type[PretrainedConfig]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def config(self) -> PretrainedConfig:
+        return self.config_class(**{**SIZES, **self.options})
+
+
+KINDS: dict[str, TinyModel] = {
+    "llama": TinyModel(LlamaConfig, {"tie_word_embeddings": True}),
+    "llama_deep": TinyModel(LlamaConfig, {"num_hidden_layers": 8, "num_key_value_heads": 4}),
+    "llama_scaled_rope": TinyModel(
+        LlamaConfig,
+        {
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "mistral": TinyModel(MistralConfig, {"sliding_window": WINDOW}),
+    "qwen2": TinyModel(Qwen2Config),
+    "qwen2_windowed": TinyModel(
+        Qwen2Config,
+        {
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+    ),
+    "qwen3": TinyModel(Qwen3Config, {"tie_word_embeddings": True}),
+    "gemma": TinyModel(GemmaConfig, {"num_key_value_heads": 1}),
+    "gemma2": TinyModel(
+        Gemma2Config,
+        {
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": TinyModel(
+        Gemma3TextConfig,
+        {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50000.0},
+            },
+        },
+    ),
+}
+
+
+def save_tiny_model(kind: str, folder: Path, *, seed: int = 0, max_shard_size: str = "5GB") -> Path:
+    """Write a random checkpoint of `kind` to `folder` and return the folder.
+
+    Weights are larger than a fresh model's, and norms and biases are not at their neutral values,
+    so that a term that is left out changes the logits visibly.
+    """
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(KINDS[kind].config())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = 0.1 if "norm" in name or "bias" in name else 0.25
+            noise = torch.randn_like(parameter) * scale
+            parameter.copy_(parameter + noise if "norm" in name else noise)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
