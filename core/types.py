@@ -28,6 +28,12 @@ Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 ROOT = -1
+LOG_PROB_SLACK = 1e-3
+
+
+def _all_below(ids: Int32, bound: int) -> bool:
+    """Whether 0 <= id < bound for all; read as unsigned, a negative number is too large."""
+    return len(ids) == 0 or bool(ids.view(np.uint32).max() < bound)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +52,25 @@ class Probe:
     mask: Bool
     wanted: Int32
     top_k: int
+
+    def check(self, vocab_size: int, max_rows: int) -> None:
+        """Raise `ProtocolError` unless the arrays agree and stay within the limits.
+
+        `max_rows` also bounds offsets and `top_k`, so that no probe can ask for much work.
+        """
+        count = len(self.tokens)
+        ids = (self.tokens, self.offsets, self.wanted)
+        shapes = (self.tokens.shape, self.offsets.shape, self.mask.shape, self.wanted.ndim)
+        if count > max_rows or not 1 <= self.top_k <= min(max_rows, vocab_size):
+            raise ProtocolError("probe: too many rows, or top_k out of range")
+        if shapes != ((count,), (count,), (count, count), 1) or len(self.wanted) > count:
+            raise ProtocolError("probe: arrays differ in shape")
+        if any(array.dtype != np.int32 for array in ids) or self.mask.dtype != np.bool_:
+            raise ProtocolError("probe: mask must be bool, the other arrays int32")
+        if not _all_below(self.tokens, vocab_size):
+            raise ProtocolError("probe: token id outside the vocabulary")
+        if not _all_below(self.offsets - 1, max_rows) or not _all_below(self.wanted, count):
+            raise ProtocolError("probe: an offset or a wanted row is out of range")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,14 +91,25 @@ class Proposal:
     probe: Probe | None = None
 
     def check(self, vocab_size: int) -> None:
-        """Raise `ProtocolError` unless the arrays agree and parents precede children."""
+        """Raise `ProtocolError` unless shapes and dtypes agree, ids and log-probabilities are
+        possible and parents precede children.
+        """
         count = len(self.tokens)
         if not (self.tokens.shape == self.parents.shape == self.log_probs.shape == (count,)):
             raise ProtocolError(f"proposal of {self.source}: arrays differ in shape")
-        if np.any(self.tokens < 0) or np.any(self.tokens >= vocab_size):
+        if not (self.tokens.dtype == self.parents.dtype == np.int32):
+            raise ProtocolError(f"proposal of {self.source}: tokens and parents must be int32")
+        if self.log_probs.dtype != np.float32:
+            raise ProtocolError(f"proposal of {self.source}: log_probs must be float32")
+        if count == 0:
+            return
+        if not _all_below(self.tokens, vocab_size):
             raise ProtocolError(f"proposal of {self.source}: token id outside the vocabulary")
-        if np.any(self.parents < ROOT) or np.any(self.parents >= np.arange(count)):
+        if ((self.parents - ROOT).view(np.uint32) > np.arange(count, dtype=np.uint32)).any():
             raise ProtocolError(f"proposal of {self.source}: a parent does not precede its child")
+        # A NaN fails the comparison too; the slack is for the rounding of a logarithm of 1.
+        if not self.log_probs.max() <= LOG_PROB_SLACK:
+            raise ProtocolError(f"proposal of {self.source}: a log-probability is above 0 or NaN")
 
 
 def empty_proposal(source: str) -> Proposal:
@@ -196,6 +232,7 @@ class StepInput:
     logits_rows    int32 [k]  rows that get a target token, in the order of `sampling`
     probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids are wanted
     scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
+    with_log_probs whether the log-probability of every target token is wanted
     """
 
     step_id: int
@@ -213,6 +250,7 @@ class StepInput:
     probe_top_k: int
     scored_rows: Int32
     scored_tokens: Int32
+    with_log_probs: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,9 +260,11 @@ class StepOutput:
     target_tokens int32 [len(logits_rows)]
     probe_ids     int32 [len(probe_rows), probe_top_k], best first
     scores        float32 [len(scored_rows)]  unprocessed log-probabilities, nats
+    log_probs     float32 [len(logits_rows)]  the same of `target_tokens`; None if not wanted
     """
 
     step_id: int
     target_tokens: Int32
     probe_ids: Int32
     scores: Float32
+    log_probs: Float32 | None = None

@@ -112,10 +112,11 @@ class Stage:
             top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
             probes = top.to(torch.int32).cpu().numpy()
         if len(step.scored_rows):
-            log_probs = torch.log_softmax(of(step.scored_rows), dim=-1)
-            wanted = self._tensor(step.scored_tokens)[:, None]
-            scores = log_probs.gather(-1, wanted)[:, 0].cpu().numpy()
-        return StepOutput(step.step_id, targets, probes, scores)
+            scores = _log_probs(of(step.scored_rows), self._tensor(step.scored_tokens))
+        log_probs = None
+        if step.with_log_probs:
+            log_probs = _log_probs(of(step.logits_rows), self._tensor(targets))
+        return StepOutput(step.step_id, targets, probes, scores, log_probs)
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part
@@ -129,3 +130,9 @@ class Stage:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self._part.device)
+
+
+def _log_probs(logits: Tensor, tokens: Tensor) -> np.ndarray:
+    """Log-probability of one token a row, float32 [rows]."""
+    log_probs = torch.log_softmax(logits, dim=-1)
+    return log_probs.gather(-1, tokens[:, None])[:, 0].cpu().numpy()

@@ -1,0 +1,139 @@
+"""Drafting one request's chain, and the batch step that feeds several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from ..core.types import Float32, Int32, SamplingRows, StepInput
+
+
+@dataclass(slots=True)
+class ChainJob:
+    """One chain on its way: what is still to be fed, and what was drawn.
+
+    pending    tokens to feed next, the first at absolute position `position`
+    blocks     KV blocks of the request, in order of positions
+    limit      most tokens to draw
+    with_best  whether the first draw asks for the most probable ids too
+    drawn      tokens drawn; all but the last have been fed when nothing is pending but it
+    """
+
+    pending: list[int]
+    position: int
+    blocks: Sequence[int]
+    limit: int
+    temperature: float
+    seed: int
+    with_best: bool
+    drawn: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    best: list[int] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to draw."""
+        return self.stopped or len(self.drawn) >= self.limit
+
+    def feed(self, count: int) -> bool:
+        """Note that `count` pending tokens were fed; whether a token is drawn after them."""
+        del self.pending[:count]
+        self.position += count
+        return not self.pending
+
+    def draw(self, token: int, log_prob: float) -> None:
+        """Append a token, to be fed next."""
+        self.drawn.append(token)
+        self.log_probs.append(log_prob)
+        self.pending = [token]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainBatch:
+    """Jobs with how many of their pending tokens go in one step."""
+
+    jobs: tuple[ChainJob, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def drawing(self) -> list[int]:
+        """Indices of the jobs that draw a token after this step."""
+        pairs = zip(self.jobs, self.counts, strict=True)
+        return [index for index, (job, count) in enumerate(pairs) if count == len(job.pending)]
+
+
+def next_batch(jobs: Sequence[ChainJob], max_rows: int) -> ChainBatch:
+    """As many jobs as fit in a step; those with little to feed first, long prompts in chunks."""
+    chosen: list[ChainJob] = []
+    counts: list[int] = []
+    room = max_rows
+    for job in sorted(jobs, key=lambda job: len(job.pending)):
+        if room == 0:
+            break
+        count = min(room, len(job.pending))
+        chosen.append(job)
+        counts.append(count)
+        room -= count
+    return ChainBatch(tuple(chosen), tuple(counts))
+
+
+def build_step(batch: ChainBatch, block_size: int, top_k: int) -> StepInput:
+    """The step that feeds a batch. `top_k` ids are asked for first draws that want the best."""
+    jobs, counts = batch.jobs, batch.counts
+    starts = [0, *accumulate(counts)]
+    positions = np.concatenate(
+        [np.arange(job.position, job.position + n) for job, n in zip(jobs, counts, strict=True)]
+    ).astype(np.int32)
+    tables = _block_tables(jobs)
+    owner = np.repeat(np.arange(len(jobs)), counts)
+    slots = tables[owner, positions // block_size] * block_size + positions % block_size
+    drawing = batch.drawing
+    rows = _int32([starts[index + 1] - 1 for index in drawing])
+    wants_best = [jobs[index].with_best and not jobs[index].drawn for index in drawing]
+    tokens = [token for job, n in zip(jobs, counts, strict=True) for token in job.pending[:n]]
+    return StepInput(
+        step_id=0,
+        moves=np.empty((0, 2), dtype=np.int32),
+        token_ids=_int32(tokens),
+        positions=positions,
+        slots=slots.astype(np.int32),
+        request_starts=_int32(starts),
+        context_lens=_int32([job.position for job in jobs]),
+        block_tables=tables,
+        trees=(None,) * len(jobs),
+        logits_rows=rows,
+        sampling=_sampling([jobs[index] for index in drawing], positions[rows]),
+        probe_rows=rows[np.array(wants_best, dtype=np.bool_)],
+        probe_top_k=top_k,
+        scored_rows=_int32([]),
+        scored_tokens=_int32([]),
+        with_log_probs=True,
+    )
+
+
+def _sampling(jobs: Sequence[ChainJob], last_positions: Int32) -> SamplingRows:
+    """The noise of each request, so that the drafter's choice is the target's where they agree."""
+    none: Float32 = np.zeros(len(jobs), dtype=np.float32)
+    return SamplingRows(
+        temperature=np.array([job.temperature for job in jobs], dtype=np.float32),
+        top_k=np.zeros(len(jobs), dtype=np.int32),
+        top_p=none + 1,
+        min_p=none,
+        seed=np.array([job.seed for job in jobs], dtype=np.int64),
+        position=last_positions.astype(np.int64) + 1,
+    )
+
+
+def _block_tables(jobs: Sequence[ChainJob]) -> Int32:
+    tables = np.zeros((len(jobs), max(len(job.blocks) for job in jobs)), dtype=np.int32)
+    for table, job in zip(tables, jobs, strict=True):
+        table[: len(job.blocks)] = job.blocks
+    return tables
+
+
+def _int32(values: Sequence[int]) -> Int32:
+    return np.array(values, dtype=np.int32)

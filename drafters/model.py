@@ -1,0 +1,219 @@
+"""A small model as drafter: it draws a chain with the request's own sampling noise.
+
+Speculative sampling's drafter (Leviathan et al. 2023, Chen et al. 2023), on draftline's own stage
+with a KV cache of its own. Its tokenizer must be the target's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..core.block_pool import BlockPool
+from ..core.errors import CapacityError
+from ..core.types import ROOT, Commit, DraftRequest, Proposal, Query, StepOutput
+from ..models.model_info import ModelInfo, read_model_info
+from ..models.partition import LayerSpan
+from ..models.stage import Stage, load_stage
+from .cached_text import CachedText
+from .chain_job import ChainBatch, ChainJob, build_step, next_batch
+from .open_requests import OpenRequests
+from .option_checks import require_fraction, require_whole
+
+logger = logging.getLogger(__name__)
+
+# Of the mass that the chosen first token leaves to the others; keeps the logarithm finite.
+LEAST_REST = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Options of `ModelDrafter`; raises `ConfigError` naming the option.
+
+    num_tokens            most tokens of the chain
+    branch                at temperature 0: how many next best tokens stand beside the chain's first
+    confidence_threshold  the chain ends after a token less probable than this; 0 is off
+    num_blocks            KV blocks of all requests; who finds them full gets no proposals
+    block_size            tokens of a KV block
+    prefill_chunk         most rows of one pass
+    dtype, device         as torch names them
+    """
+
+    num_tokens: int = 4
+    branch: int = 0
+    confidence_threshold: float = 0.0
+    num_blocks: int = 1024
+    block_size: int = 16
+    prefill_chunk: int = 256
+    dtype: str = "float32"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        require_whole("num_tokens", self.num_tokens, 1, 1024)
+        require_whole("branch", self.branch, 0, 64)
+        require_fraction("confidence_threshold", self.confidence_threshold)
+        for field in ("num_blocks", "block_size", "prefill_chunk"):
+            require_whole(field, getattr(self, field), 1)
+
+
+def load_model_drafter(
+    model: str | Path, name: str = "model", options: ModelOptions | None = None
+) -> ModelDrafter:
+    """Load a Hugging Face folder or hub id. Raises `CheckpointError` or `ConfigError`."""
+    options = options or ModelOptions()
+    info = read_model_info(model)
+    stage = load_stage(
+        info.path,
+        LayerSpan(0, info.num_layers, info.num_layers),
+        options.num_blocks,
+        options.block_size,
+        options.dtype,
+        options.device,
+    )
+    return ModelDrafter(stage, info, name, options)
+
+
+class ModelDrafter:
+    """Draws a chain a request from a model, all requests in one batch.
+
+    The model's KV of a request is kept from step to step: after a commit only the tokens are fed
+    that the cache does not hold yet (two when the whole chain was accepted, one otherwise).
+    Prompts are fed in chunks by `propose`, which stops at its deadline and goes on at the next.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        info: ModelInfo,
+        name: str = "model",
+        options: ModelOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`stage` holds the whole model `info`, with the options' KV blocks; `clock` is that of
+        the deadlines."""
+        self._stage = stage
+        self._info = info
+        self._name = name
+        self._options = options or ModelOptions()
+        self._clock = clock
+        self._blocks = BlockPool(self._options.num_blocks, self._options.block_size)
+        self._requests: OpenRequests[CachedText] = OpenRequests(name)
+        self._told_full = False
+
+    @property
+    def name(self) -> str:
+        """The `source` of the proposals."""
+        return self._name
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request; its tokens are fed by `propose`. Raises `DrafterError` without any."""
+        self.close(request.request_id)
+        self._requests.put(request.request_id, CachedText(request, self._info.vocab_size))
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
+        """A chain a query; shorter or empty where the deadline passes first.
+
+        Empty also for a request that does not fit in the KV cache or the model's context.
+        """
+        states = [self._requests.of_query(query) for query in queries]
+        jobs = [
+            self._begin(state, query.max_nodes)
+            for state, query in zip(states, queries, strict=True)
+        ]
+        active = [job for job in jobs if not job.is_done]
+        while active and (deadline is None or self._clock() < deadline):
+            self._run(next_batch(active, self._options.prefill_chunk))
+            active = [job for job in active if not job.is_done]
+        for state, job in zip(states, jobs, strict=True):
+            state.keep_cache(job)
+        return [
+            self._proposal(job, query.max_nodes) for job, query in zip(jobs, queries, strict=True)
+        ]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Follow the committed tokens; keeps the KV of drawn tokens that were accepted."""
+        for commit in commits:
+            self._requests.of_commit(commit).extend(commit.tokens)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request and free its KV blocks; an unknown id is ignored."""
+        state = self._requests.drop(request_id)
+        if state is not None:
+            self._blocks.free(state.blocks)
+
+    def _begin(self, state: CachedText, max_nodes: int) -> ChainJob:
+        room = self._info.max_context_len - state.committed_len
+        limit = min(max_nodes, self._options.num_tokens, room)
+        if limit < 1 or not state.is_draftable or not self._reserve(state, limit):
+            limit = 0
+        position = state.rewind()
+        return ChainJob(
+            state.tokens[position:],
+            position,
+            state.blocks,
+            limit,
+            state.temperature,
+            state.seed,
+            with_best=self._options.branch > 0 and state.temperature == 0,
+        )
+
+    def _reserve(self, state: CachedText, num_drawn: int) -> bool:
+        """Blocks for all tokens that are fed; the last drawn one is not.
+
+        A request that cannot grow gives its blocks back, so that not all wait for one another.
+        """
+        needed = self._blocks.blocks_for(state.committed_len + num_drawn - 1)
+        try:
+            state.blocks.extend(self._blocks.allocate(max(0, needed - len(state.blocks))))
+        except CapacityError:
+            self._blocks.free(state.blocks)
+            state.forget_cache()
+            if not self._told_full:
+                self._told_full = True
+                logger.warning(
+                    "drafter KV cache is full, some requests get no drafts "
+                    "drafter=%s num_blocks=%d open_requests=%d",
+                    self._name, self._options.num_blocks, len(self._requests),
+                )  # fmt: skip
+            return False
+        return True
+
+    def _run(self, batch: ChainBatch) -> None:
+        top_k = min(self._options.branch + 1, self._info.vocab_size)
+        step = build_step(batch, self._options.block_size, top_k)
+        output = self._stage.run(step, None)
+        assert isinstance(output, StepOutput), "the stage does not hold the whole model"
+        for job, count in zip(batch.jobs, batch.counts, strict=True):
+            job.feed(count)
+        best = iter(output.probe_ids.tolist())
+        log_probs = output.log_probs
+        assert log_probs is not None, "the stage did not answer with log-probabilities"
+        drawing = [job for job in batch.jobs if not job.pending]
+        drawn = zip(drawing, output.target_tokens.tolist(), log_probs.tolist(), strict=True)
+        for job, token, log_prob in drawn:
+            if job.with_best and not job.drawn:
+                job.best = next(best)
+            job.draw(token, min(log_prob, 0.0))
+            job.stopped = math.exp(log_prob) < self._options.confidence_threshold
+
+    def _proposal(self, job: ChainJob, max_nodes: int) -> Proposal:
+        """The chain, then the first token's rivals, which share what probability it leaves."""
+        rivals = [token for token in job.best if token != job.drawn[0]][: self._options.branch]
+        rivals = rivals[: max_nodes - len(job.drawn)]
+        parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]
+        log_probs = list(job.log_probs)
+        if rivals:
+            rest = max(LEAST_REST, -math.expm1(log_probs[0]))
+            log_probs.extend([math.log(rest)] * len(rivals))
+        return Proposal(
+            self._name,
+            np.array([*job.drawn, *rivals], dtype=np.int32),
+            np.array(parents, dtype=np.int32),
+            np.array(log_probs, dtype=np.float32),
+        )
