@@ -9,8 +9,8 @@ from torch import Tensor
 from ..core.types import SamplingRows
 from .noise import gumbel_of, uniform
 
-# The screening noise below errs by less than 1e-6 in absolute terms (see `_noisy_argmax`).
-SCREEN_MARGIN = 1e-3
+# More than screening can err by (see `_noisy_argmax`).
+SCREEN_MARGIN = 1e-4
 
 
 def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
@@ -35,15 +35,13 @@ def _sample(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
     def column(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[rows]).to(device)[:, None]
 
-    scaled = logits / column(sampling.temperature)
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / column(sampling.temperature)
     if sampling.top_k[rows].any() or (sampling.top_p[rows] < 1).any():
         scaled = _keep_top(scaled, column(sampling.top_k), column(sampling.top_p))
-    min_p = sampling.min_p[rows]
-    if min_p.any():
+    if sampling.min_p[rows].any():
         with np.errstate(divide="ignore"):
-            floor = torch.from_numpy(np.log(min_p)).to(device)[:, None]
-        best = scaled.amax(dim=-1, keepdim=True)
-        scaled = scaled.masked_fill(scaled < best + floor, -torch.inf)
+            floor = np.log(sampling.min_p.astype(np.float64))
+        scaled = scaled.masked_fill(scaled < column(floor), -torch.inf)
     return _noisy_argmax(scaled, column(sampling.seed), column(sampling.position))
 
 
@@ -54,10 +52,10 @@ def _keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     vocab_size = scaled.shape[-1]
     last = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long() - 1
     ranked = ranked.masked_fill(ranked < ranked.gather(-1, last), -torch.inf)
-    weights = torch.exp((ranked - ranked[:, :1]).double())
+    weights = torch.exp(ranked.double())
     above = weights.cumsum(dim=-1) - weights
     outside = (above >= top_p.double() * weights.sum(dim=-1, keepdim=True)) & (top_p < 1)
-    # The most probable token always stays: nothing is above it.
+    outside[:, 0] = False
     ranked = ranked.masked_fill(outside, -torch.inf)
     return torch.empty_like(scaled).scatter_(-1, order, ranked)
 
@@ -65,17 +63,16 @@ def _keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def _noisy_argmax(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Argmax of `scaled` plus exact noise, with the exact noise of few tokens only.
 
-    Screening uses torch's own float64 logarithm. Both logarithms are accurate to 1e-11 here and
-    the noise lies between -4 and 37, so that the sums of screen and truth, both rounded to
-    float32, differ by less than SCREEN_MARGIN unless |logit| exceeds 4096 (then the margin below
-    grows with it). A token further than two margins below the screen's best cannot win.
+    Screening takes torch's own float64 logarithms, accurate to 1e-11 here as is the exact one.
+    Noise lies in (-4, 37) and the best logit is 0, so that the winner's logit and sum are below
+    64 in size: rounding to float32 moves them by less than 1e-5. A token that is two margins
+    below the best of the screen therefore cannot win.
     """
     token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
     uniforms = uniform(seeds, positions, token_ids)
     screen = scaled - torch.log(-torch.log(uniforms))
     best = screen.amax(dim=-1, keepdim=True)
-    margin = 2 * SCREEN_MARGIN * (1 + best.abs() / 4096)
-    row, token = torch.nonzero(screen >= best - margin, as_tuple=True)
+    row, token = torch.nonzero(screen >= best - 2 * SCREEN_MARGIN, as_tuple=True)
     exact = scaled[row, token] + gumbel_of(uniforms[row, token])
     scores = torch.full_like(scaled, -torch.inf)
     scores[row, token] = exact

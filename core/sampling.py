@@ -1,0 +1,47 @@
+"""The rule that chooses a target token, in numpy: the reference of `models/sampler.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .noise import gumbel
+from .types import Float32, Int32, SamplingRows
+
+
+def choose_tokens(logits: Float32, sampling: SamplingRows) -> Int32:
+    """The target token of each row, int32 [rows]; `logits` is float32 [rows, vocabulary].
+
+    argmax of `processed logits / temperature + gumbel(seed, position, token)`; at temperature 0
+    the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
+    top_k, top_p, min_p, each on the law that the former leaves.
+    """
+    chosen = logits.argmax(axis=-1).astype(np.int32)
+    token_ids = np.arange(logits.shape[-1])
+    for row in np.flatnonzero(sampling.temperature):
+        scaled = process_logits(logits[row], sampling, int(row))
+        seed, position = sampling.seed[row : row + 1], sampling.position[row : row + 1]
+        chosen[row] = (scaled + gumbel(seed, position, token_ids)).argmax()
+    return chosen
+
+
+def process_logits(logits: Float32, sampling: SamplingRows, row: int) -> Float32:
+    """Logits [vocabulary] over the temperature, with -inf for the tokens that cannot be chosen.
+
+    top_k keeps all that tie with the k-th; top_p keeps the smallest set with at least that
+    probability, lower ids first among equals; min_p keeps what is at least that probable in
+    relation to the most probable token. `row` must have a temperature above 0.
+    """
+    # Relative to the best, so that no temperature, however small, makes infinities.
+    scaled = (logits - logits.max()) / sampling.temperature[row]
+    top_k, top_p, min_p = sampling.top_k[row], sampling.top_p[row], sampling.min_p[row]
+    if 0 < top_k < len(scaled):
+        scaled = np.where(scaled < np.partition(scaled, -top_k)[-top_k], -np.inf, scaled)
+    if top_p < 1:
+        order = np.argsort(-scaled, kind="stable")
+        weights = np.exp(scaled[order].astype(np.float64))
+        above = np.cumsum(weights) - weights
+        outside = above >= np.float64(top_p) * weights.sum()
+        scaled[order[1:][outside[1:]]] = -np.inf
+    if min_p > 0:
+        scaled = np.where(scaled < np.log(np.float64(min_p)), -np.inf, scaled)
+    return scaled.astype(np.float32)

@@ -1,0 +1,77 @@
+"""Tokenizers: loading, and text from tokens one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ..core.errors import CheckpointError
+from .checkpoint import resolve_model_path
+
+REPLACEMENT = "\ufffd"
+# Tokens of the prompt that the first window looks back on: more than a character has bytes.
+LOOKBACK = 8
+
+
+def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or hub id. Raises `CheckpointError`."""
+    folder = resolve_model_path(model)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder} has no usable tokenizer ({error}); it needs tokenizer.json and "
+            "tokenizer_config.json"
+        ) from error
+
+
+class TextStream:
+    """Turns tokens into text one by one; only text that no later token can change is given out.
+
+    All texts of `push` and `flush` together are what decoding all tokens at once gives (after
+    the prompt's text, if the prompt's last tokens are given). Special tokens have no text.
+    """
+
+    __slots__ = ("_border", "_given", "_skip", "_tokenizer", "_window")
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = (),
+        *, skip_special_tokens: bool = True,
+    ) -> None:  # fmt: skip
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        # The window is the tokens that last gave text, whose text is `_given`, and from `_border`
+        # on those that have given none yet. Decoding them together matters to decoders that treat
+        # the start of a text specially; both ends of `_given` lie between characters.
+        self._window = list(prompt_ids[-LOOKBACK:])
+        self._border = len(self._window)
+        self._given = self._decode().rstrip(REPLACEMENT)
+
+    def push(self, token_id: int) -> str:
+        """Text that this token makes final; empty while a character is incomplete."""
+        self._window.append(token_id)
+        text = self._decode()
+        if text.endswith(REPLACEMENT) or len(text) <= len(self._given):
+            return ""
+        new = text[len(self._given) :]
+        del self._window[: self._border]
+        self._border = len(self._window)
+        self._given = self._decode()
+        return new
+
+    def flush(self) -> str:
+        """What is left at the end, with replacement characters for incomplete ones."""
+        new = self._decode()[len(self._given) :]
+        self._given += new
+        self._border = len(self._window)
+        return new
+
+    def _decode(self) -> str:
+        if not self._window:
+            return ""
+        text = self._tokenizer.decode(
+            self._window, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
+        )
+        return text if isinstance(text, str) else text[0]
