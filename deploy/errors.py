@@ -1,0 +1,94 @@
+"""Errors as the OpenAI API answers them: one HTTP status and one JSON shape for each."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from ..core.errors import CapacityError, FieldError, RequestError, StageLost
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+
+# The names that vLLM and OpenAI clients know (peers: `{"error": {"type": ...}}`).
+ERROR_TYPES = {
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
+    HTTPStatus.REQUEST_TIMEOUT: "TimeoutError",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
+    HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
+    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
+}
+
+
+class ApiError(Exception):
+    """What a client is told: an HTTP status, a message, and the field at fault (`param`)."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """`{"error": {"message", "type", "param", "code"}}`; code is the HTTP status."""
+        kind = ERROR_TYPES.get(HTTPStatus(self.status), "InternalServerError")
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.status,
+            }
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that belong to the status: `Retry-After`, `WWW-Authenticate`."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+
+def bad_request(param: str | None, message: str) -> ApiError:
+    """400: the client has to change `param`."""
+    text = f"{param}: {message}" if param else message
+    return ApiError(HTTPStatus.BAD_REQUEST, text, param=param)
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What a client is told about `error`; unforeseen ones are logged and kept inside."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            return bad_request(error.field, error.message)
+        case CapacityError():
+            return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), retry_after_s=RETRY_AFTER_S)
+        case StageLost():
+            return ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"the model is recovering, please retry ({error})",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        case TimeoutError():
+            return ApiError(HTTPStatus.REQUEST_TIMEOUT, "Request server side timeout")
+    field = error.field if isinstance(error, FieldError) else None
+    logger.error("event=request_failed field=%s", field, exc_info=error)
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal server error; see the server log")

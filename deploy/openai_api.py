@@ -1,0 +1,95 @@
+"""The HTTP API: OpenAI's routes, and those that operators of model servers expect."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from .. import __version__
+from ..core.errors import DraftlineError
+from .engine_face import EngineFace
+from .errors import ApiError, to_api_error
+from .generation_routes import GenerationRoutes
+from .metrics import CONTENT_TYPE, ServerMetrics
+from .middleware import ApiKeys, RequestIds
+from .model_card import ServedModel
+from .settings import ServerConfig
+from .token_routes import TokenRoutes
+
+
+def create_app(face: EngineFace, config: ServerConfig, model_name: str) -> FastAPI:
+    """The API of one model. The app's start starts `face`, its end closes it."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await face.start()
+        try:
+            yield
+        finally:
+            await face.close()
+
+    app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
+    model = ServedModel(model_name)
+    metrics = ServerMetrics(model_name)
+    generation = GenerationRoutes(face, config, metrics, model)
+    tokens = TokenRoutes(face, config, model)
+    app.add_api_route("/v1/completions", generation.completions, methods=["POST"])
+    app.add_api_route("/v1/chat/completions", generation.chat_completions, methods=["POST"])
+    app.add_api_route("/tokenize", tokens.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", tokens.detokenize, methods=["POST"])
+    _add_model_routes(app, face, model)
+    _add_operator_routes(app, face, metrics)
+    for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    # The last one added is the outermost: a refused request has an id too.
+    app.add_middleware(ApiKeys, keys=config.api_keys)
+    app.add_middleware(RequestIds)
+    return app
+
+
+def _add_model_routes(app: FastAPI, face: EngineFace, model: ServedModel) -> None:
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        """The models of this server."""
+        return {"object": "list", "data": [model.card(face.max_model_len)]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def show_model(model_id: str) -> dict[str, Any]:
+        """One model."""
+        model.require(model_id)
+        return model.card(face.max_model_len)
+
+
+def _add_operator_routes(app: FastAPI, face: EngineFace, metrics: ServerMetrics) -> None:
+    @app.get("/health")
+    @app.get("/ping")
+    async def health() -> Response:
+        """200 while requests are served, else 503."""
+        if await face.is_healthy():
+            return JSONResponse({"status": "ok"})
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is not ready")
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        """Prometheus text."""
+        return Response(metrics.render(await face.stats()), media_type=CONTENT_TYPE)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """draftline's version."""
+        return {"version": __version__}
+
+
+def _answer_error(_request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        # Starlette's own: no such route, wrong method.
+        answer = ApiError(error.status_code, str(error.detail))
+    else:
+        answer = to_api_error(error)
+    return JSONResponse(answer.body, answer.status, answer.headers)

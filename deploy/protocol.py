@@ -1,0 +1,216 @@
+"""Request bodies of the OpenAI API, and what each asks of the engine.
+
+Field names, types and defaults follow OpenAI's API; `top_k`, `min_p`, `ignore_eos`,
+`stop_token_ids` and `speculative` are extra (`extra_body` of the openai client).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ..core.errors import RequestError
+from ..core.sampling_params import SamplingParams
+from .errors import bad_request
+from .refused_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+from .request_models import MAX_PROMPTS, MAX_STOP_TEXTS, RequestModel, StrictModel
+
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_TOKEN_ID = 2**31 - 1
+
+
+class StreamOptions(StrictModel):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class SpeculativeOptions(StrictModel):
+    """enabled: draft for this request. report: name the source of every token in `draftline`."""
+
+    enabled: bool = True
+    report: bool = False
+
+
+class GenerationRequest(RequestModel):
+    """The fields that completions and chat completions share."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Field(le=MAX_TOKEN_ID)] | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculative: SpeculativeOptions = SpeculativeOptions()
+
+    @field_validator("stop_token_ids")
+    @classmethod
+    def _check_stop_ids(cls, value: list[int] | None) -> list[int] | None:
+        return None if value is None else list(check_token_ids(value))
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _check_stop(cls, value: Any) -> Any:
+        texts = [value] if isinstance(value, str) else value
+        if texts is None:
+            return None
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("must be a text or a list of texts")
+        if len(texts) > MAX_STOP_TEXTS:
+            raise ValueError(f"at most {MAX_STOP_TEXTS} texts")
+        return texts
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def token_limit(self) -> tuple[str, int | None]:
+        """The field that limits the answer, and its value."""
+        return "max_tokens", self.max_tokens
+
+    def sampling_params(self, max_tokens: int) -> SamplingParams:
+        """The sampling that this body asks for. Raises `ApiError` 400 naming the field."""
+        given = {
+            name: getattr(self, name)
+            for name in ("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos")
+            if getattr(self, name) is not None
+        }
+        # Both ways of saying "off".
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        try:
+            return SamplingParams(
+                max_tokens=max_tokens,
+                stop=tuple(self.stop or ()),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                **given,
+            )
+        except RequestError as error:
+            field = self.token_limit[0] if error.field == "max_tokens" else error.field
+            raise bad_request(field, error.message) from error
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`; the prompt is a text, a list of token ids, or a list of either."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = COMPLETION_NEUTRAL
+    prompt: Any
+    max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, value: Any) -> tuple[str | tuple[int, ...], ...]:
+        many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
+        prompts = value if many else [value]
+        if len(prompts) > MAX_PROMPTS:
+            raise ValueError(f"at most {MAX_PROMPTS} prompts in one request")
+        return tuple(_one_prompt(prompt) for prompt in prompts)
+
+
+def _one_prompt(value: Any) -> str | tuple[int, ...]:
+    if not value and isinstance(value, str | list):
+        raise ValueError("must not be empty")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return check_token_ids(value)
+    raise ValueError("must be a text, a list of token ids, or a list of either")
+
+
+def check_token_ids(value: list[Any]) -> tuple[int, ...]:
+    """Token ids as a tuple. Raises `ValueError`."""
+    for item in value:
+        if type(item) is not int or not 0 <= item <= MAX_TOKEN_ID:
+            raise ValueError(f"{item!r} is not a token id")
+    return tuple(value)
+
+
+class TextPart(StrictModel):
+    """A piece of a message; only text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(StrictModel):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates expect it."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`; without a limit the answer may fill the context."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_NEUTRAL
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> ChatRequest:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise ValueError("max_tokens and max_completion_tokens disagree; send one of them")
+        return self
+
+    @property
+    def token_limit(self) -> tuple[str, int | None]:
+        """The newer of the two names wins."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+
+class TokenizeRequest(RequestModel):
+    """`POST /tokenize`: a text, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _check_one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("send either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(RequestModel):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _check_tokens(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            raise ValueError("must be a list of token ids")
+        return list(check_token_ids(value))

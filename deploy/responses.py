@@ -1,0 +1,239 @@
+"""Answers in the shapes of the OpenAI API, built from openai's own types.
+
+`metrics.speculative_decoding` has vLLM's names and `by_source`; `draftline` (only on request) names
+the source of every token. Bodies are built with `model_construct`: in a stream OpenAI itself sends
+`finish_reason: null`, which its own completion type does not allow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from openai import BaseModel
+from openai.types import Completion, CompletionChoice, CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
+
+from ..core.output import FinishReason, RequestMetrics
+from .generation import Answer
+
+# Fields beyond OpenAI's, such as `draftline`.
+Extra = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What every body of one response repeats; `created` is in seconds since 1970."""
+
+    response_id: str
+    created: int
+    model: str
+
+
+class ResponseFormat(Protocol):
+    """One endpoint's spelling of answers; texts are JSON."""
+
+    def body(self, answers: Sequence[Answer], extra: Extra) -> str:
+        """The whole answer."""
+        ...
+
+    def chunk(
+        self,
+        index: int,
+        text: str,
+        finish_reason: FinishReason | None,
+        *,
+        first: bool,
+        extra: Extra,
+    ) -> str:
+        """A part of a stream: the next text of choice `index`; `first` opens the choice."""
+        ...
+
+    def last_chunk(self, answers: Sequence[Answer], extra: Extra) -> str:
+        """The usage chunk that ends a stream; it has no choices."""
+        ...
+
+
+class CompletionFormat:
+    """`/v1/completions`."""
+
+    def __init__(self, heading: Heading) -> None:
+        self.heading = heading
+
+    def body(self, answers: Sequence[Answer], extra: Extra) -> str:
+        """The whole answer."""
+        choices = [
+            self._choice(index, answer.text, answer.finish_reason)
+            for index, answer in enumerate(answers)
+        ]
+        return self._completion(choices, usage(answers), extra)
+
+    def chunk(
+        self,
+        index: int,
+        text: str,
+        finish_reason: FinishReason | None,
+        *,
+        first: bool,
+        extra: Extra,
+    ) -> str:
+        """A part of a stream; completions have nothing to say at its start."""
+        del first
+        return self._completion([self._choice(index, text, finish_reason)], None, extra)
+
+    def last_chunk(self, answers: Sequence[Answer], extra: Extra) -> str:
+        """The usage chunk that ends a stream."""
+        return self._completion([], usage(answers), extra)
+
+    def _choice(
+        self, index: int, text: str, finish_reason: FinishReason | None
+    ) -> CompletionChoice:
+        return CompletionChoice.model_construct(
+            index=index, text=text, logprobs=None, finish_reason=finish_reason
+        )
+
+    def _completion(
+        self, choices: list[CompletionChoice], use: CompletionUsage | None, extra: Extra
+    ) -> str:
+        head = self.heading
+        return _to_json(
+            Completion.model_construct(
+                id=head.response_id,
+                object="text_completion",
+                created=head.created,
+                model=head.model,
+                choices=choices,
+                usage=use,
+                **extra,
+            )
+        )
+
+
+class ChatFormat:
+    """`/v1/chat/completions`."""
+
+    def __init__(self, heading: Heading) -> None:
+        self.heading = heading
+
+    def body(self, answers: Sequence[Answer], extra: Extra) -> str:
+        """The whole answer."""
+        head = self.heading
+        choices = [
+            Choice.model_construct(
+                index=index,
+                message=ChatCompletionMessage.model_construct(
+                    role="assistant", content=answer.text, refusal=None
+                ),
+                logprobs=None,
+                finish_reason=answer.finish_reason,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        return _to_json(
+            ChatCompletion.model_construct(
+                id=head.response_id,
+                object="chat.completion",
+                created=head.created,
+                model=head.model,
+                choices=choices,
+                usage=usage(answers),
+                **extra,
+            )
+        )
+
+    def chunk(
+        self,
+        index: int,
+        text: str,
+        finish_reason: FinishReason | None,
+        *,
+        first: bool,
+        extra: Extra,
+    ) -> str:
+        """A part of a stream; the first one tells the role."""
+        role: dict[str, Any] = {"role": "assistant"} if first else {}
+        choice = ChunkChoice.model_construct(
+            index=index,
+            delta=ChoiceDelta.model_construct(**role, content=text),
+            logprobs=None,
+            finish_reason=finish_reason,
+        )
+        return self._chunk([choice], None, extra)
+
+    def last_chunk(self, answers: Sequence[Answer], extra: Extra) -> str:
+        """The usage chunk that ends a stream."""
+        return self._chunk([], usage(answers), extra)
+
+    def _chunk(self, choices: list[ChunkChoice], use: CompletionUsage | None, extra: Extra) -> str:
+        head = self.heading
+        return _to_json(
+            ChatCompletionChunk.model_construct(
+                id=head.response_id,
+                object="chat.completion.chunk",
+                created=head.created,
+                model=head.model,
+                choices=choices,
+                usage=use,
+                **extra,
+            )
+        )
+
+
+def usage(answers: Sequence[Answer]) -> CompletionUsage:
+    """Tokens of all prompts and answers."""
+    metrics = _finished(answers)
+    prompt = sum(one.prompt_tokens for one in metrics)
+    generated = sum(one.generated_tokens for one in metrics)
+    return CompletionUsage(
+        prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated
+    )
+
+
+def metrics_block(answers: Sequence[Answer]) -> Extra:
+    """`{"metrics": {"speculative_decoding": ...}}` over all answers of a response.
+
+    `acceptance_histogram[n]` counts verification steps that accepted n drafted tokens.
+    """
+    metrics = _finished(answers)
+    steps = sum(one.num_steps for one in metrics)
+    drafted = sum(one.num_draft_tokens for one in metrics)
+    accepted = sum(one.num_accepted_tokens for one in metrics)
+    committed = sum(one.acceptance_length * one.num_steps for one in metrics)
+    lengths = Counter(length for one in metrics for length in one.accepted_lengths)
+    block = {
+        "mean_acceptance_length": committed / steps if steps else 1.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": [lengths[n] for n in range(max(lengths, default=-1) + 1)],
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "by_source": _by_source(metrics),
+    }
+    return {"metrics": {"speculative_decoding": block}}
+
+
+def _by_source(metrics: Sequence[RequestMetrics]) -> dict[str, dict[str, int]]:
+    drafted: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    for one in metrics:
+        drafted.update(one.drafted_by_source)
+        accepted.update(one.accepted_by_source)
+    return {
+        source: {"num_draft_tokens": drafted[source], "num_accepted_tokens": accepted[source]}
+        for source in sorted(drafted | accepted)
+    }
+
+
+def _finished(answers: Sequence[Answer]) -> list[RequestMetrics]:
+    return [answer.metrics for answer in answers if answer.metrics is not None]
+
+
+def _to_json(body: BaseModel) -> str:
+    data = body.model_dump(mode="json", exclude_unset=True, warnings=False)
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))

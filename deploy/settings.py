@@ -1,0 +1,186 @@
+"""Settings of a server: YAML files and overrides; unknown keys are refused.
+
+A file holds the engine's settings at its top (`cluster/config.py`), and those of the HTTP server
+and of the Ray Serve deployments under `server` and `deployment`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import ConfigDict, Field, field_validator
+
+from ..cluster.config import EngineConfig, Settings, unknown_key
+from ..core.errors import ConfigError
+
+DEMO_FILE = Path(__file__).parent / "demo.yaml"
+
+
+class ServerConfig(Settings):
+    """The HTTP server."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(default="127.0.0.1", description="address to listen on; 0.0.0.0: all of them")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=8000, description="0: the system chooses"
+    )
+    api_keys: tuple[str, ...] = Field(
+        default=(), description="accepted bearer tokens; none: no check"
+    )
+    request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="a request that takes longer ends with 408"
+    )
+    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=4 * 1024 * 1024, description="longer bodies are refused with 413"
+    )
+
+    @field_validator("api_keys")
+    @classmethod
+    def _check_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(value):
+            raise ValueError("a key must not be empty")
+        return value
+
+
+class DeploymentConfig(Settings):
+    """The Ray Serve deployments; names and meanings are Ray Serve's own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_replicas: Annotated[int, Field(ge=1)] = Field(
+        default=1, description="engine replicas; each has its own stages and drafters"
+    )
+    autoscaling_config: dict[str, Any] | None = Field(
+        default=None, description="Ray Serve's autoscaling fields; replaces num_replicas"
+    )
+    num_ingress_replicas: Annotated[int, Field(ge=1)] = Field(
+        default=1, description="HTTP replicas; metrics are counted by each"
+    )
+    max_ongoing_requests: Annotated[int, Field(ge=1)] = Field(
+        default=256, description="requests of one engine replica at once, its own queue included"
+    )
+    max_queued_requests: Annotated[int, Field(ge=-1)] = Field(
+        default=256, description="requests that wait for a replica; one more gets 429; -1: no limit"
+    )
+    coordinator_cpus: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="CPUs of a replica"
+    )
+    stage_cpus: Annotated[float, Field(ge=0)] = Field(default=1.0, description="CPUs of one stage")
+    stage_gpus: Annotated[float, Field(ge=0)] = Field(default=0.0, description="GPUs of one stage")
+    drafter_cpus: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="CPUs of one drafter that runs behind gRPC"
+    )
+    placement_group_strategy: str = Field(
+        default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
+    )
+    health_check_period_s: Annotated[float, Field(gt=0)] = Field(
+        default=2.0, description="how often a replica's health is asked for"
+    )
+    health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=30.0, description="no answer for this long: the replica is replaced"
+    )
+    graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=10.0, description="how long running requests may take when a replica stops"
+    )
+
+    @field_validator("placement_group_strategy")
+    @classmethod
+    def _check_strategy(cls, value: str) -> str:
+        known = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+        if value not in known:
+            raise ValueError(f"must be one of {', '.join(known)}")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeArgs:
+    """Everything that a served model is started with."""
+
+    engine: EngineConfig
+    server: ServerConfig
+    deployment: DeploymentConfig
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in the API."""
+        return self.engine.served_model_name or self.engine.model
+
+
+def read_settings(file: Path | str) -> dict[str, Any]:
+    """The mapping that a YAML file holds. Raises `ConfigError` naming the file and line."""
+    try:
+        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("config", f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("config", f"{file} is not a text file: {error.reason}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "cannot be parsed"
+        raise ConfigError("config", f"{file}{where}: {problem}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError("config", f"{file} must hold a mapping of settings")
+    return data
+
+
+def build_serve_args(settings: Mapping[str, Any]) -> ServeArgs:
+    """Validated settings: those of the engine at the top, `server` and `deployment` below.
+
+    Raises `ConfigError` naming the field, with the nearest known key for an unknown one.
+    """
+    engine = dict(settings)
+    server = _section(engine, "server")
+    deployment = _section(engine, "deployment")
+    known = [*EngineConfig.model_fields, "server", "deployment"]
+    for key in engine:
+        if key not in known:
+            raise unknown_key(key, key, known)
+    return ServeArgs(
+        engine=EngineConfig(**engine),
+        server=_build(ServerConfig, "server", server),
+        deployment=_build(DeploymentConfig, "deployment", deployment),
+    )
+
+
+def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with every value of `over` that is not None; mappings are merged key by key."""
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping):
+            merged[key] = merge_settings(merged.get(key) or {}, value)
+        elif value is not None:
+            merged[key] = value
+    return {key: value for key, value in merged.items() if value != {}}
+
+
+def parse_json(field: str, text: str) -> Any:
+    """JSON given on the command line. Raises `ConfigError` with the column at fault."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            field, f"not valid JSON ({error.msg} at column {error.colno}); quote it for the shell"
+        ) from error
+
+
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    section = settings.pop(name, None) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(name, "must be a mapping")
+    return section
+
+
+def _build(kind: type[Any], name: str, values: dict[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error.field}", error.message) from error
