@@ -20,7 +20,7 @@ from .step_attention import StepAttention
 
 def load_stage(
     model_path: str | Path, span: LayerSpan, num_blocks: int, block_size: int,
-    dtype: str = "float32", device: str = "cpu",
+    dtype: str = "float32", *, device: str = "cpu",
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
@@ -80,9 +80,12 @@ class Stage:
             self.kv.move(self._tensor(step.moves))
         if part.embed is not None:
             hidden = part.embed(self._tensor(step.token_ids))
-        assert hidden is not None and len(hidden) == len(step.token_ids)
+        assert hidden is not None
+        assert len(hidden) == len(step.token_ids)
+        if not len(hidden):
+            return hidden
         positions = self._tensor(step.positions)
-        rotations = self._rotary.rotations(positions, int(step.positions.max(initial=0)))
+        rotations = self._rotary.rotations(positions, int(step.positions.max()))
         attention = StepAttention(step, self.kv, self.block_size)
         states = hidden.to(part.device).unsqueeze(0)
         for layer, kind in zip(part.layers, part.layer_types, strict=True):
@@ -120,8 +123,9 @@ class Stage:
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part
-        assert part.norm is not None and part.head is not None
-        if len(rows) < len(hidden):
+        assert part.norm is not None
+        assert part.head is not None
+        if len(rows) != len(hidden):
             hidden = hidden[self._tensor(rows)]
         logits = part.head(part.norm(hidden)).float()
         if self._softcap is not None:
