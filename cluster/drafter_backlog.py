@@ -1,0 +1,69 @@
+"""What one drafter has not been told yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..core.types import Commit, DraftRequest, StepCommit
+from .committed_text import CommittedText
+
+
+class DrafterBacklog:
+    """Opens, closes and commits that wait for the next message to a drafter; bounded.
+
+    A request that waits to be opened needs no commits: it is opened with all tokens it has when
+    the message leaves. So more than `max_commits` commits turn into opening their requests again.
+    """
+
+    __slots__ = ("_closes", "_commits", "_max_commits", "_opens", "_source")
+
+    def __init__(self, source: str, max_commits: int) -> None:
+        self._source = source
+        self._max_commits = max_commits
+        self._opens: dict[str, None] = {}
+        self._closes: list[str] = []
+        self._commits: list[Commit] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._commits or self._opens or self._closes)
+
+    def reset(self, request_ids: Iterable[str]) -> None:
+        """The drafter knows nothing: open these requests, forget the rest."""
+        self._opens = dict.fromkeys(request_ids)
+        self._closes = []
+        self._commits = []
+
+    def open(self, request_id: str) -> None:
+        """Open a request, or open it anew."""
+        self._drop_commits(request_id)
+        self._opens[request_id] = None
+
+    def close(self, request_id: str) -> None:
+        """Close a request."""
+        self._drop_commits(request_id)
+        self._opens.pop(request_id, None)
+        self._closes.append(request_id)
+
+    def commit(self, commits: Sequence[StepCommit]) -> None:
+        """Tell what was committed."""
+        for commit in commits:
+            if commit.request_id not in self._opens:
+                probe_ids = commit.probe_ids.get(self._source)
+                self._commits.append(
+                    Commit(commit.request_id, commit.base_len, commit.tokens, probe_ids)
+                )
+        if len(self._commits) > self._max_commits:
+            self._opens.update(dict.fromkeys(commit.request_id for commit in self._commits))
+            self._commits = []
+
+    def take(
+        self, texts: Mapping[str, CommittedText]
+    ) -> tuple[tuple[str, ...], tuple[DraftRequest, ...], list[Commit]]:
+        """Closes, opens and commits of a message that leaves now; to be told in this order."""
+        closes, commits = tuple(self._closes), self._commits
+        opens = tuple(texts[request_id].request() for request_id in self._opens)
+        self.reset(())
+        return closes, opens, commits
+
+    def _drop_commits(self, request_id: str) -> None:
+        self._commits = [commit for commit in self._commits if commit.request_id != request_id]

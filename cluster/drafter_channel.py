@@ -1,0 +1,237 @@
+"""The hub's end of one drafter: what is on its way, what it answered, whether it is well."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..core.errors import DrafterError, ProtocolError
+from ..core.types import Proposal, Query, StepCommit
+from .arrived_proposals import ArrivedProposals
+from .circuit_breaker import CircuitBreaker, RetryPolicy
+from .committed_text import CommittedText
+from .drafter_backlog import DrafterBacklog
+from .drafter_link import DrafterLink, DrafterMessage
+from .drafter_stats import DrafterStats
+
+logger = logging.getLogger(__name__)
+
+# Weight of the newest answer in the running mean of latency; a faster one counts at once.
+LATENCY_WEIGHT = 0.25
+# Every so many messages a drafter that seemed too slow is waited for again.
+PATIENCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterLimits:
+    """What one drafter may do before it counts as failed.
+
+    vocab_size        token ids stay below
+    answer_timeout_s  a message unanswered for so long counts as a failure
+    max_backlog       commits kept for a busy drafter; beyond, its requests are opened again
+    max_probe_rows    most rows, offset and top_k of a probe
+    """
+
+    vocab_size: int
+    answer_timeout_s: float = 2.0
+    max_backlog: int = 1024
+    max_probe_rows: int = 256
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+class DrafterChannel:
+    """One drafter's messages, answers and health. Implements the link's `LinkEvents`.
+
+    At most one message is on its way; what happens meanwhile goes with the next one, which leaves
+    as soon as the answer is in. Nothing that the drafter does raises out of here.
+
+    texts        all open requests; the owner keeps it up to date before it calls
+    on_progress  called after every event of a drafter that is not local
+    """
+
+    def __init__(
+        self,
+        link: DrafterLink,
+        texts: Mapping[str, CommittedText],
+        limits: DrafterLimits,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.link = link
+        self.is_up = False
+        self.is_connecting = False
+        self.is_awaited = False
+        self._texts = texts
+        self._limits = limits
+        self._clock = clock
+        self._on_progress = on_progress
+        self._backlog = DrafterBacklog(link.name, limits.max_backlog)
+        self._breaker = CircuitBreaker(limits.retry, rng)
+        self._arrived = ArrivedProposals()
+        self._message: DrafterMessage | None = None
+        self._message_texts: list[CommittedText] = []
+        self._sent_at = 0.0
+        self._queries: Sequence[Query] = ()
+        self._budget_s = 0.0
+        self._mean_latency_s = 0.0
+        self._num_messages = self._num_errors = self._num_connects = 0
+        self._latency_sum_s, self._latency_count = 0.0, 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a message is on its way."""
+        return self._message is not None
+
+    def open(self, request_id: str) -> None:
+        """A request came into `texts`, new or anew."""
+        if self.is_up:
+            self._backlog.open(request_id)
+            self._flush_soon()
+
+    def close(self, request_id: str) -> None:
+        """A request left `texts`."""
+        self._arrived.forget(request_id)
+        if self.is_up:
+            self._backlog.close(request_id)
+            self._flush_soon()
+
+    def commit(self, commits: Sequence[StepCommit]) -> None:
+        """Queue commits that `texts` has already."""
+        if self.is_up:
+            self._backlog.commit(commits)
+
+    def ask(self, queries: Sequence[Query], budget_s: float) -> None:
+        """Send what is queued and `queries`, now or when the drafter has answered.
+
+        Sets `is_awaited` where an answer can be expected within the budget.
+        """
+        now = self._clock()
+        if not self.is_up:
+            self.connect(now)
+        elif self._message and now - self._sent_at > self._limits.answer_timeout_s:
+            self.failed(DrafterError("no answer in time"))
+        self._queries, self._budget_s = queries, budget_s
+        # Who is slower than the budget is not waited for: its proposals are used re-rooted.
+        in_time = self._mean_latency_s <= budget_s or self._num_messages % PATIENCE == 0
+        self.is_awaited = self.is_up and not self._message and bool(queries) and in_time
+        self._flush()
+
+    def take(self, query: Query) -> Proposal | None:
+        """The newest proposal that fits the query's text, or None."""
+        return self._arrived.take(query)
+
+    def connect(self, now: float) -> None:
+        """Begin to connect, unless the breaker is open."""
+        if not (self.is_up or self.is_connecting) and now >= self._breaker.retry_at:
+            self.is_connecting = True
+            self.link.connect(self)
+
+    def ready(self) -> None:
+        """The drafter knows nothing: open every request with it."""
+        self._num_connects += 1
+        self.is_connecting = False
+        self.is_up = True
+        self._backlog.reset(self._texts)
+        self._flush_soon()
+        if not self.link.is_local:
+            logger.info("drafter=%s event=connected count=%d", self.link.name, self._num_connects)
+            self._on_progress()
+
+    def answered(self, proposals: Sequence[Proposal]) -> None:
+        """Keep what passes the border, then send what is queued."""
+        message, self._message = self._message, None
+        assert message is not None, "an answer to nothing"
+        try:
+            self._check(message, proposals)
+        except Exception as error:
+            # An in-process drafter may return anything, and its use then raise anything.
+            logger.warning("drafter=%s event=bad_answer", self.link.name, exc_info=True)
+            self.failed(DrafterError(str(error)))
+            return
+        self._breaker.succeed()
+        if message.queries:
+            self.is_awaited = False
+            self._record_latency(message)
+            for query, text, proposal in zip(
+                message.queries, self._message_texts, proposals, strict=True
+            ):
+                if self._texts.get(query.request_id) is text:
+                    self._arrived.put(query, text, proposal)
+        if not self.link.is_local:
+            self._flush()
+            self._on_progress()
+
+    def failed(self, error: DrafterError) -> None:
+        """Disconnect; the breaker says when to try again."""
+        self._num_errors += 1
+        self.is_up = self.is_awaited = self.is_connecting = False
+        self._message = None
+        self.link.disconnect()
+        delay = self._breaker.fail(self._clock())
+        level = logging.WARNING if self._breaker.failures == 1 else logging.INFO
+        logger.log(
+            level, "drafter=%s event=failed retry_in_s=%.2f %s", self.link.name, delay, error
+        )
+        self._on_progress()
+
+    def stats(self) -> DrafterStats:
+        """Totals so far."""
+        return DrafterStats(
+            name=self.link.name,
+            connected=self.is_up,
+            messages=self._num_messages,
+            proposals=self._arrived.num_used,
+            late=self._arrived.num_late,
+            dropped=self._arrived.num_dropped,
+            errors=self._num_errors,
+            reconnects=max(0, self._num_connects - 1),
+            latency_sum_s=self._latency_sum_s,
+            latency_count=self._latency_count,
+        )
+
+    def _flush_soon(self) -> None:
+        # Deferred, so that it can still join a step's message; in process the step comes anyway.
+        if not self.link.is_local:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if not self.is_up or self._message is not None:
+            return
+        texts = self._texts
+        queries = [query for query in self._queries if query.request_id in texts]
+        self._queries = ()
+        if not queries and not self._backlog:
+            return
+        self._sent_at = now = self._clock()
+        self._num_messages += 1
+        closes, opens, commits = self._backlog.take(texts)
+        message = DrafterMessage(
+            self._num_messages, closes, opens, commits, queries, now + self._budget_s
+        )
+        self._message = message
+        self._message_texts = [texts[query.request_id] for query in queries]
+        self.link.send(message)
+
+    def _check(self, message: DrafterMessage, proposals: Sequence[Proposal]) -> None:
+        if len(proposals) != len(message.queries):
+            raise ProtocolError(f"{len(proposals)} proposals for {len(message.queries)} queries")
+        for proposal in proposals:
+            if proposal.source != self.link.name:
+                raise ProtocolError(f"a proposal of {proposal.source!r}")
+            proposal.check(self._limits.vocab_size)
+            if proposal.probe is not None:
+                proposal.probe.check(self._limits.vocab_size, self._limits.max_probe_rows)
+
+    def _record_latency(self, message: DrafterMessage) -> None:
+        latency = self._clock() - self._sent_at
+        self._latency_sum_s += latency
+        self._latency_count += 1
+        # Prompts are long; what an answer takes with one says nothing about the next.
+        if not message.opens:
+            self._mean_latency_s += LATENCY_WEIGHT * (latency - self._mean_latency_s)
+            self._mean_latency_s = min(self._mean_latency_s, latency)

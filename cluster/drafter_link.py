@@ -1,0 +1,71 @@
+"""What the drafter hub sends to a drafter, and the way there: in process or over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..core.errors import DrafterError
+from ..core.types import Commit, DraftRequest, Proposal, Query
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrafterMessage:
+    """Everything for one drafter since the last message. It acts in the order of the fields.
+
+    deadline  seconds of the hub's clock; proposals after it are late but not lost
+    """
+
+    sequence: int
+    closes: tuple[str, ...]
+    opens: tuple[DraftRequest, ...]
+    commits: Sequence[Commit]
+    queries: Sequence[Query]
+    deadline: float
+
+
+class LinkEvents(Protocol):
+    """What a link reports. Calls come in the loop that the link was made in."""
+
+    def ready(self) -> None:
+        """Messages may be sent now; the drafter knows no request."""
+        ...
+
+    def answered(self, proposals: Sequence[Proposal]) -> None:
+        """The answer to the last message: one proposal a query, in order."""
+        ...
+
+    def failed(self, error: DrafterError) -> None:
+        """The last message, or the connection, is lost; the drafter's state is unknown."""
+        ...
+
+
+class DrafterLink(Protocol):
+    """The way to one drafter. Carries one message at a time."""
+
+    @property
+    def name(self) -> str:
+        """The `source` of the drafter's proposals."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether `send` reports the answer before it returns."""
+        ...
+
+    def connect(self, events: LinkEvents) -> None:
+        """Begin to connect; `ready` or `failed` follows."""
+        ...
+
+    def send(self, message: DrafterMessage) -> None:
+        """Send after `ready` and after the former answer; `answered` or `failed` follows."""
+        ...
+
+    def disconnect(self) -> None:
+        """Drop the connection; no event of it follows. `connect` may be called again."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect and free everything."""
+        ...

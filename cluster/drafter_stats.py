@@ -1,0 +1,31 @@
+"""What the hub counts about a drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterStats:
+    """Totals since start, for metrics.
+
+    connected      whether messages can be sent now
+    messages       sent
+    proposals      used: given out by the hub, late ones included
+    late           came after their step's deadline
+    dropped        late ones that fit the text no more, or were replaced by a newer one
+    errors         failures of any kind: raised, broke the contract, never answered, lost
+    reconnects     connections after the first
+    latency_sum_s  from message to answer, over the `latency_count` answers to queries
+    """
+
+    name: str
+    connected: bool
+    messages: int
+    proposals: int
+    late: int
+    dropped: int
+    errors: int
+    reconnects: int
+    latency_sum_s: float
+    latency_count: int
