@@ -11,10 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import draftline
 import pytest
 from support.tree_copy import ROOT
-
-import draftline
 
 PUBLIC_NAMES = {
     "AsyncEngine", "DrafterConfig", "Engine", "EngineConfig", "SamplingParams", "demo_path",
@@ -48,7 +47,7 @@ ray.shutdown()
 def run_python(code: str, cwd: Path) -> str:
     """Standard output of a fresh interpreter; fails with its standard error."""
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True,
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, check=False, text=True,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -62,17 +61,15 @@ def test_import_from_any_folder(folder: str, tmp_path: Path) -> None:
 
 
 def test_from_the_root_the_bare_name_kernels_is_ours_and_empty() -> None:
-    """If this fails the trap is gone, and `test_import_from_any_folder` proves less than it says."""
+    """If this fails, the trap is gone and `test_import_from_any_folder` proves less."""
     found = run_python("import kernels; print(kernels.__file__)", ROOT).strip()
     assert found == str(ROOT / "kernels" / "__init__.py")
     assert Path(found).read_text(encoding="utf-8") == ""
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("folder", ["root", "empty"])
-def test_import_inside_a_ray_worker(folder: str, tmp_path: Path) -> None:
-    cwd = ROOT if folder == "root" else tmp_path
-    output = run_python(f"PROBE = {PROBE!r}\n{RAY_PROBE}", cwd)
+def test_import_inside_a_ray_worker_of_a_driver_in_the_root() -> None:
+    output = run_python(f"PROBE = {PROBE!r}\n{RAY_PROBE}", ROOT)
     assert output.strip() == str(ROOT / "__init__.py")
 
 

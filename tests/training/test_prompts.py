@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from draftline.training.corpus import SourceFile, held_out_files, held_out_names
 from draftline.training.prompts import MAX_CHARS, MIN_CHARS, OUTPUT, cut_prompts
 
