@@ -16,7 +16,7 @@ class SchedulerLimits:
     """Bounds of a replica.
 
     max_running     requests that hold KV at once
-    max_waiting     requests in the queue
+    max_waiting     requests in the queue beyond those that may run
     max_step_rows   rows of a step, tree nodes and prompt tokens together
     max_tree_nodes  nodes of one request's tree
     max_probe_rows  rows that one request's drafters may probe with in a step

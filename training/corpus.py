@@ -14,14 +14,9 @@ from pathlib import Path
 
 # Distribution folder -> licence, as its metadata states it.
 DEPENDENCIES = {
-    "accelerate": "Apache-2.0",
     "click": "BSD-3-Clause",
-    "fastapi": "MIT",
     "httpx": "BSD-3-Clause",
     "jinja2": "BSD-3-Clause",
-    "prometheus_client": "Apache-2.0",
-    "pydantic": "MIT",
-    "redis": "MIT",
     "requests": "Apache-2.0",
     "rich": "MIT",
     "starlette": "BSD-3-Clause",
@@ -39,7 +34,7 @@ HELD_OUT_LIST = Path(__file__).with_name("held_out.txt")
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file of the corpus; `name` is stable between machines, such as `stdlib/json/decoder.py`."""
+    """One file; `name` is the same on every machine, such as `stdlib/json/decoder.py`."""
 
     name: str
     text: str

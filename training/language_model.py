@@ -6,15 +6,13 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from rich.progress import Progress, TextColumn
-from rich.progress import BarColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
-
-from .muon import Muon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +25,12 @@ class TrainingPlan:
     """
 
     total_tokens: int
-    batch_tokens: int = 3072
+    batch_tokens: int = 2048
     short_window: int = 512
     long_window: int = 1024
     long_fraction: float = 0.15
-    matrix_lr: float = 0.015
-    vector_lr: float = 3e-3
+    peak_lr: float = 2e-3
+    weight_decay: float = 0.1
     warmup_fraction: float = 0.02
     cooldown_fraction: float = 0.5
     seed: int = 0
@@ -48,38 +46,50 @@ class TrainingPlan:
         late = step >= self.num_steps * (1 - self.long_fraction)
         return self.long_window if late else self.short_window
 
-    def lr_factor(self, step: int) -> float:
-        """Warm-up, constant, then linear cool-down to zero."""
-        done = (step + 1) / self.num_steps
-        return min(1.0, done / self.warmup_fraction, (1 - done) / self.cooldown_fraction)
+    def lr(self, step: int) -> float:
+        """Learning rate at `step`: warm-up, constant, then linear cool-down to zero."""
+        done = (step + 0.5) / self.num_steps
+        return self.peak_lr * min(
+            1.0, done / self.warmup_fraction, (1 - done) / self.cooldown_fraction
+        )
+
+
+class LossRow(NamedTuple):
+    """One line of a run's `loss.csv`; losses in nats a token."""
+
+    step: int
+    tokens: int
+    loss: float
+    held_out_loss: float
 
 
 def train(
-    config: LlamaConfig, documents: list[np.ndarray], held_out: np.ndarray, plan: TrainingPlan,
-    run_dir: Path, compile_model: bool = True,
-) -> LlamaForCausalLM:  # fmt: skip
+    config: LlamaConfig,
+    documents: list[np.ndarray],
+    held_out: np.ndarray,
+    plan: TrainingPlan,
+    run_dir: Path,
+) -> LlamaForCausalLM:
     """Train from scratch, or from the last checkpoint in `run_dir`; returns the float32 model.
 
-    `documents` are int token arrays that begin with the end-of-text token. Appends
-    `(step, tokens, loss, held_out_loss)` rows to `run_dir/loss.csv`, in nats a token.
+    `documents` are int token arrays that begin with the end-of-text token. Appends a `LossRow`
+    to `run_dir/loss.csv` at every checkpoint.
     """
     torch.manual_seed(plan.seed)
     model = LlamaForCausalLM(config)
-    forward = torch.compile(model, dynamic=False) if compile_model else model
-    optimizers = _optimizers(model, plan)
-    step = _resume(run_dir, model, optimizers)
-    batches = _batches(documents, plan, first_step=step)
-    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"),
-                  TimeRemainingColumn()) as progress:  # fmt: skip
+    forward = torch.compile(model, dynamic=False)
+    optimizer = _optimizer(model, plan)
+    step = _resume(run_dir, model, optimizer)
+    with _progress() as progress:
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
-        for batch in batches:
-            loss = _train_step(forward, optimizers, batch, plan.lr_factor(step))
+        for batch in _batches(documents, plan, first_step=step):
+            loss = _train_step(forward, optimizer, batch, plan.lr(step))
             step += 1
             progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
-            last = step == plan.num_steps
-            if step % plan.checkpoint_every == 0 or last:
-                row = (step, step * plan.batch_tokens, loss, evaluate(model, held_out[: 8 * 1024]))
-                _checkpoint(run_dir, model, optimizers, step, row)
+            if step % plan.checkpoint_every == 0 or step == plan.num_steps:
+                held_out_loss = evaluate(model, held_out[: 16 * plan.long_window])
+                row = LossRow(step, step * plan.batch_tokens, loss, held_out_loss)
+                _checkpoint(run_dir, model, optimizer, row)
     return model
 
 
@@ -96,26 +106,36 @@ def evaluate(model: LlamaForCausalLM, tokens: np.ndarray, window: int = 1024) ->
     return float(np.mean(losses))
 
 
-def _optimizers(model: LlamaForCausalLM, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
-    inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    matrices = {id(p) for p in inner}
-    others = [p for p in model.parameters() if id(p) not in matrices]
-    adam = torch.optim.AdamW(others, lr=plan.vector_lr, betas=(0.9, 0.95), weight_decay=0.0)
-    return [Muon(inner, lr=plan.matrix_lr), adam]
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} steps"),
+        TimeRemainingColumn(),
+    )
+
+
+def _optimizer(model: nn.Module, plan: TrainingPlan) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    gains = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": plan.weight_decay},
+        {"params": gains, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=plan.peak_lr, betas=(0.9, 0.95), fused=True)
 
 
 def _train_step(
-    forward: nn.Module, optimizers: list[torch.optim.Optimizer], batch: Tensor, lr_factor: float
+    forward: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, lr: float
 ) -> float:
     logits = forward(input_ids=batch[:, :-1], use_cache=False).logits
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
     loss.backward()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group.setdefault("peak_lr", group["lr"])
-            group["lr"] = group["peak_lr"] * lr_factor
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    for group in optimizer.param_groups:
+        torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return loss.item()
 
 
@@ -136,26 +156,24 @@ def _batches(documents: list[np.ndarray], plan: TrainingPlan, first_step: int) -
         stream = stream[rows * window :]
 
 
-def _resume(run_dir: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
+def _resume(run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     path = run_dir / "checkpoint.pt"
     if not path.exists():
         return 0
     state = torch.load(path)
     model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
+    optimizer.load_state_dict(state["optimizer"])
     return state["step"]
 
 
 def _checkpoint(
-    run_dir: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], step: int,
-    row: tuple[int, int, float, float],
-) -> None:  # fmt: skip
+    run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, row: LossRow
+) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     state = {
         "model": model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        "step": step,
+        "optimizer": optimizer.state_dict(),
+        "step": row.step,
     }
     # Written aside and renamed, so that a kill never leaves half a checkpoint.
     torch.save(state, run_dir / "checkpoint.new")

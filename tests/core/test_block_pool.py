@@ -1,0 +1,52 @@
+import pytest
+from draftline.core.block_pool import BlockPool
+from draftline.core.errors import CapacityError
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+
+class Pool(RuleBasedStateMachine):
+    """Random allocations and frees, against a plain set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(num_blocks=13, block_size=4)
+        self.holders: list[list[int]] = []
+
+    @rule(count=st.integers(0, 15))
+    def allocate(self, count: int) -> None:
+        free = self.pool.num_free
+        if count > free:
+            with pytest.raises(CapacityError):
+                self.pool.allocate(count)
+            assert self.pool.num_free == free
+        else:
+            self.holders.append(self.pool.allocate(count))
+
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        if self.holders:
+            index = data.draw(st.integers(0, len(self.holders) - 1))
+            self.pool.free(self.holders.pop(index))
+
+    @invariant()
+    def every_block_has_one_holder(self) -> None:
+        self.pool.check()
+        held = [block for blocks in self.holders for block in blocks]
+        assert len(held) == len(set(held)) == self.pool.num_blocks - self.pool.num_free
+
+
+TestPool = Pool.TestCase
+
+
+def test_freeing_twice_is_an_error_of_ours() -> None:
+    pool = BlockPool(4, 4)
+    blocks = pool.allocate(2)
+    pool.free(blocks)
+    with pytest.raises(AssertionError):
+        pool.free(blocks)
+
+
+@pytest.mark.parametrize(("slots", "blocks"), [(0, 0), (1, 1), (4, 1), (5, 2)])
+def test_blocks_for(slots: int, blocks: int) -> None:
+    assert BlockPool(4, 4).blocks_for(slots) == blocks

@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+from draftline.core.tree import TokenTree, merge
+from draftline.core.types import ROOT, Proposal, chain_proposal
+from draftline.core.verify import walk
+from hypothesis import given
+from hypothesis import strategies as st
+
+VOCAB = 5
+
+
+def proposal(source: str, nodes: list[tuple[int, int]]) -> Proposal:
+    tokens, parents = zip(*nodes, strict=True) if nodes else ((), ())
+    return Proposal(
+        source,
+        np.array(tokens, dtype=np.int32),
+        np.array(parents, dtype=np.int32),
+        np.zeros(len(nodes), dtype=np.float32),
+    )
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> list[Proposal]:
+    found = []
+    for index in range(draw(st.integers(0, 4))):
+        size = draw(st.integers(0, 12))
+        nodes = [
+            (draw(st.integers(0, VOCAB - 1)), draw(st.integers(ROOT, node - 1)))
+            for node in range(size)
+        ]
+        found.append(proposal(f"drafter{index}", nodes))
+    return found
+
+
+def paths(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
+    """Every node as the tokens from the root down to it."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return set(found)
+
+
+def tree_paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return paths(tree.tokens.tolist(), tree.parents.tolist())
+
+
+def test_merges_by_prefix_in_order_of_priority() -> None:
+    first = proposal("spectra", [(7, ROOT), (8, 0), (9, 0)])
+    second = proposal("retrieval", [(7, ROOT), (9, 0), (4, 1), (5, ROOT)])
+    tree = merge([first, second], max_nodes=10, max_depth=10)
+    assert tree.tokens.tolist() == [7, 8, 9, 4, 5]
+    assert tree.parents.tolist() == [ROOT, 0, 0, 2, ROOT]
+    assert tree.depths.tolist() == [1, 2, 2, 3, 1]
+    assert tree.sources == ("spectra", "spectra", "spectra", "retrieval", "retrieval")
+
+
+def test_a_cut_node_takes_its_descendants_along() -> None:
+    chain = chain_proposal("a", np.array([1, 2, 3, 4], dtype=np.int32))
+    assert merge([chain], max_nodes=10, max_depth=2).tokens.tolist() == [1, 2]
+    other = chain_proposal("b", np.array([9, 8], dtype=np.int32))
+    assert merge([chain, other], max_nodes=5, max_depth=9).tokens.tolist() == [1, 2, 3, 4, 9]
+
+
+@given(proposals(), st.integers(0, 20), st.integers(0, 6))
+def test_merge_keeps_the_invariants_and_only_proposed_paths(
+    found: list[Proposal], max_nodes: int, max_depth: int
+) -> None:
+    tree = merge(found, max_nodes, max_depth)
+    tree.check()
+    assert len(tree) <= max_nodes
+    assert tree.depths.max(initial=0) <= max_depth
+    proposed = set().union(*(paths(p.tokens.tolist(), p.parents.tolist()) for p in found), set())
+    assert tree_paths(tree) <= proposed
+    if max_nodes >= 20 * VOCAB or max_nodes >= len(proposed):
+        assert tree_paths(tree) == {path for path in proposed if len(path) <= max_depth}
+
+
+@given(proposals())
+def test_mask_row_is_the_root_the_ancestors_and_itself(found: list[Proposal]) -> None:
+    tree = merge(found, 64, 64)
+    mask = tree.mask()
+    for node in range(len(tree)):
+        seen = {0, node + 1}
+        parent = int(tree.parents[node])
+        while parent != ROOT:
+            seen.add(parent + 1)
+            parent = int(tree.parents[parent])
+        assert set(np.flatnonzero(mask[node + 1]).tolist()) == seen
+    assert np.flatnonzero(mask[0]).tolist() == [0]
+
+
+@given(proposals(), st.data())
+def test_walk_follows_the_target_until_it_leaves_the_tree(
+    found: list[Proposal], data: st.DataObject
+) -> None:
+    tree = merge(found, 64, 64)
+    size = len(tree) + 1
+    targets = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size))
+    path, bonus = walk(tree, np.array(targets, dtype=np.int32))
+    node = ROOT
+    for step in path:
+        assert tree.parents[step] == node
+        assert tree.tokens[step] == targets[node + 1]
+        node = step
+    assert bonus == targets[node + 1]
+    assert (node, bonus) not in tree.children
+
+
+def test_check_notices_a_broken_tree() -> None:
+    tree = merge([proposal("a", [(1, ROOT), (2, 0)])], 9, 9)
+    broken = TokenTree(tree.tokens, tree.parents, tree.depths + 1, tree.sources, tree.children)
+    with pytest.raises(AssertionError):
+        broken.check()
