@@ -33,7 +33,7 @@ class PromptLookupOptions:
 
     max_ngram: int = 3
     min_ngram: int = 1
-    num_tokens: int = 10
+    num_tokens: int = 6
     num_matches: int = 3
     window: int = 32768
 
