@@ -36,7 +36,7 @@ class CheckpointError(DraftlineError):
 
 
 class StoreError(DraftlineError):
-    """A retrieval segment is corrupt, or belongs to another model or tokenizer."""
+    """A retrieval store is out of reach; or a segment is corrupt, or of another model."""
 
 
 class CapacityError(DraftlineError):
