@@ -70,6 +70,8 @@ def _describe(model: type[RequestModel], details: dict[str, Any]) -> str:
             known = [*model.model_fields, *model.neutral, *IGNORED]
             near = difflib.get_close_matches(str(details["loc"][-1]), known, n=1)
             return "unknown field" + (f"; did you mean {near[0]!r}?" if near else "")
+        case "model_type":
+            return "must be an object"
         case "value_error":
             return str(details["ctx"]["error"])
     message = str(details["msg"])

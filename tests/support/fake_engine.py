@@ -1,0 +1,154 @@
+"""An engine of the same shape as `deploy.engine.AsyncEngine`, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from draftline.core.errors import CapacityError, RequestError
+from draftline.core.output import TARGET_SOURCE, Delta, FinishReason, RequestMetrics
+from draftline.core.sampling_params import SamplingParams
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def byte_tokenizer(*, chat: bool = True) -> PreTrainedTokenizerFast:
+    """Token ids are the bytes of the text, in an order of their own."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    template = CHAT_TEMPLATE if chat else None
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModelInfo:
+    vocab_size: int = 256
+    max_context_len: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FakeStats:
+    num_running: int
+    num_waiting: int = 0
+    kv_usage: float = 0.25
+
+
+class FakeEngine:
+    """Answers every prompt with `answer`, two tokens a delta, one from a drafter and one not.
+
+    hold       deltas after the first wait for this event, where it is given
+    error      raised instead of delta number `error_at`
+    calls      parameters of every request, in order
+    cancelled  request ids whose stream was closed early
+    """
+
+    def __init__(
+        self,
+        answer: str = "def f(x):\n    return x\n",
+        *,
+        chat: bool = True,
+        hold: asyncio.Event | None = None,
+        error: Exception | None = None,
+        error_at: int = 0,
+        max_running: int = 64,
+    ) -> None:
+        self.model_info = FakeModelInfo()
+        self.tokenizer = byte_tokenizer(chat=chat)
+        self.calls: list[tuple[tuple[int, ...], SamplingParams, bool]] = []
+        self.cancelled: list[str] = []
+        self.healthy = True
+        self.started = self.closed = False
+        self._answer = tuple(self.tokenizer.encode(answer))
+        self._hold = hold
+        self._error = error
+        self._error_at = error_at
+        self._max_running = max_running
+        self._running: set[str] = set()
+
+    async def start(self) -> None:
+        self.started = True
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def is_healthy(self) -> bool:
+        return self.healthy
+
+    def stats(self) -> FakeStats:
+        return FakeStats(num_running=len(self._running))
+
+    async def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        namespace: str = "shared",
+        speculative: bool = True,
+    ) -> AsyncGenerator[Delta, None]:
+        assert not isinstance(prompt, str)
+        assert namespace == "shared"
+        assert request_id is not None
+        if any(token_id >= self.model_info.vocab_size for token_id in prompt):
+            raise RequestError("prompt", "holds a token id outside the vocabulary")
+        if len(self._running) >= self._max_running:
+            raise CapacityError("the queue is full")
+        self.calls.append((tuple(prompt), params, speculative))
+        self._running.add(request_id)
+        finished = False
+        try:
+            for index, delta in enumerate(self._deltas(prompt, params, request_id)):
+                if self._error is not None and index == self._error_at:
+                    raise self._error
+                if index and self._hold is not None:
+                    await self._hold.wait()
+                await asyncio.sleep(0)
+                yield delta
+            finished = True
+        finally:
+            self._running.discard(request_id)
+            if not finished:
+                self.cancelled.append(request_id)
+
+    def _deltas(
+        self, prompt: Sequence[int], params: SamplingParams, request_id: str
+    ) -> list[Delta]:
+        limit = params.max_tokens or len(self._answer)
+        tokens = self._answer[:limit]
+        reason: FinishReason = "length" if len(tokens) == limit else "stop"
+        pairs = [tokens[start : start + 2] for start in range(0, len(tokens), 2)]
+        accepted = tuple(len(pair) - 1 for pair in pairs[1:])
+        metrics = RequestMetrics(
+            prompt_tokens=len(prompt),
+            generated_tokens=len(tokens),
+            num_steps=len(accepted),
+            num_draft_tokens=3 * len(accepted),
+            drafted_by_source={"spectra": 3 * len(accepted)},
+            accepted_by_source={"spectra": sum(accepted)},
+            accepted_lengths=accepted,
+            arrival_time=10.0,
+            first_token_time=10.5,
+            finish_time=12.0,
+        )
+        return [
+            Delta(
+                request_id=request_id,
+                token_ids=pair,
+                sources=("spectra", TARGET_SOURCE)[-len(pair) :],
+                text=self.tokenizer.decode(pair),
+                finish_reason=reason if index == len(pairs) - 1 else None,
+                metrics=metrics if index == len(pairs) - 1 else None,
+            )
+            for index, pair in enumerate(pairs)
+        ]
