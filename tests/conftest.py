@@ -38,10 +38,12 @@ GUARDED = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under xdist, tests that start Ray run one after another, in one worker."""
+    """Under xdist, tests that start Ray run one after another, in one worker; GPU tests need one."""
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.xdist_group("cluster"))
+        if item.get_closest_marker("gpu") and not _has_gpu():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,6 +68,12 @@ def unit_tests_stay_inside(request: pytest.FixtureRequest, monkeypatch: pytest.M
             for target in targets:
                 owner, name = _resolve(module, target)
                 monkeypatch.setattr(owner, name, _refuse(f"{module_name}.{target}"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _area(path: Path) -> str:
