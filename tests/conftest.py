@@ -38,7 +38,7 @@ GUARDED = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under xdist, tests that start Ray run one after another, in one worker; GPU tests need one."""
+    """Tests that start Ray run one after another, in one xdist worker; GPU tests need a GPU."""
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.xdist_group("cluster"))
