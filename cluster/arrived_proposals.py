@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..core.reroot import reroot
 from ..core.types import Proposal, Query
 from .committed_text import CommittedText
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arrival:
-    text: CommittedText
-    base_len: int
-    proposal: Proposal
 
 
 class ArrivedProposals:
@@ -22,7 +13,8 @@ class ArrivedProposals:
     __slots__ = ("_arrivals", "num_dropped", "num_late", "num_used")
 
     def __init__(self) -> None:
-        self._arrivals: dict[str, _Arrival] = {}
+        # By request id: the query that was answered, the text it was about, the answer.
+        self._arrivals: dict[str, tuple[Query, CommittedText, Proposal]] = {}
         self.num_used = 0
         self.num_late = 0
         self.num_dropped = 0
@@ -31,7 +23,7 @@ class ArrivedProposals:
         """Keep the answer to a query; it replaces an older one that was not used."""
         if query.request_id in self._arrivals:
             self.num_dropped += 1
-        self._arrivals[query.request_id] = _Arrival(text, query.committed_len, proposal)
+        self._arrivals[query.request_id] = (query, text, proposal)
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for a request."""
@@ -45,11 +37,10 @@ class ArrivedProposals:
         arrival = self._arrivals.pop(query.request_id, None)
         if arrival is None:
             return None
-        proposal: Proposal | None = arrival.proposal
-        if arrival.base_len != query.committed_len:
+        answered, text, proposal = arrival
+        if answered.committed_len != query.committed_len:
             self.num_late += 1
-            since = arrival.text.tokens(arrival.base_len, query.committed_len)
-            proposal = reroot(arrival.proposal, since)
+            proposal = reroot(proposal, text.tokens(answered.committed_len, query.committed_len))
             self.num_dropped += proposal is None
         if proposal is None or not (len(proposal.tokens) or proposal.probe):
             return None

@@ -60,7 +60,10 @@ class DrafterBacklog:
         self, texts: Mapping[str, CommittedText]
     ) -> tuple[tuple[str, ...], tuple[DraftRequest, ...], list[Commit]]:
         """Closes, opens and commits of a message that leaves now; to be told in this order."""
-        closes, commits = tuple(self._closes), self._commits
+        commits, self._commits = self._commits, []
+        if not (self._opens or self._closes):
+            return (), (), commits
+        closes = tuple(self._closes)
         opens = tuple(texts[request_id].request() for request_id in self._opens)
         self.reset(())
         return closes, opens, commits

@@ -14,6 +14,8 @@ All arrays are numpy and are never written after construction.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -32,8 +34,9 @@ LOG_PROB_SLACK = 1e-3
 
 
 def _all_below(ids: Int32, bound: int) -> bool:
-    """Whether 0 <= id < bound for all; read as unsigned, a negative number is too large."""
-    return len(ids) == 0 or bool(ids.view(np.uint32).max() < bound)
+    """Whether 0 <= id < bound for all."""
+    values = ids.tolist()
+    return not values or (min(values) >= 0 and max(values) < bound)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,14 +104,15 @@ class Proposal:
             raise ProtocolError(f"proposal of {self.source}: tokens and parents must be int32")
         if self.log_probs.dtype != np.float32:
             raise ProtocolError(f"proposal of {self.source}: log_probs must be float32")
-        if count == 0:
-            return
+        # Lists, because a proposal is short: numpy would take longer to start each operation.
         if not _all_below(self.tokens, vocab_size):
             raise ProtocolError(f"proposal of {self.source}: token id outside the vocabulary")
-        if ((self.parents - ROOT).view(np.uint32) > np.arange(count, dtype=np.uint32)).any():
+        parents = self.parents.tolist()
+        if min(parents, default=ROOT) < ROOT or not all(map(operator.lt, parents, range(count))):
             raise ProtocolError(f"proposal of {self.source}: a parent does not precede its child")
-        # A NaN fails the comparison too; the slack is for the rounding of a logarithm of 1.
-        if not self.log_probs.max() <= LOG_PROB_SLACK:
+        values = self.log_probs.tolist()
+        # The slack is for the rounding of a logarithm of 1; a NaN makes the sum one.
+        if max(values, default=0.0) > LOG_PROB_SLACK or math.isnan(sum(values)):
             raise ProtocolError(f"proposal of {self.source}: a log-probability is above 0 or NaN")
 
 

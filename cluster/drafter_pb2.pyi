@@ -1,0 +1,133 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Array(_message.Message):
+    __slots__ = ("dtype", "shape", "data")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "name")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    name: str
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DraftRequest(_message.Message):
+    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    token_ids: Array
+    prompt_len: int
+    temperature: float
+    seed: int
+    namespace: str
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("request_id", "base_len", "tokens", "probe_ids")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    base_len: int
+    tokens: Array
+    probe_ids: Array
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., probe_ids: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class Query(_message.Message):
+    __slots__ = ("request_id", "committed_len", "max_nodes")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    committed_len: int
+    max_nodes: int
+    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CLOSES_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_S_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    closes: _containers.RepeatedScalarFieldContainer[str]
+    opens: _containers.RepeatedCompositeFieldContainer[DraftRequest]
+    commits: _containers.RepeatedCompositeFieldContainer[Commit]
+    queries: _containers.RepeatedCompositeFieldContainer[Query]
+    budget_s: float
+    def __init__(self, sequence: _Optional[int] = ..., closes: _Optional[_Iterable[str]] = ..., opens: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., budget_s: _Optional[float] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("tokens", "offsets", "mask", "wanted", "top_k")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    tokens: Array
+    offsets: Array
+    mask: Array
+    wanted: Array
+    top_k: int
+    def __init__(self, tokens: _Optional[_Union[Array, _Mapping]] = ..., offsets: _Optional[_Union[Array, _Mapping]] = ..., mask: _Optional[_Union[Array, _Mapping]] = ..., wanted: _Optional[_Union[Array, _Mapping]] = ..., top_k: _Optional[int] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("request_id", "tokens", "parents", "log_probs", "probe")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tokens: Array
+    parents: Array
+    log_probs: Array
+    probe: Probe
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("sequence", "proposals", "error")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
+    error: str
+    def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ToDrafter(_message.Message):
+    __slots__ = ("hello", "step")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    step: Step
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+
+class FromDrafter(_message.Message):
+    __slots__ = ("hello", "answer")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    answer: Answer
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...

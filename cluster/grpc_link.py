@@ -1,0 +1,157 @@
+"""A link to a drafter server: one bidirectional gRPC stream carries all requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from ..core.errors import DrafterError, DraftlineError, ProtocolError
+from . import drafter_pb2 as pb
+from .drafter_link import DrafterMessage, LinkEvents
+from .tls_files import TlsFiles
+from .wire import (
+    DEFAULT_MAX_BYTES,
+    METHOD,
+    decode_answer,
+    decode_hello,
+    encode_hello,
+    encode_step,
+)
+
+logger = logging.getLogger(__name__)
+
+AddressProvider = Callable[[], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcOptions:
+    """How to reach a drafter server.
+
+    connect_timeout_s  for finding the address, connecting and the first answer together
+    max_message_bytes  larger messages are refused, both ways
+    """
+
+    connect_timeout_s: float = 5.0
+    max_message_bytes: int = DEFAULT_MAX_BYTES
+    tls: TlsFiles | None = None
+
+
+class GrpcLink:
+    """Speaks to one drafter server. Every failure ends the connection and becomes `failed`.
+
+    address  host:port, or an awaitable callable that is asked anew before each connection
+    """
+
+    is_local = False
+
+    def __init__(
+        self,
+        name: str,
+        address: str | AddressProvider,
+        options: GrpcOptions | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._address = address
+        self._options = options or GrpcOptions()
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._events: LinkEvents | None = None
+        self._message: DrafterMessage | None = None
+        # One message at a time and the hello.
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=2)
+
+    def connect(self, events: LinkEvents) -> None:
+        """Connect in a task of the running loop."""
+        assert self._task is None, "connected already"
+        self._events = events
+        self._message = None
+        self._outbox = asyncio.Queue(maxsize=2)
+        self._task = asyncio.get_running_loop().create_task(self._run(events))
+
+    def send(self, message: DrafterMessage) -> None:
+        """Hand the message to the stream; it leaves in the loop's next turn."""
+        assert self._message is None, "one message at a time"
+        assert self._events is not None, "send before connect"
+        budget_s = max(0.0, message.deadline - self._clock())
+        try:
+            data = encode_step(message, budget_s, self._options.max_message_bytes)
+        except ProtocolError as error:
+            self._events.failed(DrafterError(str(error)))
+            return
+        self._message = message
+        self._outbox.put_nowait(data)
+
+    def disconnect(self) -> None:
+        """Cancel the stream."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel the stream and wait until it is gone."""
+        task = self._task
+        self.disconnect()
+        if task is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self, events: LinkEvents) -> None:
+        try:
+            await self._converse(events)
+            error = DrafterError("its server ended the stream")
+        except grpc.aio.AioRpcError as cause:
+            error = DrafterError(f"{cause.code().name}: {cause.details()}")
+        except TimeoutError:
+            error = DrafterError("no connection in time")
+        except DraftlineError as cause:
+            error = DrafterError(str(cause))
+        except Exception as cause:
+            # An address provider asks another system, which may fail in its own ways.
+            logger.debug("drafter=%s event=link_failed", self.name, exc_info=True)
+            error = DrafterError(f"{type(cause).__name__}: {cause}")
+        self._task = None
+        events.failed(error)
+
+    async def _converse(self, events: LinkEvents) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                address = self._address if isinstance(self._address, str) else await self._address()
+                channel = await stack.enter_async_context(self._channel(address))
+                answers = aiter(channel.stream_stream(METHOD)(self._outgoing()))
+                decode_hello(await anext(answers, b""), pb.FromDrafter)
+            events.ready()
+            async for data in answers:
+                message, self._message = self._message, None
+                if message is None:
+                    raise ProtocolError("wire: an answer to nothing")
+                events.answered(decode_answer(data, message, self.name))
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        options = channel_options(self._options.max_message_bytes)
+        if self._options.tls is None:
+            return grpc.aio.insecure_channel(address, options)
+        return grpc.aio.secure_channel(address, self._options.tls.channel_credentials(), options)
+
+    async def _outgoing(self) -> AsyncIterator[bytes]:
+        yield encode_hello(self.name, pb.ToDrafter)
+        while True:
+            yield await self._outbox.get()
+
+
+def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """gRPC options of a client; when to reconnect is the hub's decision, not gRPC's."""
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        # Shared connections would carry gRPC's own back-off from one attempt to the next.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
