@@ -8,11 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.fake_engine import FakeEngine
-
 from draftline.deploy.engine_face import LocalFace
 from draftline.deploy.openai_api import create_app
 from draftline.deploy.settings import ServerConfig
+from support.fake_engine import FakeEngine
 
 MODEL = "tiny"
 
@@ -23,9 +22,11 @@ async def serve(engine: FakeEngine, **options: Any) -> AsyncIterator[httpx.Async
     face = LocalFace(engine)  # pyright: ignore[reportArgumentType]
     app = create_app(face, ServerConfig(**options), MODEL)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with app.router.lifespan_context(app):
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        yield client
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from draftline.core.errors import CapacityError, StageError, StageLost
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.fake_engine import FakeEngine
-
-from draftline.core.errors import CapacityError, StageError, StageLost
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -7,11 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from support.fake_engine import FakeEngine
-
 from draftline.deploy.engine_face import LocalFace
 from draftline.deploy.openai_api import create_app
 from draftline.deploy.settings import ServerConfig
+from support.fake_engine import FakeEngine
 
 
 class Client:
@@ -53,8 +52,8 @@ async def test_disconnect_cancels(stream: bool, prompt: Any) -> None:
         request = asyncio.create_task(app(dict(SCOPE), client.receive, client.send))
         if stream:
             await client.got_body.wait()
-        while len(engine.calls) < len(prompt):
-            await asyncio.sleep(0)
+        for _ in prompt:
+            await engine.arrivals.get()
         assert engine.cancelled == []
         client.gone.set()
         await asyncio.wait({request})

@@ -6,10 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+from draftline import __version__
 from prometheus_client.parser import text_string_to_metric_families
 from support.fake_engine import FakeEngine
-
-from draftline import __version__
 
 
 async def test_health_follows_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-
 from draftline.core.errors import CapacityError, RequestError
 from draftline.core.output import TARGET_SOURCE, Delta, FinishReason, RequestMetrics
 from draftline.core.sampling_params import SamplingParams
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -50,6 +49,7 @@ class FakeEngine:
     hold       deltas after the first wait for this event, where it is given
     error      raised instead of delta number `error_at`
     calls      parameters of every request, in order
+    arrivals   request ids, in order, to wait for
     cancelled  request ids whose stream was closed early
     """
 
@@ -66,6 +66,7 @@ class FakeEngine:
         self.model_info = FakeModelInfo()
         self.tokenizer = byte_tokenizer(chat=chat)
         self.calls: list[tuple[tuple[int, ...], SamplingParams, bool]] = []
+        self.arrivals: asyncio.Queue[str] = asyncio.Queue()
         self.cancelled: list[str] = []
         self.healthy = True
         self.started = self.closed = False
@@ -106,6 +107,7 @@ class FakeEngine:
             raise CapacityError("the queue is full")
         self.calls.append((tuple(prompt), params, speculative))
         self._running.add(request_id)
+        self.arrivals.put_nowait(request_id)
         finished = False
         try:
             for index, delta in enumerate(self._deltas(prompt, params, request_id)):
