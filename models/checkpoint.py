@@ -13,16 +13,19 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from ..core.errors import CheckpointError
+from .bundled import BUNDLED_NAMES, demo_path
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
 def resolve_model_path(model: str | Path) -> Path:
-    """The local folder of a model: `model` itself, or the snapshot of that hub id.
+    """The folder of a model: `model` itself, a bundled one by name, or the snapshot of a hub id.
 
     Raises `CheckpointError` if it is neither a folder nor a hub id that can be fetched.
     """
+    if model in BUNDLED_NAMES:
+        return demo_path(str(model))
     path = Path(model).expanduser()
     if path.is_dir():
         return path

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from ..core.errors import CheckpointError, ConfigError
 from . import attention
 from .checkpoint import TensorFiles, read_config, resolve_model_path
+from .fast_modules import can_be_fast, make_fast
 from .partition import LayerSpan
 from .weights import load_tensors
 
@@ -27,6 +28,7 @@ class ModelSlice:
     """Modules of one stage; `embed` and `head` with `norm` only where the span has them.
 
     layer_types  the kind of attention of each layer (`full_attention`, ...), or None for all alike
+    fast         the modules are those of `fast_modules.py`: no batch dimension, flat rotations
     """
 
     config: PretrainedConfig
@@ -38,6 +40,7 @@ class ModelSlice:
     embed: nn.Module | None
     norm: nn.Module | None
     head: nn.Module | None
+    fast: bool
 
 
 def load_slice(
@@ -57,20 +60,25 @@ def load_slice(
         whole = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
     inner = whole.base_model
     load_tensors(whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device))
-    layers = tuple(inner.layers[span.first : span.last])
+    layers = tuple(layer.eval().to(device) for layer in inner.layers[span.first : span.last])
     for index, layer in enumerate(layers):
         layer.self_attn.draftline_layer = index
+    ends = (inner.norm.to(device), whole.lm_head.to(device)) if span.is_last else (None, None)
+    fast = can_be_fast(layers[0], DTYPES[dtype], torch.device(device))
+    if fast:
+        layers, ends = tuple(map(make_fast, layers)), tuple(end and make_fast(end) for end in ends)
     types = getattr(config, "layer_types", None) or [None] * span.num_layers
     return ModelSlice(
         config=config,
         dtype=DTYPES[dtype],
         device=torch.device(device),
-        layers=tuple(layer.eval().to(device) for layer in layers),
+        layers=layers,
         layer_types=tuple(types[span.first : span.last]),
         rotary=inner.rotary_emb.to(device),
         embed=inner.embed_tokens.to(device) if span.is_first else None,
-        norm=inner.norm.to(device) if span.is_last else None,
-        head=whole.lm_head.to(device) if span.is_last else None,
+        norm=ends[0],
+        head=ends[1],
+        fast=fast,
     )
 
 

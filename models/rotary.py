@@ -18,10 +18,17 @@ class RotaryTable:
     at load), so a row of the table equals what the module would say. Grows when needed.
     """
 
-    def __init__(self, rotary: nn.Module, layer_types: Iterable[str], like: Tensor) -> None:
-        """`like` gives dtype and device of the hidden states."""
+    def __init__(
+        self, rotary: nn.Module, layer_types: Iterable[str], like: Tensor, *, flat: bool = False
+    ) -> None:
+        """`like` gives dtype and device of the hidden states.
+
+        `flat` is for `FastAttention`: rotations are [rows, 1, width], and the first half of the
+        sines is negated, which `rotate_half` does to the heads otherwise.
+        """
         self._rotary = rotary
         self._like = like
+        self._flat = flat
         by_type = "layer_type" in inspect.signature(rotary.forward).parameters
         self._types = tuple(sorted(set(layer_types))) if by_type else (None,)
         self._tables: dict[str | None, Rotation] = {}
@@ -29,10 +36,11 @@ class RotaryTable:
 
     def rotations(self, positions: Tensor, largest: int) -> dict[str | None, Rotation]:
         """Cosine and sine [1, rows, width] by layer type (None: for all) at int64 `positions`."""
+        axis = 0 if self._flat else 1
         if largest >= self._num_positions:
             self._grow(largest + 1)
         return {
-            layer_type: (cos[:, positions], sin[:, positions])
+            layer_type: (cos.index_select(axis, positions), sin.index_select(axis, positions))
             for layer_type, (cos, sin) in self._tables.items()
         }
 
@@ -41,4 +49,11 @@ class RotaryTable:
         all_positions = torch.arange(self._num_positions, device=self._like.device)[None]
         for layer_type in self._types:
             kind = {} if layer_type is None else {"layer_type": layer_type}
-            self._tables[layer_type] = self._rotary(self._like, all_positions, **kind)
+            cos, sin = self._rotary(self._like, all_positions, **kind)
+            self._tables[layer_type] = _flattened(cos, sin) if self._flat else (cos, sin)
+
+
+def _flattened(cos: Tensor, sin: Tensor) -> Rotation:
+    sin = sin.clone()
+    sin[..., : sin.shape[-1] // 2].neg_()
+    return cos.transpose(0, 1).contiguous(), sin.transpose(0, 1).contiguous()

@@ -44,7 +44,7 @@ class Stage:
         self._softcap = getattr(part.config, "final_logit_softcapping", None)
         like = torch.empty(0, dtype=part.dtype, device=part.device)
         layer_types = [kind for kind in part.layer_types if kind is not None]
-        self._rotary = RotaryTable(part.rotary, layer_types, like)
+        self._rotary = RotaryTable(part.rotary, layer_types, like, flat=part.fast)
 
     @property
     def is_first(self) -> bool:
@@ -87,7 +87,9 @@ class Stage:
         positions = self._tensor(step.positions)
         rotations = self._rotary.rotations(positions, int(step.positions.max()))
         attention = StepAttention(step, self.kv, self.block_size)
-        states = hidden.to(part.device).unsqueeze(0)
+        states = hidden.to(part.device)
+        if not part.fast:
+            states = states.unsqueeze(0)
         for layer, kind in zip(part.layers, part.layer_types, strict=True):
             states = layer(
                 states,
@@ -95,7 +97,7 @@ class Stage:
                 position_embeddings=rotations[kind if kind in rotations else None],
                 position_ids=positions[None],
             )
-        return states[0]
+        return states if part.fast else states[0]
 
     def _output(self, step: StepInput, hidden: Tensor) -> StepOutput:
         rows = np.unique(np.concatenate((step.logits_rows, step.probe_rows, step.scored_rows)))

@@ -1,0 +1,16 @@
+"""The demo models that the package carries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..core.errors import CheckpointError
+
+BUNDLED_NAMES = ("demo", "demo-drafter", "demo-drafter-other-vocab")
+
+
+def demo_path(name: str = "demo") -> Path:
+    """Folder of a bundled model. Raises `CheckpointError` if the name is none of them."""
+    if name not in BUNDLED_NAMES:
+        raise CheckpointError(f"no bundled model {name!r}; there are {', '.join(BUNDLED_NAMES)}")
+    return Path(__file__).parent.parent / "deploy" / "models" / name
