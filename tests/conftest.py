@@ -15,11 +15,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import settings
 
 # Before torch is imported, and inherited by every process that a test starts: threads of several
 # processes on few cores slow one another down many times over.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
+
+# Time is not what the properties are about. With CI set, hypothesis loads its own profile, which
+# repeats the same examples in every run.
+settings.register_profile("quick", deadline=None, max_examples=10)
+if "CI" not in os.environ:
+    settings.register_profile("local", deadline=None)
+    settings.load_profile("local")
 
 UNIT_AREAS = frozenset(
     {"core", "drafters", "kernels", "models", "retrieval_store", "training", "unit_guard"}
