@@ -106,8 +106,8 @@ def _narrow_children(views: list[View], weights: tuple[float, float], most: int)
 
 def _wide_children(views: list[View], weights: tuple[float, float], most: int) -> list[Child]:
     found = [search.child_arrays(span, depth) for search, _, depth, span in views]
-    shares = [
-        weights[view[1]] * (highs - lows)
+    shares: list[Float64] = [
+        np.multiply(highs - lows, weights[view[1]], dtype=np.float64)
         for view, (_, lows, highs) in zip(views, found, strict=True)
     ]
     tokens, probs = _summed([entry[0] for entry in found], shares)
@@ -127,4 +127,6 @@ def _summed(tokens: list[Int64], shares: list[Float64]) -> tuple[Int64, Float64]
     if len(tokens) == 1:
         return tokens[0], shares[0]
     distinct, slots = np.unique(np.concatenate(tokens), return_inverse=True)
-    return distinct, np.bincount(slots, weights=np.concatenate(shares), minlength=len(distinct))
+    sums = np.zeros(len(distinct))
+    np.add.at(sums, slots, np.concatenate(shares))
+    return distinct, sums

@@ -32,9 +32,9 @@ class SuffixSearch:
         self._segment = segment
         self._data = segment.data
         self._start = segment.text_start
-        self._suffixes = memoryview(segment.suffixes)
-        self._common = memoryview(segment.common_lens)
-        self._first_places = memoryview(segment.first_places)
+        self._suffixes = segment.suffixes.data
+        self._common = segment.common_lens.data
+        self._first_places = segment.first_places.data
 
     def count_up_to(self, context: bytes, most: int) -> int:
         """min(most, occurrences of `context`), which is big-endian uint32 tokens; at least one."""

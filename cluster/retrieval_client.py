@@ -1,0 +1,68 @@
+"""Lookups answered by a retrieval server elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from ..core.errors import DrafterError, ProtocolError
+from ..core.lookup import Subtree
+from ..core.types import Int32
+from ..retrieval_store.retrieval_pb2 import LookupReply
+from ..retrieval_store.wire import METHOD, decode_reply, encode_request
+
+
+class GrpcLookup:
+    """Implements `core.lookup.Lookup` over gRPC; blocks the calling thread.
+
+    address      host:port of a retrieval server
+    timeout_s    each call's deadline, in seconds
+    credentials  for TLS; None is plain text
+
+    The connection is made in the background and again after a loss. Whatever goes wrong is a
+    `DrafterError`: the drafter that asked answers with nothing this time.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = 0.1,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        # Reconnect within a second; gRPC's own default grows to two minutes.
+        options = [
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options)
+        self._call = self._channel.unary_unary(METHOD)
+
+    def lookup(
+        self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
+    ) -> list[Subtree]:
+        """One subtree a context, in order; see `core.lookup.Lookup`. Raises `DrafterError`."""
+        request = encode_request(contexts, namespaces, max_nodes)
+        try:
+            reply = LookupReply.FromString(self._call(request, timeout=self._timeout_s))
+            return decode_reply(reply, len(contexts))
+        except grpc.RpcError as error:
+            raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error
+        except (DecodeError, ProtocolError) as error:
+            raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
+
+    def close(self) -> None:
+        """Close the connection; a call under way fails."""
+        self._channel.close()
+
+
+def _reason(error: grpc.RpcError) -> str:
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name} {error.details()}"
+    return str(error)

@@ -1,0 +1,26 @@
+"""Opens the store that a URL names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..core.errors import ConfigError
+from .directory_store import DirectoryStore
+from .store import SegmentStore
+
+
+def open_store(url: str) -> SegmentStore:
+    """`redis://host:port/db` (also `rediss://` and `unix://`), or a folder's path.
+
+    Connects to nothing yet. Raises `ConfigError` for any other scheme.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme in ("redis", "rediss", "unix"):
+        # Here, so that the embedded store needs neither this file nor the Redis client.
+        from .redis_store import RedisStore  # noqa: PLC0415
+
+        return RedisStore(url)
+    if scheme in ("", "file") and url:
+        return DirectoryStore(Path(url.removeprefix("file://")))
+    raise ConfigError("store", f"{url!r} is neither a folder nor a redis:// URL")

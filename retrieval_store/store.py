@@ -1,0 +1,84 @@
+"""Where segments are kept: content-named, in namespaces, listed by one manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..core.errors import ConfigError
+from .segment import Segment
+
+NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All segments of a store at one moment.
+
+    sizes    namespace -> segment id -> bytes; no empty namespaces
+    written  False if nothing was ever stored here: a store that is new, or that lost its data
+    """
+
+    sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    written: bool = False
+
+    @property
+    def version(self) -> str:
+        """A digest of the content: equal content, equal version."""
+        content = json.dumps([self.written, self.sizes], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def segment_ids(self, namespace: str) -> list[str]:
+        """Ids of a namespace's segments, sorted."""
+        return sorted(self.sizes.get(namespace, {}))
+
+
+class SegmentStore(Protocol):
+    """Keeps segments. Every method raises `StoreError` if the store is out of reach.
+
+    Readers see the manifest before or after a change, never between; a segment that a manifest
+    lists can be read for at least a minute after it was deleted.
+    """
+
+    @property
+    def url(self) -> str:
+        """Names the store in messages, without secrets."""
+        ...
+
+    def manifest(self) -> Manifest:
+        """What is stored now."""
+        ...
+
+    def get(self, namespace: str, segment_id: str) -> Segment:
+        """The segment, checked. Raises `StoreError` if it is not stored or corrupt."""
+        ...
+
+    def put(self, namespace: str, segment: Segment) -> str:
+        """Store under its content's id, which is returned; storing it again changes nothing."""
+        ...
+
+    def delete(self, namespace: str, segment_id: str) -> None:
+        """Remove a segment; an unknown one is ignored."""
+        ...
+
+    def wait_for_change(self, timeout: float) -> None:
+        """Return after `timeout` seconds, or sooner when told of a change (a hint, no promise)."""
+        ...
+
+    def close(self) -> None:
+        """Free connections and threads."""
+        ...
+
+
+def check_namespace(namespace: str) -> None:
+    """Raise `ConfigError` unless the name is safe in paths and keys."""
+    if NAMESPACE.fullmatch(namespace) is None:
+        raise ConfigError(
+            "namespace",
+            f"{namespace!r} must be 1 to 64 of letters, digits, '_', '.', '-', "
+            "starting with a letter or digit",
+        )

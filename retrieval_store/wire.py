@@ -1,0 +1,84 @@
+"""Lookups as protobuf messages, and back with every field checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..core.errors import ProtocolError
+from ..core.lookup import Subtree
+from ..core.types import Float32, Int32
+from .retrieval_pb2 import Context, LookupReply, LookupRequest
+from .retrieval_pb2 import Subtree as SubtreeMessage
+
+METHOD = "/draftline.retrieval.Retrieval/Lookup"
+MAX_NODES = 4096
+MAX_CONTEXT_TOKENS = 4096
+
+
+def encode_request(
+    contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
+) -> bytes:
+    """The arguments of `Lookup.lookup` as bytes."""
+    budgets = [min(max(budget, 0), MAX_NODES) for budget in max_nodes]
+    entries = zip(contexts, namespaces, budgets, strict=True)
+    return LookupRequest(
+        contexts=[
+            Context(tokens=tokens.astype("<i4").tobytes(), namespace=namespace, max_nodes=budget)
+            for tokens, namespace, budget in entries
+        ]
+    ).SerializeToString()
+
+
+def decode_request(request: LookupRequest) -> tuple[list[Int32], list[str], list[int]]:
+    """The arguments of `Lookup.lookup`. Raises `ProtocolError` for values out of range."""
+    contexts = [_ints(entry.tokens, "tokens") for entry in request.contexts]
+    budgets = [entry.max_nodes for entry in request.contexts]
+    if any(len(context) > MAX_CONTEXT_TOKENS or np.any(context < 0) for context in contexts):
+        raise ProtocolError(f"tokens: at most {MAX_CONTEXT_TOKENS} ids, none negative")
+    if any(budget > MAX_NODES for budget in budgets):
+        raise ProtocolError(f"max_nodes: at most {MAX_NODES}")
+    return contexts, [entry.namespace for entry in request.contexts], budgets
+
+
+def encode_reply(subtrees: Sequence[Subtree]) -> bytes:
+    """Subtrees as bytes."""
+    return LookupReply(
+        subtrees=[
+            SubtreeMessage(
+                tokens=subtree.tokens.astype("<i4").tobytes(),
+                parents=subtree.parents.astype("<i4").tobytes(),
+                log_probs=subtree.log_probs.astype("<f4").tobytes(),
+                match_len=subtree.match_len,
+            )
+            for subtree in subtrees
+        ]
+    ).SerializeToString()
+
+
+def decode_reply(reply: LookupReply, count: int) -> list[Subtree]:
+    """`count` subtrees. Raises `ProtocolError` unless each is one."""
+    if len(reply.subtrees) != count:
+        raise ProtocolError(f"asked for {count} subtrees, got {len(reply.subtrees)}")
+    return [_subtree(entry) for entry in reply.subtrees]
+
+
+def _subtree(entry: SubtreeMessage) -> Subtree:
+    tokens, parents = _ints(entry.tokens, "tokens"), _ints(entry.parents, "parents")
+    if len(entry.log_probs) % 4:
+        raise ProtocolError("log_probs: not whole float32 values")
+    log_probs: Float32 = np.frombuffer(entry.log_probs, "<f4").astype(np.float32)
+    if not tokens.shape == parents.shape == log_probs.shape:
+        raise ProtocolError("subtree: arrays differ in length")
+    if np.any(parents < -1) or np.any(parents >= np.arange(len(parents))):
+        raise ProtocolError("subtree: a parent does not precede its child")
+    if np.any(tokens < 0) or not np.all(log_probs <= 0):
+        raise ProtocolError("subtree: a negative token id, or a log-probability above 0")
+    return Subtree(tokens, parents, log_probs, entry.match_len)
+
+
+def _ints(data: bytes, field: str) -> Int32:
+    if len(data) % 4:
+        raise ProtocolError(f"{field}: not whole int32 values")
+    return np.frombuffer(data, "<i4").astype(np.int32)
