@@ -73,8 +73,8 @@ def load_model_drafter(
         LayerSpan(0, info.num_layers, info.num_layers),
         options.num_blocks,
         options.block_size,
-        options.dtype,
-        options.device,
+        dtype=options.dtype,
+        device=options.device,
     )
     return ModelDrafter(stage, info, name, options)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 from draftline.core.types import Int32, StepInput, StepOutput
-
 from support.fake_target import FakeTarget
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
 from draftline.core.drafter import Drafter
 from draftline.core.types import ROOT, Commit, DraftRequest, Int32, Proposal, Query
 

@@ -1,0 +1,72 @@
+"""Drafters on a text that they have not seen: source code of the standard library, as bytes."""
+
+import inspect
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+from draftline.core.drafter import Drafter
+from draftline.core.lookup import Subtree
+from draftline.core.types import chain_proposal
+from draftline.drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from draftline.drafters.retrieval import RetrievalDrafter
+from draftline.drafters.spectra import SpectraDrafter, SpectraOptions
+from support.fake_lookup import FakeLookup
+from support.replay import byte_tokens, matching_prefix, replay
+
+CODE = byte_tokens(inspect.getsource(statistics)[:4000])
+
+
+def spectra(**options: Any) -> SpectraDrafter:
+    return SpectraDrafter(options=SpectraOptions(pool=False, **options))
+
+
+# Measured tau: 2.90, 2.30, 2.85, 2.42, 2.56, 2.76. Other versions of Python have other sources.
+@pytest.mark.parametrize(
+    ("drafter", "least"),
+    [
+        (PromptLookupDrafter(), 2.4),
+        (PromptLookupDrafter(options=PromptLookupOptions(num_matches=1)), 1.9),
+        (spectra(), 2.4),
+        (spectra(forward=False), 2.0),
+        (spectra(backward=False), 2.1),
+        (spectra(sub_ngrams=False), 2.3),
+    ],
+    ids=["lookup", "lookup-chain", "spectra", "backward", "forward", "full-ngrams"],
+)
+def test_repetitive_text_is_guessed(drafter: Drafter, least: float) -> None:
+    replayed = replay(drafter, CODE, prompt_len=1000, max_nodes=24)
+    assert replayed.committed == 3000
+    assert replayed.tau > least, replayed
+
+
+def test_more_continuations_commit_more() -> None:
+    one = PromptLookupDrafter(options=PromptLookupOptions(num_matches=1))
+    three = PromptLookupDrafter(options=PromptLookupOptions(num_matches=3))
+    assert replay(three, CODE, 1000, 24).tau > replay(one, CODE, 1000, 24).tau
+
+
+def test_unguessable_text_commits_one_token_a_step() -> None:
+    text = np.arange(60, dtype=np.int32)
+    assert replay(PromptLookupDrafter(), text, 20, 8).tau == 1.0
+    assert replay(spectra(), text, 20, 8).tau == 1.0
+
+
+def test_replay_counts_as_the_walk_does() -> None:
+    """A drafter that always says 1 1, on the text 0 | 1 1 1 1 2 1: steps 1 1 1, 1 2, 1."""
+    ones = Subtree(
+        np.array([1, 1], dtype=np.int32),
+        np.array([-1, 0], dtype=np.int32),
+        np.zeros(2, dtype=np.float32),
+        match_len=9,
+    )
+    text = np.array([0, 1, 1, 1, 1, 2, 1], dtype=np.int32)
+    replayed = replay(RetrievalDrafter(FakeLookup(ones)), text, 1, 8)
+    assert (replayed.steps, replayed.committed, replayed.nodes) == (3, 6, 6)
+
+
+def test_matching_prefix_follows_one_path() -> None:
+    proposal = chain_proposal("x", np.array([4, 5, 6], dtype=np.int32))
+    for text, expected in (([4, 5, 6, 7], 3), ([4, 5, 7], 2), ([5], 0), ([4], 1)):
+        assert matching_prefix(proposal, np.array(text, dtype=np.int32)) == expected
