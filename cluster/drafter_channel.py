@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..core.errors import DrafterError, ProtocolError
 from ..core.types import Proposal, Query, StepCommit
@@ -203,7 +203,7 @@ class DrafterChannel:
         if not self.is_up or self._message is not None:
             return
         texts = self._texts
-        queries = [query for query in self._queries if query.request_id in texts]
+        queries = [self._capped(query) for query in self._queries if query.request_id in texts]
         self._queries = ()
         if not queries and not self._backlog:
             return
@@ -216,6 +216,10 @@ class DrafterChannel:
         self._message = message
         self._message_texts = [texts[query.request_id] for query in queries]
         self.link.send(message)
+
+    def _capped(self, query: Query) -> Query:
+        most = self.link.max_nodes
+        return query if query.max_nodes <= most else replace(query, max_nodes=most)
 
     def _check(self, message: DrafterMessage, proposals: Sequence[Proposal]) -> None:
         if len(proposals) != len(message.queries):

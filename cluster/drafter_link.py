@@ -9,6 +9,9 @@ from typing import Protocol
 from ..core.errors import DrafterError
 from ..core.types import Commit, DraftRequest, Proposal, Query
 
+# Of a link that is given no limit of its own: that of the settings.
+MAX_NODES = 256
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrafterMessage:
@@ -52,6 +55,11 @@ class DrafterLink(Protocol):
     @property
     def is_local(self) -> bool:
         """Whether `send` reports the answer before it returns."""
+        ...
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes that it is asked for, for one request and step."""
         ...
 
     def connect(self, events: LinkEvents) -> None:

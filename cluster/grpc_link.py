@@ -13,7 +13,7 @@ import grpc
 
 from ..core.errors import DrafterError, DraftlineError, ProtocolError
 from . import drafter_pb2 as pb
-from .drafter_link import DrafterMessage, LinkEvents
+from .drafter_link import MAX_NODES, DrafterMessage, LinkEvents
 from .tls_files import TlsFiles
 from .wire import (
     DEFAULT_MAX_BYTES,
@@ -56,9 +56,11 @@ class GrpcLink:
         address: str | AddressProvider,
         options: GrpcOptions | None = None,
         *,
+        max_nodes: int = MAX_NODES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
+        self.max_nodes = max_nodes
         self._address = address
         self._options = options or GrpcOptions()
         self._clock = clock

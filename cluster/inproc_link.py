@@ -6,7 +6,8 @@ import logging
 
 from ..core.drafter import Drafter
 from ..core.errors import DrafterError
-from .drafter_link import DrafterMessage, LinkEvents
+from ..core.types import Proposal
+from .drafter_link import MAX_NODES, DrafterMessage, LinkEvents
 
 logger = logging.getLogger(__name__)
 
@@ -14,15 +15,16 @@ logger = logging.getLogger(__name__)
 class InprocLink:
     """Calls a drafter directly. What the drafter raises becomes `failed`."""
 
-    __slots__ = ("_drafter", "_events", "_open_ids", "name")
+    __slots__ = ("_drafter", "_events", "_open_ids", "max_nodes", "name")
 
     is_local = True
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, max_nodes: int = MAX_NODES) -> None:
         self._drafter = drafter
         self._events: LinkEvents | None = None
         self._open_ids: set[str] = set()
         self.name = drafter.name
+        self.max_nodes = max_nodes
 
     def connect(self, events: LinkEvents) -> None:
         """Ready at once."""
@@ -41,7 +43,7 @@ class InprocLink:
             return
         events.answered(proposals)
 
-    def _run(self, message: DrafterMessage) -> list:
+    def _run(self, message: DrafterMessage) -> list[Proposal]:
         drafter = self._drafter
         for request_id in message.closes:
             drafter.close(request_id)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 from draftline.core.errors import DrafterError
 from draftline.core.types import Commit, DraftRequest, Probe, Proposal, Query, chain_proposal
 
@@ -31,6 +30,7 @@ class CountingDrafter:
         self.texts[request.request_id] = request.token_ids.tolist()
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
+        del deadline
         return [self.propose_one(query) for query in queries]
 
     def propose_one(self, query: Query) -> Proposal:
@@ -59,6 +59,7 @@ class ScriptedDrafter(CountingDrafter):
         self.script = script
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
+        del deadline
         return [self.script(query) for query in queries]  # pyright: ignore[reportReturnType]
 
 

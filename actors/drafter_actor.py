@@ -1,0 +1,53 @@
+"""A Ray actor that hosts a drafter server."""
+
+from __future__ import annotations
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ..cluster.config import DrafterConfig, EngineConfig
+from ..cluster.drafter_factory import build_drafter
+from ..cluster.grpc_link import AddressProvider
+from .drafter_server import DrafterServer
+
+
+# Ray starts a dead actor anew, without limit: a drafter's state comes back by re-opening requests.
+@ray.remote(max_restarts=-1, max_task_retries=0)
+class DrafterActor:
+    """Serves the drafter of `config` on this node's address."""
+
+    def __init__(self, config: DrafterConfig, engine: EngineConfig | None = None) -> None:
+        self._host = ray.util.get_node_ip_address()
+        self._server = DrafterServer(build_drafter(config, engine), self._host)
+        self._port: int | None = None
+
+    async def address(self) -> str:
+        """host:port, listening."""
+        if self._port is None:
+            self._port = await self._server.start()
+        return f"{self._host}:{self._port}"
+
+
+def spawn_drafter(
+    config: DrafterConfig,
+    engine: EngineConfig | None = None,
+    *,
+    num_cpus: float = 1.0,
+    num_gpus: float = 0.0,
+    placement_group: PlacementGroup | None = None,
+) -> tuple[ActorHandle, AddressProvider]:
+    """Start the actor; the handle keeps it alive, the provider tells a `GrpcLink` where it is.
+
+    After a restart the provider gives the new address, once the actor is back.
+    """
+    strategy = PlacementGroupSchedulingStrategy(placement_group) if placement_group else "DEFAULT"
+    actor = DrafterActor.options(
+        num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy
+    ).remote(config, engine)
+
+    async def address() -> str:
+        return await actor.address.remote()
+
+    return actor, address

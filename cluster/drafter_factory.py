@@ -1,0 +1,135 @@
+"""Builds the drafter that a `DrafterConfig` describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from ..core.drafter import Drafter
+from ..core.errors import ConfigError
+from ..core.lookup import Lookup
+from ..drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from ..drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from ..drafters.spectra import SpectraDrafter, SpectraOptions
+from ..retrieval_store.fingerprint import tokenizer_hash
+from ..retrieval_store.open_store import open_store
+from ..retrieval_store.service import Expected, RetrievalService
+from .config import DrafterConfig, EngineConfig, unknown_key
+from .retrieval_client import GrpcLookup
+
+if TYPE_CHECKING:
+    from ..models.model_info import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """What a drafter is built from. `values` holds the kind's own keys, None where not given."""
+
+    name: str
+    options: Any
+    values: Mapping[str, Any]
+    engine: EngineConfig | None
+
+    def require(self, key: str, meaning: str) -> str:
+        value = self.values[key]
+        if not isinstance(value, str) or not value:
+            raise ConfigError(key, f"must be given: {meaning}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """own_keys: keys of the settings that are not fields of the class that `options` gives."""
+
+    options: Callable[[], type]
+    build: Callable[[_Recipe], Drafter]
+    own_keys: tuple[str, ...] = ()
+
+
+def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> Drafter:
+    """The drafter of `config`, its model or store loaded.
+
+    engine: settings of the engine it drafts for; without it, a model or store of another
+    tokenizer is not noticed here.
+    Raises `ConfigError` naming the key; `CheckpointError` or `StoreError` for what it loads.
+    """
+    kind = KINDS.get(config.kind)
+    if kind is None:
+        raise ConfigError("kind", f"unknown drafter {config.kind!r}; known: {', '.join(KINDS)}")
+    options = kind.options()
+    names = {field.name for field in fields(options)}
+    given = config.options
+    for key in given:
+        if key not in names and key not in kind.own_keys:
+            known = [*names, *kind.own_keys, *DrafterConfig.model_fields]
+            raise unknown_key(key, key, known)
+    chosen = {key: value for key, value in given.items() if key in names}
+    if "max_nodes" in names:
+        chosen["max_nodes"] = config.max_nodes
+    values = {key: given.get(key) for key in kind.own_keys}
+    return kind.build(_Recipe(config.source, options(**chosen), values, engine))
+
+
+def _prompt_lookup(recipe: _Recipe) -> Drafter:
+    return PromptLookupDrafter(recipe.name, recipe.options)
+
+
+def _spectra(recipe: _Recipe) -> Drafter:
+    return SpectraDrafter(recipe.name, recipe.options)
+
+
+# torch and transformers take seconds to import, and the servers of the other drafters need
+# neither; so what needs them is imported where it is used.
+
+
+def _model_options() -> type:
+    from ..drafters.model import ModelOptions  # noqa: PLC0415
+
+    return ModelOptions
+
+
+def _target(engine: EngineConfig) -> ModelInfo:
+    from ..models.model_info import read_model_info  # noqa: PLC0415
+
+    return read_model_info(engine.model)
+
+
+def _model(recipe: _Recipe) -> Drafter:
+    from ..drafters.model import load_model_drafter  # noqa: PLC0415
+    from ..models.model_info import read_model_info  # noqa: PLC0415
+
+    model = recipe.require("model", "a folder or hub id, or demo-drafter")
+    if recipe.engine is not None:
+        own = read_model_info(model)
+        if tokenizer_hash(own.path) != tokenizer_hash(_target(recipe.engine).path):
+            raise ConfigError("model", f"{model} has another tokenizer than the served model")
+    return load_model_drafter(model, recipe.name, recipe.options)
+
+
+def _retrieval(recipe: _Recipe) -> Drafter:
+    if recipe.values["server"] is not None:
+        address = recipe.require("server", "host:port of a retrieval server")
+        return RetrievalDrafter(GrpcLookup(address), recipe.name, recipe.options)
+    url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
+    return RetrievalDrafter(_store_lookup(url, recipe.engine), recipe.name, recipe.options)
+
+
+def _store_lookup(url: str, engine: EngineConfig | None) -> Lookup:
+    expected = None
+    if engine is not None:
+        info = _target(engine)
+        expected = Expected(tokenizer_hash=tokenizer_hash(info.path), vocab_size=info.vocab_size)
+    service = RetrievalService(open_store(url), expected)
+    service.refresh()
+    # The thread is a daemon: it follows the store for as long as the process lives.
+    service.start()
+    return service
+
+
+KINDS: Mapping[str, _Kind] = {
+    "prompt_lookup": _Kind(lambda: PromptLookupOptions, _prompt_lookup),
+    "spectra": _Kind(lambda: SpectraOptions, _spectra),
+    "model": _Kind(_model_options, _model, ("model",)),
+    "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "server")),
+}
