@@ -1,0 +1,91 @@
+"""Steps and hidden states over the channels of a Ray Compiled Graph."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ray.actor import ActorHandle
+from ray.dag import InputNode
+from ray.exceptions import RayError
+
+from ..core.types import StepInput
+from .in_flight import InFlightSteps
+from .loop_calls import call_on_loop, in_daemon_thread
+from .stage_worker import WARM_UP
+
+logger = logging.getLogger(__name__)
+
+SUBMIT_TIMEOUT_S = 60.0
+TEARDOWN_TIMEOUT_S = 5.0
+
+
+class CompiledGraphTransport:
+    """The coordinator's side: it writes steps, one thread reads the answers in order.
+
+    buffer_bytes  first size of each channel buffer; a channel has `max_in_flight + 1` of them, and
+                  Ray makes larger ones where a message does not fit
+    """
+
+    def __init__(self, buffer_bytes: int, max_in_flight: int) -> None:
+        self._buffer_bytes = buffer_bytes
+        self._max_in_flight = max_in_flight
+        self._graph: Any = None
+        self._sent: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+
+    async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
+        """See `StageTransport`. Warms the graph up: its first run takes seconds."""
+        loop = asyncio.get_running_loop()
+        await in_daemon_thread(lambda: self._compile(stages))
+        self._steps = steps
+        reader = threading.Thread(target=self._read, args=(loop, steps), daemon=True)
+        reader.start()
+
+    def send(self, sequence: int, step: StepInput) -> None:
+        """See `StageTransport`."""
+        payload = pickle.dumps(step, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            self._sent.put((sequence, self._graph.execute(payload)))
+        except RayError as error:
+            self._steps.lose(f"the compiled graph takes no more steps: {error}")
+
+    async def close(self) -> None:
+        """See `StageTransport`. A teardown that hangs is left to its daemon thread."""
+        self._sent.put(None)
+        graph, self._graph = self._graph, None
+        if graph is None:
+            return
+        try:
+            await asyncio.wait_for(in_daemon_thread(graph.teardown), TEARDOWN_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("event=teardown_timeout seconds=%s", TEARDOWN_TIMEOUT_S)
+
+    def _compile(self, stages: Sequence[ActorHandle]) -> None:
+        # Ray logs a stack trace for every actor that is gone when a graph is torn down. They are
+        # gone by intent or `InFlightSteps` reports it.
+        logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
+        with InputNode() as payload:
+            node = stages[0].run_payload.bind(payload)
+            for stage in stages[1:]:
+                node = stage.run_payload.bind(payload, node)
+        self._graph = node.experimental_compile(
+            _submit_timeout=SUBMIT_TIMEOUT_S,
+            _buffer_size_bytes=self._buffer_bytes,
+            _max_inflight_executions=self._max_in_flight + 1,
+        )
+        self._graph.execute(WARM_UP).get(timeout=-1)
+
+    def _read(self, loop: asyncio.AbstractEventLoop, steps: InFlightSteps) -> None:
+        while (sent := self._sent.get()) is not None:
+            sequence, reference = sent
+            try:
+                answer = pickle.loads(reference.get(timeout=-1))
+            except RayError as error:
+                call_on_loop(loop, steps.lose, f"a stage of the compiled graph is dead: {error}")
+                return
+            call_on_loop(loop, steps.answer, sequence, answer)

@@ -1,0 +1,44 @@
+"""Calls between an event loop and threads that may outlive it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
+
+def call_on_loop(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object
+) -> None:
+    """Run `function` on the loop soon; nothing where the loop is closed and nobody waits."""
+    with contextlib.suppress(RuntimeError):  # the loop may close between any check and the call
+        loop.call_soon_threadsafe(function, *args)
+
+
+async def in_daemon_thread(function: Callable[[], None]) -> None:
+    """Wait for a call that may hang; its thread never keeps the process alive.
+
+    Raises what `function` raises.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def call() -> None:
+        error: Exception | None = None
+        try:
+            function()
+        except Exception as raised:  # noqa: BLE001 - it is raised again where the caller waits
+            error = raised
+        call_on_loop(loop, finish, error)
+
+    threading.Thread(target=call, daemon=True).start()
+    await done

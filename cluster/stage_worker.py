@@ -1,0 +1,80 @@
+"""What runs in the process of a remote stage, whatever carries its steps."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING
+
+import ray
+
+from ..core.errors import StageError
+from ..core.types import StepInput, StepOutput
+from .distributed_stage import DistributedStage, StageLink
+from .pipeline import StageRunner, StageSpec, run_stage
+
+if TYPE_CHECKING:
+    import torch
+
+# An empty payload warms a transport up: it passes through all stages without a step.
+WARM_UP = b""
+
+
+class StageWorker:
+    """One stage and the loops that feed it. Made an actor by `actors/stage_actor.py`."""
+
+    def __init__(self, index: int, spec: StageSpec) -> None:
+        self._index = index
+        self._spec = spec
+        self._stage: StageRunner | None = None
+        self._distributed: DistributedStage | None = None
+
+    def build(self) -> tuple[str, str]:
+        """Load the stage; returns the id and the address of the Ray node it is on."""
+        import torch  # noqa: PLC0415
+
+        if self._spec.device == "cpu":
+            # Stages of one machine run at once; more threads than cores slow all of them down.
+            torch.set_num_threads(max(1, int(self._spec.num_cpus)))
+        self._stage = self._spec.build()
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+    def watch(self) -> None:
+        """Never returns: the call fails in the moment that this process dies."""
+        threading.Event().wait()
+
+    def run_payload(
+        self, payload: bytes, hidden: torch.Tensor | StageError | None = None
+    ) -> torch.Tensor | StageError | bytes | None:
+        """One step of a compiled graph, pickled; the answer of the last stage is pickled too.
+
+        A failure travels on in the place of the hidden states.
+        """
+        result = hidden if isinstance(hidden, StageError) else self._run(payload, hidden)
+        if self._spec.span.is_last:
+            return pickle.dumps(result)
+        assert not isinstance(result, StepOutput), "only the last stage answers"
+        return result
+
+    def open_store(self, host: str) -> int:
+        """Serve the rendezvous of the stages; returns the port. First stage only."""
+        self._distributed = DistributedStage(self._index, self._spec)
+        return self._distributed.open_store(host)
+
+    def serve(self, link: StageLink) -> None:
+        """Run steps that come by `link` until the coordinator closes it."""
+        assert self._stage is not None, "serve comes after build"
+        distributed = self._distributed or DistributedStage(self._index, self._spec)
+        distributed.serve(self._stage, link)
+
+    def _run(
+        self, payload: bytes, hidden: torch.Tensor | None
+    ) -> torch.Tensor | StepOutput | StageError | None:
+        if payload == WARM_UP:
+            return None
+        assert self._stage is not None, "steps come after build"
+        step: StepInput = pickle.loads(payload)
+        try:
+            return run_stage(self._index, self._stage, step, hidden)
+        except StageError as error:
+            return error

@@ -1,0 +1,138 @@
+"""A stage without a model: what it answers depends on every step that any stage has run before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from draftline.cluster.pipeline import StageSpec
+from draftline.core.types import SamplingRows, StepInput, StepOutput
+
+HIDDEN_SIZE = 8
+
+# Token ids that make a stage misbehave; the position of the same row says which stage.
+SLOW_TOKEN, FAIL_TOKEN, DIE_TOKEN, SHAPE_TOKEN = 9001, 9002, 9003, 9004
+SLOW_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class FakeSpan:
+    """As `LayerSpan`, without the seconds that importing transformers takes in every worker."""
+
+    first: int
+    last: int
+    num_layers: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.last == self.num_layers
+
+
+@dataclass
+class FakeStage:
+    """Hidden states are running checksums, so a lost, repeated or swapped step shows at once."""
+
+    index: int
+    is_last: bool
+    hidden_size: int = HIDDEN_SIZE
+    checksum: int = field(default=7)
+
+    def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
+        """Checksum of the own past, the step's tokens and the hidden states."""
+        assert (hidden is None) == (self.index == 0)
+        self._misbehave(step)
+        self.checksum = zlib.crc32(step.token_ids.tobytes(), self.checksum)
+        if hidden is not None:
+            self.checksum = zlib.crc32(hidden.numpy().tobytes(), self.checksum)
+        if not self.is_last:
+            if step.token_ids[0] == SHAPE_TOKEN:
+                return torch.zeros(len(step.token_ids), self.hidden_size + 1)
+            rows = np.arange(len(step.token_ids) * self.hidden_size, dtype=np.float32)
+            values = rows.reshape(-1, self.hidden_size) + self.checksum % 65521
+            return torch.from_numpy(values)
+        tokens = (np.arange(len(step.logits_rows)) + self.checksum) % 4096
+        return StepOutput(
+            step.step_id,
+            tokens.astype(np.int32),
+            np.empty((0, 0), dtype=np.int32),
+            np.empty(0, dtype=np.float32),
+        )
+
+    def _misbehave(self, step: StepInput) -> None:
+        if step.positions[0] != self.index:
+            return
+        token = int(step.token_ids[0])
+        if token == SLOW_TOKEN:
+            time.sleep(SLOW_SECONDS)
+        elif token == FAIL_TOKEN:
+            raise ValueError("this stage was told to fail")
+        elif token == DIE_TOKEN:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeStageSpec(StageSpec):
+    """Builds a `FakeStage`, or fails to with `error`."""
+
+    error: Exception | None = None
+
+    def build(self) -> FakeStage:
+        """The stage of this span, one layer a stage."""
+        if self.error is not None:
+            raise self.error
+        return FakeStage(self.span.first, self.span.is_last, self.hidden_size)
+
+
+def fake_specs(
+    num_stages: int, hidden_size: int = HIDDEN_SIZE, error: Exception | None = None
+) -> list[FakeStageSpec]:
+    """Specs of a pipeline of fake stages; `error` is raised by the last one's build."""
+    return [
+        FakeStageSpec(
+            model_path="",
+            span=FakeSpan(index, index + 1, num_stages),
+            num_blocks=1,
+            block_size=1,
+            hidden_size=hidden_size,
+            num_cpus=0.5,
+            error=error if index == num_stages - 1 else None,
+        )
+        for index in range(num_stages)
+    ]
+
+
+def fake_step(step_id: int, num_rows: int = 3, token: int = 5, position: int = 0) -> StepInput:
+    """A step of one request; `token` and `position` of its first row steer `FakeStage`."""
+    rows = np.arange(num_rows, dtype=np.int32)
+    token_ids, positions = rows + step_id, rows + position
+    token_ids[:1] = token
+    none = np.empty(0, dtype=np.int32)
+    return StepInput(
+        step_id=step_id,
+        moves=np.empty((0, 2), dtype=np.int32),
+        token_ids=token_ids,
+        positions=positions,
+        slots=rows,
+        request_starts=np.array([0, num_rows], dtype=np.int32),
+        context_lens=np.zeros(1, dtype=np.int32),
+        block_tables=np.zeros((1, 1), dtype=np.int32),
+        trees=(None,),
+        logits_rows=rows,
+        sampling=SamplingRows(
+            np.zeros(num_rows, np.float32),
+            np.zeros(num_rows, np.int32),
+            np.ones(num_rows, np.float32),
+            np.zeros(num_rows, np.float32),
+            np.zeros(num_rows, np.int64),
+            positions.astype(np.int64) + 1,
+        ),
+        probe_rows=none,
+        probe_top_k=0,
+        scored_rows=none,
+        scored_tokens=none,
+    )
