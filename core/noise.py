@@ -60,14 +60,23 @@ def exact_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return exponent.astype(np.float64) * LN2 + series * s
 
 
+def uniform(seeds: Int64, positions: Int64, token_ids: Int64) -> NDArray[np.float64]:
+    """The uniforms on the open interval (0, 1) that `gumbel` is made of; the same arguments."""
+    seeds, positions = np.broadcast_arrays(seeds, positions)
+    keys = stream_keys(seeds, positions)
+    bits = mix64(keys + token_ids.astype(np.uint64) * np.uint64(GAMMA))
+    # 52 bits and a half: exact in float64.
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+def gumbel_of(uniforms: NDArray[np.float64]) -> Float32:
+    """Standard Gumbel noise of uniforms."""
+    return (-exact_log(-exact_log(uniforms))).astype(np.float32)
+
+
 def gumbel(seeds: Int64, positions: Int64, token_ids: Int64) -> Float32:
     """Standard Gumbel noise, float32; `seeds`, `positions` and `token_ids` broadcast together.
 
     For a whole vocabulary pass seeds and positions as [rows, 1] and `np.arange(vocab_size)`.
     """
-    seeds, positions = np.broadcast_arrays(seeds, positions)
-    keys = stream_keys(seeds, positions)
-    bits = mix64(keys + token_ids.astype(np.uint64) * np.uint64(GAMMA))
-    # 52 bits and a half: uniform on the open interval (0, 1), exact in float64.
-    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    return (-exact_log(-exact_log(uniform))).astype(np.float32)
+    return gumbel_of(uniform(seeds, positions, token_ids))

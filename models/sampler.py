@@ -6,11 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.sampling import SCREEN_MARGIN, noisy_argmax
 from ..core.types import SamplingRows
 from .noise import gumbel_of, uniform
-
-# More than screening can err by (see `_noisy_argmax`).
-SCREEN_MARGIN = 1e-4
 
 
 def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
@@ -20,13 +18,20 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
     top_k, top_p, min_p, each on the law that the former leaves. Equals `core.sampling`.
     """
-    chosen = logits.argmax(dim=-1)
+    chosen = _argmax(logits)
     sampled = np.flatnonzero(sampling.temperature)
     if len(sampled):
         rows = torch.from_numpy(sampled).to(logits.device)
         part = logits if len(sampled) == len(logits) else logits[rows]
         chosen[rows] = _sample(part.float(), sampling, sampled)
     return chosen.to(torch.int32)
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    if logits.device.type == "cpu":
+        # numpy's is vectorised: ten times faster than torch's.
+        return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def _sample(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
@@ -61,19 +66,16 @@ def _keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _noisy_argmax(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Argmax of `scaled` plus exact noise, with the exact noise of few tokens only.
-
-    Screening takes torch's own float64 logarithms, accurate to 1e-11 here as is the exact one.
-    Noise lies in (-4, 37) and the best logit is 0, so that the winner's logit and sum are below
-    64 in size: rounding to float32 moves them by less than 1e-5. A token that is two margins
-    below the best of the screen therefore cannot win.
-    """
+    """As `core.sampling.noisy_argmax`, which says why it is exact."""
+    if scaled.device.type == "cpu":
+        # numpy multiplies 64-bit words several times faster than torch.
+        parts = (scaled.numpy(), seeds[:, 0].numpy(), positions[:, 0].numpy())
+        return torch.from_numpy(noisy_argmax(*parts))
     token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
     uniforms = uniform(seeds, positions, token_ids)
     screen = scaled - torch.log(-torch.log(uniforms))
     best = screen.amax(dim=-1, keepdim=True)
     row, token = torch.nonzero(screen >= best - 2 * SCREEN_MARGIN, as_tuple=True)
-    exact = scaled[row, token] + gumbel_of(uniforms[row, token])
     scores = torch.full_like(scaled, -torch.inf)
-    scores[row, token] = exact
+    scores[row, token] = scaled[row, token] + gumbel_of(uniforms[row, token])
     return scores.argmax(dim=-1)

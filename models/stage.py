@@ -17,6 +17,8 @@ from .rotary import RotaryTable
 from .sampler import choose_tokens
 from .step_attention import StepAttention
 
+NO_ROWS = np.empty(0, dtype=np.int32)
+
 
 def load_stage(
     model_path: str | Path, span: LayerSpan, num_blocks: int, block_size: int,
@@ -100,11 +102,14 @@ class Stage:
         return states if part.fast else states[0]
 
     def _output(self, step: StepInput, hidden: Tensor) -> StepOutput:
-        rows = np.unique(np.concatenate((step.logits_rows, step.probe_rows, step.scored_rows)))
+        wanted = [
+            array for array in (step.logits_rows, step.probe_rows, step.scored_rows) if len(array)
+        ]
+        rows = wanted[0] if len(wanted) == 1 else np.unique(np.concatenate((*wanted, NO_ROWS)))
         logits = self._logits(hidden, rows)
 
         def of(wanted: Int32) -> Tensor:
-            if len(wanted) == len(rows) and (wanted == rows).all():
+            if wanted is rows:
                 return logits
             return logits[self._tensor(np.searchsorted(rows, wanted))]
 
@@ -127,7 +132,7 @@ class Stage:
         part = self._part
         assert part.norm is not None
         assert part.head is not None
-        if len(rows) != len(hidden):
+        if len(rows) != len(hidden) or (rows != np.arange(len(rows))).any():
             hidden = hidden[self._tensor(rows)]
         logits = part.head(part.norm(hidden)).float()
         if self._softcap is not None:

@@ -14,19 +14,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..core.types import Bool, Int64, StepInput
+from ..core.types import Bool, Int32, Int64, StepInput
 from .paged_kv import PagedKv
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """Rows `first:last` of the step, and the columns that they can see (`visible`)."""
+    """Rows `first:last` of the step, the slots of the columns, and who sees whom (`visible`)."""
 
     first: int
     last: int
     slots: Int64
-    positions: Int64
     visible: Bool
+    context_len: int
+    own_positions: Int32
+
+    @property
+    def positions(self) -> Int64:
+        """Absolute position of each column."""
+        return np.concatenate((np.arange(self.context_len), self.own_positions), dtype=np.int64)
 
     @property
     def bucket(self) -> tuple[int, int]:
@@ -42,7 +48,6 @@ class StepAttention:
 
     def __init__(self, step: StepInput, kv: PagedKv, block_size: int) -> None:
         self.kv = kv
-        self._num_rows = len(step.token_ids)
         self._write_slots = _as_index(step.slots.astype(np.int64), kv.data.device)
         row_positions = step.positions.astype(np.int64)
         buckets: dict[tuple[int, int], list[_Request]] = {}
@@ -66,10 +71,10 @@ class StepAttention:
         out = torch.empty_like(query)
         for group in self._groups:
             rows = group.attend(layer, query[group.row_ids], scaling, window, softcap)
-            if group.real_rows is not None:
-                out.index_copy_(0, group.row_ids[group.real_rows], rows[group.real_rows])
-            else:
+            if group.real_rows is None:
                 out.index_copy_(0, group.row_ids, rows)
+            else:
+                out.index_copy_(0, group.row_ids[group.real_rows], rows[group.real_rows])
         return out
 
     def write(self, layer: int, pairs: Tensor) -> None:
@@ -85,34 +90,30 @@ class _Group:
         self.batch = len(requests)
         self.query_len = max(request.last - request.first for request in requests)
         self.num_columns = max(len(request.slots) for request in requests)
-        columns = (self.batch, self.num_columns)
-        rows = (self.batch, self.query_len)
-        slots = np.zeros(columns, dtype=np.int64)
-        self._column_positions = np.zeros(columns, dtype=np.int64)
-        # A padding row sees everything: a softmax over nothing would be NaN.
-        self._visible = np.ones((*rows, self.num_columns), dtype=np.bool_)
-        row_ids = np.zeros(rows, dtype=np.int64)
-        real = np.zeros(rows, dtype=np.bool_)
-        for index, request in enumerate(requests):
-            num_rows, num_columns = request.visible.shape
-            slots[index, :num_columns] = request.slots
-            self._column_positions[index, :num_columns] = request.positions
-            self._visible[index, :num_rows, :num_columns] = request.visible
-            self._visible[index, :num_rows, num_columns:] = False
-            row_ids[index, :num_rows] = np.arange(request.first, request.last)
-            real[index, :num_rows] = True
-        self._row_positions = row_positions[row_ids]
+        self._requests = requests
+        self._step_positions = row_positions
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
         device = kv.data.device
+        slots = self._padded([request.slots for request in requests], self.num_columns)
         self._slots = _as_index(slots.ravel(), device)
-        flat_ids = row_ids.ravel()
-        self.takes_all_rows = bool(
-            len(flat_ids) == len(row_positions) and (flat_ids == np.arange(len(flat_ids))).all()
+        self._row_ids = self._padded(
+            [np.arange(request.first, request.last) for request in requests], self.query_len
         )
+        flat_ids = self._row_ids.ravel()
+        self.takes_all_rows = len(flat_ids) == len(row_positions) and _in_a_row(flat_ids)
         self.row_ids = torch.from_numpy(flat_ids).to(device)
-        self.real_rows = (
-            None if real.all() else torch.from_numpy(np.flatnonzero(real.ravel())).to(device)
-        )
+        lens = np.array([request.last - request.first for request in requests])
+        real = np.flatnonzero(np.arange(self.query_len) < lens[:, None])
+        self.real_rows = None if len(real) == len(flat_ids) else torch.from_numpy(real).to(device)
+
+    def _padded(self, rows: list[Int64], width: int) -> Int64:
+        """The rows under one another, each with zeros behind it up to `width`."""
+        if len(rows) == 1:
+            return rows[0][None]
+        out = np.zeros((len(rows), width), dtype=np.int64)
+        for line, row in zip(out, rows, strict=True):
+            line[: len(row)] = row
+        return out
 
     def attend(
         self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None
@@ -151,15 +152,27 @@ class _Group:
         return self._masks[key]
 
     def _build_mask(self, window: int | None, share: int, dtype: torch.dtype) -> Tensor | None:
-        visible = self._visible
-        if window is not None and self._row_positions.max() >= window:
-            distance = self._row_positions[:, :, None] - self._column_positions[:, None, :]
-            visible = visible & (distance < window)
+        visible = self._visible()
+        row_positions = self._step_positions[self._row_ids]
+        if window is not None and row_positions.max() >= window:
+            columns = self._padded([r.positions for r in self._requests], self.num_columns)
+            visible = visible & (row_positions[:, :, None] - columns[:, None, :] < window)
         if visible.all():
             return None
         additive = np.where(visible, np.float32(0), np.float32(-np.inf))
         mask = torch.from_numpy(additive).to(self.kv.data.device, dtype)
         return mask.repeat(1, share, 1).unsqueeze(1)
+
+    def _visible(self) -> Bool:
+        """Who sees whom, [batch, query_len, columns]."""
+        if self.batch == 1:
+            return self._requests[0].visible[None]
+        # Padding rows see nothing: whatever comes out for them is dropped.
+        visible = np.zeros((self.batch, self.query_len, self.num_columns), dtype=np.bool_)
+        for page, request in zip(visible, self._requests, strict=True):
+            num_rows, num_columns = request.visible.shape
+            page[:num_rows, :num_columns] = request.visible
+        return visible
 
 
 def _softcapped_attention(
@@ -189,17 +202,16 @@ def _request(step: StepInput, index: int, block_size: int) -> _Request:
         own_slots, own_positions, own_visible = tree.slots, tree.positions, tree.mask
     visible = np.ones((last - first, context_len + len(own_slots)), dtype=np.bool_)
     visible[:, context_len:] = own_visible
-    return _Request(
-        first,
-        last,
-        np.concatenate((context, own_slots), dtype=np.int64),
-        np.concatenate((np.arange(context_len), own_positions), dtype=np.int64),
-        visible,
-    )
+    slots = np.concatenate((context, own_slots), dtype=np.int64)
+    return _Request(first, last, slots, visible, context_len, own_positions)
 
 
 def _as_index(slots: Int64, device: torch.device) -> Tensor | slice:
     """A slice where the slots lie in a row (then reads are views), else a tensor."""
-    if len(slots) and (np.diff(slots) == 1).all():
+    if len(slots) and _in_a_row(slots):
         return slice(int(slots[0]), int(slots[-1]) + 1)
     return torch.from_numpy(slots).to(device)
+
+
+def _in_a_row(ids: Int64) -> bool:
+    return bool((ids[1:] - ids[:-1] == 1).all())
