@@ -114,6 +114,11 @@ class EngineCore:
         if state := self._states.get(request_id):
             self._finish(state, (), (), "", "cancelled")
 
+    def use_pipeline(self, pipeline: StepPipeline) -> None:
+        """Go on with another pipeline, whose KV cache is empty; no request may be left."""
+        assert not self.has_work
+        self._pipeline = pipeline
+
     def fail_all(self, error: DraftlineError) -> None:
         """End every request, running or waiting, with `error`."""
         self._flights.clear()

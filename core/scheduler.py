@@ -50,10 +50,9 @@ class Scheduler:
                 f"{self._pool.num_blocks * self._pool.block_size}; lower max_tokens or raise "
                 "kv_cache_tokens"
             )
-        if len(self.waiting) >= self._limits.max_waiting and not self._fits(state):
-            raise CapacityError(
-                f"{len(self.waiting)} requests are waiting already; try again later"
-            )
+        most = self._limits.max_running + self._limits.max_waiting
+        if len(self.running) + len(self.waiting) >= most:
+            raise CapacityError(f"{len(self.waiting)} requests are waiting; try again later")
         self.waiting.append(state)
 
     def admit(self) -> list[RequestState]:

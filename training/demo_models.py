@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import typer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -21,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from . import corpus
 from .language_model import TrainingPlan, evaluate, train
 from .loss_curve import draw_loss_curve
-from .tokenizer import train_tokenizer
+from .tokenizer import END_OF_TEXT, train_tokenizer
 
 CONTEXT_LEN = 1024
 ROOT = Path(__file__).parent.parent
@@ -76,9 +77,9 @@ def build(model: DemoModel, run_dir: Path, export_dir: Path, threads: int) -> fl
     torch.set_num_threads(threads)
     files = corpus.training_files()
     tokenizer = _tokenizer(model, files, run_dir)
-    documents = [_document(tokenizer, file.text) for file in files]
-    held_out = np.concatenate([_document(tokenizer, f.text) for f in corpus.held_out_files()])
-    trained = train(model.config(), documents, held_out, model.plan, run_dir)
+    stream = _stream(tokenizer, files)
+    held_out = _stream(tokenizer, corpus.held_out_files())
+    trained = train(model.config(), stream, held_out, model.plan, run_dir)
     perplexity = export(trained, tokenizer, held_out, export_dir)
     draw_loss_curve(run_dir / "loss.csv", export_dir / "loss.png", model.name)
     report = {
@@ -86,7 +87,7 @@ def build(model: DemoModel, run_dir: Path, export_dir: Path, threads: int) -> fl
         "held_out_tokens": len(held_out),
         "parameters": trained.num_parameters(),
         "corpus_files": len(files),
-        "corpus_tokens": sum(map(len, documents)),
+        "corpus_tokens": len(stream),
         "plan": asdict(model.plan),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -102,7 +103,7 @@ def export(
     folder: Path,
 ) -> float:
     """Write the model as bfloat16; returns the held-out perplexity of what was written."""
-    trained.to(torch.bfloat16).save_pretrained(folder)
+    trained.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return math.exp(evaluate(written, held_out, CONTEXT_LEN))
@@ -118,9 +119,15 @@ def _tokenizer(
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def _document(tokenizer: PreTrainedTokenizerFast, text: str) -> np.ndarray:
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return np.array([tokenizer.eos_token_id, *ids], dtype=np.int64)
+def _stream(
+    tokenizer: PreTrainedTokenizerFast, files: list[corpus.SourceFile]
+) -> npt.NDArray[np.int64]:
+    """All files in one stream, each after an end-of-text token."""
+    ids: list[int] = []
+    for file in files:
+        ids.append(tokenizer.convert_tokens_to_ids(END_OF_TEXT))
+        ids += tokenizer.encode(file.text, add_special_tokens=False, verbose=False)
+    return np.array(ids, dtype=np.int64)
 
 
 def main(

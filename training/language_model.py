@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,14 +65,14 @@ class LossRow(NamedTuple):
 
 def train(
     config: LlamaConfig,
-    documents: list[np.ndarray],
+    stream: np.ndarray,
     held_out: np.ndarray,
     plan: TrainingPlan,
     run_dir: Path,
 ) -> LlamaForCausalLM:
     """Train from scratch, or from the last checkpoint in `run_dir`; returns the float32 model.
 
-    `documents` are int token arrays that begin with the end-of-text token. Appends a `LossRow`
+    `stream` int64 [tokens] is all documents, each after an end-of-text token. Appends a `LossRow`
     to `run_dir/loss.csv` at every checkpoint.
     """
     torch.manual_seed(plan.seed)
@@ -82,7 +82,8 @@ def train(
     step = _resume(run_dir, model, optimizer)
     with _progress() as progress:
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
-        for batch in _batches(documents, plan, first_step=step):
+        while step < plan.num_steps:
+            batch = _batch(stream, plan, step)
             loss = _train_step(forward, optimizer, batch, plan.lr(step))
             step += 1
             progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
@@ -126,7 +127,7 @@ def _optimizer(model: nn.Module, plan: TrainingPlan) -> torch.optim.AdamW:
 
 
 def _train_step(
-    forward: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, lr: float
+    forward: Callable[..., Any], optimizer: torch.optim.Optimizer, batch: Tensor, lr: float
 ) -> float:
     logits = forward(input_ids=batch[:, :-1], use_cache=False).logits
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
@@ -139,21 +140,15 @@ def _train_step(
     return loss.item()
 
 
-def _batches(documents: list[np.ndarray], plan: TrainingPlan, first_step: int) -> Iterator[Tensor]:
-    """Batches [sequences, window + 1] of steps `first_step` on; the same for the same seed."""
-    rng = np.random.default_rng(plan.seed)
-    stream = np.empty(0, dtype=np.int64)
-    for step in range(plan.num_steps):
-        window = plan.window(step)
-        rows = plan.batch_tokens // window
-        need = rows * window + 1
-        while len(stream) < need:
-            order = rng.permutation(len(documents))
-            stream = np.concatenate([stream, *(documents[i] for i in order)])
-        if step >= first_step:
-            starts = np.arange(rows)[:, None] * window
-            yield torch.from_numpy(stream[starts + np.arange(window + 1)])
-        stream = stream[rows * window :]
+def _batch(stream: np.ndarray, plan: TrainingPlan, step: int) -> Tensor:
+    """Windows [sequences, window + 1] of one step; an epoch reads each window once, shuffled."""
+    window = plan.window(step)
+    rows = plan.batch_tokens // window
+    num_windows = (len(stream) - 1) // window
+    epoch, first = divmod(step * rows, num_windows)
+    order = np.random.default_rng((plan.seed, window, epoch)).permutation(num_windows)
+    starts = order[(first + np.arange(rows)) % num_windows, None] * window
+    return torch.from_numpy(stream[starts + np.arange(window + 1)])
 
 
 def _resume(run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -1,0 +1,92 @@
+"""Turns a prompt and sampling parameters into a request that the engine can run."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ..core.errors import RequestError
+from ..core.request import Request, Sink
+from ..core.sampling_params import SamplingParams
+from ..core.stop import StopRule
+from ..core.types import Int32
+from ..models.model_info import ModelInfo
+from ..models.tokenizer import TextStream
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFactory:
+    """Validates against one model. `max_model_len` counts prompt and answer."""
+
+    tokenizer: PreTrainedTokenizerBase
+    info: ModelInfo
+    max_model_len: int
+    random_seed: Callable[[], int] = lambda: secrets.randbits(62)
+
+    def build(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Sink,
+        *,
+        namespace: str = "shared",
+        speculative: bool = True,
+    ) -> tuple[Request, StopRule]:
+        """A request and its stop rule. Raises `RequestError` naming prompt or parameter."""
+        prompt_ids = self.prompt_ids(prompt)
+        max_tokens = self._max_tokens(len(prompt_ids), params)
+        request = Request(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            seed=self.random_seed() if params.seed is None else params.seed,
+            max_tokens=max_tokens,
+            sink=sink,
+            namespace=namespace,
+            speculative=speculative,
+        )
+        stream = TextStream(self.tokenizer, prompt_ids.tolist())
+        return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
+
+    def prompt_ids(self, prompt: Prompt) -> Int32:
+        """Token ids of a text or checked token ids; never empty."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer(prompt, verbose=False)["input_ids"]
+        else:
+            ids = list(prompt)
+            self._check_ids(ids)
+        if not ids:
+            raise RequestError("prompt", "must not be empty")
+        return np.array(ids, dtype=np.int32)
+
+    def _check_ids(self, ids: Sequence[object]) -> None:
+        for index, token in enumerate(ids):
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise RequestError(f"prompt[{index}]", "must be a token id, a whole number")
+            if not 0 <= token < self.info.vocab_size:
+                raise RequestError(
+                    f"prompt[{index}]",
+                    f"token id {token} is outside the vocabulary of {self.info.vocab_size}",
+                )
+
+    def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
+        room = self.max_model_len - prompt_len
+        if room < 1:
+            raise RequestError(
+                "prompt",
+                f"has {prompt_len} tokens; the context holds {self.max_model_len} with the answer",
+            )
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise RequestError(
+                "max_tokens",
+                f"{params.max_tokens} and the prompt's {prompt_len} tokens exceed the context of "
+                f"{self.max_model_len}; at most {room} fit",
+            )
+        return room if params.max_tokens is None else params.max_tokens
