@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
@@ -22,11 +25,13 @@ class DrafterActor:
         self._host = ray.util.get_node_ip_address()
         self._server = DrafterServer(build_drafter(config, engine), self._host)
         self._port: int | None = None
+        self._starting = asyncio.Lock()
 
     async def address(self) -> str:
         """host:port, listening."""
-        if self._port is None:
-            self._port = await self._server.start()
+        async with self._starting:
+            if self._port is None:
+                self._port = await self._server.start()
         return f"{self._host}:{self._port}"
 
 
@@ -43,7 +48,7 @@ def spawn_drafter(
     After a restart the provider gives the new address, once the actor is back.
     """
     strategy = PlacementGroupSchedulingStrategy(placement_group) if placement_group else "DEFAULT"
-    actor = DrafterActor.options(
+    actor: Any = DrafterActor.options(
         num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy
     ).remote(config, engine)
 

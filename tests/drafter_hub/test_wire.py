@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from draftline.cluster import drafter_pb2 as pb
+from draftline.cluster import wire
+from draftline.cluster.drafter_link import DrafterMessage
+from draftline.core.errors import DrafterError, ProtocolError
+from draftline.core.types import Commit, DraftRequest, Probe, Proposal, Query
+
+REPOSITORY = Path(wire.__file__).parent.parent
+LIMIT = 2**20
+
+ids = st.text(min_size=1, max_size=8)
+ints = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(lambda v: np.array(v, dtype=np.int32))
+floats = st.lists(st.floats(-1e6, 0, width=32), max_size=6).map(
+    lambda v: np.array(v, dtype=np.float32)
+)
+matrices = arrays(np.int32, array_shapes(min_dims=2, max_dims=2, min_side=0))
+requests = st.builds(
+    DraftRequest,
+    ids,
+    ints,
+    st.integers(0, 2**31),
+    st.floats(0, 100),
+    st.integers(0, 2**63 - 1),
+    ids,
+)
+commits = st.builds(Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices)
+queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256))
+probes = st.builds(
+    Probe,
+    ints,
+    ints,
+    arrays(np.bool_, array_shapes(min_dims=2, max_dims=2, min_side=0)),
+    ints,
+    st.integers(0, 100),
+)
+proposals = st.builds(Proposal, st.just("s"), ints, ints, floats, st.none() | probes)
+messages = st.builds(
+    DrafterMessage,
+    st.integers(1, 2**40),
+    st.lists(ids, max_size=3).map(tuple),
+    st.lists(requests, max_size=3).map(tuple),
+    st.lists(commits, max_size=3),
+    st.lists(queries, max_size=3),
+    st.just(0.0),
+)
+
+
+def same(left: object, right: object) -> bool:
+    """Equality of the nested values, arrays with their dtypes."""
+    if isinstance(left, np.ndarray):
+        assert isinstance(right, np.ndarray)
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, list | tuple):
+        assert isinstance(right, list | tuple)
+        return len(left) == len(right) and all(map(same, left, right))
+    if hasattr(type(left), "__slots__") and hasattr(type(left), "__dataclass_fields__"):
+        names = type(left).__dataclass_fields__
+        return all(same(getattr(left, name), getattr(right, name)) for name in names)
+    return left == right
+
+
+@given(messages)
+def test_a_step_round_trips(message: DrafterMessage):
+    decoded = wire.decode_step(wire.encode_step(message, 0.25, LIMIT), 100.0)
+    assert decoded.deadline == 100.25
+    names = ("sequence", "closes", "opens", "commits", "queries")
+    assert all(same(getattr(decoded, name), getattr(message, name)) for name in names)
+
+
+@given(st.lists(st.tuples(queries, proposals), max_size=3))
+def test_an_answer_round_trips(pairs: list[tuple[Query, Proposal]]):
+    message = DrafterMessage(7, (), (), [], [query for query, _ in pairs], 0.0)
+    answered = [proposal for _, proposal in pairs]
+    data = wire.encode_answer(message, answered, LIMIT)
+    assert same(wire.decode_answer(data, message, "s"), answered)
+
+
+@given(st.binary(max_size=64))
+def test_garbage_is_a_protocol_error_or_decodes(data: bytes):
+    message = DrafterMessage(1, (), (), [], [], 0.0)
+    for decode in (
+        lambda: wire.decode_step(data, 0.0),
+        lambda: wire.decode_answer(data, message, "s"),
+        lambda: wire.decode_hello(data, pb.FromDrafter),
+    ):
+        try:
+            decode()
+        except (ProtocolError, DrafterError):
+            continue
+
+
+@given(messages, st.data())
+def test_a_damaged_step_is_a_protocol_error_or_decodes(message: DrafterMessage, data: st.DataObject):
+    encoded = bytearray(wire.encode_step(message, 0.25, LIMIT))
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        wire.decode_step(bytes(encoded), 0.0)
+    except ProtocolError:
+        return
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pb.Array(dtype="<i8", shape=[1], data=bytes(8)),
+        pb.Array(dtype="<i4", shape=[2], data=bytes(4)),
+        pb.Array(dtype="<i4", shape=[1, 1], data=bytes(4)),
+        pb.Array(dtype="<i4", shape=[2**31, 2**31], data=bytes(4)),
+        pb.Array(),
+    ],
+)
+def test_a_wrong_array_is_refused(array: pb.Array):
+    with pytest.raises(ProtocolError, match="<i4"):
+        wire.decode_array(array, wire.INT32)
+
+
+def test_oversize_is_refused_before_it_is_sent():
+    request = DraftRequest("r", np.zeros(1000, dtype=np.int32), 1000, 0.0, 1)
+    message = DrafterMessage(1, (), (request,), [], [], 0.0)
+    with pytest.raises(ProtocolError, match="limit is 1000"):
+        wire.encode_step(message, 0.1, 1000)
+
+
+def test_an_answer_about_another_request_is_refused():
+    asked = DrafterMessage(1, (), (), [], [Query("mine", 1, 4)], 0.0)
+    other = DrafterMessage(1, (), (), [], [Query("yours", 1, 4)], 0.0)
+    none = np.empty(0, dtype=np.int32)
+    proposal = Proposal("s", none, none, np.empty(0, dtype=np.float32))
+    with pytest.raises(ProtocolError, match="other requests"):
+        wire.decode_answer(wire.encode_answer(other, [proposal], LIMIT), asked, "s")
+    stale = DrafterMessage(2, (), (), [], asked.queries, 0.0)
+    with pytest.raises(ProtocolError, match="last message"):
+        wire.decode_answer(wire.encode_answer(asked, [proposal], LIMIT), stale, "s")
+
+
+def test_another_protocol_version_is_named():
+    hello = pb.Hello(protocol_version=99, name="s")
+    with pytest.raises(ProtocolError, match="protocol 99"):
+        wire.decode_hello(pb.ToDrafter(hello=hello).SerializeToString(), pb.ToDrafter)
+
+
+def test_the_generated_module_is_up_to_date(tmp_path: Path):
+    """Compared by descriptors, because the text differs between compiler versions."""
+    target = tmp_path / "descriptors"
+    arguments = [f"-I{REPOSITORY}", f"--descriptor_set_out={target}", "cluster/drafter.proto"]
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", *arguments], cwd=REPOSITORY, check=True
+    )
+    compiled = descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes()).file[0]
+    committed = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(committed)
+    compiled.ClearField("source_code_info")
+    for message in compiled.message_type:
+        for field in message.field:
+            field.ClearField("json_name")
+    for message in committed.message_type:
+        for field in message.field:
+            field.ClearField("json_name")
+    assert compiled == committed
