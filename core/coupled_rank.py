@@ -57,10 +57,10 @@ def rank_coupled(
     """
     if not len(tokens):
         return tokens, parents, log_probs
-    depths = _depths(parents)
-    given_noise = _share_of_siblings(
-        log_probs.astype(np.float64), coupled_scores(log_probs, tokens, depths, choice), parents
-    )
+    given_noise = np.minimum(log_probs.astype(np.float64), 0.0)
+    if choice.temperature > 0:
+        scores = coupled_scores(log_probs, tokens, _depths(parents), choice)
+        given_noise = _share_of_siblings(given_noise, scores, parents)
     # A path is never likelier than its prefix, so a stable sort keeps parents before children.
     kept = np.argsort(-_path_sums(given_noise, parents), kind="stable")[:max_nodes]
     new_index = np.full(len(tokens) + 1, ROOT, dtype=np.int32)
@@ -85,11 +85,10 @@ def _log_sum_exp_of_siblings(values: Float64, parents: Int32) -> Float64:
 
 
 def _depths(parents: Int32) -> Int32:
-    depths = np.zeros(len(parents), dtype=np.int32)
-    for node, parent in enumerate(parents.tolist()):
-        if parent != ROOT:
-            depths[node] = depths[parent] + 1
-    return depths
+    depths: list[int] = []
+    for parent in parents.tolist():
+        depths.append(0 if parent == ROOT else depths[parent] + 1)
+    return np.array(depths, dtype=np.int32)
 
 
 def _path_sums(values: Float64, parents: Int32) -> Float64:

@@ -36,21 +36,33 @@ class ForwardDictionary:
             if len(self._by_token) == self._max_keys:
                 del self._by_token[next(iter(self._by_token))]
         self._by_token[token] = kept
-        length = len(continuation)
-        longer = next((known for known in reversed(kept) if known[:length] == continuation), None)
-        if longer is not None:
-            del kept[longer]
-            kept[longer] = None
-            return
-        # Text grows by a token at a time, so this removes the prefixes that it left.
-        kept.pop(continuation[:-1], None)
-        if len(kept) == self._capacity:
-            del kept[next(iter(kept))]
+        prefix = continuation[:-1]
+        if prefix in kept:
+            # Nothing kept is a prefix of another, so nothing else begins with this one.
+            del kept[prefix]
+        else:
+            known = _beginning_with(continuation, kept)
+            if known is not None:
+                continuation = known
+                del kept[known]
+            elif len(kept) == self._capacity:
+                del kept[next(iter(kept))]
         kept[continuation] = None
 
     def continuations(self, token: int) -> Iterator[Ngram]:
         """The latest first."""
         return reversed(self._by_token.get(token, {}))
+
+
+def _beginning_with(prefix: Ngram, kept: dict[Ngram, None]) -> Ngram | None:
+    """The latest of `kept` that begins with `prefix`; a plain loop, since prompts are long."""
+    if prefix in kept:
+        return prefix
+    length = len(prefix)
+    for known in reversed(kept):
+        if known[:length] == prefix:
+            return known
+    return None
 
 
 class BackwardDictionary:
