@@ -1,0 +1,184 @@
+"""What holds for a drafter whether it runs in process or behind gRPC."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.fake_drafters import (
+    VOCAB_SIZE,
+    CountingDrafter,
+    ProbingDrafter,
+    ScriptedDrafter,
+    following,
+)
+from support.hub_session import HubSession
+
+from draftline.core.types import DraftRequest, Probe, Proposal, Query, chain_proposal
+
+
+async def test_proposals_follow_the_text(make_hub):
+    hub = await make_hub(CountingDrafter())
+    session = HubSession(hub)
+    for count in (0, 1, 3, 2, 7):
+        (proposal,) = await session.step(count)
+        assert proposal.source == "counting"
+        assert proposal.tokens.tolist() == session.expected(4)
+    (stats,) = hub.stats()
+    assert (stats.proposals, stats.errors, stats.late) == (5, 0, 0)
+    assert stats.latency_count == 5
+
+
+async def test_requests_do_not_mix(make_hub):
+    hub = await make_hub(CountingDrafter())
+    sessions = [HubSession(hub, f"r{index}", 3 + index) for index in range(4)]
+    for _ in range(3):
+        commits = [session.commit(1 + index) for index, session in enumerate(sessions)]
+        found = await hub.exchange(commits, [session.query() for session in sessions], 5.0)
+        for session in sessions:
+            (proposal,) = found[session.request_id]
+            assert proposal.tokens.tolist() == session.expected(4)
+
+
+async def test_the_drafter_learns_all_of_a_request(make_hub):
+    drafter = CountingDrafter()
+    hub = await make_hub(drafter)
+    prompt = np.array([4, 5], dtype=np.int32)
+    hub.open(DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant"))
+    await hub.exchange([], [Query("r", 2, 4)], 5.0)
+    (opened,) = drafter.opened
+    assert opened.token_ids.tolist() == [4, 5]
+    given = (opened.prompt_len, opened.temperature, opened.seed, opened.namespace)
+    assert given == (2, 0.7, 2**62 + 1, "tenant")
+
+
+async def test_a_probe_and_its_answer_travel(make_hub):
+    drafter = ProbingDrafter()
+    hub = await make_hub(drafter)
+    session = HubSession(hub)
+    (proposal,) = await session.step()
+    assert proposal.probe is not None
+    assert proposal.probe.mask.tolist() == [[True, False], [True, True]]
+    answer = np.array([[3, 1]], dtype=np.int32)
+    commit = session.commit(2, {"counting": answer, "another": answer + 1})
+    await hub.exchange([commit], [session.query()], 5.0)
+    await session.step(1)
+    assert [c.probe_ids is None for c in drafter.commits] == [False, True]
+    assert np.array_equal(drafter.commits[0].probe_ids, answer)
+
+
+async def test_max_nodes_cuts(make_hub):
+    hub = await make_hub(ScriptedDrafter(lambda _: chain_proposal("scripted", following(0, 9))))
+    session = HubSession(hub)
+    (proposal,) = await session.step(max_nodes=3)
+    assert proposal.tokens.tolist() == [1, 2, 3]
+
+
+async def test_close_frees_and_an_id_can_be_used_again(make_hub):
+    drafter = CountingDrafter()
+    hub = await make_hub(drafter)
+    first = HubSession(hub)
+    await first.step(2)
+    hub.close("r")
+    hub.close("unknown")
+    assert await hub.exchange([], [first.query()], 1.0) == {"r": []}
+    again = HubSession(hub, prompt_len=9)
+    (proposal,) = await again.step(1)
+    assert proposal.tokens.tolist() == again.expected(4)
+    assert len(drafter.texts) == 1
+
+
+async def test_commits_that_came_too_late_are_ignored(make_hub):
+    hub = await make_hub(CountingDrafter())
+    session = HubSession(hub)
+    stale = session.commit(2)
+    hub.open(DraftRequest("r", np.array(session.text, dtype=np.int32), 5, 0.0, 1))
+    (proposal,) = (await hub.exchange([stale], [session.query()], 5.0))["r"]
+    assert proposal.tokens.tolist() == session.expected(4)
+    hub.close("r")
+    await hub.exchange([session.commit(1)], [], 5.0)
+    assert hub.stats()[0].errors == 0
+
+
+def _proposal(tokens, parents=None, log_probs=None, **changes) -> Proposal:
+    count = len(tokens)
+    parents = range(-1, count - 1) if parents is None else parents
+    proposal = Proposal(
+        "scripted",
+        np.array(tokens, dtype=np.int32),
+        np.array(parents, dtype=np.int32),
+        np.zeros(count, np.float32) if log_probs is None else np.array(log_probs, np.float32),
+    )
+    return dataclasses.replace(proposal, **changes)
+
+
+def _probe(**changes) -> Probe:
+    rows = np.array([1, 2], dtype=np.int32)
+    probe = Probe(rows, rows, np.tri(2, dtype=np.bool_), np.array([1], dtype=np.int32), 2)
+    return dataclasses.replace(probe, **changes)
+
+
+BAD_PROPOSALS = {
+    "token above the vocabulary": _proposal([VOCAB_SIZE]),
+    "negative token": _proposal([-1]),
+    "parent after child": _proposal([1, 2], parents=[1, -1]),
+    "parent is itself": _proposal([1], parents=[0]),
+    "parent below root": _proposal([1], parents=[-2]),
+    "smallest parent": _proposal([1], parents=[-(2**31)]),
+    "shapes differ": _proposal([1, 2], parents=[-1]),
+    "two dimensions": dataclasses.replace(_proposal([1]), tokens=np.ones((1, 1), dtype=np.int32)),
+    "probability above one": _proposal([1], log_probs=[0.5]),
+    "not a number": _proposal([1, 2], log_probs=[0.0, np.nan]),
+    "probe token": _proposal([1], probe=_probe(tokens=np.array([1, VOCAB_SIZE], dtype=np.int32))),
+    "probe offset": _proposal([1], probe=_probe(offsets=np.array([0, 1], dtype=np.int32))),
+    "probe wanted": _proposal([1], probe=_probe(wanted=np.array([2], dtype=np.int32))),
+    "probe mask": _proposal([1], probe=_probe(mask=np.ones((1, 2), dtype=np.bool_))),
+    "probe top_k": _proposal([1], probe=_probe(top_k=0)),
+    "None": None,
+    "a number": 7,
+    "lists": Proposal("scripted", [1], [-1], [0.0]),  # pyright: ignore[reportArgumentType]
+}
+
+
+@pytest.mark.parametrize("bad", BAD_PROPOSALS.values(), ids=BAD_PROPOSALS.keys())
+async def test_a_bad_proposal_is_dropped_and_the_drafter_gets_another_chance(make_hub, bad):
+    answers = iter([bad])
+    good = chain_proposal("scripted", following(7, 3))
+    hub = await make_hub(ScriptedDrafter(lambda _: next(answers, good)))
+    session = HubSession(hub)
+    assert await session.step() == []
+    assert hub.stats()[0].errors == 1
+    found: list[Proposal] = []
+    for _ in range(50):
+        if found := await session.step(1):
+            break
+        await hub.start()
+    assert found[0].tokens.tolist() == good.tokens.tolist()
+    assert hub.stats()[0].errors == 1
+
+
+@pytest.mark.parametrize("method", ["open", "observe", "propose", "close"])
+async def test_what_a_drafter_raises_stays_inside(make_hub, method, monkeypatch):
+    drafter = CountingDrafter()
+    hub = await make_hub(drafter)
+
+    def fail(*_args: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(drafter, method, fail)
+    session = HubSession(hub)
+    for _ in range(4):
+        await session.step(1)
+    hub.close("r")
+    other = HubSession(hub, "other")
+    await other.step(1)
+    assert hub.stats()[0].errors >= 1
+
+
+async def test_too_few_proposals(make_hub, monkeypatch):
+    drafter = CountingDrafter()
+    monkeypatch.setattr(drafter, "propose", lambda *_: [])
+    hub = await make_hub(drafter)
+    assert await HubSession(hub).step() == []
+    assert hub.stats()[0].errors == 1

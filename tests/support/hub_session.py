@@ -1,0 +1,48 @@
+"""A request that lives in a hub: what an engine would do for it, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from support.fake_drafters import VOCAB_SIZE, following
+
+from draftline.cluster.drafter_channel import DrafterLimits
+from draftline.cluster.drafter_hub import DrafterHub
+from draftline.core.types import DraftRequest, Int32, Proposal, Query, StepCommit
+
+LIMITS = DrafterLimits(vocab_size=VOCAB_SIZE)
+
+
+class HubSession:
+    """Commits tokens that count up by one and asks for proposals after them."""
+
+    def __init__(self, hub: DrafterHub, request_id: str = "r", prompt_len: int = 5) -> None:
+        self.hub = hub
+        self.request_id = request_id
+        self.text = list(range(prompt_len))
+        hub.open(
+            DraftRequest(request_id, np.array(self.text, dtype=np.int32), prompt_len, 0.0, seed=1)
+        )
+
+    def query(self, max_nodes: int = 8) -> Query:
+        return Query(self.request_id, len(self.text), max_nodes)
+
+    def commit(self, count: int, probe_ids: Mapping[str, Int32] | None = None) -> StepCommit:
+        """The commit of the next `count` tokens of the text."""
+        tokens = following(self.text[-1], count)
+        commit = StepCommit(self.request_id, len(self.text), tokens, probe_ids or {})
+        self.text.extend(tokens.tolist())
+        return commit
+
+    async def step(
+        self, count: int = 0, budget_s: float = 5.0, max_nodes: int = 8
+    ) -> list[Proposal]:
+        """Commit `count` tokens, then the proposals that come back."""
+        commits = [self.commit(count)] if count else []
+        found = await self.hub.exchange(commits, [self.query(max_nodes)], budget_s)
+        return found[self.request_id]
+
+    def expected(self, count: int) -> list[int]:
+        """What a `CountingDrafter` proposes now."""
+        return following(self.text[-1], count).tolist()
