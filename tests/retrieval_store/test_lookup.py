@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import partial
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from draftline.core.lookup import Subtree
+from draftline.retrieval_store import continuation
+from draftline.retrieval_store.continuation import BACK_OFF, PRIOR
+from draftline.retrieval_store.lookup import ENOUGH_COUNT, SegmentLookup
+from draftline.retrieval_store.segment import DEPTH, MAX_CONTINUATION
+from hypothesis import given
+from hypothesis import strategies as st
+from support.segments import context, make_segment
+
+Corpus = list[list[int]]
+Path = tuple[int, ...]
+
+
+def paths(subtree: Subtree) -> dict[Path, float]:
+    """Each node's path from the root, with its path log-probability."""
+    found: list[tuple[Path, float]] = []
+    nodes = zip(subtree.tokens, subtree.parents, subtree.log_probs, strict=True)
+    for index, (token, parent, log_prob) in enumerate(nodes):
+        assert parent < index
+        path, total = found[parent] if parent >= 0 else ((), 0.0)
+        found.append(((*path, int(token)), total + float(log_prob)))
+    assert len(dict(found)) == len(found), "a path twice"
+    return dict(found)
+
+
+class Reference:
+    """Counts every window of the documents one by one."""
+
+    def __init__(self, documents: Corpus) -> None:
+        self.counts: Counter[Path] = Counter(
+            tuple(document[start:end])
+            for document in documents
+            for start in range(len(document))
+            for end in range(start + 1, min(start + DEPTH, len(document)) + 1)
+        )
+
+    def suffixes(self, tokens: list[int]) -> list[Path]:
+        lengths = range(min(16, len(tokens)), 1, -1)
+        stored = [tuple(tokens[-length:]) for length in lengths if length <= len(tokens)]
+        longest = next((path for path in stored if self.counts[path]), None)
+        often = next((path for path in stored if self.counts[path] >= ENOUGH_COUNT), None)
+        if longest is None:
+            return []
+        return [longest] if often in (None, longest) else [longest, often]
+
+    def prob(self, suffixes: list[Path], path: Path, token: int) -> float:
+        lower = 0.0
+        for suffix in reversed(suffixes):
+            count, prior = self.counts[suffix + path], PRIOR / len(suffix + path)
+            mixed = prior * lower * (BACK_OFF if suffix != suffixes[-1] else 0.0)
+            share = (self.counts[(*suffix, *path, token)] + mixed) / (count + prior)
+            lower = share if count or suffix == suffixes[-1] else BACK_OFF * lower
+        return lower
+
+    def best(self, tokens: list[int], vocab_size: int, budget: int) -> tuple[int, dict]:
+        suffixes = self.suffixes(tokens)
+        found: dict[Path, float] = {}
+        frontier: list[tuple[Path, float]] = [((), 0.0)] if suffixes else []
+        while frontier:
+            path, total = frontier.pop()
+            for token in range(vocab_size if len(path) < MAX_CONTINUATION else 0):
+                prob = self.prob(suffixes, path, token)
+                if prob > 0:
+                    found[*path, token] = total + math.log(prob)
+                    frontier.append(((*path, token), found[*path, token]))
+        best = sorted(found.items(), key=lambda entry: -entry[1])[:budget]
+        return len(suffixes[0]) if suffixes else 0, {"all": found, "best": best}
+
+
+VOCAB = 3
+tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30)
+corpora = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=25), max_size=4)
+
+
+@given(corpora, corpora, tokens, st.integers(0, 12), st.booleans())
+def test_equals_the_brute_force_reference(
+    own: Corpus, shared: Corpus, text: list[int], budget: int, is_wide: bool
+) -> None:
+    segments = {
+        "tenant": [make_segment(own, VOCAB)],
+        "shared": [make_segment([document], VOCAB) for document in shared],
+    }
+    with patch.object(continuation, "WIDE_SPAN", 0 if is_wide else 10**9):
+        lookup = SegmentLookup(segments)
+        subtree = lookup.lookup([context(*text)], ["tenant"], [budget])[0]
+    match_len, wanted = Reference(own + shared).best(text, VOCAB, budget)
+    found = paths(subtree)
+    assert subtree.match_len == (match_len if budget else 0)
+    assert len(found) == min(budget, len(wanted["all"]))
+    for path, log_prob in found.items():
+        assert log_prob == pytest.approx(wanted["all"][path], abs=1e-4)
+    # Equally probable paths may be exchanged for one another, never for a less probable one.
+    best = [log_prob for _, log_prob in wanted["best"]]
+    assert sorted(found.values(), reverse=True) == pytest.approx(best, abs=1e-4)
+
+
+def test_worked_example() -> None:
+    """1 2 is followed by 3 twice and by 4 once; 3 by 5 and by 6."""
+    lookup = SegmentLookup({"shared": [make_segment([[1, 2, 3, 5], [1, 2, 3, 6], [1, 2, 4]])]})
+    subtree = lookup.lookup([context(9, 1, 2)], ["shared"], [4])[0]
+    prior, deeper = PRIOR / 2, PRIOR / 3
+    assert subtree.match_len == 2
+    assert subtree.tokens.tolist() == [3, 4, 5, 6]
+    assert subtree.parents.tolist() == [-1, -1, 0, 0]
+    probs = [2 / (3 + prior), 1 / (3 + prior), 1 / (2 + deeper), 1 / (2 + deeper)]
+    assert np.exp(subtree.log_probs).tolist() == pytest.approx(probs)
+    assert [array.dtype for array in (subtree.tokens, subtree.parents)] == [np.int32, np.int32]
+    assert subtree.log_probs.dtype == np.float32
+
+
+def test_a_rare_long_match_is_helped_by_a_frequent_shorter_one() -> None:
+    often = [[1, 2, 3]] * ENOUGH_COUNT
+    lookup = SegmentLookup({"shared": [make_segment([[7, 1, 2, 4], *often])]})
+    subtree = lookup.lookup([context(7, 1, 2)], ["shared"], [8])[0]
+    assert subtree.match_len == 3
+    assert sorted(subtree.tokens.tolist()) == [3, 4]
+
+
+def test_matches_end_at_the_border_of_a_document() -> None:
+    lookup = SegmentLookup({"shared": [make_segment([[1, 2], [3, 4]])]})
+    ask = partial(lookup.lookup, namespaces=["shared"], max_nodes=[8])
+    assert len(ask([context(2, 3)])[0].tokens) == 0
+    assert len(ask([context(1, 2)])[0].tokens) == 0
+
+
+def test_a_tenant_reads_its_own_data_and_the_shared_only() -> None:
+    lookup = SegmentLookup(
+        {
+            "shared": [make_segment([[1, 2, 10]])],
+            "one": [make_segment([[1, 2, 11]])],
+            "two": [make_segment([[1, 2, 12]])],
+        }
+    )
+    names = ["one", "two", "shared", "unknown"]
+    answers = lookup.lookup([context(1, 2)] * 4, names, [8] * 4)
+    seen = [set(answer.tokens.tolist()) for answer in answers]
+    assert seen == [{10, 11}, {10, 12}, {10}, {10}]
+
+
+@pytest.mark.parametrize("text", [(), (1,), (1, 31), (1, 100), (-1, -1), (2**31 - 1, 5)])
+def test_contexts_that_cannot_match(text: tuple[int, ...]) -> None:
+    lookup = SegmentLookup({"shared": [make_segment([[1, 2, 3]])]})
+    subtree = lookup.lookup([context(*text)], ["shared"], [8])[0]
+    assert (len(subtree.tokens), subtree.match_len) == (0, 0)
+
+
+def test_wide_and_narrow_nodes_are_expanded_alike() -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.zipf(1.5, 400).clip(max=50).tolist() for _ in range(6)]
+    segments = {
+        "shared": [make_segment(documents[:4], 64)],
+        "own": [make_segment(documents[4:], 64)],
+    }
+    lookup = SegmentLookup(segments)
+    contexts = [context(*documents[i % 6][i : i + 16]) for i in range(40)]
+    answers = []
+    for width in (0, 10**9):
+        with patch.object(continuation, "WIDE_SPAN", width):
+            answers.append(lookup.lookup(contexts, ["own"] * 40, [20] * 40))
+    for wide, narrow in zip(*answers, strict=True):
+        assert wide.tokens.tolist() == narrow.tokens.tolist()
+        assert wide.parents.tolist() == narrow.parents.tolist()
+        assert wide.log_probs == pytest.approx(narrow.log_probs, abs=1e-6)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from draftline.core.errors import StoreError
+from draftline.retrieval_store.directory_store import DirectoryStore
+from draftline.retrieval_store.segment import Segment
+from draftline.retrieval_store.service import Expected, RetrievalService
+from draftline.retrieval_store.store import Manifest
+from support.segments import context, make_segment
+
+AFTER_12 = {token: make_segment([[1, 2, token]]) for token in (10, 11, 12)}
+
+
+class ToldStore:
+    """A store that does what the test says; waiting for a change waits for `tell`."""
+
+    url = "told"
+
+    def __init__(self) -> None:
+        self.segments: dict[str, Segment] = {}
+        self.is_lost = False
+        self.is_dead = False
+        self._told = threading.Semaphore(0)
+        self.waits = threading.Semaphore(0)
+
+    def manifest(self) -> Manifest:
+        if self.is_dead:
+            raise StoreError("told: dead")
+        if self.is_lost:
+            return Manifest()
+        return Manifest({"shared": dict.fromkeys(self.segments, 1)}, written=True)
+
+    def get(self, namespace: str, segment_id: str) -> Segment:
+        assert namespace == "shared"
+        return self.segments[segment_id]
+
+    def put(self, namespace: str, segment: Segment) -> str:
+        raise AssertionError("a service only reads")
+
+    def delete(self, namespace: str, segment_id: str) -> None:
+        raise AssertionError("a service only reads")
+
+    def tell(self) -> None:
+        self._told.release()
+
+    def wait_for_change(self, timeout: float) -> None:
+        self.waits.release()
+        self._told.acquire(timeout=timeout)
+
+    def close(self) -> None:
+        self.tell()
+
+
+def answer(service: RetrievalService) -> set[int]:
+    return set(service.lookup([context(1, 2)], ["shared"], [8])[0].tokens.tolist())
+
+
+def test_before_the_first_refresh_nothing_is_found() -> None:
+    service = RetrievalService(ToldStore())
+    assert answer(service) == set()
+    assert service.version == ""
+
+
+def test_refresh_serves_what_the_store_holds() -> None:
+    store = ToldStore()
+    service = RetrievalService(store)
+    store.segments = {"a": AFTER_12[10]}
+    assert service.refresh()
+    assert answer(service) == {10}
+    assert not service.refresh()
+    store.segments = {"b": AFTER_12[11], "c": AFTER_12[12]}
+    assert service.refresh()
+    assert answer(service) == {11, 12}
+    store.segments = {}
+    assert service.refresh()
+    assert answer(service) == set()
+
+
+def test_a_dead_or_emptied_store_takes_nothing_away() -> None:
+    store = ToldStore()
+    service = RetrievalService(store)
+    store.segments = {"a": AFTER_12[10]}
+    service.refresh()
+    store.is_dead = True
+    with pytest.raises(StoreError, match="dead"):
+        service.refresh()
+    assert answer(service) == {10}
+    store.is_dead, store.is_lost = False, True
+    with pytest.raises(StoreError, match="has lost its data"):
+        service.refresh()
+    assert answer(service) == {10}
+
+
+def test_segments_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    good = store.put("shared", AFTER_12[10])
+    service = RetrievalService(store, Expected(tokenizer_hash="tokenizer", vocab_size=32))
+    service.refresh()
+    bad = store.put("shared", make_segment([[1, 2, 11]], tokenizer_hash="other"))
+    message = f"shared/{bad}: tokenizer_hash is other, the served model has tokenizer; build"
+    with pytest.raises(StoreError, match=message):
+        service.refresh()
+    assert answer(service) == {10}
+    store.delete("shared", bad)
+    store.put("shared", AFTER_12[12])
+    service.refresh()
+    assert answer(service) == {10, 12}
+    assert good in store.manifest().segment_ids("shared")
+
+
+def test_the_thread_follows_changes_and_outlives_failures() -> None:
+    store = ToldStore()
+    service = RetrievalService(store, poll_seconds=0.01)
+    store.segments = {"a": AFTER_12[10]}
+    service.start()
+    try:
+        await_answer(store, service, {10})
+        store.is_dead = True
+        for _ in range(3):
+            assert store.waits.acquire(timeout=10)
+            store.tell()
+        assert answer(service) == {10}
+        store.segments = {"b": AFTER_12[11]}
+        store.is_dead = False
+        await_answer(store, service, {11})
+    finally:
+        service.stop()
+
+
+def await_answer(store: ToldStore, service: RetrievalService, wanted: set[int]) -> None:
+    for _ in range(1000):
+        if answer(service) == wanted:
+            return
+        store.tell()
+        assert store.waits.acquire(timeout=10)
+    raise AssertionError(f"never answered {wanted}, but {answer(service)}")
+
+
+def test_no_lookup_is_dropped_by_reloads() -> None:
+    """Each lookup sees one of the two contents whole, whatever is reloaded meanwhile."""
+    store = ToldStore()
+    service = RetrievalService(store)
+    contents = [{"a": AFTER_12[10], "b": AFTER_12[11]}, {"c": AFTER_12[12]}]
+    store.segments = contents[0]
+    service.refresh()
+    done = threading.Event()
+
+    def reload() -> None:
+        for turn in range(200):
+            store.segments = contents[turn % 2]
+            service.refresh()
+        done.set()
+
+    writer = threading.Thread(target=reload)
+    writer.start()
+    seen = set()
+    while not done.is_set():
+        seen.add(frozenset(answer(service)))
+    writer.join()
+    assert seen <= {frozenset({10, 11}), frozenset({12})}
