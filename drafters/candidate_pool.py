@@ -34,18 +34,18 @@ class CandidatePool:
         self._levels: list[list[int]] = [rng.choice(prompt, window + ngram - 3).tolist()]
 
     @property
-    def num_columns(self) -> int:
-        """Columns of the window now, that of the root included."""
-        return len(self._levels[0]) + 1
+    def num_wanted(self) -> int:
+        """Rows of the probe whose predictions `advance` takes."""
+        return len(self._levels[-1])
 
     def probe(self, top_k: int) -> Probe:
         """The window's rows, level by level; the wanted ones are the highest level."""
         tokens = np.array([token for level in self._levels for token in level], dtype=np.int32)
-        offsets, mask, wanted = _layout(self.num_columns, len(self._levels))
+        offsets, mask, wanted = _layout(len(self._levels[0]) + 1, len(self._levels))
         return Probe(tokens, offsets, mask, wanted, top_k)
 
     def advance(self, root: int, predicted: Sequence[int]) -> list[Ngram]:
-        """Take the target's token after each wanted row; the n-grams that it completes.
+        """Take the target's token after each of the `num_wanted` rows; the n-grams completed.
 
         `root` is the last committed token that the probe was computed with.
         """

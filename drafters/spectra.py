@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, DrafterError
 from ..core.proposal_trie import ProposalTrie
 from ..core.types import Commit, DraftRequest, Int32, Proposal, Query
 from .candidate_pool import CandidatePool
@@ -34,7 +34,7 @@ class SpectraOptions:
     max_keys          most keys of each dictionary, of one request
     refine_threshold  r_th, compared with a random number for each prediction of the pool
     explore_when      "lt" or "gt": explore if the random number is below or above r_th; the paper's
-                      text and listing disagree
+                      text and listing disagree, "lt" accepted more in our greedy measurements
     explore_top_k     when exploring: the best of so many predictions that begins no n-gram yet
     seed_from_prompt  learn the prompt's n-grams
     learn_committed   learn the generated text's n-grams
@@ -98,7 +98,10 @@ class SpectraDrafter:
         return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Learn the pool's new n-grams and the committed tokens."""
+        """Learn the pool's new n-grams and the committed tokens.
+
+        Raises `DrafterError` for answers to another probe.
+        """
         for commit in commits:
             self._requests.of_commit(commit).observe(commit)
 
@@ -144,9 +147,10 @@ class _Request:
         found: list[Sequence[int]] = []
         if options.backward:
             key_len = options.ngram - 1
-            found.append(
-                self._backward.guess(tuple(self._tail), key_len, options.guess_len or key_len)
-            )
+            guess_len = options.guess_len or key_len
+            guess = self._backward.guess(tuple(self._tail), key_len, guess_len)
+            if guess:
+                found.append(guess)
         if options.forward:
             found.extend(self._forward.continuations(self._tail[-1]))
         return found[: options.max_guesses]
@@ -154,6 +158,11 @@ class _Request:
     def observe(self, commit: Commit) -> None:
         """The pool's n-grams come first, so that the text has the last word."""
         if self.pool is not None and commit.probe_ids is not None:
+            if len(commit.probe_ids) != self.pool.num_wanted:
+                raise DrafterError(
+                    f"request {commit.request_id}: {len(commit.probe_ids)} probe answers, "
+                    f"{self.pool.num_wanted} were wanted"
+                )
             for ngram in self.pool.advance(self._tail[-1], self._refine(commit.probe_ids)):
                 starts = range(len(ngram) - 1) if self._options.all_offsets else (0,)
                 for start in starts:

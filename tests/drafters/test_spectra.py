@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftline.core.errors import ConfigError
+from draftline.core.errors import ConfigError, DrafterError
 from draftline.core.types import Commit, DraftRequest, Proposal, Query
 from draftline.drafters.spectra import SpectraDrafter, SpectraOptions
 
@@ -60,6 +60,9 @@ def test_sub_ngrams_know_shorter_suffixes() -> None:
 def test_the_number_of_guesses_is_capped() -> None:
     assert tokens_after(TEXT, ngram=3, max_guesses=1) == [2, 3]
     assert tokens_after(TEXT, ngram=3, max_nodes=3) == [2, 3, 4]
+    # Without sub-n-grams 7 3 is unknown: no backward guess, and it takes no room.
+    text = [1, 2, 3, 4, 5, 7, 7, 3]
+    assert tokens_after(text, ngram=3, sub_ngrams=False, max_guesses=1) == [4, 5]
     assert tokens_after(TEXT, max_nodes=0) == []
 
 
@@ -125,6 +128,13 @@ def test_a_dropped_probe_leaves_the_pool_as_it_is() -> None:
     commit(drafter, 4, [8], probe_ids=[[21, 0], [22, 0]])
     # The root was 8 when this probe was computed.
     assert propose(drafter, 5).tokens.tolist() == [11, 21]
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_answers_to_another_probe_are_refused(answers: int) -> None:
+    drafter = pool_drafter()
+    with pytest.raises(DrafterError, match="2 were wanted"):
+        commit(drafter, 2, [6], probe_ids=[[21, 0]] * answers)
 
 
 def test_without_a_pool_there_are_no_probes() -> None:
