@@ -25,7 +25,7 @@ class TrainingPlan:
     """
 
     total_tokens: int
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
     short_window: int = 512
     long_window: int = 1024
     long_fraction: float = 0.15
@@ -34,7 +34,7 @@ class TrainingPlan:
     warmup_fraction: float = 0.02
     cooldown_fraction: float = 0.5
     seed: int = 0
-    checkpoint_every: int = 100
+    checkpoint_every: int = 200
 
     @property
     def num_steps(self) -> int:

@@ -1,0 +1,288 @@
+"""The engine as Python sees it: `Engine` for scripts, `AsyncEngine` for servers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+from transformers import PreTrainedTokenizerBase
+
+from ..cluster.assembly import Assembly, ModelPlan, assemble, plan_model
+from ..cluster.config import EngineConfig
+from ..cluster.drafter_stats import DrafterStats
+from ..cluster.engine_thread import EngineThread
+from ..cluster.request_factory import Prompt, RequestFactory
+from ..core.errors import DraftlineError
+from ..core.output import Delta, RequestOutput
+from ..core.request import Sink
+from ..core.sampling_params import SamplingParams
+from ..models.model_info import ModelInfo
+from .placement import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """What an engine does now, and totals since its start. `kv_usage` is 0 to 1."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    num_steps: int
+    drafters: tuple[DrafterStats, ...]
+
+
+class _Replica:
+    """One engine with its thread: what `Engine` and `AsyncEngine` share."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._plan: ModelPlan = plan_model(config)
+        self._placement = Placement(config)
+        self._factory: RequestFactory = self._plan.request_factory()
+        self._thread = EngineThread(self._build)
+        self._assembly: Assembly | None = None
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Sizes and special tokens of the target."""
+        return self._plan.info
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt and answer together, tokens."""
+        return self._plan.max_model_len
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's tokenizer."""
+        return self._factory.tokenizer
+
+    def is_healthy(self) -> bool:
+        """Whether requests can be served now."""
+        return self._thread.is_healthy
+
+    def stats(self) -> EngineStats:
+        """A snapshot; read without waiting for the step that runs."""
+        assert self._assembly is not None, "the engine is not started"
+        scheduler = self._assembly.scheduler
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_usage=scheduler.kv_usage,
+            num_steps=self._assembly.core.num_steps,
+            drafters=self._assembly.hub.stats(),
+        )
+
+    async def _build(self) -> Assembly:
+        self._assembly = await assemble(
+            self._plan, self._placement.make_pipeline, self._placement.make_links
+        )
+        return self._assembly
+
+    def _start(self) -> None:
+        try:
+            self._thread.start()
+        except BaseException:
+            self._placement.close()
+            raise
+
+    def _stop(self) -> None:
+        self._thread.close()
+        self._placement.close()
+
+    def _add(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Sink,
+        *,
+        namespace: str,
+        speculative: bool,
+    ) -> tuple[int, ...]:
+        """Queue a request; its prompt's token ids. Raises `RequestError`, `CapacityError`."""
+        request, stop = self._factory.build(
+            request_id, prompt, params, sink, namespace=namespace, speculative=speculative
+        )
+        self._thread.add(request, stop)
+        return tuple(request.prompt_ids.tolist())
+
+
+class Engine(_Replica):
+    """An engine for scripts: blocking calls, whole answers. A context manager.
+
+    Raises `ConfigError`, `CheckpointError` or `StoreError` when it cannot start.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._start()
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        namespace: str = "shared",
+        speculative: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers of all prompts, in order; they run together.
+
+        `speculative=False` decodes plainly; the answers are the same. Raises `RequestError` if a
+        prompt does not fit, `CapacityError` if there are more than the queue holds, `StageLost`.
+        """
+        params = params or SamplingParams()
+        answers = []
+        with _cancelling(self._thread) as running:
+            for prompt in prompts:
+                answer = _Answer(f"request-{uuid.uuid4().hex}")
+                answer.prompt_ids = self._add(
+                    answer.request_id,
+                    prompt,
+                    params,
+                    answer.hear,
+                    namespace=namespace,
+                    speculative=speculative,
+                )
+                running.append(answer.request_id)
+                answers.append(answer)
+            return [answer.wait() for answer in answers]
+
+    def close(self) -> None:
+        """End all requests and free everything; twice is once."""
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncEngine(_Replica):
+    """An engine for servers: streams of deltas on the caller's event loop."""
+
+    async def start(self) -> None:
+        """Load stages and drafters. Raises `ConfigError`, `CheckpointError` or `StoreError`."""
+        await asyncio.to_thread(self._start)
+
+    async def close(self) -> None:
+        """End all requests and free everything; twice is once."""
+        await asyncio.to_thread(self._stop)
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        namespace: str = "shared",
+        speculative: bool = True,
+    ) -> AsyncIterator[Delta]:
+        """Deltas of one answer as they are committed; closing the iterator cancels the request.
+
+        Raises `RequestError`, `CapacityError`, `StageLost`.
+        """
+        request_id = request_id or f"request-{uuid.uuid4().hex}"
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Delta | DraftlineError] = asyncio.Queue()
+
+        def hear(event: Delta | DraftlineError) -> None:
+            # A server that shuts down closes its loop before the engine's last word.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        await asyncio.to_thread(
+            self._add,
+            request_id,
+            prompt,
+            params or SamplingParams(),
+            hear,
+            namespace=namespace,
+            speculative=speculative,
+        )
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, DraftlineError):
+                    raise event
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            self._thread.cancel(request_id)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        namespace: str = "shared",
+        speculative: bool = True,
+    ) -> RequestOutput:
+        """The whole answer of one prompt; as `stream`."""
+        answer = _Answer(request_id or f"request-{uuid.uuid4().hex}")
+        answer.prompt_ids = tuple(self._factory.prompt_ids(prompt).tolist())
+        async for delta in self.stream(
+            list(answer.prompt_ids),
+            params,
+            request_id=answer.request_id,
+            namespace=namespace,
+            speculative=speculative,
+        ):
+            answer.hear(delta)
+        return answer.wait()
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Collects one request's deltas; heard on the engine's thread, waited for on another."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...] = ()
+    deltas: list[Delta] = field(default_factory=list)
+    error: DraftlineError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def hear(self, event: Delta | DraftlineError) -> None:
+        if isinstance(event, DraftlineError):
+            self.error = event
+        else:
+            self.deltas.append(event)
+        if self.error is not None or self.deltas[-1].finish_reason is not None:
+            self.done.set()
+
+    def wait(self) -> RequestOutput:
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        last = self.deltas[-1]
+        assert last.finish_reason is not None
+        assert last.metrics is not None
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt_ids,
+            token_ids=tuple(token for delta in self.deltas for token in delta.token_ids),
+            sources=tuple(source for delta in self.deltas for source in delta.sources),
+            text="".join(delta.text for delta in self.deltas),
+            finish_reason=last.finish_reason,
+            metrics=last.metrics,
+        )
+
+
+@contextmanager
+def _cancelling(thread: EngineThread) -> Iterator[list[str]]:
+    """Requests named in the list are cancelled if the block ends by an error."""
+    running: list[str] = []
+    try:
+        yield running
+    except BaseException:
+        for request_id in running:
+            thread.cancel(request_id)
+        raise
