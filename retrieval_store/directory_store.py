@@ -49,8 +49,9 @@ class DirectoryStore:
         except OSError as error:
             raise StoreError(f"{path}: cannot be read ({error})") from error
         try:
-            return Manifest(json.loads(text)["segments"], written=True)
-        except (ValueError, KeyError, TypeError) as error:
+            listed = json.loads(text)["segments"].items()
+            return Manifest({name: dict(sizes) for name, sizes in listed}, written=True)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"{path}: corrupt; delete the folder and build again") from error
 
     def get(self, namespace: str, segment_id: str) -> Segment:

@@ -13,7 +13,7 @@ from ..core.lookup import Subtree, empty_subtree
 from ..core.types import Int32
 from .continuation import View, most_probable_subtree
 from .segment import MAX_CONTEXT, Segment
-from .suffix_search import SuffixSearch
+from .suffix_search import TOKEN_BYTES, SuffixSearch
 
 SHARED = "shared"
 MIN_CONTEXT = 2
@@ -47,12 +47,13 @@ class SegmentLookup:
         searches = [search for name in names for search in self._searches.get(name, ())]
         if not searches or budget <= 0:
             return empty_subtree()
-        lengths = _context_lengths(searches, context)
+        text = context[-MAX_CONTEXT:].astype(">u4").tobytes()
+        lengths = _context_lengths(searches, text)
         if not lengths:
             return empty_subtree()
         views: list[View] = []
         for level, length in enumerate(lengths):
-            suffix = _suffix(context, length)
+            suffix = _suffix(text, length)
             for search in searches:
                 low, high = search.find(suffix)
                 if low < high:
@@ -60,22 +61,21 @@ class SegmentLookup:
         return most_probable_subtree(views, budget, match_len=lengths[0])
 
 
-def _suffix(context: Int32, length: int) -> bytes:
-    return context[len(context) - length :].astype(">u4").tobytes()
+def _suffix(text: bytes, length: int) -> bytes:
+    return text[len(text) - length * TOKEN_BYTES :]
 
 
-def _context_lengths(searches: list[SuffixSearch], context: Int32) -> list[int]:
+def _context_lengths(searches: list[SuffixSearch], text: bytes) -> list[int]:
     """Length of the longest stored suffix, then of the longest one seen often, if it is shorter."""
-    most = min(len(context), MAX_CONTEXT)
     counts: dict[int, int] = {}
 
     def count(length: int) -> int:
         if length not in counts:
-            suffix = _suffix(context, length)
+            suffix = _suffix(text, length)
             counts[length] = sum(search.count_up_to(suffix, ENOUGH_COUNT) for search in searches)
         return counts[length]
 
-    longest = _longest(most, lambda length: count(length) > 0)
+    longest = _longest(len(text) // TOKEN_BYTES, lambda length: count(length) > 0)
     if longest < MIN_CONTEXT:
         return []
     frequent = _longest(longest, lambda length: count(length) >= ENOUGH_COUNT)

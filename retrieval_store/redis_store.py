@@ -69,7 +69,7 @@ class RedisStore:
         sizes: dict[str, dict[str, int]] = {}
         for key, value in entries.items():
             namespace, slash, segment_id = _text(key).partition("/")
-            if slash:
+            if slash and _text(value).isdecimal():
                 sizes.setdefault(namespace, {})[segment_id] = int(value)
         return Manifest(sizes, written=FORMAT.encode() in entries)
 

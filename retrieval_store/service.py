@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..core.errors import StoreError
 from ..core.lookup import Subtree
@@ -64,8 +64,9 @@ class RetrievalService:
     def refresh(self) -> bool:
         """Serve what the store holds now; True if that changed anything.
 
-        Raises `StoreError`, and serves on as before, if the store is out of reach or a segment is
-        corrupt or was built for another tokenizer, model or vocabulary.
+        Raises `StoreError`, and serves on as before, if the store is out of reach or has lost its
+        data. Raises it after everything else was taken over if a segment is corrupt or was built
+        for another tokenizer, model or vocabulary; the next call tries that segment again.
         """
         with self._refreshing:
             manifest = self._store.manifest()
@@ -73,17 +74,15 @@ class RetrievalService:
                 return False
             if self._held and not manifest.written:
                 raise StoreError(f"{self._store.url}: has lost its data; build the corpora again")
-            held = {
-                (namespace, segment_id): self._held.get((namespace, segment_id))
-                or self._load(namespace, segment_id)
-                for namespace in manifest.sizes
-                for segment_id in manifest.segment_ids(namespace)
-            }
+            held, failure = self._load_all(manifest)
             grouped: dict[str, list[Segment]] = {}
             for (namespace, _), segment in held.items():
                 grouped.setdefault(namespace, []).append(segment)
             self._lookup = SegmentLookup(grouped)
-            self._held, self._manifest = held, manifest
+            self._held = held
+            if failure is not None:
+                raise failure
+            self._manifest = manifest
             return True
 
     def start(self) -> None:
@@ -98,14 +97,22 @@ class RetrievalService:
             self._watcher.join()
         self._store.close()
 
+    def _load_all(self, manifest: Manifest) -> tuple[Held, StoreError | None]:
+        """The segments that could be had, and the first failure."""
+        held: Held = {}
+        failure: StoreError | None = None
+        for namespace in sorted(manifest.sizes):
+            for segment_id in manifest.segment_ids(namespace):
+                key = (namespace, segment_id)
+                try:
+                    held[key] = self._held.get(key) or self._load(namespace, segment_id)
+                except StoreError as error:
+                    failure = failure or error
+        return held, failure
+
     def _load(self, namespace: str, segment_id: str) -> Segment:
         segment = self._store.get(namespace, segment_id)
-        segment.require(
-            f"{self._store.url} {namespace}/{segment_id}",
-            tokenizer_hash=self._expected.tokenizer_hash,
-            model_hash=self._expected.model_hash,
-            vocab_size=self._expected.vocab_size,
-        )
+        segment.require(f"{self._store.url} {namespace}/{segment_id}", **asdict(self._expected))
         return segment
 
     def _watch(self) -> None:
@@ -113,14 +120,14 @@ class RetrievalService:
         while not self._stopped.is_set():
             try:
                 self._store.wait_for_change(self._poll_seconds)
-                if self.refresh():
-                    logger.info("event=retrieval_reloaded version=%s", self.version)
+                if self.refresh() or failures:
+                    logger.info("event=retrieval_store_followed version=%s", self.version)
                 failures = 0
-            except StoreError as error:
-                if failures == 0:
-                    logger.warning(
-                        "event=retrieval_store_failed serving=%s %s", self.version, error
-                    )
+            except Exception as error:
+                # Whatever it is, the data in memory is served on and the store is tried again.
+                level = logging.DEBUG if failures else logging.WARNING
+                expected = isinstance(error, StoreError)
+                logger.log(level, "event=retrieval_store_failed %s", error, exc_info=not expected)
                 failures += 1
                 # Full jitter, so that replicas do not come back all at once.
                 ceiling = min(30.0, self._poll_seconds * 2 ** min(failures, 8))

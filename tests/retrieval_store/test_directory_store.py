@@ -30,7 +30,7 @@ def test_a_corrupt_file_is_named(tmp_path: Path) -> None:
         store.get("n", segment_id)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"segments": '])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"segments": ', '{"segments": 3}'])
 def test_a_corrupt_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(StoreError, match=r"manifest\.json: corrupt"):

@@ -68,7 +68,7 @@ async def test_bad_requests_are_refused_and_the_server_goes_on(server: Retrieval
 
 def test_a_server_out_of_reach_is_a_drafter_error() -> None:
     client = GrpcLookup("127.0.0.1:1", timeout_s=30)
-    with pytest.raises(DrafterError, match="127.0.0.1:1: UNAVAILABLE"):
+    with pytest.raises(DrafterError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
         client.lookup(*ARGUMENTS)
     client.close()
 

@@ -104,11 +104,16 @@ def test_segments_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=message):
         service.refresh()
     assert answer(service) == {10}
-    store.delete("shared", bad)
+    # One bad segment keeps nobody else's changes away.
     store.put("shared", AFTER_12[12])
-    service.refresh()
-    assert answer(service) == {10, 12}
-    assert good in store.manifest().segment_ids("shared")
+    store.delete("shared", good)
+    with pytest.raises(StoreError, match=message):
+        service.refresh()
+    assert answer(service) == {12}
+    store.delete("shared", bad)
+    assert service.refresh()
+    assert not service.refresh()
+    assert answer(service) == {12}
 
 
 def test_the_thread_follows_changes_and_outlives_failures() -> None:
