@@ -2,11 +2,11 @@
 # scripts/setup.sh venv    make .venv and install draftline with its development tools in it
 # scripts/setup.sh redis   install redis-server from the system's packages (the tests need it)
 #
-# Set PYTHON to choose the interpreter. Output of the tools goes to build/setup.log.
+# Set PYTHON to choose the interpreter. Output of the tools goes to build/setup-*.log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-LOG=build/setup.log
+LOG=build/setup-${1:-}.log
 # Where the package index offers a build of this version for CPUs only, pip prefers it.
 CPU_TORCH="torch==2.13.0"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
