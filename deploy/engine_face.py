@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ..core.output import Delta
 from ..core.sampling_params import SamplingParams
@@ -60,9 +60,8 @@ class EngineFace(Protocol):
 class LocalFace:
     """An engine in this process."""
 
-    def __init__(self, engine: AsyncEngine, max_model_len: int | None = None) -> None:
+    def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._max_model_len = max_model_len
 
     async def start(self) -> None:
         """Load the model and its drafters."""
@@ -81,7 +80,7 @@ class LocalFace:
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and answer."""
-        return self._max_model_len or self._engine.model_info.max_context_len
+        return self._engine.max_model_len
 
     def stream(
         self,
@@ -92,7 +91,8 @@ class LocalFace:
         speculative: bool,
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas; closing the generator cancels the request."""
-        return self._engine.stream(prompt, params, request_id=request_id, speculative=speculative)
+        deltas = self._engine.stream(prompt, params, request_id=request_id, speculative=speculative)
+        return cast("AsyncGenerator[Delta, None]", deltas)
 
     async def stats(self) -> list[EngineStats]:
         """The engine's counters and gauges."""

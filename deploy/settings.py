@@ -62,19 +62,15 @@ class DeploymentConfig(Settings):
     num_ingress_replicas: Annotated[int, Field(ge=1)] = Field(
         default=1, description="HTTP replicas; metrics are counted by each"
     )
-    max_ongoing_requests: Annotated[int, Field(ge=1)] = Field(
-        default=256, description="requests of one engine replica at once, its own queue included"
+    max_ongoing_requests: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="requests of one engine replica at once; default: what its engine can hold",
     )
     max_queued_requests: Annotated[int, Field(ge=-1)] = Field(
         default=256, description="requests that wait for a replica; one more gets 429; -1: no limit"
     )
     coordinator_cpus: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="CPUs of a replica"
-    )
-    stage_cpus: Annotated[float, Field(ge=0)] = Field(default=1.0, description="CPUs of one stage")
-    stage_gpus: Annotated[float, Field(ge=0)] = Field(default=0.0, description="GPUs of one stage")
-    drafter_cpus: Annotated[float, Field(ge=0)] = Field(
-        default=1.0, description="CPUs of one drafter that runs behind gRPC"
     )
     placement_group_strategy: str = Field(
         default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"

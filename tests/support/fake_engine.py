@@ -64,6 +64,7 @@ class FakeEngine:
         max_running: int = 64,
     ) -> None:
         self.model_info = FakeModelInfo()
+        self.max_model_len = self.model_info.max_context_len
         self.tokenizer = byte_tokenizer(chat=chat)
         self.calls: list[tuple[tuple[int, ...], SamplingParams, bool]] = []
         self.arrivals: asyncio.Queue[str] = asyncio.Queue()

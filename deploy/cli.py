@@ -1,0 +1,197 @@
+"""The `draftline` command."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .. import __version__
+from ..core.errors import DraftlineError
+from .corpus_cli import corpus_app
+
+app = typer.Typer(
+    name="draftline",
+    help="Lossless speculative decoding for large language models, served on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(corpus_app, name="corpus")
+console = Console(highlight=False, soft_wrap=True)
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="Model folder or hub id. Default: the bundled demo model.", metavar="MODEL"
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file of settings; flags override it.")
+]
+Backend = Annotated[
+    str | None, typer.Option(help="local: this process; ray: Ray Serve. Default: local.")
+]
+Stages = Annotated[
+    int | None,
+    typer.Option("--pipeline-parallel-size", "-pp", help="Stages that the layers are cut into."),
+]
+Speculative = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        help='Drafters as JSON, such as \'[{"kind": "spectra"}]\'; [] switches drafting off.',
+    ),
+]
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        console.print(f"draftline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more to stderr.")] = False,
+) -> None:
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+
+
+@app.command()
+def serve(  # noqa: PLR0913 - one parameter a flag
+    model: Model = None,
+    *,
+    config: ConfigFile = None,
+    backend: Backend = None,
+    pipeline_parallel_size: Stages = None,
+    speculative_config: Speculative = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0: the system chooses.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="DRAFTLINE_API_KEY", help="Bearer token to ask for; may be repeated."),
+    ] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Name in the API.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt plus answer, tokens.")
+    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests that run at once.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Rows of one step.")] = None,
+    kv_cache_tokens: Annotated[
+        int | None, typer.Option(help="KV slots of every stage, over all requests.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which a request ends with 408.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Running Ray cluster, such as auto. Default: start one.")
+    ] = None,
+) -> None:
+    """Serve a model with the OpenAI API."""
+    from .serving import run_server
+
+    flags = {
+        "model": model,
+        "backend": backend,
+        "pipeline_parallel_size": pipeline_parallel_size,
+        "served_model_name": served_model_name,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "kv_cache_tokens": kv_cache_tokens,
+        "dtype": dtype,
+        "device": device,
+        "server": {
+            "host": host,
+            "port": port,
+            "api_keys": tuple(api_key) if api_key else None,
+            "request_timeout_s": request_timeout,
+        },
+    }
+    run_server(_settings(flags, config, speculative_config), ray_address, console)
+
+
+@app.command()
+def generate(  # noqa: PLR0913 - one parameter a flag
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
+    *,
+    model: Annotated[str | None, typer.Option(help="Model folder or hub id.")] = None,
+    config: ConfigFile = None,
+    pipeline_parallel_size: Stages = None,
+    speculative_config: Speculative = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 is off.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="One seed, one text.")] = None,
+) -> None:
+    """Continue one prompt and print the text as it comes; statistics go to stderr."""
+    from ..core.sampling_params import SamplingParams
+    from .generate_once import run_generate
+
+    flags = {"model": model, "pipeline_parallel_size": pipeline_parallel_size}
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    run_generate(_settings(flags, config, speculative_config), text, params)
+
+
+@app.command()
+def demo(
+    *,
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts to show.")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 96,
+) -> None:
+    """Serve the bundled model, show speculation at work, compare, and shut down."""
+    from .demo import DemoJob, run_demo
+
+    sys.exit(run_demo(DemoJob(prompts, max_tokens)))
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: versions, devices, services, models, and what would be picked."""
+    from .doctor import run_doctor
+
+    sys.exit(run_doctor(console))
+
+
+def _settings(
+    flags: dict[str, Any], config: Path | None, speculative_config: str | None
+) -> dict[str, Any]:
+    """Settings of the file under those of the flags; the demo's where neither names a model."""
+    from .settings import DEMO_FILE, merge_settings, read_settings
+    from .speculative_config import read_speculative_config
+
+    settings = read_settings(config) if config is not None else {}
+    if settings.get("model") is None and flags.get("model") is None:
+        settings = read_settings(DEMO_FILE) | settings
+    if speculative_config is not None:
+        settings |= read_speculative_config(speculative_config)
+    return merge_settings(settings, flags)
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one line on stderr and exit code 2."""
+    try:
+        app()
+    except DraftlineError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

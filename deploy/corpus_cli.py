@@ -1,0 +1,137 @@
+"""`draftline corpus`: retrieval stores from the command line."""
+
+# ruff: noqa: PLC0415 - the command line's help must not wait for numpy and torch
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..retrieval_store.store import SegmentStore
+
+corpus_app = typer.Typer(
+    help="Build and look after retrieval stores.", no_args_is_help=True, rich_markup_mode=None
+)
+console = Console(highlight=False, soft_wrap=True)
+
+Store = Annotated[str, typer.Option("--store", help="Folder or redis:// URL of the store.")]
+Model = Annotated[
+    str, typer.Option("--model", help="Model whose tokenizer the store is built for.")
+]
+Namespace = Annotated[
+    str, typer.Option("--namespace", help="Whose data: shared, or one tenant's name.")
+]
+Files = Annotated[
+    list[Path], typer.Argument(help="Files (.txt, .md, .py, .jsonl) or folders of them.")
+]
+
+
+@corpus_app.command()
+def build(
+    files: Files, *, store: Store, model: Model = "demo", namespace: Namespace = "shared"
+) -> None:
+    """Replace what a namespace holds by the documents of FILES."""
+    opened = _open(store)
+    old = opened.manifest().segment_ids(namespace)
+    new = _add(opened, files, model, namespace)
+    for segment_id in old:
+        if segment_id not in new:
+            opened.delete(namespace, segment_id)
+
+
+@corpus_app.command()
+def add(
+    files: Files, *, store: Store, model: Model = "demo", namespace: Namespace = "shared"
+) -> None:
+    """Add the documents of FILES to a namespace."""
+    _add(_open(store), files, model, namespace)
+
+
+@corpus_app.command("list")
+def list_segments(*, store: Store) -> None:
+    """List the segments of a store."""
+    table = Table("namespace", "segment", "bytes", box=None, pad_edge=False)
+    for namespace, sizes in _open(store).manifest().sizes.items():
+        for segment_id, size in sizes.items():
+            table.add_row(namespace, segment_id, f"{size:,}")
+    console.print(table)
+
+
+@corpus_app.command()
+def stats(*, store: Store) -> None:
+    """Count documents, tokens and bytes of each namespace."""
+    opened = _open(store)
+    table = Table("namespace", "segments", "documents", "tokens", "bytes", box=None, pad_edge=False)
+    for namespace, sizes in opened.manifest().sizes.items():
+        headers = [opened.get(namespace, segment_id).header for segment_id in sizes]
+        table.add_row(
+            namespace,
+            str(len(sizes)),
+            f"{sum(header.num_documents for header in headers):,}",
+            f"{sum(header.num_tokens for header in headers):,}",
+            f"{sum(sizes.values()):,}",
+        )
+    console.print(table)
+
+
+@corpus_app.command()
+def remove(
+    segment: Annotated[str, typer.Argument(help="Segment id, or all.")],
+    *,
+    store: Store,
+    namespace: Namespace = "shared",
+) -> None:
+    """Remove one segment of a namespace, or all of them."""
+    from ..core.errors import StoreError
+
+    opened = _open(store)
+    known = opened.manifest().segment_ids(namespace)
+    if segment != "all" and segment not in known:
+        raise StoreError(f"namespace {namespace} has no segment {segment}; see corpus list")
+    for segment_id in known if segment == "all" else [segment]:
+        opened.delete(namespace, segment_id)
+        console.print(f"removed {segment_id}")
+
+
+def _open(url: str) -> SegmentStore:
+    from ..retrieval_store.open_store import open_store
+
+    return open_store(url)
+
+
+def _add(store: SegmentStore, files: list[Path], model: str, namespace: str) -> tuple[str, ...]:
+    import numpy as np
+
+    from ..models.model_info import read_model_info
+    from ..models.tokenizer import load_tokenizer
+    from ..retrieval_store.build import BuildSettings, Fitness, build_corpus
+    from ..retrieval_store.documents import read_documents
+    from ..retrieval_store.fingerprint import model_hash, tokenizer_hash
+    from .ray_runtime import quiet_libraries
+
+    quiet_libraries()
+    info = read_model_info(model)
+    tokenizer = load_tokenizer(info.path)
+    fitness = Fitness(
+        tokenizer_hash=tokenizer_hash(info.path),
+        model_hash=model_hash(info.path),
+        vocab_size=info.vocab_size,
+    )
+    report = build_corpus(
+        store,
+        namespace,
+        read_documents(files),
+        lambda text: np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int32),
+        BuildSettings(fitness=fitness, show_progress=console.is_terminal),
+    )
+    dropped = ", ".join(f"{reason} {count}" for reason, count in report.dropped.items())
+    console.print(
+        f"kept {report.num_kept} of {report.num_read} documents, {report.num_tokens:,} tokens, "
+        f"{report.num_bytes:,} bytes" + (f"; dropped: {dropped}" if dropped else "")
+    )
+    return report.segment_ids

@@ -1,0 +1,217 @@
+"""`draftline demo`: the served system at work on held-out prompts, with drafting off and on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..cluster.assembly import plan_model
+from ..core.output import TARGET_SOURCE
+from .demo_client import DemoClient, DemoRun, Piece
+from .local_server import free_port
+from .ray_runtime import quiet_libraries, serve_on_ray
+from .serving import base_url, describe, prepare, with_port
+from .settings import DEMO_FILE, ServeArgs, build_serve_args, merge_settings, read_settings
+
+PROMPT_FILE = Path(__file__).parent / "prompts" / "held_out.jsonl"
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue")
+WIDTH = 100
+# The whole output should fit one screen.
+MAX_LINES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class DemoJob:
+    """How much to show."""
+
+    num_prompts: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One prompt with drafting off and on."""
+
+    name: str
+    plain: DemoRun
+    drafted: DemoRun
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both texts are the same."""
+        return self.plain.text == self.drafted.text
+
+    @property
+    def speedup(self) -> float:
+        """Time without drafting over time with it, per token."""
+        return self.drafted.tokens_per_second / self.plain.tokens_per_second
+
+
+def run_demo(job: DemoJob) -> int:
+    """Run it; 0 if all texts were equal, else 1. Raises `DraftlineError`."""
+    quiet_libraries()
+    console = Console(highlight=False, width=WIDTH)
+    settings = merge_settings(read_settings(DEMO_FILE), {"backend": "ray", "server": {"port": 0}})
+    args = build_serve_args(settings)
+    plan_model(args.engine)
+    console.print(describe(args))
+    with _phase(console, "preparing the retrieval store"):
+        args = prepare(args)
+    results = _serve_and_compare(with_port(args, free_port(args.server)), console, job)
+    _print_table(results, console)
+    return 0 if all(result.is_equal for result in results) else 1
+
+
+def _serve_and_compare(args: ServeArgs, console: Console, job: DemoJob) -> list[Comparison]:
+    with ExitStack() as stack:
+        with _phase(console, "starting Ray, two stages and the drafters (half a minute)"):
+            stack.enter_context(serve_on_ray(args))
+            client = DemoClient(base_url(args), args.model_name, job.max_tokens)
+            stack.callback(client.close)
+            prompts = _prompts(job.num_prompts)
+            for speculative in (False, True):
+                _drain(client.stream(prompts[0][1], DemoRun(), speculative=speculative))
+        results = _compare_all(client, prompts, args, console)
+        with _phase(console, "shutting down"):
+            stack.close()
+    return results
+
+
+def _phase(console: Console, text: str) -> AbstractContextManager[object]:
+    """Shows what goes on: a spinner on a terminal, a line elsewhere."""
+    if console.is_terminal:
+        return console.status(text)
+    console.print(text)
+    return nullcontext()
+
+
+def _compare_all(
+    client: DemoClient, prompts: Sequence[tuple[str, str]], args: ServeArgs, console: Console
+) -> list[Comparison]:
+    sources = [drafter.source for drafter in args.engine.drafters]
+    styles = dict(zip(sources, COLOURS, strict=False))
+    legend = Text("each token in the colour of what proposed it: target")
+    for source in sources:
+        legend.append(", ").append(source, style=styles.get(source, ""))
+    console.print(legend)
+    results = []
+    for name, prompt in prompts:
+        plain, drafted = DemoRun(), DemoRun()
+        _drain(client.stream(prompt, plain, speculative=False))
+        console.print(Text(f"── {name} ", style="bold"))
+        printer = _Printer(console, styles, MAX_LINES // len(prompts))
+        printer.show(prompt.splitlines()[-1] + ("\n" if prompt.endswith("\n") else ""), "dim")
+        for piece in client.stream(prompt, drafted, speculative=True):
+            printer.show_piece(piece)
+        printer.finish()
+        results.append(Comparison(name, plain, drafted))
+    return results
+
+
+def _drain(pieces: Iterable[Piece]) -> None:
+    for _ in pieces:
+        pass
+
+
+class _Printer:
+    """Prints pieces as they come, at most `num_lines` lines of the console's width."""
+
+    def __init__(self, console: Console, styles: Mapping[str, str], num_lines: int) -> None:
+        self._console = console
+        self._styles = styles
+        self._lines_left = max(2, num_lines)
+        self._column = 0
+
+    def show_piece(self, piece: Piece) -> None:
+        """Print a token's text in the colour of its source."""
+        style = "" if piece.source == TARGET_SOURCE else self._styles.get(piece.source, "")
+        self.show(piece.text, style)
+
+    def show(self, text: str, style: str) -> None:
+        """Print text as far as there is room."""
+        for char_run in text.expandtabs(4).splitlines(keepends=True):
+            if not self._lines_left:
+                return
+            line = char_run.rstrip("\r\n")[: WIDTH - self._column]
+            self._console.print(Text(line, style=style), end="")
+            self._column += len(line)
+            if char_run != char_run.rstrip("\r\n"):
+                self._end_line()
+
+    def finish(self) -> None:
+        """End the last line."""
+        if self._column:
+            self._end_line()
+
+    def _end_line(self) -> None:
+        self._console.print()
+        self._column = 0
+        self._lines_left -= 1
+
+
+def _print_table(results: Sequence[Comparison], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("prompt", max_width=30, no_wrap=True)
+    for title in ("plain tok/s", "drafted tok/s", "speedup", "tau", "same text"):
+        table.add_column(title, justify="right")
+    table.add_column("accepted by source")
+    for result in results:
+        table.add_row(*_row(result))
+    if len(results) > 1:
+        table.add_row(*_row(_total(results)), style="bold")
+    console.print(table)
+    num_equal = sum(result.is_equal for result in results)
+    console.print(f"{num_equal} of {len(results)} texts are the same with drafting off and on")
+
+
+def _row(result: Comparison) -> list[str]:
+    accepted = " ".join(f"{name} {count}" for name, count in result.drafted.accepted.most_common())
+    return [
+        result.name,
+        f"{result.plain.tokens_per_second:.0f}",
+        f"{result.drafted.tokens_per_second:.0f}",
+        f"{result.speedup:.2f}x",
+        f"{result.drafted.tau:.2f}",
+        "yes" if result.is_equal else "NO",
+        accepted or "none",
+    ]
+
+
+def _total(results: Sequence[Comparison]) -> Comparison:
+    return Comparison(
+        "all",
+        _sum([result.plain for result in results]),
+        _sum([result.drafted for result in results]),
+    )
+
+
+def _sum(runs: Sequence[DemoRun]) -> DemoRun:
+    """Several runs as one; its tau is weighted by verification steps (tokens / tau)."""
+    tokens = sum(run.num_tokens for run in runs)
+    steps = sum(run.num_tokens / run.tau for run in runs)
+    accepted: Counter[str] = Counter()
+    for run in runs:
+        accepted.update(run.accepted)
+    return DemoRun(
+        text="\n".join(run.text for run in runs),
+        num_tokens=tokens,
+        seconds=sum(run.seconds for run in runs),
+        tau=tokens / steps if steps else 1.0,
+        accepted=accepted,
+    )
+
+
+def _prompts(count: int) -> list[tuple[str, str]]:
+    """(name, prompt) of `count` held-out prompts, evenly over the file."""
+    lines = PROMPT_FILE.read_text(encoding="utf-8").splitlines()
+    entries = [json.loads(line) for line in lines if line]
+    stride = max(1, len(entries) // count)
+    return [(entry["name"], entry["prompt"]) for entry in entries[::stride][:count]]

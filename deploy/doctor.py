@@ -1,0 +1,117 @@
+"""`draftline doctor`: what this machine has, and what draftline would pick on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+from rich.table import Table
+
+from .. import __version__
+from ..core.errors import CheckpointError, ConfigError
+from .ray_runtime import quiet_libraries
+from .settings import ServerConfig
+
+PACKAGES = ("torch", "transformers", "ray", "grpcio", "redis", "fastapi", "openai")
+DEMO_MODELS = ("demo", "demo-drafter", "demo-drafter-other-vocab")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: whether it is fine, and whether draftline works without it."""
+
+    subject: str
+    text: str
+    ok: bool = True
+    needed: bool = True
+
+
+def run_doctor(console: Console) -> int:
+    """Print all findings; 1 if something that is needed is missing, else 0."""
+    quiet_libraries()
+    findings = [
+        finding
+        for check in (_system, _packages, _devices, _services, _models, _choices)
+        for finding in check()
+    ]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in findings:
+        mark = "ok" if finding.ok else ("missing" if finding.needed else "note")
+        style = {"ok": "green", "missing": "red", "note": "yellow"}[mark]
+        table.add_row(f"[{style}]{mark}[/]", finding.subject, finding.text)
+    console.print(table)
+    return int(any(finding.needed and not finding.ok for finding in findings))
+
+
+def _system() -> Iterator[Finding]:
+    yield Finding("draftline", __version__)
+    yield Finding(
+        "python", f"{platform.python_version()} ({sys.executable})", sys.version_info >= (3, 11)
+    )
+    yield Finding("machine", f"{platform.platform()}, {os.cpu_count()} CPUs")
+
+
+def _packages() -> Iterator[Finding]:
+    for name in PACKAGES:
+        try:
+            yield Finding(name, version(name))
+        except PackageNotFoundError:
+            yield Finding(name, f"not installed; pip install {name}", ok=False)
+
+
+def _devices() -> Iterator[Finding]:
+    import torch  # noqa: PLC0415
+
+    if not torch.cuda.is_available():
+        yield Finding("GPU", "none that torch sees; the CPU is used", ok=False, needed=False)
+        return
+    for index in range(torch.cuda.device_count()):
+        memory = torch.cuda.get_device_properties(index).total_memory / 2**30
+        yield Finding("GPU", f"{index}: {torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+
+
+def _services() -> Iterator[Finding]:
+    from .local_server import free_port  # noqa: PLC0415
+
+    redis = shutil.which("redis-server")
+    text = redis or "not found; retrieval stores in folders work without it"
+    yield Finding("redis-server", text, redis is not None, needed=False)
+    server = ServerConfig()
+    try:
+        yield Finding("port", f"{free_port(server)} is free on {server.host}")
+    except ConfigError as error:
+        yield Finding("port", f"{error.message}; use --port", ok=False, needed=False)
+
+
+def _models() -> Iterator[Finding]:
+    from ..models.model_info import read_model_info  # noqa: PLC0415
+
+    for name in DEMO_MODELS:
+        try:
+            info = read_model_info(name)
+        except CheckpointError as error:
+            yield Finding(f"model {name}", str(error), ok=False, needed=name == "demo")
+        else:
+            yield Finding(
+                f"model {name}",
+                f"{info.num_layers} layers, vocabulary {info.vocab_size}, "
+                f"context {info.max_context_len}",
+            )
+
+
+def _choices() -> Iterator[Finding]:
+    import torch  # noqa: PLC0415
+
+    has_gpu = torch.cuda.is_available()
+    device, reason = ("cuda", "torch sees a GPU") if has_gpu else ("cpu", "no GPU")
+    dtype = "bfloat16" if has_gpu else "float32"
+    why = "fast on GPUs" if has_gpu else "bfloat16 arithmetic is several times slower on CPUs"
+    yield Finding("device: auto", f"picks {device}: {reason}")
+    yield Finding("dtype: auto", f"picks {dtype}: {why}")
+    yield Finding("backend", "default local: one process; ray: stages and drafters as actors")

@@ -1,0 +1,112 @@
+"""An engine behind a Ray Serve deployment handle, with Ray's errors turned into ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
+from ray.serve.handle import DeploymentHandle
+
+from ..cluster.config import EngineConfig
+from ..core.errors import CapacityError, StageLost
+from ..core.output import Delta
+from ..core.sampling_params import SamplingParams
+from ..models.model_info import read_model_info
+from ..models.tokenizer import load_tokenizer
+from .text_codec import TextCodec
+
+if TYPE_CHECKING:
+    from .engine import EngineStats
+
+# A replica that does not answer for so long is busy loading or gone.
+CONTROL_TIMEOUT_S = 5.0
+
+
+class RayFace:
+    """The replicas of one engine deployment. Tokenises here; the replicas get token ids."""
+
+    def __init__(self, handle: DeploymentHandle, config: EngineConfig) -> None:
+        self._handle = handle
+        self._streams = handle.options(stream=True)
+        self._config = config
+
+    async def start(self) -> None:
+        """Read the model's tokenizer and sizes. Raises `CheckpointError`."""
+        info = await asyncio.to_thread(read_model_info, self._config.model)
+        self._max_model_len = self._config.max_model_len or info.max_context_len
+        self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, info.path))
+
+    async def close(self) -> None:
+        """Nothing to release: Ray Serve owns the replicas."""
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's tokenizer."""
+        return self._codec
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        return self._max_model_len
+
+    async def stream(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        speculative: bool,
+    ) -> AsyncGenerator[Delta, None]:
+        """One request's deltas from one replica; closing the generator cancels the request."""
+        deltas: Any = self._streams.stream.remote(tuple(prompt), params, request_id, speculative)
+        try:
+            with _ray_errors():
+                async for delta in deltas:
+                    yield delta
+        finally:
+            # Does nothing to a stream that has ended.
+            deltas.cancel()
+
+    async def stats(self) -> list[EngineStats]:
+        """Counters and gauges of the replicas that answer in time."""
+        return await self._ask_all("stats")
+
+    async def is_healthy(self) -> bool:
+        """Whether at least one replica serves."""
+        return any(await self._ask_all("is_healthy"))
+
+    async def _ask_all(self, method: str) -> list[Any]:
+        response = self._handle.broadcast(method)
+        try:
+            answers = await response.results_async(
+                timeout_s=CONTROL_TIMEOUT_S, return_exceptions=True
+            )
+        except TimeoutError:
+            return []
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+@contextmanager
+def _ray_errors() -> Iterator[None]:
+    """Raise what the replica raised, and say in our words that there is no replica."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, Exception):
+            raise error.cause from error
+        raise
+    except BackPressureError as error:
+        raise CapacityError(error.message) from error
+    except (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError) as error:
+        raise StageLost("the replica of this request died") from error
+    except RequestCancelledError as error:
+        raise StageLost("the replica of this request stopped") from error

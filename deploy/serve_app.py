@@ -1,0 +1,143 @@
+"""The Ray Serve application: an ingress that speaks HTTP and engine replicas behind it.
+
+`serve run deploy/serve.yaml` deploys it; `draftline serve --backend ray` does the same in one
+command. One engine replica is a coordinator, its stage actors and its drafter actors, together in
+the replica's placement group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
+
+from ..cluster.config import EngineConfig
+from ..core.output import Delta
+from ..core.sampling_params import SamplingParams
+from .engine_face import LocalFace
+from .openai_api import create_app
+from .ray_face import RayFace
+from .settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
+
+if TYPE_CHECKING:
+    from .engine import EngineStats
+
+ENGINE_NAME = "engine"
+INGRESS_NAME = "ingress"
+# The ingress only passes requests on: the replicas behind it say when they are full.
+INGRESS_MAX_ONGOING = 10_000
+
+
+def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
+    """The application for `serve run` and `serve deploy`; `args` are the keys of a config file.
+
+    Raises `ConfigError` naming the field.
+    """
+    checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
+    engine = EngineReplica.options(**engine_options(checked)).bind(checked.engine)
+    return Ingress.options(num_replicas=checked.deployment.num_ingress_replicas).bind(
+        engine, checked.engine, checked.server, checked.model_name
+    )
+
+
+def engine_options(args: ServeArgs) -> dict[str, Any]:
+    """Options of the engine deployment, by Ray Serve's names."""
+    config = args.deployment
+    capacity = args.engine.max_num_seqs + args.engine.max_queued_requests
+    options: dict[str, Any] = {
+        "max_ongoing_requests": config.max_ongoing_requests or capacity,
+        "max_queued_requests": config.max_queued_requests,
+        "ray_actor_options": {"num_cpus": config.coordinator_cpus},
+        "placement_group_bundles": placement_bundles(args.engine, config),
+        "placement_group_strategy": config.placement_group_strategy,
+        "health_check_period_s": config.health_check_period_s,
+        "health_check_timeout_s": config.health_check_timeout_s,
+        "graceful_shutdown_timeout_s": config.graceful_shutdown_timeout_s,
+    }
+    if config.autoscaling_config is None:
+        return options | {"num_replicas": config.num_replicas}
+    return options | {"autoscaling_config": config.autoscaling_config}
+
+
+def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[dict[str, float]]:
+    """One bundle each for the coordinator, every stage and every drafter that has an actor."""
+    stage: dict[str, float] = {"CPU": 1.0}
+    if engine.backend == "ray" and _uses_gpus(engine):
+        stage["GPU"] = 1.0
+    actors = [d for d in engine.drafters if d.transport == "grpc" and d.address is None]
+    stages = [dict(stage) for _ in range(engine.pipeline_parallel_size)]
+    coordinator = {"CPU": config.coordinator_cpus}
+    if engine.backend == "local":
+        # Everything runs inside the coordinator.
+        return [coordinator]
+    return [coordinator, *stages, *({"CPU": 1.0} for _ in actors)]
+
+
+def _uses_gpus(engine: EngineConfig) -> bool:
+    if engine.device != "auto":
+        return engine.device == "cuda"
+    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
+
+
+@serve.deployment(name=ENGINE_NAME, max_constructor_retry_count=2)
+class EngineReplica:
+    """One engine with its stages and drafters."""
+
+    async def __init__(self, config: EngineConfig) -> None:
+        # The ingress and the driver never load the engine's code.
+        from .engine import AsyncEngine  # noqa: PLC0415
+
+        self._engine = AsyncEngine(config)
+        face = LocalFace(self._engine)
+        await face.start()
+        self._face = face
+
+    async def stream(
+        self, prompt: tuple[int, ...], params: SamplingParams, request_id: str, speculative: bool
+    ) -> AsyncGenerator[Delta, None]:
+        """One request's deltas; cancelling the call cancels the request."""
+        deltas = self._face.stream(prompt, params, request_id=request_id, speculative=speculative)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                yield delta
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges."""
+        return self._engine.stats()
+
+    async def is_healthy(self) -> bool:
+        """Whether a request sent now would be served."""
+        return self._engine.is_healthy()
+
+    async def check_health(self) -> None:
+        """Ray Serve replaces the replica when this raises."""
+        if not self._engine.is_healthy():
+            raise RuntimeError("the engine does not serve")
+
+    async def __del__(self) -> None:
+        """Ray Serve calls and awaits it when the replica stops."""
+        if hasattr(self, "_face"):
+            await self._face.close()
+
+
+@serve.deployment(name=INGRESS_NAME, max_ongoing_requests=INGRESS_MAX_ONGOING)
+@serve.ingress()
+class Ingress:
+    """The HTTP API, without state."""
+
+    def __init__(
+        self, engine: DeploymentHandle, config: EngineConfig, server: ServerConfig, model_name: str
+    ) -> None:
+        self._face = RayFace(engine, config)
+        self._server = server
+        self._model_name = model_name
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Ray Serve serves what this returns."""
+        return create_app(self._face, self._server, self._model_name)

@@ -1,0 +1,106 @@
+"""`draftline serve`: one model behind the OpenAI API until a signal comes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from .. import __version__
+from ..cluster.assembly import plan_model
+from .engine_face import LocalFace
+from .local_server import bind, free_port, serve_local
+from .ray_runtime import quiet_libraries, serve_on_ray
+from .settings import ServeArgs, build_serve_args
+
+EXAMPLE_PROMPT = "def read_json(path):\n    "
+
+
+def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Console) -> None:
+    """Serve until SIGINT or SIGTERM. Raises `DraftlineError` for what is wrong at start."""
+    quiet_libraries()
+    args = build_serve_args(settings)
+    # Mistakes in the settings must show before anything is started.
+    plan_model(args.engine)
+    console.print(describe(args))
+    args = prepare(args)
+    if args.engine.backend == "ray":
+        _serve_on_ray(args, ray_address, console)
+    else:
+        _serve_here(args, console)
+    console.print("stopped")
+
+
+def prepare(args: ServeArgs) -> ServeArgs:
+    """`args` with the demo's retrieval store where it is wanted."""
+    # The store's code is heavy and most servers do not need it.
+    from .demo_store import with_demo_store  # noqa: PLC0415
+
+    return with_demo_store(args)
+
+
+def describe(args: ServeArgs) -> str:
+    """One line that says what is started."""
+    engine = args.engine
+    drafters = ", ".join(drafter.source for drafter in engine.drafters) or "none"
+    stages = engine.pipeline_parallel_size
+    return (
+        f"draftline {__version__} · model {args.model_name} · "
+        f"{stages} stage{'s' if stages > 1 else ''} · drafters {drafters} · {engine.backend}"
+    )
+
+
+def base_url(args: ServeArgs) -> str:
+    """Where clients of this machine reach the server."""
+    host = args.server.host
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{args.server.port}"
+
+
+def curl_line(args: ServeArgs) -> str:
+    """A command that works as it is printed."""
+    body = {"model": args.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
+    parts = ["curl", f"{base_url(args)}/v1/completions", "-H", "Content-Type: application/json"]
+    if args.server.api_keys:
+        parts += ["-H", f"Authorization: Bearer {args.server.api_keys[0]}"]
+    return shlex.join([*parts, "-d", json.dumps(body)])
+
+
+def with_port(args: ServeArgs, port: int) -> ServeArgs:
+    """`args` with the port that was found."""
+    return replace(args, server=args.server.model_copy(update={"port": port}))
+
+
+def _serve_here(args: ServeArgs, console: Console) -> None:
+    # Each takes a second to import, which the other backend need not wait for.
+    from .engine import AsyncEngine  # noqa: PLC0415
+    from .openai_api import create_app  # noqa: PLC0415
+
+    with bind(args.server) as listener:
+        bound = with_port(args, listener.getsockname()[1])
+        face = LocalFace(AsyncEngine(args.engine))
+        app = create_app(face, bound.server, bound.model_name)
+        serve_local(app, listener, lambda: _print_ready(bound, console))
+
+
+def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stopped.set())
+    bound = with_port(args, free_port(args.server))
+    console.print("starting Ray and the stages (about half a minute on a small machine)")
+    with serve_on_ray(bound, ray_address):
+        if not stopped.is_set():
+            _print_ready(bound, console)
+        stopped.wait()
+
+
+def _print_ready(args: ServeArgs, console: Console) -> None:
+    console.print(f"ready: {base_url(args)}/v1 (ctrl-c stops it); try")
+    console.print(curl_line(args), markup=False)
