@@ -83,9 +83,9 @@ class DrafterChannel:
         self._latency_sum_s, self._latency_count = 0.0, 0
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a message is on its way."""
-        return self._message is not None
+    def is_behind(self) -> bool:
+        """Whether a message of an earlier step is on its way still."""
+        return self._message is not None and not self.is_awaited
 
     def open(self, request_id: str) -> None:
         """A request came into `texts`, new or anew."""
@@ -100,13 +100,19 @@ class DrafterChannel:
             self._backlog.close(request_id)
             self._flush_soon()
 
-    def commit(self, commits: Sequence[StepCommit]) -> None:
-        """Queue commits that `texts` has already."""
+    def queue(
+        self, commits: Sequence[StepCommit], queries: Sequence[Query], budget_s: float
+    ) -> None:
+        """Keep for the next message what a step begins with: commits that `texts` has already,
+        and queries, which replace those of earlier steps.
+        """
         if self.is_up:
             self._backlog.commit(commits)
+        self._queries, self._budget_s = queries, budget_s
+        self.is_awaited = False
 
-    def ask(self, queries: Sequence[Query], budget_s: float) -> None:
-        """Send what is queued and `queries`, now or when the drafter has answered.
+    def send(self) -> None:
+        """Send what is queued, now or when the drafter has answered or is connected again.
 
         Sets `is_awaited` where an answer can be expected within the budget.
         """
@@ -115,10 +121,6 @@ class DrafterChannel:
             self.connect(now)
         elif self._message and now - self._sent_at > self._limits.answer_timeout_s:
             self.failed(DrafterError("no answer in time"))
-        self._queries, self._budget_s = queries, budget_s
-        # Who is slower than the budget is not waited for: its proposals are used re-rooted.
-        in_time = self._mean_latency_s <= budget_s or self._num_messages % PATIENCE == 0
-        self.is_awaited = self.is_up and not self._message and bool(queries) and in_time
         self._flush()
 
     def take(self, query: Query) -> Proposal | None:
@@ -215,6 +217,9 @@ class DrafterChannel:
         )
         self._message = message
         self._message_texts = [texts[query.request_id] for query in queries]
+        # Who is slower than the budget is not waited for: its proposals are used re-rooted.
+        in_time = self._mean_latency_s <= self._budget_s or self._num_messages % PATIENCE == 0
+        self.is_awaited = in_time and bool(queries)
         self.link.send(message)
 
     def _capped(self, query: Query) -> Query:

@@ -104,11 +104,11 @@ class DrafterHub:
         start = self._clock()
         commits = self._record(commits)
         for channel in self._channels:
-            channel.commit(commits)
+            channel.queue(commits, queries, budget_s)
         if self._remote:
-            await self._ask_remote(queries, budget_s)
+            await self._send_remote(budget_s)
         for channel in self._local:
-            channel.ask(queries, budget_s)
+            channel.send()
         if self._remote:
             left = start + budget_s - self._clock()
             await self._wait(left, lambda: not any(channel.is_awaited for channel in self._remote))
@@ -128,12 +128,11 @@ class DrafterHub:
                 fresh.append(commit)
         return fresh
 
-    async def _ask_remote(self, queries: Sequence[Query], budget_s: float) -> None:
-        if any(channel.is_busy for channel in self._remote):
-            grace = min(GRACE_S, budget_s)
-            await self._wait(grace, lambda: not any(channel.is_busy for channel in self._remote))
+    async def _send_remote(self, budget_s: float) -> None:
+        grace_s = min(GRACE_S, budget_s)
+        await self._wait(grace_s, lambda: not any(channel.is_behind for channel in self._remote))
         for channel in self._remote:
-            channel.ask(queries, budget_s)
+            channel.send()
         # One turn of the loop hands the messages to gRPC before local drafters take the thread.
         await asyncio.sleep(0)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -67,15 +67,14 @@ class GrpcLink:
         self._task: asyncio.Task[None] | None = None
         self._events: LinkEvents | None = None
         self._message: DrafterMessage | None = None
-        # One message at a time and the hello.
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=2)
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
 
     def connect(self, events: LinkEvents) -> None:
         """Connect in a task of the running loop."""
         assert self._task is None, "connected already"
         self._events = events
         self._message = None
-        self._outbox = asyncio.Queue(maxsize=2)
+        self._outbox = asyncio.Queue(maxsize=1)
         self._task = asyncio.get_running_loop().create_task(self._run(events))
 
     def send(self, message: DrafterMessage) -> None:
@@ -127,8 +126,12 @@ class GrpcLink:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 address = self._address if isinstance(self._address, str) else await self._address()
                 channel = await stack.enter_async_context(self._channel(address))
-                answers = aiter(channel.stream_stream(METHOD)(self._outgoing()))
+                call = channel.stream_stream(METHOD)()
+                await call.write(encode_hello(self.name, pb.ToDrafter))
+                answers = aiter(call)
                 decode_hello(await anext(answers, b""), pb.FromDrafter)
+            writer = asyncio.create_task(self._write(call))
+            stack.push_async_callback(_end, writer)
             events.ready()
             async for data in answers:
                 message, self._message = self._message, None
@@ -142,10 +145,15 @@ class GrpcLink:
             return grpc.aio.insecure_channel(address, options)
         return grpc.aio.secure_channel(address, self._options.tls.channel_credentials(), options)
 
-    async def _outgoing(self) -> AsyncIterator[bytes]:
-        yield encode_hello(self.name, pb.ToDrafter)
+    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         while True:
-            yield await self._outbox.get()
+            await call.write(await self._outbox.get())
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    # What a write failed with, the reader has met, too.
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from support.hub_session import LIMITS
-
 from draftline.actors.drafter_server import DrafterServer
 from draftline.cluster.drafter_hub import DrafterHub
 from draftline.cluster.grpc_link import GrpcLink
 from draftline.cluster.inproc_link import InprocLink
 from draftline.core.drafter import Drafter
+from support.hub_session import LIMITS
 
 MakeHub = Callable[[Drafter], Awaitable[DrafterHub]]
 Serve = Callable[[Drafter], Awaitable[str]]

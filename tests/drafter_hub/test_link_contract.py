@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from draftline.core.types import DraftRequest, Probe, Proposal, Query, chain_proposal
 from support.fake_drafters import (
     VOCAB_SIZE,
     CountingDrafter,
@@ -14,8 +15,6 @@ from support.fake_drafters import (
     following,
 )
 from support.hub_session import HubSession
-
-from draftline.core.types import DraftRequest, Probe, Proposal, Query, chain_proposal
 
 
 async def test_proposals_follow_the_text(make_hub):
@@ -144,8 +143,12 @@ BAD_PROPOSALS = {
 @pytest.mark.parametrize("bad", BAD_PROPOSALS.values(), ids=BAD_PROPOSALS.keys())
 async def test_a_bad_proposal_is_dropped_and_the_drafter_gets_another_chance(make_hub, bad):
     answers = iter([bad])
-    good = chain_proposal("scripted", following(7, 3))
-    hub = await make_hub(ScriptedDrafter(lambda _: next(answers, good)))
+
+    def script(query: Query) -> object:
+        # The text counts up from 0.
+        return next(answers, chain_proposal("scripted", following(query.committed_len - 1, 3)))
+
+    hub = await make_hub(ScriptedDrafter(script))
     session = HubSession(hub)
     assert await session.step() == []
     assert hub.stats()[0].errors == 1
@@ -154,7 +157,8 @@ async def test_a_bad_proposal_is_dropped_and_the_drafter_gets_another_chance(mak
         if found := await session.step(1):
             break
         await hub.start()
-    assert found[0].tokens.tolist() == good.tokens.tolist()
+    # Over gRPC it may be the answer to the step before, re-rooted.
+    assert found[0].tokens.tolist() == session.expected(3)[: len(found[0].tokens)]
     assert hub.stats()[0].errors == 1
 
 

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
-
 from draftline.core.reroot import reroot
 from draftline.core.types import Proposal, chain_proposal
+from hypothesis import given
+from hypothesis import strategies as st
 
 VOCAB_SIZE = 3
 

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
-
 from draftline.cluster import drafter_pb2 as pb
 from draftline.cluster import wire
 from draftline.cluster.drafter_link import DrafterMessage
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.types import Commit, DraftRequest, Probe, Proposal, Query
+from google.protobuf import descriptor_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 REPOSITORY = Path(wire.__file__).parent.parent
 LIMIT = 2**20
@@ -102,7 +101,9 @@ def test_garbage_is_a_protocol_error_or_decodes(data: bytes):
 
 
 @given(messages, st.data())
-def test_a_damaged_step_is_a_protocol_error_or_decodes(message: DrafterMessage, data: st.DataObject):
+def test_a_damaged_step_is_a_protocol_error_or_decodes(
+    message: DrafterMessage, data: st.DataObject
+):
     encoded = bytearray(wire.encode_step(message, 0.25, LIMIT))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
     try:

@@ -51,6 +51,10 @@ class FakeLink:
     def disconnect(self) -> None:
         self.waiting = None
 
+    async def sent_one(self) -> bool:
+        """Whether a message waits for its answer."""
+        return self.waiting is not None
+
     async def close(self) -> None:
         self.disconnect()
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 
 import numpy as np
-from support.fake_drafters import VOCAB_SIZE, following
-
 from draftline.cluster.drafter_channel import DrafterLimits
 from draftline.cluster.drafter_hub import DrafterHub
 from draftline.core.types import DraftRequest, Int32, Proposal, Query, StepCommit
+from support.fake_drafters import VOCAB_SIZE, following
 
 LIMITS = DrafterLimits(vocab_size=VOCAB_SIZE)
 
@@ -46,3 +46,12 @@ class HubSession:
     def expected(self, count: int) -> list[int]:
         """What a `CountingDrafter` proposes now."""
         return following(self.text[-1], count).tolist()
+
+
+async def until(condition: Callable[[], Awaitable[object]], pause_s: float = 0.01) -> None:
+    """Ask again and again until `condition()` gives something true."""
+    for _ in range(100_000):
+        if await condition():
+            return
+        await asyncio.sleep(pause_s)
+    raise AssertionError("it never became true")
