@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 32
 ROWS = (1, 2, 4, 8, 16)
 REPEATS = 100
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "target": {
         "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 688,

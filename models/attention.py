@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -12,20 +14,23 @@ NAME = "draftline"
 
 
 def paged_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-    attention_mask: StepAttention, *, scaling: float, sliding_window: int | None = None,
-    softcap: float | None = None, **_unused: object,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: StepAttention,
+    **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Write the rows' KV, then attend over all that each row sees.
 
-    `query` [1, heads, rows, head_dim]; `key` and `value` [1, kv_heads, rows, head_dim]. What the
-    layers call their attention mask is the step itself: every model hands it through untouched.
+    `query` [1, heads, rows, head_dim]; `key` and `value` [1, kv_heads, rows, head_dim]; options
+    `scaling`, `sliding_window` and `softcap` as the model gives them. What the layers call their
+    attention mask is the step itself: every model hands it through untouched.
     Returns [1, rows, heads, head_dim].
     """
     step = attention_mask
     layer: int = module.draftline_layer  # pyright: ignore[reportAssignmentType]
     step.write(layer, torch.stack((key[0], value[0])).permute(2, 0, 1, 3))
-    out = step.attend(layer, query[0].transpose(0, 1), scaling, sliding_window, softcap)
+    out = step.attend(
+        layer, query[0].transpose(0, 1), options["scaling"], options.get("sliding_window"),
+        options.get("softcap"),
+    )  # fmt: skip
     return out.unsqueeze(0), None
 
 

@@ -7,6 +7,8 @@ the tables below is left as it is. Chosen once, at load.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.models.gemma import modeling_gemma as gemma
@@ -53,13 +55,13 @@ ATTENTIONS: tuple[type[nn.Module], ...] = (
 CONFIG_WINDOWS: tuple[type[nn.Module], ...] = (mistral.MistralAttention,)
 
 
-def can_be_fast(layer: nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
+def can_be_fast(layer: Any, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `make_fast` applies to a decoder layer."""
     known = type(layer.self_attn) in ATTENTIONS
     return known and dtype == torch.float32 and device.type == "cpu"
 
 
-def make_fast(module: nn.Module) -> nn.Module:
+def make_fast(module: Any) -> Any:
     """Replace, in place, all known modules within `module`; returns it, or what replaces it.
 
     A decoder layer then takes hidden states [rows, hidden_size] and rotations of
@@ -81,7 +83,7 @@ def make_fast(module: nn.Module) -> nn.Module:
 class FastLinear(nn.Module):
     """A linear layer whose weight lies input-major: BLAS is up to twice as fast for few rows."""
 
-    def __init__(self, *linears: nn.Module) -> None:
+    def __init__(self, *linears: nn.Linear) -> None:
         """Several layers of the same input become one, their outputs side by side."""
         super().__init__()
         weight = torch.cat([linear.weight.detach() for linear in linears])
@@ -100,7 +102,7 @@ class FastLinear(nn.Module):
 class FastRmsNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight)."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm: Any) -> None:
         super().__init__()
         weight = norm.weight.detach()
         eps = getattr(norm, "variance_epsilon", None) or norm.eps
@@ -116,7 +118,7 @@ class FastRmsNorm(nn.Module):
 class FastGatedMlp(nn.Module):
     """The gated feed-forward block. Calls `forward` itself: the hooks' machinery takes longer."""
 
-    def __init__(self, mlp: nn.Module) -> None:
+    def __init__(self, mlp: Any) -> None:
         super().__init__()
         self.gate = FastLinear(mlp.gate_proj)
         self.up = FastLinear(mlp.up_proj)
@@ -132,17 +134,17 @@ class FastGatedMlp(nn.Module):
 class FastAttention(nn.Module):
     """Projections in one product, rotation in place, keys and values stored by one copy."""
 
-    def __init__(self, attention: nn.Module) -> None:
+    def __init__(self, attention: Any) -> None:
         super().__init__()
-        self.layer = attention.draftline_layer
-        self.head_dim = attention.head_dim
-        self.scaling = attention.scaling
-        self.softcap = getattr(attention, "attn_logit_softcapping", None)
-        self.window = attention_window(attention)
+        self.layer: int = attention.draftline_layer
+        self.head_dim: int = attention.head_dim
+        self.scaling: float = attention.scaling
+        self.softcap: float | None = getattr(attention, "attn_logit_softcapping", None)
+        self.window = _window(attention)
         self.project = FastLinear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = FastLinear(attention.o_proj)
-        self.num_heads = attention.q_proj.out_features // self.head_dim
-        self.num_rotated = self.num_heads + attention.k_proj.out_features // self.head_dim
+        self.num_heads: int = attention.q_proj.out_features // self.head_dim
+        self.num_rotated: int = self.num_heads + attention.k_proj.out_features // self.head_dim
         self.q_norm = _fast_norm(attention, "q_norm")
         self.k_norm = _fast_norm(attention, "k_norm")
 
@@ -167,13 +169,13 @@ class FastAttention(nn.Module):
         return self.out.forward(out.reshape(num_rows, -1)), None
 
 
-def attention_window(attention: nn.Module) -> int | None:
+def _window(attention: Any) -> int | None:
     """How far a layer sees, as it tells the attention interface."""
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window
     return attention.config.sliding_window if type(attention) in CONFIG_WINDOWS else None
 
 
-def _fast_norm(attention: nn.Module, name: str) -> FastRmsNorm | None:
+def _fast_norm(attention: Any, name: str) -> FastRmsNorm | None:
     norm = getattr(attention, name, None)
     return None if norm is None else FastRmsNorm(norm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -57,32 +58,38 @@ def load_slice(
             "span", f"is of {span.num_layers} layers, the model has {config.num_hidden_layers}"
         )
     with init_empty_weights(include_buffers=False):
-        whole = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
-    inner = whole.base_model
+        whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
     load_tensors(whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device))
-    layers = tuple(layer.eval().to(device) for layer in inner.layers[span.first : span.last])
+    return _cut(whole.eval(), span, DTYPES[dtype], torch.device(device))
+
+
+def _cut(whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device) -> ModelSlice:
+    """The stage's modules of a model of which they alone have their tensors."""
+    inner = whole.base_model
+    layers = inner.layers[span.first : span.last]
     for index, layer in enumerate(layers):
         layer.self_attn.draftline_layer = index
-    ends = (inner.norm.to(device), whole.lm_head.to(device)) if span.is_last else (None, None)
-    fast = can_be_fast(layers[0], DTYPES[dtype], torch.device(device))
-    if fast:
-        layers, ends = tuple(map(make_fast, layers)), tuple(end and make_fast(end) for end in ends)
-    types = getattr(config, "layer_types", None) or [None] * span.num_layers
+    fast = can_be_fast(layers[0], dtype, device)
+
+    def ready(module: nn.Module) -> nn.Module:
+        return make_fast(module) if fast else module.to(device)
+
+    types = getattr(whole.config, "layer_types", None) or [None] * span.num_layers
     return ModelSlice(
-        config=config,
-        dtype=DTYPES[dtype],
-        device=torch.device(device),
-        layers=layers,
+        config=whole.config,
+        dtype=dtype,
+        device=device,
+        layers=tuple(map(ready, layers)),
         layer_types=tuple(types[span.first : span.last]),
         rotary=inner.rotary_emb.to(device),
         embed=inner.embed_tokens.to(device) if span.is_first else None,
-        norm=ends[0],
-        head=ends[1],
+        norm=ready(inner.norm) if span.is_last else None,
+        head=ready(whole.lm_head) if span.is_last else None,
         fast=fast,
     )
 
 
-def _check_supported(config: PretrainedConfig, folder: Path) -> None:
+def _check_supported(config: Any, folder: Path) -> None:
     if config.model_type not in SUPPORTED:
         raise CheckpointError(
             f"{folder}: model_type {config.model_type!r} is not supported; "
@@ -100,7 +107,7 @@ def _check_supported(config: PretrainedConfig, folder: Path) -> None:
             raise CheckpointError(f"{folder}: rope_type {rope_type!r} is not supported")
 
 
-def _rope_types(config: PretrainedConfig) -> set[str | None]:
+def _rope_types(config: Any) -> set[str | None]:
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return {kind.get("rope_type") for kind in kinds}

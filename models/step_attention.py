@@ -137,7 +137,9 @@ class _Group:
         if softcap is None:
             out = scaled_dot_product_attention(folded, keys, values, mask, scale=scaling)
         else:
-            out = _softcapped_attention(folded, keys, values, mask, scaling, softcap)
+            out = _softcapped_attention(
+                folded, keys, values, mask, scaling=scaling, softcap=softcap
+            )
         return (
             out.view(self.batch, kv_heads, share, self.query_len, head_dim)
             .permute(0, 3, 1, 2, 4)
@@ -177,7 +179,7 @@ class _Group:
 
 def _softcapped_attention(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
-    scaling: float, softcap: float,
+    *, scaling: float, softcap: float,
 ) -> Tensor:  # fmt: skip
     """Attention whose logits are bounded by tanh (Gemma 2, eager formula of transformers)."""
     logits = torch.matmul(query, keys.transpose(2, 3)) * scaling

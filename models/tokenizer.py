@@ -34,7 +34,7 @@ class TextStream:
     the prompt's text, if the prompt's last tokens are given). Special tokens have no text.
     """
 
-    __slots__ = ("_border", "_given", "_skip", "_tokenizer", "_window")
+    __slots__ = ("_border", "_given", "_silent", "_skip", "_tokenizer", "_window")
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = (),
@@ -42,6 +42,7 @@ class TextStream:
     ) -> None:  # fmt: skip
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._silent = frozenset(tokenizer.all_special_ids if skip_special_tokens else ())
         # The window is the tokens that last gave text, whose text is `_given`, and from `_border`
         # on those that have given none yet. Decoding them together matters to decoders that treat
         # the start of a text specially; both ends of `_given` lie between characters.
@@ -52,6 +53,9 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """Text that this token makes final; empty while a character is incomplete."""
         self._window.append(token_id)
+        # What has no text cannot end a run of bytes either.
+        if token_id in self._silent or self._is_byte(token_id):
+            return ""
         text = self._decode()
         if text.endswith(REPLACEMENT) or len(text) <= len(self._given):
             return ""
@@ -67,6 +71,11 @@ class TextStream:
         self._given += new
         self._border = len(self._window)
         return new
+
+    def _is_byte(self, token_id: int) -> bool:
+        """Whether it is one byte of a fallback: one bad byte later spoils the text of its run."""
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        return isinstance(token, str) and len(token) == 6 and token.startswith("<0x")
 
     def _decode(self) -> str:
         if not self._window:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from .checkpoint import TensorFiles
 from .partition import LayerSpan
 
 # Recomputed from the config; checkpoints of old exporters still carry it.
-DERIVED = re.compile(r"rotary_emb\.inv_freq$")
+DERIVED = "rotary_emb.inv_freq"
 
 
 def load_tensors(
@@ -27,9 +27,7 @@ def load_tensors(
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_unexpected(model, parameters.keys(), files)
-    source_of = {
-        name: _source(name, model, files) for name in parameters if _belongs(name, model, span)
-    }
+    source_of = {name: _source(name, model) for name in parameters if _belongs(name, model, span)}
     missing = sorted(set(source_of.values()) - files.names)
     if missing:
         raise CheckpointError(f"{files.folder}: tensor {missing[0]} is missing; fetch it again")
@@ -51,17 +49,15 @@ def _belongs(name: str, model: PreTrainedModel, span: LayerSpan) -> bool:
     return span.is_last
 
 
-def _source(name: str, model: PreTrainedModel, files: TensorFiles) -> str:
+def _source(name: str, model: PreTrainedModel) -> str:
     """The checkpoint's name of a parameter: that of the embedding for a tied head."""
-    tied = model.config.tie_word_embeddings and isinstance(model._tied_weights_keys, dict)
-    source = model._tied_weights_keys.get(name, name) if tied else name
-    return source if source in files.names or name not in files.names else name
+    tied = model.config.tie_word_embeddings and name == "lm_head.weight"
+    return f"{model.base_model_prefix}.embed_tokens.weight" if tied else name
 
 
-def _check_unexpected(model: PreTrainedModel, known: object, files: TensorFiles) -> None:
-    ignored = [DERIVED, *map(re.compile, model._keys_to_ignore_on_load_unexpected or ())]
+def _check_unexpected(model: PreTrainedModel, known: Iterable[str], files: TensorFiles) -> None:
     for name in sorted(files.names.difference(known)):
-        if not any(pattern.search(name) for pattern in ignored):
+        if not name.endswith(DERIVED):
             raise CheckpointError(
                 f"{files.folder}: tensor {name} is unexpected in a "
                 f"{model.config.model_type} model; config and weights do not belong together"
