@@ -12,6 +12,7 @@ from ..core.lookup import Subtree
 from ..core.types import Int32
 from ..retrieval_store.retrieval_pb2 import LookupReply
 from ..retrieval_store.wire import METHOD, decode_reply, encode_request
+from .tls_files import TlsFiles
 
 
 class GrpcLookup:
@@ -19,7 +20,7 @@ class GrpcLookup:
 
     address      host:port of a retrieval server
     timeout_s    each call's deadline, in seconds
-    credentials  for TLS; None is plain text
+    tls          certificates; None is plain text
 
     The connection is made in the background and again after a loss. Whatever goes wrong is a
     `DrafterError`: the drafter that asked answers with nothing this time.
@@ -29,7 +30,7 @@ class GrpcLookup:
         self,
         address: str,
         timeout_s: float = 0.1,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
@@ -38,10 +39,10 @@ class GrpcLookup:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
-        if credentials is None:
+        if tls is None:
             self._channel = grpc.insecure_channel(address, options)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options)
+            self._channel = grpc.secure_channel(address, tls.channel_credentials(), options)
         self._call = self._channel.unary_unary(METHOD)
 
     def lookup(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..core.errors import StoreError
 from .segment import Segment
-from .store import Manifest, check_namespace
+from .store import Manifest, check_names, check_namespace
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
@@ -56,7 +56,7 @@ class DirectoryStore:
 
     def get(self, namespace: str, segment_id: str) -> Segment:
         """The segment, memory-mapped and checked."""
-        check_namespace(namespace)
+        check_names(namespace, segment_id)
         return Segment.open(self._path(namespace, segment_id))
 
     def put(self, namespace: str, segment: Segment) -> str:
@@ -76,7 +76,7 @@ class DirectoryStore:
 
     def delete(self, namespace: str, segment_id: str) -> None:
         """Take the segment out of the manifest; its file goes with a later write."""
-        check_namespace(namespace)
+        check_names(namespace, segment_id)
         if not self.manifest().written:
             return
 
@@ -88,9 +88,9 @@ class DirectoryStore:
 
         path = self._path(namespace, segment_id)
         with _reported(path), self._locked():
-            self._change(remove)
             if path.exists():
                 os.utime(path)
+            self._change(remove)
 
     def wait_for_change(self, timeout: float) -> None:
         """Wait `timeout` seconds: a folder does not tell of changes."""

@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from ..core.errors import ConfigError, StoreError
 from .segment import Segment
-from .store import Manifest, check_namespace
+from .store import Manifest, check_names, check_namespace
 
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_SECONDS = 3600
@@ -75,7 +75,7 @@ class RedisStore:
 
     def get(self, namespace: str, segment_id: str) -> Segment:
         """The segment, joined from its chunks and checked."""
-        check_namespace(namespace)
+        check_names(namespace, segment_id)
         origin = f"{self.url} {namespace}/{segment_id}"
         chunks: list[bytes] = []
         with self._reported():
@@ -111,7 +111,7 @@ class RedisStore:
 
     def delete(self, namespace: str, segment_id: str) -> None:
         """Take the segment out of the manifest; its chunks expire."""
-        check_namespace(namespace)
+        check_names(namespace, segment_id)
         entry = f"{namespace}/{segment_id}"
         with self._reported():
             size = self._client.hget(self._manifest, entry)

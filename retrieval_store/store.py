@@ -12,6 +12,7 @@ from typing import Protocol
 from ..core.errors import ConfigError
 from .segment import Segment
 
+SEGMENT_ID = re.compile(r"[0-9a-f]{32}")
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -82,3 +83,10 @@ def check_namespace(namespace: str) -> None:
             f"{namespace!r} must be 1 to 64 of letters, digits, '_', '.', '-', "
             "starting with a letter or digit",
         )
+
+
+def check_names(namespace: str, segment_id: str) -> None:
+    """Raise `ConfigError` unless both are safe in paths and keys."""
+    check_namespace(namespace)
+    if SEGMENT_ID.fullmatch(segment_id) is None:
+        raise ConfigError("segment_id", f"{segment_id!r} must be 32 hexadecimal digits")

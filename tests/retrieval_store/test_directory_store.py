@@ -12,6 +12,13 @@ from support.store_contract import A, B, StoreContract
 
 
 class TestDirectoryStore(StoreContract):
+    @pytest.fixture(autouse=True)
+    def set_folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "store"
+
+    def grow_old(self, segment_id: str) -> None:
+        age(self.folder / "n" / f"{segment_id}.segment")
+
     @pytest.fixture
     def store(self, tmp_path: Path) -> DirectoryStore:
         return DirectoryStore(tmp_path / "store")
@@ -19,6 +26,11 @@ class TestDirectoryStore(StoreContract):
     @pytest.fixture
     def second_store(self, tmp_path: Path) -> DirectoryStore:
         return DirectoryStore(tmp_path / "store")
+
+
+def age(path: Path) -> None:
+    long_ago = path.stat().st_mtime - 2 * GRACE_SECONDS
+    os.utime(path, (long_ago, long_ago))
 
 
 def test_a_corrupt_file_is_named(tmp_path: Path) -> None:
@@ -52,8 +64,7 @@ def test_old_files_that_nobody_lists_are_removed(tmp_path: Path) -> None:
     files = {path.name for path in (tmp_path / "n").iterdir()}
     assert files == {f"{kept}.segment", f"{gone}.segment", "abc.k2.new"}
     for path in (tmp_path / "n").iterdir():
-        long_ago = path.stat().st_mtime - 2 * GRACE_SECONDS
-        os.utime(path, (long_ago, long_ago))
+        age(path)
     new = store.put("n", make_segment([[9, 9]]))
     files = {path.name for path in (tmp_path / "n").iterdir()}
     assert files == {f"{kept}.segment", f"{new}.segment"}

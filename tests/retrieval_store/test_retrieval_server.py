@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from draftline.actors.retrieval_server import RetrievalServer
 from draftline.cluster.retrieval_client import GrpcLookup
-from draftline.core.errors import DrafterError, ProtocolError
+from draftline.core.errors import ConfigError, DrafterError, ProtocolError
 from draftline.retrieval_store.directory_store import DirectoryStore
 from draftline.retrieval_store.lookup import SegmentLookup
 from draftline.retrieval_store.retrieval_pb2 import Context, LookupReply, LookupRequest, Subtree
@@ -36,15 +36,14 @@ ARGUMENTS = ([context(1, 2), context(2, 3), context(8, 8)], ["shared", "own", "o
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[RetrievalServer]:
+async def address() -> AsyncIterator[str]:
     server = RetrievalServer(LOOKUP)
-    await server.start()
-    yield server
+    yield f"127.0.0.1:{await server.start()}"
     await server.stop()
 
 
-async def test_the_client_answers_as_the_lookup_does(server: RetrievalServer) -> None:
-    client = GrpcLookup(f"127.0.0.1:{server.port}", timeout_s=30)
+async def test_the_client_answers_as_the_lookup_does(address: str) -> None:
+    client = GrpcLookup(address, timeout_s=30)
     found = await asyncio.to_thread(client.lookup, *ARGUMENTS)
     for near, far in zip(LOOKUP.lookup(*ARGUMENTS), found, strict=True):
         assert near.match_len == far.match_len
@@ -54,9 +53,9 @@ async def test_the_client_answers_as_the_lookup_does(server: RetrievalServer) ->
     client.close()
 
 
-async def test_bad_requests_are_refused_and_the_server_goes_on(server: RetrievalServer) -> None:
+async def test_bad_requests_are_refused_and_the_server_goes_on(address: str) -> None:
     requests = [b"\xff", LookupRequest(contexts=[Context(tokens=b"abc")]).SerializeToString()]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_unary(METHOD)
         for request in requests:
             with pytest.raises(grpc.aio.AioRpcError) as info:
@@ -64,6 +63,12 @@ async def test_bad_requests_are_refused_and_the_server_goes_on(server: Retrieval
             assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         reply = LookupReply.FromString(await call(encode_request(*ARGUMENTS), timeout=30))
     assert len(reply.subtrees) == 3
+
+
+async def test_a_taken_port_is_refused(address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    with pytest.raises(ConfigError, match="port: cannot listen at"):
+        await RetrievalServer(LOOKUP, port=port).start()
 
 
 def test_a_server_out_of_reach_is_a_drafter_error() -> None:
@@ -113,7 +118,7 @@ def test_the_process_refuses_a_store_of_another_tokenizer(tmp_path: Path) -> Non
     DirectoryStore(tmp_path).put("shared", make_segment([[1, 2, 3]]))
     with started(tmp_path, "--tokenizer-hash", "other") as process:
         out, errors = process.communicate(timeout=60)
-    assert (process.returncode, out) == (1, "")
+    assert (process.returncode, out) == (2, "")
     assert "tokenizer_hash is tokenizer, the served model has other" in errors
     assert "Traceback" not in errors
 

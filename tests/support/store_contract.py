@@ -15,6 +15,9 @@ B = make_segment([[5, 6, 7, 8]])
 
 
 class StoreContract:
+    def grow_old(self, segment_id: str) -> None:
+        """Make a segment of namespace `n` look as if it was stored long ago, if age matters."""
+
     def test_a_new_store_is_empty_and_was_never_written(self, store: SegmentStore) -> None:
         manifest = store.manifest()
         assert manifest.sizes == {}
@@ -56,6 +59,7 @@ class StoreContract:
         self, store: SegmentStore
     ) -> None:
         segment_id = store.put("n", A)
+        self.grow_old(segment_id)
         store.delete("n", segment_id)
         assert store.manifest().sizes == {}
         assert store.get("n", segment_id).data[:] == A.data
@@ -79,6 +83,13 @@ class StoreContract:
             store.put(name, A)
         with pytest.raises(ConfigError, match="namespace"):
             store.get(name, A.segment_id)
+
+    @pytest.mark.parametrize("segment_id", ["", "..", "../" + "0" * 29, "0" * 33, "G" * 32])
+    def test_unsafe_ids_are_refused(self, store: SegmentStore, segment_id: str) -> None:
+        store.put("n", A)
+        for call in (store.get, store.delete):
+            with pytest.raises(ConfigError, match="segment_id"):
+                call("n", segment_id)
 
     def test_readers_never_see_half_a_change(
         self, store: SegmentStore, second_store: SegmentStore
