@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import pickle
 import queue
@@ -36,6 +37,7 @@ class CompiledGraphTransport:
         self._buffer_bytes = buffer_bytes
         self._max_in_flight = max_in_flight
         self._graph: Any = None
+        self._reader: threading.Thread | None = None
         self._sent: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
 
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
@@ -43,8 +45,8 @@ class CompiledGraphTransport:
         loop = asyncio.get_running_loop()
         await in_daemon_thread(lambda: self._compile(stages))
         self._steps = steps
-        reader = threading.Thread(target=self._read, args=(loop, steps), daemon=True)
-        reader.start()
+        self._reader = threading.Thread(target=self._read, args=(loop, steps), daemon=True)
+        self._reader.start()
 
     def send(self, sequence: int, step: StepInput) -> None:
         """See `StageTransport`."""
@@ -57,13 +59,20 @@ class CompiledGraphTransport:
     async def close(self) -> None:
         """See `StageTransport`. A teardown that hangs is left to its daemon thread."""
         self._sent.put(None)
-        graph, self._graph = self._graph, None
-        if graph is None:
-            return
         try:
-            await asyncio.wait_for(in_daemon_thread(graph.teardown), TEARDOWN_TIMEOUT_S)
+            await asyncio.wait_for(in_daemon_thread(self._tear_down), TEARDOWN_TIMEOUT_S)
         except TimeoutError:
             logger.warning("event=teardown_timeout seconds=%s", TEARDOWN_TIMEOUT_S)
+
+    def _tear_down(self) -> None:
+        if self._graph is None:
+            return
+        self._graph.teardown()
+        if self._reader is not None:
+            self._reader.join()
+        self._graph = None
+        # Ray keeps a process for each graph until the graph, a cycle of references, is collected.
+        gc.collect()
 
     def _compile(self, stages: Sequence[ActorHandle]) -> None:
         # Ray logs a stack trace for every actor that is gone when a graph is torn down. They are

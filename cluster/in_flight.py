@@ -61,5 +61,5 @@ class InFlightSteps:
                 future.set_exception(StageLost(self._reason))
 
     def error(self) -> StageLost:
-        """Why steps cannot be sent any more; only after a loss."""
-        return StageLost(self._reason)
+        """Why steps cannot be sent now."""
+        return StageLost(self._reason or "the pipeline is not open")

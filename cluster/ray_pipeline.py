@@ -68,7 +68,7 @@ class RayPipeline:
         self._deaths: list[Future[Any]] = []
         self._transport: StageTransport | None = None
         self._steps = InFlightSteps(self._max_in_flight)
-        self._steps.end("the pipeline is not open")
+        self._open = False
 
     @property
     def num_stages(self) -> int:
@@ -99,13 +99,13 @@ class RayPipeline:
             except RayActorError as error:
                 raise StageLost(f"a stage died while it started: {error}") from error
             finally:
-                if self._steps.lost.is_set():
+                if not self._open:
                     await self._close("the pipeline did not start")
 
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
         """See `Pipeline`."""
         steps = self._steps
-        if steps.lost.is_set():
+        if steps.lost.is_set() or not self._open:
             future = asyncio.get_running_loop().create_future()
             future.set_exception(steps.error())
             return future
@@ -125,7 +125,7 @@ class RayPipeline:
         await self.start()
 
     async def _start(self) -> None:
-        steps = InFlightSteps(self._max_in_flight)
+        self._steps = steps = InFlightSteps(self._max_in_flight)
         for index, spec in enumerate(self._specs):
             stage = self._spawn(index, spec, self._placement_group)
             self._stages.append(stage)
@@ -134,7 +134,7 @@ class RayPipeline:
         addresses = await asyncio.gather(*builds)
         self._transport = self._new_transport(addresses)
         await _unless_lost(self._transport.open(self._stages, steps), steps)
-        self._steps = steps
+        self._open = True
 
     def _new_transport(self, addresses: Sequence[tuple[str, str]]) -> StageTransport:
         match self._transport_name:
@@ -149,15 +149,16 @@ class RayPipeline:
                 assert_never(self._transport_name)
 
     async def _close(self, reason: str) -> None:
+        self._open = False
         self._steps.end(reason)
         stages, self._stages = self._stages, []
         deaths, self._deaths = self._deaths, []
         transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.close()
         if ray.is_initialized():
             for stage in stages:
                 ray.kill(stage)
-        if transport is not None:
-            await transport.close()
         if deaths and ray.is_initialized():
             gone = asyncio.gather(*map(asyncio.wrap_future, deaths), return_exceptions=True)
             try:

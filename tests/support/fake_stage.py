@@ -6,18 +6,21 @@ import os
 import signal
 import time
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from draftline.cluster.pipeline import StageSpec
 from draftline.core.types import SamplingRows, StepInput, StepOutput
 
-HIDDEN_SIZE = 8
+HIDDEN_SIZE = 256
 
 # Token ids that make a stage misbehave; the position of the same row says which stage.
-SLOW_TOKEN, FAIL_TOKEN, DIE_TOKEN, SHAPE_TOKEN = 9001, 9002, 9003, 9004
-SLOW_SECONDS = 0.3
+SLOW_TOKEN, FAIL_TOKEN, DIE_TOKEN = 9001, 9002, 9003
+# Makes every stage forget its past.
+RESET_TOKEN = 9004
+SLOW_SECONDS = 0.1
+FIRST_CHECKSUM = 7
 
 
 @dataclass(frozen=True)
@@ -40,18 +43,17 @@ class FakeStage:
     index: int
     is_last: bool
     hidden_size: int = HIDDEN_SIZE
-    checksum: int = field(default=7)
+    checksum: int = FIRST_CHECKSUM
 
     def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
         """Checksum of the own past, the step's tokens and the hidden states."""
         assert (hidden is None) == (self.index == 0)
         self._misbehave(step)
-        self.checksum = zlib.crc32(step.token_ids.tobytes(), self.checksum)
+        past = FIRST_CHECKSUM if step.token_ids[0] == RESET_TOKEN else self.checksum
+        self.checksum = zlib.crc32(step.token_ids.tobytes(), past)
         if hidden is not None:
             self.checksum = zlib.crc32(hidden.numpy().tobytes(), self.checksum)
         if not self.is_last:
-            if step.token_ids[0] == SHAPE_TOKEN:
-                return torch.zeros(len(step.token_ids), self.hidden_size + 1)
             rows = np.arange(len(step.token_ids) * self.hidden_size, dtype=np.float32)
             values = rows.reshape(-1, self.hidden_size) + self.checksum % 65521
             return torch.from_numpy(values)
@@ -89,7 +91,10 @@ class FakeStageSpec(StageSpec):
 
 
 def fake_specs(
-    num_stages: int, hidden_size: int = HIDDEN_SIZE, error: Exception | None = None
+    num_stages: int,
+    hidden_size: int = HIDDEN_SIZE,
+    num_cpus: float = 0.5,
+    error: Exception | None = None,
 ) -> list[FakeStageSpec]:
     """Specs of a pipeline of fake stages; `error` is raised by the last one's build."""
     return [
@@ -99,7 +104,7 @@ def fake_specs(
             num_blocks=1,
             block_size=1,
             hidden_size=hidden_size,
-            num_cpus=0.5,
+            num_cpus=num_cpus,
             error=error if index == num_stages - 1 else None,
         )
         for index in range(num_stages)

@@ -1,0 +1,52 @@
+"""A small Ray on this machine, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+
+TESTS = Path(__file__).parents[1]
+
+
+@contextmanager
+def ray_cluster(num_cpus: int = 4) -> Iterator[None]:
+    """Ray with this many logical CPUs; its workers can import `support`."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(TESTS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                object_store_memory=100_000_000,
+            )
+        yield
+    finally:
+        ray.shutdown()
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+async def no_actors_left() -> bool:
+    """Whether all actors are dead, or soon are: Ray hears of a death a little after it."""
+    for _ in range(50):
+        if not _living_actors():
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+def _living_actors() -> list[str]:
+    actors = ray._private.state.actors().values()
+    return [actor["ActorClassName"] for actor in actors if actor["State"] != "DEAD"]
