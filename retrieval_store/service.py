@@ -52,7 +52,7 @@ class RetrievalService:
 
     @property
     def version(self) -> str:
-        """Version of the manifest being served; empty before the first `refresh`."""
+        """Version of the manifest being served; empty while none is served as a whole."""
         return "" if self._manifest is None else self._manifest.version
 
     def lookup(
@@ -80,9 +80,10 @@ class RetrievalService:
                 grouped.setdefault(namespace, []).append(segment)
             self._lookup = SegmentLookup(grouped)
             self._held = held
+            # Without a manifest the next call loads again, even if the store goes back.
+            self._manifest = manifest if failure is None else None
             if failure is not None:
                 raise failure
-            self._manifest = manifest
             return True
 
     def start(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from draftline.actors.retrieval_server import RetrievalServer
 from draftline.cluster.retrieval_client import GrpcLookup
+from draftline.cluster.tls_files import TlsFiles
 from draftline.core.errors import ConfigError, DrafterError, ProtocolError
 from draftline.retrieval_store.directory_store import DirectoryStore
 from draftline.retrieval_store.lookup import SegmentLookup
@@ -26,6 +27,7 @@ from draftline.retrieval_store.wire import (
     encode_request,
 )
 from support.segments import context, make_segment
+from support.self_signed import self_signed_files
 
 pytestmark = pytest.mark.net
 
@@ -63,6 +65,21 @@ async def test_bad_requests_are_refused_and_the_server_goes_on(address: str) -> 
             assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         reply = LookupReply.FromString(await call(encode_request(*ARGUMENTS), timeout=30))
     assert len(reply.subtrees) == 3
+
+
+async def test_mutual_tls_serves_those_with_a_certificate_only(tmp_path: Path) -> None:
+    files = self_signed_files(tmp_path)
+    server = RetrievalServer(LOOKUP, "localhost", tls=files)
+    address = f"localhost:{await server.start()}"
+    client = GrpcLookup(address, timeout_s=30, tls=files)
+    assert len(await asyncio.to_thread(client.lookup, *ARGUMENTS)) == 3
+    client.close()
+    for tls in (TlsFiles(ca=files.ca), None):
+        client = GrpcLookup(address, timeout_s=30, tls=tls)
+        with pytest.raises(DrafterError, match="UNAVAILABLE"):
+            await asyncio.to_thread(client.lookup, *ARGUMENTS)
+        client.close()
+    await server.stop()
 
 
 async def test_a_taken_port_is_refused(address: str) -> None:

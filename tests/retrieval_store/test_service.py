@@ -116,6 +116,21 @@ def test_segments_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     assert answer(service) == {12}
 
 
+def test_a_store_that_goes_back_is_followed() -> None:
+    store = ToldStore()
+    service = RetrievalService(store, Expected(tokenizer_hash="tokenizer"))
+    before = store.segments = {"a": AFTER_12[10]}
+    service.refresh()
+    bad = make_segment([[1, 2, 11]], tokenizer_hash="other")
+    store.segments = {"b": AFTER_12[12], "bad": bad}
+    with pytest.raises(StoreError):
+        service.refresh()
+    assert answer(service) == {12}
+    store.segments = before
+    assert service.refresh()
+    assert answer(service) == {10}
+
+
 def test_the_thread_follows_changes_and_outlives_failures() -> None:
     store = ToldStore()
     service = RetrievalService(store, poll_seconds=0.01)
