@@ -21,19 +21,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from draftline.actors.drafter_server import DrafterServer, main
 from draftline.cluster import drafter_pb2 as pb
 from draftline.cluster import wire
-from draftline.cluster.circuit_breaker import RetryPolicy
-from draftline.cluster.drafter_channel import DrafterLimits
 from draftline.cluster.drafter_hub import DrafterHub
 from draftline.cluster.grpc_link import GrpcLink, GrpcOptions
 from draftline.cluster.tls_files import TlsFiles
 from draftline.core.errors import ConfigError
-from draftline.core.types import DraftRequest, Query, StepCommit
-from support.fake_drafters import VOCAB_SIZE, CountingDrafter
-from support.hub_session import LIMITS, HubSession, until
-
-QUICK_RETRY = DrafterLimits(
-    vocab_size=VOCAB_SIZE, retry=RetryPolicy(first_delay_s=0.02, max_delay_s=0.1)
-)
+from draftline.core.types import DraftRequest, Query
+from support.fake_drafters import CountingDrafter
+from support.hub_session import LIMITS, QUICK_RETRY, HubSession, Rhyme, until
 
 
 async def test_two_hubs_with_the_same_request_ids_do_not_mix(serve):
@@ -254,30 +248,6 @@ async def start_process(port: int = 0) -> tuple[asyncio.subprocess.Process, int]
     line = (await process.stdout.readline()).decode()
     assert line.startswith("ready port="), line
     return process, int(line.removeprefix("ready port="))
-
-
-class Rhyme:
-    """A request whose text repeats, so that prompt lookup always has something to say."""
-
-    def __init__(self, hub: DrafterHub) -> None:
-        self.hub = hub
-        self.text = [3, 1, 4, 1, 5, 9, 2, 6] * 4
-        hub.open(DraftRequest("r", np.array(self.text, dtype=np.int32), len(self.text), 0.0, 1))
-
-    async def step(self) -> int:
-        """Commit one token; the number of proposed tokens. They must be the rhyme's own."""
-        base = len(self.text)
-        self.text.append(self.text[-8])
-        commit = StepCommit("r", base, np.array(self.text[base:], dtype=np.int32))
-        found = await self.hub.exchange([commit], [Query("r", len(self.text), 4)], 0.05)
-        for proposal in found["r"]:
-            expected = [self.text[index - 8] for index in range(base + 1, base + 5)]
-            assert proposal.tokens.tolist() == expected[: len(proposal.tokens)]
-        return sum(len(proposal.tokens) for proposal in found["r"])
-
-    async def is_silent(self) -> bool:
-        """Whether a step brings nothing."""
-        return not await self.step()
 
 
 async def test_kill_9_in_the_middle_stops_proposals_until_the_server_is_back():

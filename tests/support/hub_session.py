@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 import numpy as np
+from draftline.cluster.circuit_breaker import RetryPolicy
 from draftline.cluster.drafter_channel import DrafterLimits
 from draftline.cluster.drafter_hub import DrafterHub
 from draftline.core.types import DraftRequest, Int32, Proposal, Query, StepCommit
 from support.fake_drafters import VOCAB_SIZE, following
 
 LIMITS = DrafterLimits(vocab_size=VOCAB_SIZE)
+QUICK_RETRY = DrafterLimits(
+    vocab_size=VOCAB_SIZE, retry=RetryPolicy(first_delay_s=0.02, max_delay_s=0.1)
+)
 
 
 class HubSession:
@@ -46,6 +50,30 @@ class HubSession:
     def expected(self, count: int) -> list[int]:
         """What a `CountingDrafter` proposes now."""
         return following(self.text[-1], count).tolist()
+
+
+class Rhyme:
+    """A request whose text repeats, so that prompt lookup always has something to say."""
+
+    def __init__(self, hub: DrafterHub) -> None:
+        self.hub = hub
+        self.text = [3, 1, 4, 1, 5, 9, 2, 6] * 4
+        hub.open(DraftRequest("r", np.array(self.text, dtype=np.int32), len(self.text), 0.0, 1))
+
+    async def step(self) -> int:
+        """Commit one token; the number of proposed tokens. They must be the rhyme's own."""
+        base = len(self.text)
+        self.text.append(self.text[-8])
+        commit = StepCommit("r", base, np.array(self.text[base:], dtype=np.int32))
+        found = await self.hub.exchange([commit], [Query("r", len(self.text), 4)], 0.05)
+        for proposal in found["r"]:
+            expected = [self.text[index - 8] for index in range(base + 1, base + 5)]
+            assert proposal.tokens.tolist() == expected[: len(proposal.tokens)]
+        return sum(len(proposal.tokens) for proposal in found["r"])
+
+    async def is_silent(self) -> bool:
+        """Whether a step brings nothing."""
+        return not await self.step()
 
 
 async def until(condition: Callable[[], Awaitable[object]], pause_s: float = 0.01) -> None:

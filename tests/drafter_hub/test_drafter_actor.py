@@ -1,0 +1,33 @@
+"""A drafter on Ray: it dies, Ray starts it anew, the hub finds it again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import ray
+from draftline.actors.drafter_actor import spawn_drafter
+from draftline.cluster.config import DrafterConfig
+from draftline.cluster.drafter_hub import DrafterHub
+from draftline.cluster.grpc_link import GrpcLink, GrpcOptions
+from support.hub_session import QUICK_RETRY, Rhyme, until
+from support.ray_cluster import ray_cluster
+
+
+@pytest.mark.cluster
+async def test_a_killed_actor_comes_back_at_a_new_address():
+    with ray_cluster():
+        config = DrafterConfig(kind="prompt_lookup", name="far", num_matches=1)
+        actor, address = spawn_drafter(config, num_cpus=0.5)
+        first = await asyncio.wait_for(address(), 60)
+        link = GrpcLink("far", address, GrpcOptions(connect_timeout_s=60.0))
+        hub = DrafterHub([link], QUICK_RETRY)
+        await hub.start(timeout_s=60.0)
+        rhyme = Rhyme(hub)
+        await until(rhyme.step)
+        ray.kill(actor, no_restart=False)
+        await until(rhyme.is_silent)
+        await until(rhyme.step, pause_s=0.1)
+        assert await address() != first
+        assert hub.stats()[0].reconnects >= 1
+        await hub.stop()
