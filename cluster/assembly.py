@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +17,8 @@ from ..models.partition import partition_layers
 from ..models.tokenizer import load_tokenizer
 from .config import EngineConfig
 from .drafter_channel import DrafterLimits
-from .drafter_factory import build_drafter
 from .drafter_hub import DrafterHub
 from .drafter_link import DrafterLink
-from .inproc_link import InprocLink
 from .local_pipeline import LocalPipeline
 from .pipeline import Pipeline, StageSpec
 from .request_factory import RequestFactory
@@ -29,7 +27,6 @@ from .request_factory import RequestFactory
 MAX_PROBE_ROWS = 64
 
 MakePipeline = Callable[[Sequence[StageSpec]], Pipeline]
-MakeLinks = Callable[[EngineConfig], Awaitable[Sequence[DrafterLink]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +78,6 @@ def local_pipeline(specs: Sequence[StageSpec]) -> Pipeline:
     return LocalPipeline([spec.build() for spec in specs])
 
 
-async def inproc_links(config: EngineConfig) -> list[DrafterLink]:
-    """All drafters in this process, whatever their transport says."""
-    return [InprocLink(build_drafter(drafter, config)) for drafter in config.drafters]
-
-
 class Assembly:
     """The parts of one engine; made, started, recovered and stopped on the engine's loop."""
 
@@ -132,15 +124,6 @@ class Assembly:
         """Stop drafters and stages."""
         await self.hub.stop()
         await self.pipeline.close()
-
-
-async def assemble(
-    plan: ModelPlan,
-    make_pipeline: MakePipeline = local_pipeline,
-    make_links: MakeLinks = inproc_links,
-) -> Assembly:
-    """An engine's parts, not started yet."""
-    return Assembly(plan, make_pipeline, await make_links(plan.config))
 
 
 def _device(config: EngineConfig) -> str:

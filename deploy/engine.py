@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from ..cluster.assembly import Assembly, ModelPlan, assemble, plan_model
+from ..cluster.assembly import Assembly, ModelPlan, plan_model
 from ..cluster.config import EngineConfig
 from ..cluster.drafter_stats import DrafterStats
 from ..cluster.engine_thread import EngineThread
 from ..cluster.request_factory import Prompt, RequestFactory
+from ..core.answer import Answer
 from ..core.errors import DraftlineError
 from ..core.output import Delta, RequestOutput
 from ..core.request import Sink
@@ -79,9 +79,8 @@ class _Replica:
         )
 
     async def _build(self) -> Assembly:
-        self._assembly = await assemble(
-            self._plan, self._placement.make_pipeline, self._placement.make_links
-        )
+        links = await self._placement.make_links()
+        self._assembly = Assembly(self._plan, self._placement.make_pipeline, links)
         return self._assembly
 
     def _start(self) -> None:
@@ -140,7 +139,7 @@ class Engine(_Replica):
         answers = []
         with _cancelling(self._thread) as running:
             for prompt in prompts:
-                answer = _Answer(f"request-{uuid.uuid4().hex}")
+                answer = Answer(f"request-{uuid.uuid4().hex}")
                 answer.prompt_ids = self._add(
                     answer.request_id,
                     prompt,
@@ -227,7 +226,7 @@ class AsyncEngine(_Replica):
         speculative: bool = True,
     ) -> RequestOutput:
         """The whole answer of one prompt; as `stream`."""
-        answer = _Answer(request_id or f"request-{uuid.uuid4().hex}")
+        answer = Answer(request_id or f"request-{uuid.uuid4().hex}")
         answer.prompt_ids = tuple(self._factory.prompt_ids(prompt).tolist())
         async for delta in self.stream(
             list(answer.prompt_ids),
@@ -238,42 +237,6 @@ class AsyncEngine(_Replica):
         ):
             answer.hear(delta)
         return answer.wait()
-
-
-@dataclass(slots=True)
-class _Answer:
-    """Collects one request's deltas; heard on the engine's thread, waited for on another."""
-
-    request_id: str
-    prompt_ids: tuple[int, ...] = ()
-    deltas: list[Delta] = field(default_factory=list)
-    error: DraftlineError | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def hear(self, event: Delta | DraftlineError) -> None:
-        if isinstance(event, DraftlineError):
-            self.error = event
-        else:
-            self.deltas.append(event)
-        if self.error is not None or self.deltas[-1].finish_reason is not None:
-            self.done.set()
-
-    def wait(self) -> RequestOutput:
-        self.done.wait()
-        if self.error is not None:
-            raise self.error
-        last = self.deltas[-1]
-        assert last.finish_reason is not None
-        assert last.metrics is not None
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt_token_ids=self.prompt_ids,
-            token_ids=tuple(token for delta in self.deltas for token in delta.token_ids),
-            sources=tuple(source for delta in self.deltas for source in delta.sources),
-            text="".join(delta.text for delta in self.deltas),
-            finish_reason=last.finish_reason,
-            metrics=last.metrics,
-        )
 
 
 @contextmanager

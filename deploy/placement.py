@@ -41,12 +41,13 @@ class Placement:
             max_step_rows=self._config.max_num_batched_tokens,
         )
 
-    async def make_links(self, config: EngineConfig) -> list[DrafterLink]:
+    async def make_links(self) -> list[DrafterLink]:
         """A link to every drafter, in order; what runs beside the engine is started.
 
         Raises `ConfigError`, `CheckpointError`, `StoreError` for settings that cannot work.
         """
-        return [await self._link(index, drafter) for index, drafter in enumerate(config.drafters)]
+        drafters = enumerate(self._config.drafters)
+        return [await self._link(index, drafter) for index, drafter in drafters]
 
     def close(self) -> None:
         """End drafter processes and actors; twice is once."""

@@ -1,0 +1,104 @@
+"""Scores texts with the target, over any pipeline (for `retrieval_store/refine.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..core.types import Int32, SamplingRows, StepInput, StepOutput
+from .pipeline import Pipeline
+
+NO_ROWS = np.empty(0, dtype=np.int32)
+
+
+class PipelineScorer:
+    """Sums log-probabilities of documents; each is one causal chunk of one step.
+
+    The pipeline must be open and serve nobody else: documents take its KV slots from 0 on.
+    `max_rows` tokens, in whole documents, go in a step.
+    """
+
+    def __init__(self, pipeline: Pipeline, num_blocks: int, block_size: int, max_rows: int) -> None:
+        self._pipeline = pipeline
+        self._block_size = block_size
+        self._max_rows = min(max_rows, num_blocks * block_size)
+        self._next_step_id = 0
+
+    def score(self, documents: Sequence[Int32]) -> list[tuple[float, int]]:
+        """(sum of log-probabilities, nats; how many tokens it is over) of each document, in order.
+
+        Every token but the first is scored, given all before it. A document must fit the model's
+        context and the KV cache.
+        """
+        return asyncio.run(self._score(documents))
+
+    async def _score(self, documents: Sequence[Int32]) -> list[tuple[float, int]]:
+        results: list[tuple[float, int]] = []
+        for batch in self._batches(documents):
+            step = build_scoring_step(self._next_step_id, batch, self._block_size)
+            self._next_step_id += 1
+            results += _sums(batch, await self._pipeline.submit(step))
+        return results
+
+    def _batches(self, documents: Sequence[Int32]) -> list[list[Int32]]:
+        """Consecutive documents that fit one step, each in blocks of its own."""
+        batches: list[list[Int32]] = []
+        left = 0
+        for document in documents:
+            rows = -(-len(document) // self._block_size) * self._block_size
+            assert rows <= self._max_rows, f"a document of {len(document)} tokens does not fit"
+            if rows > left:
+                batches.append([])
+                left = self._max_rows
+            batches[-1].append(document)
+            left -= rows
+        return batches
+
+
+def build_scoring_step(step_id: int, documents: Sequence[Int32], block_size: int) -> StepInput:
+    """One step that asks for the log-probability of every token but each document's first."""
+    lengths = [len(document) for document in documents]
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    num_blocks = [-(-length // block_size) for length in lengths]
+    first_blocks = np.concatenate([[0], np.cumsum(num_blocks)]).astype(np.int32)
+    tables = first_blocks[:-1, None] + np.arange(max(num_blocks), dtype=np.int32)
+    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+    tokens = np.concatenate(documents).astype(np.int32)
+    is_last = np.zeros(len(tokens), dtype=np.bool_)
+    is_last[starts[1:] - 1] = True
+    scored_rows = np.flatnonzero(~is_last).astype(np.int32)
+    return StepInput(
+        step_id=step_id,
+        moves=np.empty((0, 2), dtype=np.int32),
+        token_ids=tokens,
+        positions=positions,
+        slots=np.repeat(first_blocks[:-1] * block_size, lengths).astype(np.int32) + positions,
+        request_starts=starts,
+        context_lens=np.zeros(len(documents), dtype=np.int32),
+        block_tables=tables.astype(np.int32),
+        trees=(None,) * len(documents),
+        logits_rows=NO_ROWS,
+        sampling=_no_sampling(),
+        probe_rows=NO_ROWS,
+        probe_top_k=0,
+        scored_rows=scored_rows,
+        scored_tokens=tokens[scored_rows + 1],
+    )
+
+
+def _sums(documents: Sequence[Int32], output: StepOutput) -> list[tuple[float, int]]:
+    counts = [len(document) - 1 for document in documents]
+    ends = np.cumsum(counts)
+    scores = output.scores.astype(np.float64)
+    return [
+        (float(scores[end - count : end].sum()), count)
+        for end, count in zip(ends.tolist(), counts, strict=True)
+    ]
+
+
+def _no_sampling() -> SamplingRows:
+    floats = np.empty(0, dtype=np.float32)
+    longs = np.empty(0, dtype=np.int64)
+    return SamplingRows(floats, NO_ROWS, floats, floats, longs, longs)

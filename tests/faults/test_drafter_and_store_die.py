@@ -1,0 +1,94 @@
+"""What dies beside the target costs speed only: no text changes and no request is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.core.output import RequestOutput
+from draftline.deploy.held_out_prompts import held_out_prompts
+from support.redis_server import RedisServer
+
+PROMPTS = [prompt.text for prompt in held_out_prompts(4)]
+PARAMS = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
+
+
+def generate_while(engine: Engine, disturb: Callable[[], None]) -> list[RequestOutput]:
+    """Answers of all prompts, with `disturb` called while they are being decoded."""
+    outputs: list[RequestOutput] = []
+    thread = threading.Thread(target=lambda: outputs.extend(engine.generate(PROMPTS, PARAMS)))
+    before = engine.stats().num_steps
+    thread.start()
+    deadline = time.monotonic() + 30
+    while engine.stats().num_steps < before + 10:
+        assert time.monotonic() < deadline, "decoding does not go on"
+        time.sleep(0.001)
+    disturb()
+    assert engine.stats().num_running > 0, "the disturbance came too late"
+    thread.join(60)
+    assert not thread.is_alive(), "a request is lost"
+    return outputs
+
+
+def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
+    return [output.token_ids for output in outputs]
+
+
+def drafter_pids() -> list[int]:
+    """This process's drafter servers."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                command = (folder / "cmdline").read_bytes()
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if b"draftline.actors.drafter_server" in command and parent == os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.net
+def test_a_killed_drafter_server_comes_back_and_changes_nothing() -> None:
+    config = EngineConfig(
+        model="demo", drafters=[DrafterConfig(kind="spectra", pool=False, transport="grpc")]
+    )
+    with Engine(config) as engine:
+        plain = engine.generate(PROMPTS, PARAMS, speculative=False)
+
+        def kill() -> None:
+            (pid,) = drafter_pids()
+            os.kill(pid, signal.SIGKILL)
+
+        assert token_ids(generate_while(engine, kill)) == token_ids(plain)
+        deadline = time.monotonic() + 60
+        accepted = 0
+        while not accepted:
+            assert time.monotonic() < deadline, "the drafter does not come back"
+            again = engine.generate(PROMPTS, PARAMS)
+            assert token_ids(again) == token_ids(plain)
+            accepted = sum(output.metrics.num_accepted_tokens for output in again)
+
+
+@pytest.mark.redis
+def test_a_killed_redis_changes_nothing(redis_server: RedisServer) -> None:
+    from draftline.deploy.demo_store import fill_demo_store
+
+    fill_demo_store(redis_server.url)
+    config = EngineConfig(
+        model="demo", drafters=[DrafterConfig(kind="retrieval", store=redis_server.url)]
+    )
+    with Engine(config) as engine:
+        plain = engine.generate(PROMPTS, PARAMS, speculative=False)
+        drafted = generate_while(engine, redis_server.kill)
+        assert token_ids(drafted) == token_ids(plain)
+        # The lookups are served from memory.
+        assert token_ids(engine.generate(PROMPTS, PARAMS)) == token_ids(plain)
+        assert sum(output.metrics.num_accepted_tokens for output in drafted) > 0

@@ -1,0 +1,50 @@
+"""Greedy answers equal transformers', sampled ones the engine's own without speculation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from draftline.benchmarks.lossless_matrix import RESULTS, Matrix, Report, run_matrix
+
+
+def check_lossless(report: Report) -> None:
+    assert report.cells
+    assert not report.faults, report.summary()
+    # Rounding makes a near-tie once in many thousand tokens; more would be a fault in disguise.
+    assert len(report.near_ties) <= 1 + sum(cell.compared for cell in report.cells) // 50
+
+
+def test_local_engines_with_every_drafter_change_no_token() -> None:
+    reduced = Matrix(
+        prompts=4, tokens=32, sampled_prompts=2, stages=(1, 3), backends=("local",), together=(1, 4)
+    )
+    report = run_matrix(reduced)
+    check_lossless(report)
+    assert {cell.mix for cell in report.cells if cell.tau > 1.1} >= {"spectra", "all"}
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("ray_cluster")
+def test_ray_engines_change_no_token() -> None:
+    reduced = Matrix(
+        prompts=4,
+        tokens=32,
+        sampled_prompts=2,
+        stages=(2,),
+        backends=("ray",),
+        mixes=("none", "all"),
+        together=(4,),
+    )
+    check_lossless(run_matrix(reduced))
+
+
+@pytest.mark.full
+@pytest.mark.cluster
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_whole_matrix() -> None:
+    report = run_matrix(Matrix())
+    report.write(Path(RESULTS) / "lossless.json")
+    check_lossless(report)
