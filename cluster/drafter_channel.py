@@ -96,6 +96,8 @@ class DrafterChannel:
     def close(self, request_id: str) -> None:
         """A request left `texts`."""
         self._arrived.forget(request_id)
+        # The id may be opened again, with another text, before these leave.
+        self._queries = [query for query in self._queries if query.request_id != request_id]
         if self.is_up:
             self._backlog.close(request_id)
             self._flush_soon()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -117,5 +118,7 @@ class DrafterService:
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            # The worker may still be at this session's last message.
-            self._worker.submit(session.close)
+            # After `close` there is no drafter to tidy up for.
+            with contextlib.suppress(RuntimeError):
+                # In the worker, which may still be at this session's last message.
+                self._worker.submit(session.close)

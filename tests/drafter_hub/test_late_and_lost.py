@@ -210,8 +210,25 @@ async def test_a_drafter_slower_than_the_budget_is_not_waited_for(scene: Scene):
     await step(session)
     scene.clock.now += 1.5
     scene.link.answer()
-    # Waiting would take a minute and time the test out.
-    assert [p.tokens.tolist() for p in await session.step(1, budget_s=0.2)] == [session.expected(7)]
+    (proposal,) = await session.step(1, budget_s=0.05)
+    assert proposal.tokens.tolist() == session.expected(7)
+    (channel,) = scene.hub._channels
+    assert not channel.is_awaited
+    # A quick answer is forgiven at once.
+    scene.link.answer()
+    await session.step(1, budget_s=0.05)
+    assert channel.is_awaited
+
+
+async def test_a_query_of_an_earlier_life_is_not_sent(scene: Scene):
+    session = await scene.session()
+    await step(session)
+    await step(session, 1)
+    scene.hub.close("r")
+    again = HubSession(scene.hub, prompt_len=9)
+    scene.link.answer()
+    assert scene.link.sent[-1].queries == []
+    assert await step(again) is None
 
 
 async def test_local_drafters_answer_while_a_remote_one_is_silent():
