@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from draftline.cluster.pipeline import StageSpec
-from draftline.core.types import SamplingRows, StepInput, StepOutput
+from draftline.core.types import StepInput, StepOutput
+from support.steps import BLOCK_SIZE, PagedRequest, make_step
 
 HIDDEN_SIZE = 256
 
@@ -113,31 +114,6 @@ def fake_specs(
 
 def fake_step(step_id: int, num_rows: int = 3, token: int = 5, position: int = 0) -> StepInput:
     """A step of one request; `token` and `position` of its first row steer `FakeStage`."""
-    rows = np.arange(num_rows, dtype=np.int32)
-    token_ids, positions = rows + step_id, rows + position
-    token_ids[:1] = token
-    none = np.empty(0, dtype=np.int32)
-    return StepInput(
-        step_id=step_id,
-        moves=np.empty((0, 2), dtype=np.int32),
-        token_ids=token_ids,
-        positions=positions,
-        slots=rows,
-        request_starts=np.array([0, num_rows], dtype=np.int32),
-        context_lens=np.zeros(1, dtype=np.int32),
-        block_tables=np.zeros((1, 1), dtype=np.int32),
-        trees=(None,),
-        logits_rows=rows,
-        sampling=SamplingRows(
-            np.zeros(num_rows, np.float32),
-            np.zeros(num_rows, np.int32),
-            np.ones(num_rows, np.float32),
-            np.zeros(num_rows, np.float32),
-            np.zeros(num_rows, np.int64),
-            positions.astype(np.int64) + 1,
-        ),
-        probe_rows=none,
-        probe_top_k=0,
-        scored_rows=none,
-        scored_tokens=none,
-    )
+    tokens = [token, *range(step_id, step_id + num_rows - 1)]
+    blocks = range((position + num_rows) // BLOCK_SIZE + 1)
+    return make_step([PagedRequest(blocks).chunk(tokens, position)], step_id=step_id)

@@ -59,20 +59,21 @@ class FakeTarget:
         for slot, token, position in rows:
             self._cache[slot] = (token, position)
         texts = [self._visible(step, row) for row in range(len(step.token_ids))]
-        seeds = step.sampling.seed.tolist()
-        targets = [
-            next_token(texts[row], seed, self._vocab_size)
-            for row, seed in zip(step.logits_rows.tolist(), seeds, strict=True)
-        ]
-        chosen = [len(texts[row]) for row in step.logits_rows.tolist()]
-        assert chosen == step.sampling.position.tolist()
+        wanted = [texts[row] for row in step.logits_rows.tolist()]
+        assert [len(text) for text in wanted] == step.sampling.position.tolist()
         probes = [self._top_ids(texts[row], step.probe_top_k) for row in step.probe_rows.tolist()]
         return StepOutput(
             step_id=step.step_id,
-            target_tokens=np.array(targets, dtype=np.int32),
+            target_tokens=self.choose(step, wanted),
             probe_ids=np.array(probes, dtype=np.int32).reshape(len(probes), step.probe_top_k),
             scores=np.empty(0, dtype=np.float32),
         )
+
+    def choose(self, step: StepInput, texts: list[list[int]]) -> Int32:
+        """The token after each text."""
+        pairs = zip(texts, step.sampling.seed.tolist(), strict=True)
+        tokens = [next_token(text, seed, self._vocab_size) for text, seed in pairs]
+        return np.array(tokens, dtype=np.int32)
 
     def _top_ids(self, text: list[int], top_k: int) -> Int32:
         first = next_token(text, 0, self._vocab_size)
