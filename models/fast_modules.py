@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
@@ -62,7 +63,7 @@ def can_be_fast(layer: Any, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def make_fast(module: Any) -> Any:
-    """Replace, in place, all known modules within `module`; returns it, or what replaces it.
+    """What replaces a known module; other modules come back with their known children replaced.
 
     A decoder layer then takes hidden states [rows, hidden_size] and rotations of
     `RotaryTable(..., flat=True)`.
@@ -73,26 +74,28 @@ def make_fast(module: Any) -> Any:
         return FastGatedMlp(module)
     if type(module) in ATTENTIONS:
         return FastAttention(module)
-    if type(module) is nn.Linear:
-        return FastLinear(module)
     for name, child in list(module.named_children()):
         setattr(module, name, make_fast(child))
     return module
 
 
-class FastLinear(nn.Module):
-    """A linear layer whose weight lies input-major: BLAS is up to twice as fast for few rows."""
+class FastLinear:
+    """A linear layer whose weight lies input-major: BLAS is up to twice as fast for few rows.
+
+    No `nn.Module`: looking one up in another and calling it takes as long as a small operation.
+    """
+
+    __slots__ = ("_bias", "_weight")
 
     def __init__(self, *linears: nn.Linear) -> None:
         """Several layers of the same input become one, their outputs side by side."""
-        super().__init__()
         weight = torch.cat([linear.weight.detach() for linear in linears])
         self._weight = weight.t().contiguous()
-        self._bias = None
+        self._bias: Tensor | None = None
         if linears[0].bias is not None:
             self._bias = torch.cat([linear.bias.detach() for linear in linears])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """`x` [rows, inputs] -> [rows, outputs]."""
         if self._bias is None:
             return torch.mm(x, self._weight)
@@ -111,24 +114,27 @@ class FastRmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises the last dimension of `x`."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        length = vector_norm(x, dim=-1, keepdim=True)
         return x.div(torch.hypot(length, self.floor)).mul_(self.scale)
+
+    __call__ = forward  # There are no hooks to run.
 
 
 class FastGatedMlp(nn.Module):
-    """The gated feed-forward block. Calls `forward` itself: the hooks' machinery takes longer."""
+    """The gated feed-forward block."""
 
     def __init__(self, mlp: Any) -> None:
         super().__init__()
         self.gate = FastLinear(mlp.gate_proj)
         self.up = FastLinear(mlp.up_proj)
         self.down = FastLinear(mlp.down_proj)
-        self.act_fn = mlp.act_fn
+        self.act = mlp.act_fn.forward
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [rows, hidden_size], in and out."""
-        gated = self.act_fn.forward(self.gate.forward(x)).mul_(self.up.forward(x))
-        return self.down.forward(gated)
+        return self.down(self.act(self.gate(x)).mul_(self.up(x)))
+
+    __call__ = forward
 
 
 class FastAttention(nn.Module):
@@ -154,19 +160,23 @@ class FastAttention(nn.Module):
     ) -> tuple[Tensor, None]:  # fmt: skip
         """`hidden_states` [rows, hidden_size], in and out."""
         num_rows = len(hidden_states)
-        heads = self.project.forward(hidden_states).view(num_rows, -1, self.head_dim)
+        heads = self.project(hidden_states).view(num_rows, -1, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = heads[:, : self.num_heads], heads[:, self.num_heads : self.num_rotated]
-            query.copy_(self.q_norm.forward(query))
-            key.copy_(self.k_norm.forward(key))
+            query.copy_(self.q_norm(query))
+            key.copy_(self.k_norm(key))
         rotated = heads[:, : self.num_rotated]
         cos, sin = position_embeddings
         turned = torch.roll(rotated, self.head_dim // 2, -1)
         rotated.mul_(cos).addcmul_(turned, sin)
-        attention_mask.write(self.layer, heads[:, self.num_heads :].unflatten(1, (2, -1)))
+        attention_mask.write(
+            self.layer, heads[:, self.num_heads :].view(num_rows, 2, -1, self.head_dim)
+        )
         query = heads[:, : self.num_heads]
         out = attention_mask.attend(self.layer, query, self.scaling, self.window, self.softcap)
-        return self.out.forward(out.reshape(num_rows, -1)), None
+        return self.out(out.reshape(num_rows, -1)), None
+
+    __call__ = forward
 
 
 def _window(attention: Any) -> int | None:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ..core.errors import CheckpointError, ConfigError
 from . import attention
 from .checkpoint import TensorFiles, read_config, resolve_model_path
-from .fast_modules import can_be_fast, make_fast
+from .fast_modules import FastLinear, can_be_fast, make_fast
 from .partition import LayerSpan
 from .weights import load_tensors
 
 # Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
 # may scale or add something between the parts, which calling the layers alone would lose.
 SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
+Projection = Callable[[Tensor], Tensor]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -40,7 +42,7 @@ class ModelSlice:
     rotary: nn.Module
     embed: nn.Module | None
     norm: nn.Module | None
-    head: nn.Module | None
+    head: Projection | None
     fast: bool
 
 
@@ -84,9 +86,13 @@ def _cut(whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device) 
         rotary=inner.rotary_emb.to(device),
         embed=inner.embed_tokens.to(device) if span.is_first else None,
         norm=ready(inner.norm) if span.is_last else None,
-        head=ready(whole.lm_head) if span.is_last else None,
+        head=_head(whole.lm_head.to(device), fast) if span.is_last else None,
         fast=fast,
     )
+
+
+def _head(linear: nn.Linear, fast: bool) -> Projection:
+    return FastLinear(linear) if fast else linear
 
 
 def _check_supported(config: Any, folder: Path) -> None:

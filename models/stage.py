@@ -93,7 +93,7 @@ class Stage:
         if not part.fast:
             states = states.unsqueeze(0)
         for layer, kind in zip(part.layers, part.layer_types, strict=True):
-            states = layer(
+            states = layer.forward(
                 states,
                 attention_mask=attention,
                 position_embeddings=rotations[kind if kind in rotations else None],

@@ -9,7 +9,13 @@ import pytest
 import torch
 from draftline.core.types import StepOutput
 from draftline.models import model_slice
-from draftline.models.fast_modules import FastAttention, FastGatedMlp, FastRmsNorm, make_fast
+from draftline.models.fast_modules import (
+    FastAttention,
+    FastGatedMlp,
+    FastLinear,
+    FastRmsNorm,
+    make_fast,
+)
 from draftline.models.partition import LayerSpan
 from draftline.models.stage import load_stage
 from support.steps import BLOCK_SIZE, PagedRequest, make_step
@@ -40,7 +46,7 @@ def test_norms_and_feed_forward_blocks_equal_their_originals(kind: str) -> None:
     close(fast_norm(x), wanted[0])
     close(fast_norm(with_eps), wanted[1])
     close(fast_mlp(x), wanted[2])
-    close(make_fast(model.lm_head)(x), model.lm_head(x))
+    close(FastLinear(model.lm_head)(x), model.lm_head(x))
 
 
 @pytest.mark.parametrize("kind", KINDS)
