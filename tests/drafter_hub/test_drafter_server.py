@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -236,22 +236,37 @@ def test_wrong_settings_end_with_one_line(config, message, capsys):
     assert captured.err.count("\n") == 1
 
 
-async def start_process(port: int = 0) -> tuple[asyncio.subprocess.Process, int]:
-    config = json.dumps({"kind": "prompt_lookup", "name": "far", "num_matches": 1})
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "draftline.actors.drafter_server"),
-        *("--config", config, "--port", str(port)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    line = (await process.stdout.readline()).decode()
-    assert line.startswith("ready port="), line
-    return process, int(line.removeprefix("ready port="))
+StartProcess = Callable[[int], Awaitable[tuple[asyncio.subprocess.Process, int]]]
 
 
-async def test_kill_9_in_the_middle_stops_proposals_until_the_server_is_back():
-    process, port = await start_process()
+@pytest.fixture
+async def start_process() -> AsyncIterator[StartProcess]:
+    """Starts server processes at a port and gives their ports; none outlives the test."""
+    processes: list[asyncio.subprocess.Process] = []
+
+    async def start(port: int) -> tuple[asyncio.subprocess.Process, int]:
+        config = json.dumps({"kind": "prompt_lookup", "name": "far", "num_matches": 1})
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "draftline.actors.drafter_server"),
+            *("--config", config, "--port", str(port)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        assert line.startswith("ready port="), line
+        return process, int(line.removeprefix("ready port="))
+
+    yield start
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_kill_9_in_the_middle_stops_proposals_until_the_server_is_back(start_process):
+    process, port = await start_process(0)
     hub = DrafterHub([GrpcLink("far", f"127.0.0.1:{port}")], QUICK_RETRY)
     await hub.start()
     rhyme = Rhyme(hub)
