@@ -24,7 +24,6 @@ from rich.table import Table
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..core.sampling_params import SamplingParams
-from ..deploy.demo_store import with_demo_stores
 from ..deploy.engine import Engine
 from ..deploy.held_out_prompts import held_out_prompts
 from .machine import machine
@@ -98,7 +97,7 @@ def _engines(tree_nodes: int) -> dict[str, Engine]:
             tree_nodes=tree_nodes if names else 0,
             drafters=[DRAFTERS[name] for name in names],
         )
-        engines[label] = Engine(with_demo_stores(config))
+        engines[label] = Engine(config)
     return engines
 
 

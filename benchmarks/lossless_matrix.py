@@ -23,7 +23,6 @@ from rich.console import Console
 
 from ..cluster.config import Backend, DrafterConfig, EngineConfig
 from ..core.sampling_params import SamplingParams
-from ..deploy.demo_store import with_demo_stores
 from ..deploy.engine import Engine
 from ..deploy.held_out_prompts import held_out_prompts
 from .machine import machine
@@ -133,7 +132,7 @@ def run_matrix(matrix: Matrix, console: Console | None = None) -> Report:
     report = Report()
     references: dict[int, list[Tokens]] = {}
     for config, mix in _engines(matrix):
-        with Engine(with_demo_stores(config)) as engine:
+        with Engine(config) as engine:
             references = references or _sampled(engine, prompts, matrix, 8, speculative=False)
             for together in matrix.together:
                 cell = _run_cell(

@@ -12,7 +12,7 @@ from ..core.lookup import Lookup
 from ..drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from ..drafters.retrieval import RetrievalDrafter, RetrievalOptions
 from ..drafters.spectra import SpectraDrafter, SpectraOptions
-from ..retrieval_store.fingerprint import tokenizer_hash
+from ..models.fingerprint import tokenizer_hash
 from ..retrieval_store.open_store import open_store
 from ..retrieval_store.service import Expected, RetrievalService
 from .config import DrafterConfig, EngineConfig, unknown_key

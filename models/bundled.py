@@ -1,4 +1,4 @@
-"""The demo models that the package carries."""
+"""What the package carries: the demo models, and a retrieval store for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ..core.errors import CheckpointError
 
+FOLDER = Path(__file__).parent.parent / "deploy" / "models"
+DEMO_STORE = FOLDER / "demo-store"
 BUNDLED_NAMES = ("demo", "demo-drafter", "demo-drafter-other-vocab")
 
 
@@ -13,4 +15,4 @@ def demo_path(name: str = "demo") -> Path:
     """Folder of a bundled model. Raises `CheckpointError` if the name is none of them."""
     if name not in BUNDLED_NAMES:
         raise CheckpointError(f"no bundled model {name!r}; there are {', '.join(BUNDLED_NAMES)}")
-    return Path(__file__).parent.parent / "deploy" / "models" / name
+    return FOLDER / name

@@ -24,7 +24,7 @@ SCORED_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitness:
-    """For which model a corpus is built; see `fingerprint.py`."""
+    """For which model a corpus is built; see `models/fingerprint.py`."""
 
     tokenizer_hash: str
     model_hash: str
