@@ -59,15 +59,15 @@ class DemoModel:
 
 TARGET = DemoModel(
     name="demo", vocab_size=4096, hidden_size=256, num_layers=6, num_heads=4, num_kv_heads=2,
-    ffn_size=688, plan=TrainingPlan(total_tokens=3_600_000),
+    ffn_size=688, plan=TrainingPlan(num_steps=4000),
 )  # fmt: skip
 DRAFTER = DemoModel(
     name="demo-drafter", vocab_size=4096, hidden_size=96, num_layers=2, num_heads=3,
-    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(total_tokens=2_500_000),
+    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(num_steps=3000, peak_lr=3e-3),
 )  # fmt: skip
 OTHER_VOCAB_DRAFTER = DemoModel(
     name="demo-drafter-other-vocab", vocab_size=2048, hidden_size=96, num_layers=2, num_heads=3,
-    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(total_tokens=2_500_000),
+    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(num_steps=3000, peak_lr=3e-3),
 )  # fmt: skip
 MODELS = {model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER)}
 

@@ -17,40 +17,38 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Size of the run. One optimiser step reads `batch_tokens` tokens.
+    """Length of the run. An optimiser step reads one batch of `batch_tokens` tokens.
 
     The window is `short_window` tokens at first and the full context for the last
-    `long_fraction` of the run: attention over short windows is cheaper, and the late long
-    windows teach the positions beyond.
+    `long_fraction` of the steps: attention over short windows is cheaper, and the late long
+    windows teach the positions beyond. A batch holds at least one window.
     """
 
-    total_tokens: int
-    batch_tokens: int = 1024
+    num_steps: int
+    batch_tokens: int = 512
     short_window: int = 512
     long_window: int = 1024
     long_fraction: float = 0.15
-    peak_lr: float = 2e-3
+    peak_lr: float = 1e-3
     weight_decay: float = 0.1
     warmup_fraction: float = 0.02
-    cooldown_fraction: float = 0.5
     seed: int = 0
     checkpoint_every: int = 200
-
-    @property
-    def num_steps(self) -> int:
-        """Optimiser steps of the whole run."""
-        return self.total_tokens // self.batch_tokens
 
     def window(self, step: int) -> int:
         """Tokens a sequence at `step`."""
         late = step >= self.num_steps * (1 - self.long_fraction)
         return self.long_window if late else self.short_window
 
+    def rows(self, step: int) -> int:
+        """Sequences of the batch at `step`."""
+        return max(1, self.batch_tokens // self.window(step))
+
     def lr(self, step: int) -> float:
-        """Learning rate at `step`: warm-up, constant, then linear cool-down to zero."""
+        """Learning rate at `step`: warm-up, then linearly to zero."""
         done = (step + 0.5) / self.num_steps
         return self.peak_lr * min(
-            1.0, done / self.warmup_fraction, (1 - done) / self.cooldown_fraction
+            done / self.warmup_fraction, (1 - done) / (1 - self.warmup_fraction)
         )
 
 
@@ -77,6 +75,7 @@ def train(
     """
     torch.manual_seed(plan.seed)
     model = LlamaForCausalLM(config)
+    _initialize(model)
     forward = torch.compile(model, dynamic=False)
     optimizer = _optimizer(model, plan)
     step = _resume(run_dir, model, optimizer)
@@ -89,7 +88,8 @@ def train(
             progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
             if step % plan.checkpoint_every == 0 or step == plan.num_steps:
                 held_out_loss = evaluate(model, held_out[: 16 * plan.long_window])
-                row = LossRow(step, step * plan.batch_tokens, loss, held_out_loss)
+                tokens = sum(plan.rows(i) * plan.window(i) for i in range(step))
+                row = LossRow(step, tokens, loss, held_out_loss)
                 _checkpoint(run_dir, model, optimizer, row)
     return model
 
@@ -105,6 +105,20 @@ def evaluate(model: LlamaForCausalLM, tokens: np.ndarray, window: int = 1024) ->
         losses.append(model(input_ids=ids, labels=ids).loss.item())
     model.train()
     return float(np.mean(losses))
+
+
+@torch.no_grad()
+def _initialize(model: LlamaForCausalLM) -> None:
+    """Every matrix keeps the variance of what it multiplies.
+
+    transformers' fixed 0.02 suits wide models: here the embeddings would drown in what the first
+    layers add, and the first hundreds of steps be lost.
+    """
+    for name, param in model.named_parameters():
+        if param.ndim == 2:
+            param.normal_(std=param.shape[1] ** -0.5)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            param.mul_((2 * model.config.num_hidden_layers) ** -0.5)
 
 
 def _progress() -> Progress:
@@ -142,8 +156,7 @@ def _train_step(
 
 def _batch(stream: np.ndarray, plan: TrainingPlan, step: int) -> Tensor:
     """Windows [sequences, window + 1] of one step; an epoch reads each window once, shuffled."""
-    window = plan.window(step)
-    rows = plan.batch_tokens // window
+    window, rows = plan.window(step), plan.rows(step)
     num_windows = (len(stream) - 1) // window
     epoch, first = divmod(step * rows, num_windows)
     order = np.random.default_rng((plan.seed, window, epoch)).permutation(num_windows)
