@@ -35,7 +35,10 @@ class RotaryTable:
         self._num_positions = 0
 
     def rotations(self, positions: Tensor, largest: int) -> dict[str | None, Rotation]:
-        """Cosine and sine [1, rows, width] by layer type (None: for all) at int64 `positions`."""
+        """Cosine and sine [1, rows, width] by layer type (None: for all) at int64 `positions`.
+
+        `largest` is the largest of them, known to the caller without waiting for a device.
+        """
         axis = 0 if self._flat else 1
         if largest >= self._num_positions:
             self._grow(largest + 1)

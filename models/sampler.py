@@ -66,11 +66,15 @@ def _keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _noisy_argmax(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """As `core.sampling.noisy_argmax`, which says why it is exact."""
     if scaled.device.type == "cpu":
         # numpy multiplies 64-bit words several times faster than torch.
         parts = (scaled.numpy(), seeds[:, 0].numpy(), positions[:, 0].numpy())
         return torch.from_numpy(noisy_argmax(*parts))
+    return noisy_argmax_on_device(scaled, seeds, positions)
+
+
+def noisy_argmax_on_device(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """As `core.sampling.noisy_argmax`, which says why it is exact; seeds, positions [rows, 1]."""
     token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
     uniforms = uniform(seeds, positions, token_ids)
     screen = scaled - torch.log(-torch.log(uniforms))

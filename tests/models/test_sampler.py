@@ -6,7 +6,7 @@ import torch
 from draftline.core import sampling as reference
 from draftline.core.noise import gumbel
 from draftline.core.types import Float32, SamplingRows
-from draftline.models.sampler import choose_tokens
+from draftline.models.sampler import choose_tokens, noisy_argmax_on_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -143,3 +143,15 @@ def test_the_winner_needs_exact_noise_only_where_it_is_close() -> None:
         sampling = sampling_rows(1, 1, seed=seed, position=3)
         wanted = reference.choose_tokens(logits, sampling)
         np.testing.assert_array_equal(torch_choice(logits, sampling), wanted)
+
+
+def test_the_screens_of_numpy_and_torch_lose_no_winner() -> None:
+    random = np.random.default_rng(8)
+    scaled = random.normal(size=(300, 500)).astype(np.float32) * 2
+    scaled -= scaled.max(axis=-1, keepdims=True)
+    seeds, positions = random.integers(0, 2**63 - 1, (2, 300))
+    noise = gumbel(seeds[:, None], positions[:, None], np.arange(500))
+    wanted = (scaled + noise).argmax(axis=-1).tolist()
+    assert reference.noisy_argmax(scaled, seeds, positions).tolist() == wanted
+    columns = (torch.from_numpy(values)[:, None] for values in (seeds, positions))
+    assert noisy_argmax_on_device(torch.from_numpy(scaled), *columns).tolist() == wanted
