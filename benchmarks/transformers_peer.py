@@ -27,6 +27,7 @@ class TransformersPeer:
 
     def __init__(self, target: str, assistant: str) -> None:
         logging.set_verbosity_error()
+        logging.disable_progress_bar()
         self._tokenizer = load_tokenizer(target)
         self.target = _load(target)
         self.assistant = _load(assistant)

@@ -13,6 +13,7 @@ import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.output import RequestOutput
 from draftline.deploy.held_out_prompts import held_out_prompts
+from draftline.retrieval_store.open_store import open_store
 from support.redis_server import RedisServer
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(4)]
@@ -79,9 +80,9 @@ def test_a_killed_drafter_server_comes_back_and_changes_nothing() -> None:
 
 @pytest.mark.redis
 def test_a_killed_redis_changes_nothing(redis_server: RedisServer) -> None:
-    from draftline.deploy.demo_store import fill_demo_store
-
-    fill_demo_store(redis_server.url)
+    demo, shared = open_store("demo"), open_store(redis_server.url)
+    for segment_id in demo.manifest().segment_ids("shared"):
+        shared.put("shared", demo.get("shared", segment_id))
     config = EngineConfig(
         model="demo", drafters=[DrafterConfig(kind="retrieval", store=redis_server.url)]
     )
