@@ -1,7 +1,7 @@
 """What the transports between pipeline stages cost.
 
-Run `python -m draftline.benchmarks.stage_transport`. Stages that compute nothing, so that all time is the transport's. Prints a table and writes
-`benchmarks/results/stage_transport-<date>.json`.
+Run `python -m draftline.benchmarks.stage_transport`. Stages that compute nothing, so that all time
+is the transport's. Prints a table and writes `benchmarks/results/stage_transport-<date>.json`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import asyncio
 import json
 import logging
 import os
-import platform
 import signal
 import time
+from collections import deque
+from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,11 +31,13 @@ from ..cluster.ray_pipeline import RayPipeline, Transport
 from ..core.errors import StageLost
 from ..core.types import SamplingRows, StepInput, StepOutput
 from ..models.partition import LayerSpan
+from .machine import machine
 
 RESULTS = Path(__file__).parent / "results"
 HIDDEN_SIZE = 256
 NUM_ROWS = (1, 16, 512)
 IN_FLIGHT = (1, 3)
+BLOCK_STEPS = 20
 DEATH = -1
 
 
@@ -89,9 +93,8 @@ class LifeTimes:
 def main() -> None:
     """Measure every setting."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300, help="steps of each setting")
+    parser.add_argument("--blocks", type=int, default=20, help="blocks of steps of each setting")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--rounds", type=int, default=2, help="repeat all, transports alternating")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("draftline").setLevel(logging.ERROR)
@@ -99,63 +102,74 @@ def main() -> None:
              object_store_memory=200_000_000)  # fmt: skip
     steps: list[StepTimes] = []
     lives: list[LifeTimes] = []
-    for _ in range(args.rounds):
-        for num_stages in args.stages:
-            for transport in get_args(Transport):
-                asyncio.run(_measure(transport, num_stages, args.steps, (steps, lives)))
+    for num_stages in args.stages:
+        asyncio.run(_measure(num_stages, args.blocks, steps, lives))
     ray.shutdown()
     _write(steps, lives)
 
 
 async def _measure(
-    transport: Transport, num_stages: int, num_steps: int, into: tuple[list[Any], list[Any]]
+    num_stages: int, num_blocks: int, steps: list[StepTimes], lives: list[LifeTimes]
 ) -> None:
-    pipeline = RayPipeline(
-        _specs(num_stages), spawn_stage, transport=transport, max_in_flight=max(IN_FLIGHT)
-    )
-    start_s = await _seconds(pipeline.start())
-    for num_rows in NUM_ROWS:
-        for in_flight in IN_FLIGHT:
-            times = await _step_times(pipeline, transport, (num_rows, in_flight, num_steps))
-            into[0].append(times)
-            print(_line(times), flush=True)
-    close_s = await _seconds(pipeline.close())
-    await pipeline.start()
-    death_s = await _seconds(_die(pipeline))
-    again_s = await _seconds(pipeline.close())
-    life = LifeTimes(transport, num_stages, start_s, close_s, death_s, again_s)
-    into[1].append(life)
-    print(_line(life), flush=True)
+    """All transports are open at once and take turns, block by block, in whatever load there is."""
+    pipelines = {
+        name: RayPipeline(
+            _specs(num_stages), spawn_stage, transport=name, max_in_flight=max(IN_FLIGHT)
+        )
+        for name in get_args(Transport)
+    }
+    start_s = {name: await _seconds(pipeline.start()) for name, pipeline in pipelines.items()}
+    for num_rows, in_flight in product(NUM_ROWS, IN_FLIGHT):
+        steps += await _turns(pipelines, num_rows, in_flight, num_blocks)
+    for name, pipeline in pipelines.items():
+        close_s = await _seconds(pipeline.close())
+        await pipeline.start()
+        death_s = await _seconds(_die(pipeline))
+        again_s = await _seconds(pipeline.close())
+        lives.append(LifeTimes(name, num_stages, start_s[name], close_s, death_s, again_s))
+        print(_line(lives[-1]), flush=True)
 
 
-async def _step_times(
-    pipeline: RayPipeline, transport: str, setting: tuple[int, int, int]
-) -> StepTimes:
-    num_rows, in_flight, num_steps = setting
+async def _turns(
+    pipelines: dict[Transport, RayPipeline], num_rows: int, in_flight: int, num_blocks: int
+) -> list[StepTimes]:
+    blocks: dict[str, list[list[float]]] = {name: [] for name in pipelines}
+    seconds: dict[str, float] = dict.fromkeys(pipelines, 0.0)
+    for _, (name, pipeline) in product(range(num_blocks), pipelines.items()):
+        latencies: list[float] = []
+        seconds[name] += await _seconds(_block(pipeline, num_rows, in_flight, latencies))
+        blocks[name].append(latencies)
+    times = []
+    for name, pipeline in pipelines.items():
+        # The first block warms caches and buffers up.
+        median, p99 = np.percentile(np.concatenate(blocks[name][1:]), [50, 99]) * 1e3
+        rate = num_blocks * BLOCK_STEPS / seconds[name]
+        row = (name, pipeline.num_stages, num_rows, in_flight)
+        times.append(StepTimes(*row, *(round(float(x), 3) for x in (median, p99, rate))))
+        print(_line(times[-1]), flush=True)
+    return times
+
+
+async def _block(
+    pipeline: RayPipeline, num_rows: int, in_flight: int, latencies: list[float]
+) -> None:
     step = _step(num_rows)
-    latencies: list[float] = []
-    room = asyncio.Semaphore(in_flight)
+    sent: deque[tuple[Awaitable[StepOutput], float]] = deque()
+    for _ in range(BLOCK_STEPS):
+        if len(sent) == in_flight:
+            await _answered(sent, latencies)
+        now = time.perf_counter()
+        sent.append((pipeline.submit(step), now))
+    while sent:
+        await _answered(sent, latencies)
 
-    async def answered(waiting: Any, sent: float) -> None:
-        await waiting
-        latencies.append(time.perf_counter() - sent)
-        room.release()
 
-    for _ in range(20):
-        await pipeline.submit(step)
-    start = time.perf_counter()
-    tasks: list[asyncio.Task[None]] = []
-    for _ in range(num_steps):
-        await room.acquire()
-        sent = time.perf_counter()
-        tasks.append(asyncio.create_task(answered(pipeline.submit(step), sent)))
-    await asyncio.gather(*tasks)
-    seconds = time.perf_counter() - start
-    median, p99 = np.percentile(latencies, [50, 99]) * 1e3
-    return StepTimes(
-        transport, pipeline.num_stages, num_rows, in_flight,
-        round(float(median), 3), round(float(p99), 3), round(num_steps / seconds, 1),
-    )  # fmt: skip
+async def _answered(
+    sent: deque[tuple[Awaitable[StepOutput], float]], latencies: list[float]
+) -> None:
+    answer, start = sent.popleft()
+    await answer
+    latencies.append(time.perf_counter() - start)
 
 
 async def _die(pipeline: RayPipeline) -> None:
@@ -205,9 +219,9 @@ def _line(times: StepTimes | LifeTimes) -> str:
 
 def _write(steps: list[StepTimes], lives: list[LifeTimes]) -> None:
     report = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine().fields(),
+        "ray": ray.__version__,
         "load": [round(load, 2) for load in os.getloadavg()],
-        "versions": {"ray": ray.__version__, "torch": str(torch.__version__)},
         "steps": list(map(asdict, steps)),
         "lives": list(map(asdict, lives)),
     }

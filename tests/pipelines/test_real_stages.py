@@ -1,0 +1,56 @@
+"""A model over Ray actors answers what it answers in one piece in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftline.actors.stage_actor import spawn_stage
+from draftline.cluster.local_pipeline import LocalPipeline
+from draftline.cluster.pipeline import StageSpec
+from draftline.cluster.ray_pipeline import RayPipeline
+from draftline.models.partition import partition_layers
+from support.steps import BLOCK_SIZE, PagedRequest, make_step
+from support.tiny_models import SIZES, VOCAB_SIZE, save_tiny_model
+
+NUM_BLOCKS = 16
+PROMPT = np.random.default_rng(3).integers(2, VOCAB_SIZE, 2 * BLOCK_SIZE + 1).astype(int).tolist()
+
+
+def specs(folder: Path, num_stages: int) -> list[StageSpec]:
+    return [
+        StageSpec(
+            model_path=str(folder),
+            span=span,
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            hidden_size=SIZES["hidden_size"],
+            num_cpus=0.5,
+        )
+        for span in partition_layers(folder, num_stages)
+    ]
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("cluster")
+async def test_two_actors_answer_as_one_stage_here(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path)
+    local = LocalPipeline([spec.build() for spec in specs(folder, 1)])
+    remote = RayPipeline(specs(folder, 2), spawn_stage)
+    request = PagedRequest(range(1, 5))
+    start = len(PROMPT)
+    steps = [
+        make_step([request.chunk(PROMPT, 0)], step_id=0),
+        make_step([request.tree([5, 6, 7, 8], [-1, 0, 0, 1], start)], step_id=1),
+        # Commit node 2 in the place of node 1, then go on below it.
+        make_step([request.chunk([9], start + 2)], moves=[[*request.slots(start + 2, 1),
+                  *request.slots(start + 1, 1)]], step_id=2),
+    ]  # fmt: skip
+    await local.start()
+    await remote.start()
+    waiting = [remote.submit(step) for step in steps]
+    for step, answer in zip(steps, waiting, strict=True):
+        expected = await local.submit(step)
+        assert (await answer).target_tokens.tolist() == expected.target_tokens.tolist()
+    await remote.close()
