@@ -45,7 +45,9 @@ class TransformersPeer:
         """Exactly `num_tokens` greedy tokens; `options` go to `generate`."""
         self._passes = 0
         ids = torch.tensor([prompt])
-        output = self.target.generate(
+        # Its declared type is that of any attribute of a module.
+        generate: Any = self.target.generate
+        output = generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,

@@ -43,6 +43,10 @@ class DrafterConfig(Settings):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
+    def __init__(self, **values: Any) -> None:
+        # Said again in each class: type checkers would derive one that knows no options.
+        super().__init__(**values)
+
     kind: str = Field(description="prompt_lookup, spectra, retrieval or model")
     name: str = Field("", description="source name in outputs and metrics; default: the kind")
     transport: DrafterTransport = Field("inproc", description="where it runs: inproc or grpc")
@@ -74,6 +78,9 @@ class EngineConfig(Settings):
     """One engine: a target over its stages, and its drafters in order of priority."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
 
     model: str = Field("demo", description="folder or hub id of the target; demo: the bundled one")
     served_model_name: str | None = Field(None, description="name in the API; default: model")

@@ -123,9 +123,10 @@ def _stream(
     tokenizer: PreTrainedTokenizerFast, files: list[corpus.SourceFile]
 ) -> npt.NDArray[np.int64]:
     """All files in one stream, each after an end-of-text token."""
+    end = tokenizer.encode(END_OF_TEXT, add_special_tokens=False)
     ids: list[int] = []
     for file in files:
-        ids.append(tokenizer.convert_tokens_to_ids(END_OF_TEXT))
+        ids += end
         ids += tokenizer.encode(file.text, add_special_tokens=False, verbose=False)
     return np.array(ids, dtype=np.int64)
 
