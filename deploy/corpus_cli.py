@@ -107,11 +107,11 @@ def _open(url: str) -> SegmentStore:
 def _add(store: SegmentStore, files: list[Path], model: str, namespace: str) -> tuple[str, ...]:
     import numpy as np
 
+    from ..models.fingerprint import model_hash, tokenizer_hash
     from ..models.model_info import read_model_info
     from ..models.tokenizer import load_tokenizer
     from ..retrieval_store.build import BuildSettings, Fitness, build_corpus
     from ..retrieval_store.documents import read_documents
-    from ..retrieval_store.fingerprint import model_hash, tokenizer_hash
     from .ray_runtime import quiet_libraries
 
     quiet_libraries()

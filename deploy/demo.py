@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -16,12 +14,12 @@ from rich.text import Text
 from ..cluster.assembly import plan_model
 from ..core.output import TARGET_SOURCE
 from .demo_client import DemoClient, DemoRun, Piece
+from .held_out_prompts import HeldOutPrompt, held_out_prompts
 from .local_server import free_port
 from .ray_runtime import quiet_libraries, serve_on_ray
-from .serving import base_url, describe, prepare, with_port
+from .serving import base_url, describe, with_port
 from .settings import DEMO_FILE, ServeArgs, build_serve_args, merge_settings, read_settings
 
-PROMPT_FILE = Path(__file__).parent / "prompts" / "held_out.jsonl"
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue")
 WIDTH = 100
 # The whole output should fit one screen.
@@ -63,8 +61,6 @@ def run_demo(job: DemoJob) -> int:
     args = build_serve_args(settings)
     plan_model(args.engine)
     console.print(describe(args))
-    with _phase(console, "preparing the retrieval store"):
-        args = prepare(args)
     results = _serve_and_compare(with_port(args, free_port(args.server)), console, job)
     _print_table(results, console)
     return 0 if all(result.is_equal for result in results) else 1
@@ -76,9 +72,9 @@ def _serve_and_compare(args: ServeArgs, console: Console, job: DemoJob) -> list[
             stack.enter_context(serve_on_ray(args))
             client = DemoClient(base_url(args), args.model_name, job.max_tokens)
             stack.callback(client.close)
-            prompts = _prompts(job.num_prompts)
+            prompts = held_out_prompts(job.num_prompts)
             for speculative in (False, True):
-                _drain(client.stream(prompts[0][1], DemoRun(), speculative=speculative))
+                _drain(client.stream(prompts[0].text, DemoRun(), speculative=speculative))
         results = _compare_all(client, prompts, args, console)
         with _phase(console, "shutting down"):
             stack.close()
@@ -94,7 +90,7 @@ def _phase(console: Console, text: str) -> AbstractContextManager[object]:
 
 
 def _compare_all(
-    client: DemoClient, prompts: Sequence[tuple[str, str]], args: ServeArgs, console: Console
+    client: DemoClient, prompts: Sequence[HeldOutPrompt], args: ServeArgs, console: Console
 ) -> list[Comparison]:
     sources = [drafter.source for drafter in args.engine.drafters]
     styles = dict(zip(sources, COLOURS, strict=False))
@@ -103,16 +99,18 @@ def _compare_all(
         legend.append(", ").append(source, style=styles.get(source, ""))
     console.print(legend)
     results = []
-    for name, prompt in prompts:
+    for prompt in prompts:
         plain, drafted = DemoRun(), DemoRun()
-        _drain(client.stream(prompt, plain, speculative=False))
-        console.print(Text(f"── {name} ", style="bold"))
+        _drain(client.stream(prompt.text, plain, speculative=False))
+        console.print(Text(f"── {prompt.name}", style="bold"))
         printer = _Printer(console, styles, MAX_LINES // len(prompts))
-        printer.show(prompt.splitlines()[-1] + ("\n" if prompt.endswith("\n") else ""), "dim")
-        for piece in client.stream(prompt, drafted, speculative=True):
+        printer.show(
+            prompt.text.splitlines()[-1] + ("\n" if prompt.text.endswith("\n") else ""), "dim"
+        )
+        for piece in client.stream(prompt.text, drafted, speculative=True):
             printer.show_piece(piece)
         printer.finish()
-        results.append(Comparison(name, plain, drafted))
+        results.append(Comparison(prompt.name, plain, drafted))
     return results
 
 
@@ -207,11 +205,3 @@ def _sum(runs: Sequence[DemoRun]) -> DemoRun:
         tau=tokens / steps if steps else 1.0,
         accepted=accepted,
     )
-
-
-def _prompts(count: int) -> list[tuple[str, str]]:
-    """(name, prompt) of `count` held-out prompts, evenly over the file."""
-    lines = PROMPT_FILE.read_text(encoding="utf-8").splitlines()
-    entries = [json.loads(line) for line in lines if line]
-    stride = max(1, len(entries) // count)
-    return [(entry["name"], entry["prompt"]) for entry in entries[::stride][:count]]

@@ -12,14 +12,13 @@ from ..core.output import Delta
 from ..core.sampling_params import SamplingParams
 from .engine import AsyncEngine
 from .ray_runtime import quiet_libraries
-from .serving import prepare
 from .settings import build_serve_args
 
 
 def run_generate(settings: Mapping[str, Any], prompt: str, params: SamplingParams) -> None:
     """Stream the continuation to stdout, statistics to stderr. Raises `DraftlineError`."""
     quiet_libraries()
-    args = prepare(build_serve_args({**settings, "backend": "local"}))
+    args = build_serve_args({**settings, "backend": "local"})
     asyncio.run(_generate(AsyncEngine(args.engine), prompt, params))
 
 

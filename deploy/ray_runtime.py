@@ -5,10 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
 
+from ..core.errors import DraftlineError
+from .deployment_plan import placement_bundles
 from .settings import ServeArgs
 
 APP_NAME = "draftline"
@@ -46,39 +52,64 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
     from ray import serve  # noqa: PLC0415
     from ray.serve.schema import LoggingConfig  # noqa: PLC0415
 
-    quiet_libraries()
-    _start_ray(args, address)
-    try:
-        from .serve_app import build_app  # noqa: PLC0415
+    from .serve_app import build_app  # noqa: PLC0415
 
-        logs = LoggingConfig(log_level="ERROR", enable_access_log=False)
-        http = {"host": args.server.host, "port": args.server.port}
+    quiet_libraries()
+    logs = LoggingConfig(log_level="ERROR", enable_access_log=False)
+    http = {"host": args.server.host, "port": args.server.port}
+    is_deployed = False
+    try:
+        _start_ray(args, address)
         serve.start(proxy_location="HeadOnly", http_options=http, logging_config=logs)
-        quiet_libraries()
-        serve.run(build_app(args), name=APP_NAME, logging_config=logs)
+        try:
+            serve.run(build_app(args), name=APP_NAME, logging_config=logs)
+        except RuntimeError as error:
+            raise DraftlineError(f"Ray Serve could not deploy: {_reason(error)}") from error
+        is_deployed = True
         yield
-        serve.delete(APP_NAME)
     finally:
+        # A cluster of our own ends with all that is in it; there, only what is up stops in order.
+        if is_deployed or (address is not None and ray.is_initialized()):
+            serve.delete(APP_NAME)
         ray.shutdown()
 
 
 def _start_ray(args: ServeArgs, address: str | None) -> None:
     import ray  # noqa: PLC0415
 
-    if address is not None:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        return
-    from .serve_app import placement_bundles  # noqa: PLC0415
+    options: dict[str, Any] = {"address": address}
+    if address is None:
+        options = {
+            "num_cpus": _num_cpus(args),
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+        }
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:
+        raise DraftlineError(f"Ray did not start: {_reason(error)}") from error
+    _interrupt_on_sigterm()
 
+
+def _num_cpus(args: ServeArgs) -> int:
+    """Logical CPUs for all parts: on a small machine they take turns, slowly, but it works."""
     bundles = placement_bundles(args.engine, args.deployment)
     needed = sum(bundle["CPU"] for bundle in bundles) * args.deployment.num_replicas
-    ingress = args.deployment.num_ingress_replicas
-    # Logical CPUs: on a small machine the parts take turns, which is slow but works.
-    num_cpus = max(os.cpu_count() or 1, math.ceil(needed) + ingress)
-    ray.init(
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
+    return max(os.cpu_count() or 1, math.ceil(needed) + args.deployment.num_ingress_replicas)
+
+
+def _reason(error: Exception) -> str:
+    """The line of a nested message that names the cause: the last one that is not blank."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _interrupt_on_sigterm() -> None:
+    """Make SIGTERM end the process as SIGINT does; Ray has put a handler of its own in place."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGINT, interrupt)

@@ -20,10 +20,11 @@ from ray.serve.handle import DeploymentHandle
 from ..cluster.config import EngineConfig
 from ..core.output import Delta
 from ..core.sampling_params import SamplingParams
+from .deployment_plan import engine_options
 from .engine_face import LocalFace
 from .openai_api import create_app
 from .ray_face import RayFace
-from .settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
+from .settings import ServeArgs, ServerConfig, build_serve_args
 
 if TYPE_CHECKING:
     from .engine import EngineStats
@@ -40,48 +41,15 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     Raises `ConfigError` naming the field.
     """
     checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
-    engine = EngineReplica.options(**engine_options(checked)).bind(checked.engine)
+    options = engine_options(checked, has_gpus=cluster_has_gpus())
+    engine = EngineReplica.options(**options).bind(checked.engine)
     return Ingress.options(num_replicas=checked.deployment.num_ingress_replicas).bind(
         engine, checked.engine, checked.server, checked.model_name
     )
 
 
-def engine_options(args: ServeArgs) -> dict[str, Any]:
-    """Options of the engine deployment, by Ray Serve's names."""
-    config = args.deployment
-    capacity = args.engine.max_num_seqs + args.engine.max_queued_requests
-    options: dict[str, Any] = {
-        "max_ongoing_requests": config.max_ongoing_requests or capacity,
-        "max_queued_requests": config.max_queued_requests,
-        "ray_actor_options": {"num_cpus": config.coordinator_cpus},
-        "placement_group_bundles": placement_bundles(args.engine, config),
-        "placement_group_strategy": config.placement_group_strategy,
-        "health_check_period_s": config.health_check_period_s,
-        "health_check_timeout_s": config.health_check_timeout_s,
-        "graceful_shutdown_timeout_s": config.graceful_shutdown_timeout_s,
-    }
-    if config.autoscaling_config is None:
-        return options | {"num_replicas": config.num_replicas}
-    return options | {"autoscaling_config": config.autoscaling_config}
-
-
-def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[dict[str, float]]:
-    """One bundle each for the coordinator, every stage and every drafter that has an actor."""
-    stage: dict[str, float] = {"CPU": 1.0}
-    if engine.backend == "ray" and _uses_gpus(engine):
-        stage["GPU"] = 1.0
-    actors = [d for d in engine.drafters if d.transport == "grpc" and d.address is None]
-    stages = [dict(stage) for _ in range(engine.pipeline_parallel_size)]
-    coordinator = {"CPU": config.coordinator_cpus}
-    if engine.backend == "local":
-        # Everything runs inside the coordinator.
-        return [coordinator]
-    return [coordinator, *stages, *({"CPU": 1.0} for _ in actors)]
-
-
-def _uses_gpus(engine: EngineConfig) -> bool:
-    if engine.device != "auto":
-        return engine.device == "cuda"
+def cluster_has_gpus() -> bool:
+    """Whether Ray, where it is initialised, has a GPU to give."""
     return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -29,20 +29,11 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     # Mistakes in the settings must show before anything is started.
     plan_model(args.engine)
     console.print(describe(args))
-    args = prepare(args)
     if args.engine.backend == "ray":
         _serve_on_ray(args, ray_address, console)
     else:
         _serve_here(args, console)
     console.print("stopped")
-
-
-def prepare(args: ServeArgs) -> ServeArgs:
-    """`args` with the demo's retrieval store where it is wanted."""
-    # The store's code is heavy and most servers do not need it.
-    from .demo_store import with_demo_store  # noqa: PLC0415
-
-    return with_demo_store(args)
 
 
 def describe(args: ServeArgs) -> str:
@@ -90,15 +81,12 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
 
 
 def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stopped.set())
     bound = with_port(args, free_port(args.server))
     console.print("starting Ray and the stages (about half a minute on a small machine)")
-    with serve_on_ray(bound, ray_address):
-        if not stopped.is_set():
-            _print_ready(bound, console)
-        stopped.wait()
+    # A signal ends the start, too, wherever it stands.
+    with suppress(KeyboardInterrupt), serve_on_ray(bound, ray_address):
+        _print_ready(bound, console)
+        threading.Event().wait()
 
 
 def _print_ready(args: ServeArgs, console: Console) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 from draftline.deploy.engine_face import LocalFace
 from draftline.deploy.openai_api import create_app
 from draftline.deploy.settings import ServerConfig
-from support.fake_engine import FakeEngine
+from support.fake_engine import FakeEngine, byte_tokenizer
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 MODEL = "tiny"
 
@@ -43,3 +46,25 @@ async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 def serving() -> Callable[..., Any]:
     return serve
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model over bytes, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=True,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder

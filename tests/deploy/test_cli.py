@@ -1,0 +1,161 @@
+"""The command line: help, errors in one line, a served model from start to signal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+from draftline import __version__
+from draftline.deploy import cli
+from typer.testing import CliRunner
+
+COMMAND = (sys.executable, "-c", "from draftline.deploy.cli import main; main()")
+COMMANDS = ("serve", "generate", "demo", "doctor", "corpus")
+runner = CliRunner()
+
+
+def test_version() -> None:
+    assert runner.invoke(cli.app, ["--version"]).output == f"draftline {__version__}\n"
+
+
+def test_help_names_every_command() -> None:
+    output = runner.invoke(cli.app, ["--help"]).output
+    for command in COMMANDS:
+        assert command in output
+
+
+def test_every_flag_has_help() -> None:
+    import typer.main
+
+    group = typer.main.get_command(cli.app)
+    pending = [group]
+    while pending:
+        command = pending.pop()
+        pending += getattr(command, "commands", {}).values()
+        assert command.help
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{command.name} {parameter.name}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "no/such/model"], "model folder no/such/model does not exist"),
+        (["serve", "--port", "70000"], "server.port: Input should be less than"),
+        (["serve", "--config", "none.yaml"], "config: cannot read none.yaml"),
+        (["serve", "--speculative-config", "{"], "speculative-config: not valid JSON"),
+        (["serve", "--dtype", "int3"], "dtype: Input should be"),
+        (["serve", "-pp", "0"], "pipeline_parallel_size: Input should be greater"),
+        (["generate", "x", "--top-p", "3"], "top_p: must be above 0"),
+        (["corpus", "list", "--store", "http://x"], "store: 'http://x' is neither"),
+    ],
+)
+def test_mistakes_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(sys, "argv", ["draftline", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code in (0, 1)
+    for subject in ("python", "torch", "ray", "redis-server", "model demo", "dtype: auto"):
+        assert subject in result.output
+
+
+def test_generate_prints_the_text_alone(checkpoint: Path) -> None:
+    arguments = ["generate", "abcabcabc", "--model", str(checkpoint), "--max-tokens", "8"]
+    runs = [
+        subprocess.run(
+            [*COMMAND, *arguments, "--speculative-config", drafters],
+            capture_output=True, check=True, timeout=170,
+        )
+        for drafters in ("[]", '[{"kind": "prompt_lookup"}]')
+    ]  # fmt: skip
+    assert runs[0].stdout == runs[1].stdout
+    assert runs[0].stdout.endswith(b"\n")
+    assert b"8 tokens" in runs[0].stderr
+    assert all(run.stderr.count(b"\n") == 1 for run in runs)
+
+
+def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
+    text = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(60))
+    (tmp_path / "a.py").write_text(text)
+    store = ["--store", str(tmp_path / "store")]
+    built = runner.invoke(
+        cli.app, ["corpus", "build", str(tmp_path / "a.py"), *store, "--model", str(checkpoint)]
+    )
+    assert "kept 1 of 1 documents" in built.output
+    assert "shared" in runner.invoke(cli.app, ["corpus", "list", *store]).output
+    stats = runner.invoke(cli.app, ["corpus", "stats", *store]).output.splitlines()[1].split()
+    assert stats[:4] == ["shared", "1", "1", f"{len(text):,}"]
+    assert "removed" in runner.invoke(cli.app, ["corpus", "remove", "all", *store]).output
+    assert "shared" not in runner.invoke(cli.app, ["corpus", "list", *store]).output
+
+
+@pytest.mark.net
+def test_serve_until_sigterm(checkpoint: Path) -> None:
+    """The official client works against `draftline serve`; SIGTERM ends it cleanly."""
+    arguments = ["serve", str(checkpoint), "--port", "0", "--served-model-name", "tiny"]
+    arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment,
+    ) as server:  # fmt: skip
+        assert server.stdout is not None
+        try:
+            lines = [server.stdout.readline() for _ in range(3)]
+            found = re.search(r"ready: (http://\S+/v1)", lines[1])
+            assert found, lines
+            assert lines[2].startswith("curl ")
+            client = openai.OpenAI(base_url=found[1], api_key="secret", max_retries=0)
+            check_client(client)
+            with pytest.raises(openai.AuthenticationError):
+                client.with_options(api_key="wrong").models.list()
+            server.send_signal(signal.SIGTERM)
+            assert server.stdout.read() == "stopped\n"
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+
+
+def check_client(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    whole = client.completions.create(model="tiny", prompt="abcabc", max_tokens=12, temperature=0)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    plain = client.completions.create(
+        model="tiny", prompt="abcabc", max_tokens=12, temperature=0,
+        extra_body={"speculative": {"enabled": False}},
+    )  # fmt: skip
+    assert plain.choices[0].text == whole.choices[0].text
+    stream = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=5, seed=3,
+        stream=True, stream_options={"include_usage": True},
+    )  # fmt: skip
+    chunks = list(stream)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 5
+    with pytest.raises(openai.NotFoundError, match="'tiny'"):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="tiny", prompt="a", temperature=-1)
