@@ -5,59 +5,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from .errors import DraftlineError, StageError, StageLost
 from .output import TARGET_SOURCE, Delta, FinishReason
+from .ports import ProposalSource, StepPipeline
 from .request import Request, RequestState
 from .scheduler import Scheduler
 from .step_builder import PromptChunk, TreeStep, build_step, slots_of
 from .stop import StopRule
 from .tree import merge
 from .types import (
-    DraftRequest,
     Int32,
     Probe,
     Proposal,
     Query,
     StepCommit,
-    StepInput,
     StepOutput,
 )
 from .verify import walk
-
-
-class StepPipeline(Protocol):
-    """The part of a pipeline that the engine uses (`cluster/pipeline.py`)."""
-
-    @property
-    def max_in_flight(self) -> int:
-        """Steps that may be submitted and not yet answered."""
-        ...
-
-    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
-        """Send a step; raises, or its awaitable does, `StageError` or `StageLost`."""
-        ...
-
-
-class ProposalSource(Protocol):
-    """The engine's only face to drafters (`cluster/drafter_hub.py`). Never raises."""
-
-    def open(self, request: DraftRequest) -> None:
-        """Begin a request with every drafter."""
-        ...
-
-    def close(self, request_id: str) -> None:
-        """End a request with every drafter."""
-        ...
-
-    async def exchange(
-        self, commits: Sequence[StepCommit], queries: Sequence[Query]
-    ) -> Mapping[str, Sequence[Proposal]]:
-        """Tell what was committed, ask for proposals; by request id, in order of priority."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

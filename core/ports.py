@@ -1,0 +1,39 @@
+"""What the engine needs of the parts around it; `cluster/` implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Protocol
+
+from .types import DraftRequest, Proposal, Query, StepCommit, StepInput, StepOutput
+
+
+class StepPipeline(Protocol):
+    """The part of a pipeline that the engine uses (`cluster/pipeline.py`)."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """Steps that may be submitted and not yet answered."""
+        ...
+
+    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
+        """Send a step; raises, or its awaitable does, `StageError` or `StageLost`."""
+        ...
+
+
+class ProposalSource(Protocol):
+    """The engine's only face to drafters (`cluster/drafter_hub.py`). Never raises."""
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request with every drafter."""
+        ...
+
+    def close(self, request_id: str) -> None:
+        """End a request with every drafter."""
+        ...
+
+    async def exchange(
+        self, commits: Sequence[StepCommit], queries: Sequence[Query]
+    ) -> Mapping[str, Sequence[Proposal]]:
+        """Tell what was committed, ask for proposals; by request id, in order of priority."""
+        ...
