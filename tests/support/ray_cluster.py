@@ -40,7 +40,7 @@ def ray_cluster(num_cpus: int = 4) -> Iterator[None]:
 
 async def no_actors_left() -> bool:
     """Whether all actors are dead, or soon are: Ray hears of a death a little after it."""
-    for _ in range(50):
+    for _ in range(200):
         if not _living_actors():
             return True
         await asyncio.sleep(0.1)
