@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,14 +32,40 @@ Files = Annotated[
 ]
 
 
+Keep = Annotated[
+    int | None,
+    typer.Option("--keep", min=1, help="Keep the documents of the N lowest perplexities."),
+]
+MaxPerplexity = Annotated[
+    float | None,
+    typer.Option("--max-perplexity", min=1, help="Keep no document of a higher perplexity."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is added: files, the model that judges them, and its limits."""
+
+    files: list[Path]
+    model: str
+    keep: int | None
+    max_perplexity: float | None
+
+
 @corpus_app.command()
 def build(
-    files: Files, *, store: Store, model: Model = "demo", namespace: Namespace = "shared"
+    files: Files,
+    *,
+    store: Store,
+    model: Model = "demo",
+    namespace: Namespace = "shared",
+    keep: Keep = None,
+    max_perplexity: MaxPerplexity = None,
 ) -> None:
     """Replace what a namespace holds by the documents of FILES."""
     opened = _open(store)
     old = opened.manifest().segment_ids(namespace)
-    new = _add(opened, files, model, namespace)
+    new = _add(opened, _Job(files, model, keep, max_perplexity), namespace)
     for segment_id in old:
         if segment_id not in new:
             opened.delete(namespace, segment_id)
@@ -46,10 +73,16 @@ def build(
 
 @corpus_app.command()
 def add(
-    files: Files, *, store: Store, model: Model = "demo", namespace: Namespace = "shared"
+    files: Files,
+    *,
+    store: Store,
+    model: Model = "demo",
+    namespace: Namespace = "shared",
+    keep: Keep = None,
+    max_perplexity: MaxPerplexity = None,
 ) -> None:
     """Add the documents of FILES to a namespace."""
-    _add(_open(store), files, model, namespace)
+    _add(_open(store), _Job(files, model, keep, max_perplexity), namespace)
 
 
 @corpus_app.command("list")
@@ -104,31 +137,19 @@ def _open(url: str) -> SegmentStore:
     return open_store(url)
 
 
-def _add(store: SegmentStore, files: list[Path], model: str, namespace: str) -> tuple[str, ...]:
-    import numpy as np
-
-    from ..models.fingerprint import model_hash, tokenizer_hash
-    from ..models.model_info import read_model_info
-    from ..models.tokenizer import load_tokenizer
-    from ..retrieval_store.build import BuildSettings, Fitness, build_corpus
+def _add(store: SegmentStore, job: _Job, namespace: str) -> tuple[str, ...]:
+    from ..retrieval_store.build import build_corpus
     from ..retrieval_store.documents import read_documents
+    from .corpus_model import open_corpus_model
     from .ray_runtime import quiet_libraries
 
     quiet_libraries()
-    info = read_model_info(model)
-    tokenizer = load_tokenizer(info.path)
-    fitness = Fitness(
-        tokenizer_hash=tokenizer_hash(info.path),
-        model_hash=model_hash(info.path),
-        vocab_size=info.vocab_size,
+    model = open_corpus_model(job.model)
+    settings = model.settings(
+        keep=job.keep, max_perplexity=job.max_perplexity, show_progress=console.is_terminal
     )
-    report = build_corpus(
-        store,
-        namespace,
-        read_documents(files),
-        lambda text: np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int32),
-        BuildSettings(fitness=fitness, show_progress=console.is_terminal),
-    )
+    documents = read_documents(job.files)
+    report = build_corpus(store, namespace, documents, model.tokenize, settings)
     dropped = ", ".join(f"{reason} {count}" for reason, count in report.dropped.items())
     console.print(
         f"kept {report.num_kept} of {report.num_read} documents, {report.num_tokens:,} tokens, "
