@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,9 @@ class EngineCore:
 
     def fail_all(self, error: DraftlineError) -> None:
         """End every request, running or waiting, with `error`."""
+        for flight in self._flights:
+            # Nobody waits for these answers any more; whatever they raise has been told.
+            asyncio.ensure_future(flight.answer).add_done_callback(_ignore)
         self._flights.clear()
         for state in list(self._states.values()):
             self._fail(state, error)
@@ -266,6 +270,11 @@ class EngineCore:
 
     def _is_alive(self, state: RequestState) -> bool:
         return self._states.get(state.request_id) is state
+
+
+def _ignore(answer: asyncio.Future[StepOutput]) -> None:
+    if not answer.cancelled():
+        answer.exception()
 
 
 class _Cursor:

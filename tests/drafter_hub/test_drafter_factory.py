@@ -10,6 +10,7 @@ from draftline.core.errors import ConfigError, StoreError
 from draftline.core.types import DraftRequest, Query
 from draftline.drafters.prompt_lookup import PromptLookupDrafter
 from draftline.drafters.spectra import SpectraDrafter
+from draftline.training.tokenizer import train_tokenizer
 from support.tiny_models import save_tiny_model
 
 
@@ -72,7 +73,7 @@ def test_a_store_out_of_reach_is_a_store_error_at_the_start():
 def test_a_model_of_the_same_tokenizer_loads_and_one_of_another_is_refused(tmp_path: Path):
     same, other = (save_tiny_model("llama", tmp_path / name) for name in ("same", "other"))
     for folder in (same, other):
-        (folder / "tokenizer.json").write_text(f'"{folder.name}"')
+        train_tokenizer([f"def {folder.name}(): pass"], 270, 256).save_pretrained(folder)
     engine = EngineConfig(model=str(same))
     drafter = build_drafter(DrafterConfig(kind="model", model=str(same), num_blocks=8), engine)
     assert drafter.name == "model"

@@ -33,7 +33,7 @@ from support.hub_session import LIMITS, QUICK_RETRY, HubSession, Rhyme, until
 async def test_two_hubs_with_the_same_request_ids_do_not_mix(serve):
     drafter = CountingDrafter("far")
     address = await serve(drafter)
-    hubs = [DrafterHub([GrpcLink("far", address)], LIMITS) for _ in range(2)]
+    hubs = [DrafterHub([GrpcLink("far", address)], LIMITS, budget_s=5.0) for _ in range(2)]
     for hub in hubs:
         await hub.start()
     sessions = [HubSession(hub, prompt_len=3 + 4 * index) for index, hub in enumerate(hubs)]
