@@ -124,6 +124,9 @@ class DrafterChannel:
         elif self._message and now - self._sent_at > self._limits.answer_timeout_s:
             self.failed(DrafterError("no answer in time"))
         self._flush()
+        if self._queries and self._message is not None and not self._message.queries:
+            # Openings are answered quickly, and the queries leave then.
+            self.is_awaited = self._is_in_time()
 
     def take(self, query: Query) -> Proposal | None:
         """The newest proposal that fits the query's text, or None."""
@@ -219,10 +222,12 @@ class DrafterChannel:
         )
         self._message = message
         self._message_texts = [texts[query.request_id] for query in queries]
-        # Who is slower than the budget is not waited for: its proposals are used re-rooted.
-        in_time = self._mean_latency_s <= self._budget_s or self._num_messages % PATIENCE == 0
-        self.is_awaited = in_time and bool(queries)
+        self.is_awaited = bool(queries) and self._is_in_time()
         self.link.send(message)
+
+    def _is_in_time(self) -> bool:
+        """Who is slower than the budget is not waited for: its proposals are used re-rooted."""
+        return self._mean_latency_s <= self._budget_s or self._num_messages % PATIENCE == 0
 
     def _capped(self, query: Query) -> Query:
         most = self.link.max_nodes
