@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -98,8 +98,8 @@ class _StageConnection(asyncio.Protocol):
         self._index: int | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # No isinstance: Ray's async actors run uvloop, whose transports are of no asyncio class.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if self._index is None:
