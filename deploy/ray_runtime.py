@@ -17,7 +17,11 @@ from ..core.errors import DraftlineError
 from .deployment_plan import placement_bundles
 from .settings import ServeArgs
 
+logger = logging.getLogger(__name__)
+
 APP_NAME = "draftline"
+# Ray gives a node 30 seconds to come up, which a busy machine may need more than once.
+START_ATTEMPTS = 3
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 # Ray reads these when it is imported or started. They silence lines that are of no use to users,
 # and give stages the priority of this process: Ray's default of nice 15 starves them on a machine
@@ -87,10 +91,15 @@ def _start_ray(args: ServeArgs, address: str | None) -> None:
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
         }
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    except Exception as error:
-        raise DraftlineError(f"Ray did not start: {_reason(error)}") from error
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            break
+        except Exception as error:  # Ray itself raises no narrower class
+            ray.shutdown()
+            if attempt + 1 == START_ATTEMPTS:
+                raise DraftlineError(f"Ray did not start: {_reason(error)}") from error
+            logger.warning("event=ray_start_failed reason=%r", _reason(error))
     _interrupt_on_sigterm()
 
 
