@@ -156,22 +156,23 @@ class _Printer:
 
 
 def _print_table(results: Sequence[Comparison], console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    total = _total(results)
+    sources = sorted(total.drafted.accepted)
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     table.add_column("prompt", max_width=30, no_wrap=True)
-    for title in ("plain tok/s", "drafted tok/s", "speedup", "tau", "same text"):
+    titles = ["plain tok/s", "drafted tok/s", "speedup", "tau", "same text"]
+    for title in [*titles, *(f"by {source}" for source in sources)]:
         table.add_column(title, justify="right")
-    table.add_column("accepted by source")
     for result in results:
-        table.add_row(*_row(result))
+        table.add_row(*_row(result, sources))
     if len(results) > 1:
-        table.add_row(*_row(_total(results)), style="bold")
+        table.add_row(*_row(total, sources), style="bold")
     console.print(table)
     num_equal = sum(result.is_equal for result in results)
     console.print(f"{num_equal} of {len(results)} texts are the same with drafting off and on")
 
 
-def _row(result: Comparison) -> list[str]:
-    accepted = " ".join(f"{name} {count}" for name, count in result.drafted.accepted.most_common())
+def _row(result: Comparison, sources: Sequence[str]) -> list[str]:
     return [
         result.name,
         f"{result.plain.tokens_per_second:.0f}",
@@ -179,7 +180,7 @@ def _row(result: Comparison) -> list[str]:
         f"{result.speedup:.2f}x",
         f"{result.drafted.tau:.2f}",
         "yes" if result.is_equal else "NO",
-        accepted or "none",
+        *(str(result.drafted.accepted[source]) for source in sources),
     ]
 
 

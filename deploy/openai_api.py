@@ -23,8 +23,13 @@ from .settings import ServerConfig
 from .token_routes import TokenRoutes
 
 
-def create_app(face: EngineFace, config: ServerConfig, model_name: str) -> FastAPI:
-    """The API of one model. The app's start starts `face`, its end closes it."""
+def create_app(
+    face: EngineFace, config: ServerConfig, model_name: str, *, behind_proxy: bool = False
+) -> FastAPI:
+    """The API of one model. The app's start starts `face`, its end closes it.
+
+    `behind_proxy`: what stands before the app answers with request ids already.
+    """
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +54,8 @@ def create_app(face: EngineFace, config: ServerConfig, model_name: str) -> FastA
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the outermost: a refused request has an id too.
     app.add_middleware(ApiKeys, keys=config.api_keys)
-    app.add_middleware(RequestIds)
+    if not behind_proxy:
+        app.add_middleware(RequestIds)
     return app
 
 

@@ -87,6 +87,7 @@ def _start_ray(args: ServeArgs, address: str | None) -> None:
     options: dict[str, Any] = {"address": address}
     if address is None:
         options = {
+            "address": "local",
             "num_cpus": _num_cpus(args),
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,

@@ -108,4 +108,4 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve serves what this returns."""
-        return create_app(self._face, self._server, self._model_name)
+        return create_app(self._face, self._server, self._model_name, behind_proxy=True)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import openai
@@ -111,10 +112,18 @@ def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
     assert "shared" not in runner.invoke(cli.app, ["corpus", "list", *store]).output
 
 
-@pytest.mark.net
-def test_serve_until_sigterm(checkpoint: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("local", marks=pytest.mark.net),
+        pytest.param("ray", marks=pytest.mark.cluster),
+    ],
+)
+def test_serve_until_sigterm(checkpoint: Path, backend: str) -> None:
     """The official client works against `draftline serve`; SIGTERM ends it cleanly."""
     arguments = ["serve", str(checkpoint), "--port", "0", "--served-model-name", "tiny"]
+    arguments += ["--backend", backend, "-pp", "2"]
     arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -123,10 +132,10 @@ def test_serve_until_sigterm(checkpoint: Path) -> None:
     ) as server:  # fmt: skip
         assert server.stdout is not None
         try:
-            lines = [server.stdout.readline() for _ in range(3)]
-            found = re.search(r"ready: (http://\S+/v1)", lines[1])
+            lines = list(takewhile(lambda line: not line.startswith("curl "), server.stdout))
+            found = re.search(r"ready: (http://\S+/v1)", lines[-1])
             assert found, lines
-            assert lines[2].startswith("curl ")
+            assert len(lines) <= 3
             client = openai.OpenAI(base_url=found[1], api_key="secret", max_retries=0)
             check_client(client)
             with pytest.raises(openai.AuthenticationError):
