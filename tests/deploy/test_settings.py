@@ -41,7 +41,7 @@ def test_sections() -> None:
 @pytest.mark.parametrize(
     ("settings", "field", "hint"),
     [
-        ({"modle": "m"}, "modle", "did you mean 'model'"),
+        ({"modl": "m"}, "modl", "did you mean 'model'"),
         ({"serve": {}}, "serve", "did you mean 'server'"),
         ({"server": {"prot": 1}}, "server.prot", "did you mean 'port'"),
         ({"server": {"port": 70000}}, "server.port", "65535"),
