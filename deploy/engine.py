@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -182,7 +182,7 @@ class AsyncEngine(_Replica):
         request_id: str | None = None,
         namespace: str = "shared",
         speculative: bool = True,
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """Deltas of one answer as they are committed; closing the iterator cancels the request.
 
         Raises `RequestError`, `CapacityError`, `StageLost`.
@@ -196,16 +196,19 @@ class AsyncEngine(_Replica):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        await asyncio.to_thread(
-            self._add,
-            request_id,
-            prompt,
-            params or SamplingParams(),
-            hear,
-            namespace=namespace,
-            speculative=speculative,
+        adding = asyncio.create_task(
+            asyncio.to_thread(
+                self._add,
+                request_id,
+                prompt,
+                params or SamplingParams(),
+                hear,
+                namespace=namespace,
+                speculative=speculative,
+            )
         )
         try:
+            await asyncio.shield(adding)
             while True:
                 event = await events.get()
                 if isinstance(event, DraftlineError):
@@ -214,6 +217,11 @@ class AsyncEngine(_Replica):
                 if event.finish_reason is not None:
                     return
         finally:
+            # Whoever leaves while the request is still being added leaves it to be cancelled then.
+            adding.add_done_callback(lambda task: self._cancel(request_id, task))
+
+    def _cancel(self, request_id: str, adding: asyncio.Task[tuple[int, ...]]) -> None:
+        if not adding.cancelled() and adding.exception() is None:
             self._thread.cancel(request_id)
 
     async def generate(
