@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..core.errors import DrafterError
@@ -28,10 +29,12 @@ class DrafterProcess:
         self._name = config.source
         self._process: subprocess.Popen[str] | None = None
         self._address = ""
+        # An attempt that gave up waiting leaves its thread starting the process.
+        self._starting = threading.Lock()
 
     async def address(self) -> str:
         """host:port, listening; starts the process if it does not run. Raises `DrafterError`."""
-        return await asyncio.to_thread(self._ensure)
+        return await asyncio.to_thread(self._ensure_alone)
 
     def stop(self) -> None:
         """End the process; twice is once."""
@@ -45,6 +48,10 @@ class DrafterProcess:
             self._process.wait()
         self._close_pipes(self._process)
         self._process = None
+
+    def _ensure_alone(self) -> str:
+        with self._starting:
+            return self._ensure()
 
     def _ensure(self) -> str:
         if self._process is not None and self._process.poll() is None:

@@ -9,10 +9,13 @@ from ..cluster.assembly import local_pipeline
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
 from ..cluster.drafter_link import DrafterLink
-from ..cluster.grpc_link import GrpcLink
+from ..cluster.grpc_link import GrpcLink, GrpcOptions
 from ..cluster.inproc_link import InprocLink
 from ..cluster.pipeline import Pipeline, StageSpec
 from ..core.errors import ConfigError
+
+# A drafter that is started here first imports its libraries and loads its model or store.
+SPAWN_TIMEOUT_S = 60.0
 
 
 class Placement:
@@ -62,8 +65,11 @@ class Placement:
                 return InprocLink(build_drafter(drafter, self._config), drafter.max_nodes)
             except ConfigError as error:
                 raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
-        address = drafter.address or await self._spawn(drafter)
-        return GrpcLink(drafter.source, address, max_nodes=drafter.max_nodes)
+        if drafter.address is not None:
+            return GrpcLink(drafter.source, drafter.address, max_nodes=drafter.max_nodes)
+        options = GrpcOptions(connect_timeout_s=SPAWN_TIMEOUT_S)
+        address = await self._spawn(drafter)
+        return GrpcLink(drafter.source, address, options, max_nodes=drafter.max_nodes)
 
     async def _spawn(self, drafter: DrafterConfig) -> Callable[[], Awaitable[str]]:
         """Start a drafter server; where to find it, also after it died and came back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import warnings
 from collections.abc import Iterator
@@ -20,15 +21,7 @@ def ray_cluster(num_cpus: int = 4) -> Iterator[None]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(TESTS)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ray.init(
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                object_store_memory=100_000_000,
-            )
+        _start(num_cpus)
         yield
     finally:
         ray.shutdown()
@@ -36,6 +29,28 @@ def ray_cluster(num_cpus: int = 4) -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+def _start(num_cpus: int) -> None:
+    """Ray gives itself 30 s to start, which is short on a busy machine: try three times."""
+    for attempt in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                ray.init(
+                    num_cpus=num_cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    object_store_memory=100_000_000,
+                )
+                return
+            except Exception:  # Ray itself raises no narrower class
+                ray.shutdown()
+                # What the attempt left warns when it is collected: here, not in some test.
+                gc.collect()
+                if attempt == 2:
+                    raise
 
 
 async def no_actors_left() -> bool:
