@@ -26,6 +26,9 @@ from .request_factory import RequestFactory
 # Rows that a request's drafters may probe with in one step, whatever they ask for.
 MAX_PROBE_ROWS = 64
 
+# Drafters that are started beside the engine load libraries and models; unreachable ones fail fast.
+DRAFTERS_START_S = 60.0
+
 MakePipeline = Callable[[Sequence[StageSpec]], Pipeline]
 
 
@@ -111,7 +114,7 @@ class Assembly:
     async def start(self) -> None:
         """Start the pipeline, then connect the drafters."""
         await self.pipeline.start()
-        await self.hub.start()
+        await self.hub.start(DRAFTERS_START_S)
 
     async def recover(self) -> None:
         """Replace a lost pipeline."""
