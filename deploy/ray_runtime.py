@@ -41,6 +41,7 @@ def quiet_libraries() -> None:
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     warnings.filterwarnings("ignore", module=r"ray(\.|$)")
     for name in ("ray", "ray.serve", "transformers", "uvicorn.error", "httpx"):
         logging.getLogger(name).setLevel(logging.ERROR)
