@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import json
 import os
 import signal
@@ -15,9 +14,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from draftline.actors.drafter_server import DrafterServer, main
 from draftline.cluster import drafter_pb2 as pb
 from draftline.cluster import wire
@@ -28,6 +24,7 @@ from draftline.core.errors import ConfigError
 from draftline.core.types import DraftRequest, Query
 from support.fake_drafters import CountingDrafter
 from support.hub_session import LIMITS, QUICK_RETRY, HubSession, Rhyme, until
+from support.self_signed import self_signed_files
 
 
 async def test_two_hubs_with_the_same_request_ids_do_not_mix(serve):
@@ -161,32 +158,7 @@ async def test_the_address_is_asked_anew_for_each_connection(serve):
 
 @pytest.fixture
 def tls_files(tmp_path: Path) -> TlsFiles:
-    """One self-signed certificate for localhost, which serves as its own authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem, key_file = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return TlsFiles(ca=str(pem), certificate=str(pem), key=str(key_file))
+    return self_signed_files(tmp_path)
 
 
 async def test_mutual_tls_serves_those_with_a_certificate_only(tls_files):

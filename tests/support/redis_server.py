@@ -16,7 +16,7 @@ class RedisServer:
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("redis-server") is None:
-            pytest.skip("redis-server is not installed")
+            pytest.fail("redis-server is not installed; `make redis` installs it")
         self._folder = folder
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
