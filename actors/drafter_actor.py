@@ -7,12 +7,14 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
 from ..cluster.grpc_link import AddressProvider
+from ..core.errors import DrafterError, DraftlineError
 from .drafter_server import DrafterServer
 
 
@@ -22,15 +24,19 @@ class DrafterActor:
     """Serves the drafter of `config` on this node's address."""
 
     def __init__(self, config: DrafterConfig, engine: EngineConfig | None = None) -> None:
+        self._config, self._engine = config, engine
         self._host = ray.util.get_node_ip_address()
-        self._server = DrafterServer(build_drafter(config, engine), self._host)
+        self._server: DrafterServer | None = None
         self._port: int | None = None
         self._starting = asyncio.Lock()
 
     async def address(self) -> str:
-        """host:port, listening."""
+        """host:port, listening. Raises what `build_drafter` raises."""
+        # Not in the constructor, whose errors Ray reports as text only.
         async with self._starting:
             if self._port is None:
+                drafter = await asyncio.to_thread(build_drafter, self._config, self._engine)
+                self._server = DrafterServer(drafter, self._host)
                 self._port = await self._server.start()
         return f"{self._host}:{self._port}"
 
@@ -45,7 +51,8 @@ def spawn_drafter(
 ) -> tuple[ActorHandle, AddressProvider]:
     """Start the actor; the handle keeps it alive, the provider tells a `GrpcLink` where it is.
 
-    After a restart the provider gives the new address, once the actor is back.
+    After a restart the provider gives the new address, once the actor is back. It raises what
+    `build_drafter` raises, and `DrafterError` if the actor is lost.
     """
     strategy = PlacementGroupSchedulingStrategy(placement_group) if placement_group else "DEFAULT"
     actor: Any = DrafterActor.options(
@@ -53,6 +60,13 @@ def spawn_drafter(
     ).remote(config, engine)
 
     async def address() -> str:
-        return await actor.address.remote()
+        try:
+            return await actor.address.remote()
+        except RayTaskError as error:
+            if isinstance(error.cause, DraftlineError):
+                raise error.cause from None
+            raise DrafterError(str(error)) from error
+        except RayError as error:
+            raise DrafterError(str(error)) from error
 
     return actor, address

@@ -62,18 +62,19 @@ class DrafterProcess:
             )
             self._close_pipes(self._process)
         # Its own session: Ctrl-C in the terminal reaches the engine, which ends its children.
-        self._process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             self._command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        assert process.stdout is not None
+        line = process.stdout.readline()
         if not line.startswith("ready port="):
-            _, errors = self._process.communicate()
-            raise DrafterError(f"drafter {self._name} did not start: {errors.strip()[-500:]}")
+            _, errors = process.communicate()
+            reason = errors.strip().rpartition("\n")[2].removeprefix("drafter_server: ")
+            raise DrafterError(reason or f"its process ended with status {process.returncode}")
         self._address = f"127.0.0.1:{int(line.removeprefix('ready port='))}"
         return self._address
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import logging
-import signal
 import sys
-
-import grpc
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
@@ -17,7 +12,14 @@ from ..cluster.drafter_service import DrafterService
 from ..cluster.tls_files import TlsFiles
 from ..cluster.wire import DEFAULT_MAX_BYTES
 from ..core.drafter import Drafter
-from ..core.errors import ConfigError, DraftlineError
+from ..core.errors import ConfigError
+from .grpc_listener import (
+    GrpcListener,
+    add_listen_arguments,
+    listen_settings,
+    run_server,
+    serve_until_signal,
+)
 
 
 class DrafterServer:
@@ -33,48 +35,25 @@ class DrafterServer:
         max_message_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
         self._service = DrafterService(drafter, max_message_bytes)
-        self._address = f"{host}:{port}"
-        self._tls = tls
-        self._max_message_bytes = max_message_bytes
-        self._server: grpc.aio.Server | None = None
+        # A coordinator's stream never ends by itself. One that is just being cancelled needs a
+        # moment, or gRPC cancels it twice and prints a traceback.
+        self._listener = GrpcListener(
+            self._service.handler(),
+            host,
+            port,
+            tls=tls,
+            grace_s=0.2,
+            max_message_bytes=max_message_bytes,
+        )
 
     async def start(self) -> int:
         """Listen; the port. Raises `ConfigError` if it is taken or TLS files are missing."""
-        limits = ("grpc.max_send_message_length", "grpc.max_receive_message_length")
-        options = [(limit, self._max_message_bytes) for limit in limits]
-        # Without this, two servers could share one port and each get half of the connections.
-        server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers((self._service.handler(),))
-        try:
-            if self._tls is None:
-                port = server.add_insecure_port(self._address)
-            else:
-                port = server.add_secure_port(self._address, self._tls.server_credentials())
-        except RuntimeError as error:
-            raise ConfigError("port", f"cannot listen at {self._address}") from error
-        await server.start()
-        self._server = server
-        return port
+        return await self._listener.start()
 
     async def stop(self) -> None:
         """End every connection."""
-        if self._server is not None:
-            await self._server.stop(grace=0)
-            self._server = None
+        await self._listener.stop()
         self._service.close()
-
-
-async def serve_until_signal(server: DrafterServer) -> None:
-    """Print `ready port=N` when the server listens; return after SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    port = await server.start()
-    sys.stdout.write(f"ready port={port}\n")
-    sys.stdout.flush()
-    await stop.wait()
-    await server.stop()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,25 +61,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="draftline.actors.drafter_server", description=__doc__)
     parser.add_argument("--config", required=True, help="the drafter's settings as a JSON object")
     parser.add_argument("--target", help="the served model: refuse what was made for another")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: the system chooses")
-    parser.add_argument("--tls-certificate", help="PEM file; with it, connections need TLS")
-    parser.add_argument("--tls-key", help="PEM file")
-    parser.add_argument("--tls-ca", help="PEM file; with it, clients need a certificate")
+    add_listen_arguments(parser)
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING)
-    tls = TlsFiles(ca=given.tls_ca, certificate=given.tls_certificate, key=given.tls_key)
-    try:
+
+    async def serve() -> None:
         target = EngineConfig.model_validate({"model": given.target}) if given.target else None
         drafter = build_drafter(_parse_config(given.config), target)
-        server = DrafterServer(
-            drafter, given.host, given.port, tls=tls if given.tls_certificate else None
-        )
-        asyncio.run(serve_until_signal(server))
-    except DraftlineError as error:
-        sys.stderr.write(f"drafter_server: {error}\n")
-        return 2
-    return 0
+        server = DrafterServer(drafter, **listen_settings(given))
+        await serve_until_signal(server.start, server.stop)
+
+    return run_server("drafter_server", serve)
 
 
 def _parse_config(text: str) -> DrafterConfig:

@@ -120,7 +120,7 @@ def _store_lookup(url: str, engine: EngineConfig | None) -> Lookup:
     if engine is not None:
         info = _target(engine)
         expected = Expected(tokenizer_hash=tokenizer_hash(info.path), vocab_size=info.vocab_size)
-    service = RetrievalService(open_store(url), expected)
+    service = RetrievalService(open_store(url, must_exist=True), expected)
     service.refresh()
     # The thread is a daemon: it follows the store for as long as the process lives.
     service.start()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..cluster.assembly import local_pipeline
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
 from ..cluster.drafter_link import DrafterLink
-from ..cluster.grpc_link import GrpcLink, GrpcOptions
+from ..cluster.grpc_link import AddressProvider, GrpcLink, GrpcOptions
 from ..cluster.inproc_link import InprocLink
 from ..cluster.pipeline import Pipeline, StageSpec
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, DrafterError, DraftlineError
 
-# A drafter that is started here first imports its libraries and loads its model or store.
-SPAWN_TIMEOUT_S = 60.0
+# A drafter that is started here first imports its libraries and loads its model or store. The
+# first time its model may come from a slow disk; later, requests wait for nothing.
+START_TIMEOUT_S = 300.0
+RESTART_TIMEOUT_S = 60.0
 
 
 class Placement:
@@ -47,10 +51,30 @@ class Placement:
     async def make_links(self) -> list[DrafterLink]:
         """A link to every drafter, in order; what runs beside the engine is started.
 
-        Raises `ConfigError`, `CheckpointError`, `StoreError` for settings that cannot work.
+        Raises `ConfigError` that names the drafter if one cannot start, wherever it runs.
         """
-        drafters = enumerate(self._config.drafters)
-        return [await self._link(index, drafter) for index, drafter in drafters]
+        links: list[DrafterLink] = []
+        starts = []
+        for index, drafter in enumerate(self._config.drafters):
+            if drafter.transport == "inproc":
+                with _naming(index):
+                    built = build_drafter(drafter, self._config)
+                links.append(InprocLink(built, drafter.max_nodes))
+            elif drafter.address is not None:
+                link = GrpcLink(drafter.source, drafter.address, max_nodes=drafter.max_nodes)
+                links.append(link)
+            else:
+                address = self._spawn(drafter)
+                options = GrpcOptions(connect_timeout_s=RESTART_TIMEOUT_S)
+                links.append(
+                    GrpcLink(drafter.source, address, options, max_nodes=drafter.max_nodes)
+                )
+                starts.append(_start(index, address))
+        # Side by side, since each imports its libraries and loads its model or store.
+        for result in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        return links
 
     def close(self) -> None:
         """End drafter processes and actors; twice is once."""
@@ -59,20 +83,8 @@ class Placement:
         self._stops.clear()
         self._actors.clear()
 
-    async def _link(self, index: int, drafter: DrafterConfig) -> DrafterLink:
-        if drafter.transport == "inproc":
-            try:
-                return InprocLink(build_drafter(drafter, self._config), drafter.max_nodes)
-            except ConfigError as error:
-                raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
-        if drafter.address is not None:
-            return GrpcLink(drafter.source, drafter.address, max_nodes=drafter.max_nodes)
-        options = GrpcOptions(connect_timeout_s=SPAWN_TIMEOUT_S)
-        address = await self._spawn(drafter)
-        return GrpcLink(drafter.source, address, options, max_nodes=drafter.max_nodes)
-
-    async def _spawn(self, drafter: DrafterConfig) -> Callable[[], Awaitable[str]]:
-        """Start a drafter server; where to find it, also after it died and came back."""
+    def _spawn(self, drafter: DrafterConfig) -> AddressProvider:
+        """Where to find a drafter server: it starts when asked, also after it died."""
         if self._config.backend == "local":
             from ..actors.drafter_process import DrafterProcess  # noqa: PLC0415
 
@@ -85,6 +97,27 @@ class Placement:
         actor, address = spawn_drafter(drafter, self._config, placement_group=self._group)
         self._actors.append(actor)
         return address
+
+
+async def _start(index: int, address: AddressProvider) -> None:
+    """Wait until a drafter server listens."""
+    with _naming(index):
+        try:
+            await asyncio.wait_for(address(), START_TIMEOUT_S)
+        except TimeoutError:
+            raise DrafterError(f"did not start within {START_TIMEOUT_S:.0f} s") from None
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """What keeps a drafter from starting becomes a `ConfigError` that names it."""
+    field = f"drafters[{index}]"
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{field}.{error.field}", error.message) from error
+    except DraftlineError as error:
+        raise ConfigError(field, str(error)) from error
 
 
 def _ensure_ray() -> None:

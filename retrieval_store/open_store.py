@@ -12,10 +12,11 @@ from .directory_store import DirectoryStore
 from .store import SegmentStore
 
 
-def open_store(url: str) -> SegmentStore:
+def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
     """`redis://host:port/db` (also `rediss://`, `unix://`), a folder, or `demo`: the bundled one.
 
-    Connects to nothing yet. Raises `ConfigError` for any other scheme.
+    Connects to nothing yet. Raises `ConfigError` for any other scheme; with `must_exist`, as for
+    those who only read, also for a folder that is not there.
     """
     scheme = urlsplit(url).scheme
     if scheme in ("redis", "rediss", "unix"):
@@ -24,5 +25,8 @@ def open_store(url: str) -> SegmentStore:
     if url == "demo":
         return DirectoryStore(DEMO_STORE)
     if scheme in ("", "file") and url:
-        return DirectoryStore(Path(url.removeprefix("file://")))
+        folder = Path(url.removeprefix("file://"))
+        if must_exist and not folder.is_dir():
+            raise ConfigError("store", f"no folder {folder}; `draftline corpus build` makes one")
+        return DirectoryStore(folder)
     raise ConfigError("store", f"{url!r} is neither a folder nor a redis:// URL")

@@ -10,6 +10,7 @@ from draftline.actors.drafter_actor import spawn_drafter
 from draftline.cluster.config import DrafterConfig
 from draftline.cluster.drafter_hub import DrafterHub
 from draftline.cluster.grpc_link import GrpcLink, GrpcOptions
+from draftline.core.errors import DraftlineError
 from support.hub_session import QUICK_RETRY, Rhyme, until
 from support.ray_cluster import ray_cluster
 
@@ -31,3 +32,12 @@ async def test_a_killed_actor_comes_back_at_a_new_address():
         assert await address() != first
         assert hub.stats()[0].reconnects >= 1
         await hub.stop()
+
+
+@pytest.mark.cluster
+async def test_an_actor_that_cannot_build_its_drafter_says_why():
+    with ray_cluster():
+        config = DrafterConfig.model_validate({"kind": "retrieval", "store": "/nowhere/store"})
+        _, address = spawn_drafter(config, num_cpus=0.5)
+        with pytest.raises(DraftlineError, match="/nowhere/store"):
+            await asyncio.wait_for(address(), 60)
