@@ -69,6 +69,7 @@ def plan_model(config: EngineConfig) -> ModelPlan:
             hidden_size=info.hidden_size,
             dtype=_dtype(config, device),
             device=device,
+            num_cpus=config.cpus_per_stage,
             num_gpus=1.0 if device == "cuda" else 0.0,
         )
         for span in partition_layers(info.path, config.pipeline_parallel_size)

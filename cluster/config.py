@@ -89,6 +89,12 @@ class EngineConfig(Settings):
         1, description="stages that the target's layers are cut into"
     )
     stage_transport: StageTransport = Field("auto", description="how Ray stages pass activations")
+    cpus_per_stage: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="CPUs that a stage's Ray actor reserves; its threads on a CPU, at least 1"
+    )
+    cpus_per_drafter: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="CPUs that a drafter's Ray actor reserves"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="arithmetic; auto: float32 on CPU, the checkpoint's own on a GPU"
     )

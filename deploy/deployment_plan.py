@@ -34,7 +34,7 @@ def placement_bundles(
 
     `has_gpus` decides where the device is `auto`.
     """
-    stage: dict[str, float] = {"CPU": 1.0}
+    stage = {"CPU": engine.cpus_per_stage}
     if engine.device == "cuda" or (engine.device == "auto" and has_gpus):
         stage["GPU"] = 1.0
     actors = [d for d in engine.drafters if d.transport == "grpc" and d.address is None]
@@ -43,4 +43,4 @@ def placement_bundles(
     if engine.backend == "local":
         # Everything runs inside the coordinator.
         return [coordinator]
-    return [coordinator, *stages, *({"CPU": 1.0} for _ in actors)]
+    return [coordinator, *stages, *({"CPU": engine.cpus_per_drafter} for _ in actors)]

@@ -94,7 +94,12 @@ class Placement:
         from ..actors.drafter_actor import spawn_drafter  # noqa: PLC0415
 
         _ensure_ray()
-        actor, address = spawn_drafter(drafter, self._config, placement_group=self._group)
+        actor, address = spawn_drafter(
+            drafter,
+            self._config,
+            num_cpus=self._config.cpus_per_drafter,
+            placement_group=self._group,
+        )
         self._actors.append(actor)
         return address
 

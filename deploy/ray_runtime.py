@@ -109,7 +109,8 @@ def _num_cpus(args: ServeArgs) -> int:
     """Logical CPUs for all parts: on a small machine they take turns, slowly, but it works."""
     bundles = placement_bundles(args.engine, args.deployment)
     needed = sum(bundle["CPU"] for bundle in bundles) * args.deployment.num_replicas
-    return max(os.cpu_count() or 1, math.ceil(needed) + args.deployment.num_ingress_replicas)
+    needed += args.deployment.ingress_cpus * args.deployment.num_ingress_replicas
+    return max(os.cpu_count() or 1, math.ceil(needed))
 
 
 def _reason(error: Exception) -> str:

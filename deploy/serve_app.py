@@ -43,9 +43,11 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
     options = engine_options(checked, has_gpus=cluster_has_gpus())
     engine = EngineReplica.options(**options).bind(checked.engine)
-    return Ingress.options(num_replicas=checked.deployment.num_ingress_replicas).bind(
-        engine, checked.engine, checked.server, checked.model_name
+    ingress = Ingress.options(
+        num_replicas=checked.deployment.num_ingress_replicas,
+        ray_actor_options={"num_cpus": checked.deployment.ingress_cpus},
     )
+    return ingress.bind(engine, checked.engine, checked.server, checked.model_name)
 
 
 def cluster_has_gpus() -> bool:

@@ -72,6 +72,9 @@ class DeploymentConfig(Settings):
     coordinator_cpus: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="CPUs of a replica"
     )
+    ingress_cpus: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="CPUs of an HTTP replica"
+    )
     placement_group_strategy: str = Field(
         default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
     )

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import subprocess
 import sys
-from itertools import takewhile
 from pathlib import Path
 
 import openai
 import pytest
 from draftline import __version__
 from draftline.deploy import cli
+from support.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 
-COMMAND = (sys.executable, "-c", "from draftline.deploy.cli import main; main()")
 COMMANDS = ("serve", "generate", "demo", "doctor", "corpus")
 runner = CliRunner()
 
@@ -122,29 +119,18 @@ def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
 )
 def test_serve_until_sigterm(checkpoint: Path, backend: str) -> None:
     """The official client works against `draftline serve`; SIGTERM ends it cleanly."""
-    arguments = ["serve", str(checkpoint), "--port", "0", "--served-model-name", "tiny"]
-    arguments += ["--backend", backend, "-pp", "2"]
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "--backend", backend, "-pp", "2"]
     arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment,
-    ) as server:  # fmt: skip
-        assert server.stdout is not None
-        try:
-            lines = list(takewhile(lambda line: not line.startswith("curl "), server.stdout))
-            found = re.search(r"ready: (http://\S+/v1)", lines[-1])
-            assert found, lines
-            assert len(lines) <= 3
-            client = openai.OpenAI(base_url=found[1], api_key="secret", max_retries=0)
-            check_client(client)
-            with pytest.raises(openai.AuthenticationError):
-                client.with_options(api_key="wrong").models.list()
-            server.send_signal(signal.SIGTERM)
-            assert server.stdout.read() == "stopped\n"
-            assert server.wait(60) == 0
-        finally:
-            server.kill()
+    with served_model(*arguments) as served:
+        assert len(served.lines) <= 3
+        client = openai.OpenAI(base_url=served.url, api_key="secret", max_retries=0)
+        check_client(client)
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").models.list()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.stdout is not None
+        assert served.process.stdout.read() == "stopped\n"
+        assert served.process.wait(60) == 0
 
 
 def check_client(client: openai.OpenAI) -> None:

@@ -6,29 +6,15 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.errors import StageLost
 from draftline.deploy.held_out_prompts import held_out_prompts
+from support.stage_pids import stage_pids
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(3)]
 PARAMS = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
-
-
-def stage_pids() -> list[int]:
-    """Processes of stage actors on this machine, oldest first."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                command = (folder / "cmdline").read_bytes()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if command.startswith(b"ray::StageWorker"):
-                found.append(int(folder.name))
-    return sorted(found)
 
 
 @pytest.mark.cluster

@@ -1,0 +1,53 @@
+"""What a client of the API sees of a dead stage: one 503, and soon the same answers again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from draftline.deploy.held_out_prompts import held_out_prompts
+from support.served_model import served_model
+from support.stage_pids import stage_pids
+
+PROMPT = held_out_prompts(1)[0].text
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_behind_http_the_answer_is_503_and_then_200_again() -> None:
+    settings = ("demo", "--backend", "ray", "-pp", "2", "--speculative-config", "[]")
+    with served_model(*settings) as served:
+        client = openai.OpenAI(base_url=served.url, api_key="none", max_retries=0, timeout=120)
+
+        def complete() -> str:
+            answer = client.completions.create(
+                model="demo", prompt=PROMPT, max_tokens=400, temperature=0,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            return answer.choices[0].text
+
+        before = complete()
+        with ThreadPoolExecutor() as pool:
+            lost = pool.submit(complete)
+            time.sleep(1)
+            os.kill(stage_pids()[-1], signal.SIGKILL)
+            with pytest.raises(openai.InternalServerError, match="stage") as caught:
+                lost.result(60)
+        assert caught.value.status_code == 503
+        assert _until_served(complete) == before
+
+
+def _until_served(complete: Callable[[], str]) -> str:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return complete()
+        except openai.InternalServerError as error:
+            if error.status_code != 503 or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
