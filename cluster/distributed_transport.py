@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import ray
@@ -55,6 +55,7 @@ class DistributedTransport:
         port = self._server.sockets[0].getsockname()[1]
         opening: Any = stages[0].open_store.remote(self._stage_hosts[0])
         store_port: int = await opening
+        serving: list[Any] = []
         for stage, own_host in zip(stages, self._stage_hosts, strict=True):
             link = StageLink(
                 host=self._host,
@@ -66,8 +67,8 @@ class DistributedTransport:
                 store_host=self._stage_hosts[0],
                 store_port=store_port,
             )
-            stage.serve.remote(link)
-        await joined.wait()
+            serving.append(stage.serve.remote(link))
+        await _joined_or_failed(joined, serving)
         self._server.close()
 
     def send(self, sequence: int, step: StepInput) -> None:
@@ -83,6 +84,21 @@ class DistributedTransport:
         for connection in self._connections.values():
             connection.abort()
         self._connections.clear()
+
+
+async def _joined_or_failed(joined: asyncio.Event, serving: Sequence[Awaitable[None]]) -> None:
+    """Wait until all stages are there. Raises `StageLost` as soon as one gives up."""
+    joining = asyncio.ensure_future(joined.wait())
+    ends = [asyncio.ensure_future(end) for end in serving]
+    try:
+        await asyncio.wait([joining, *ends], return_when=asyncio.FIRST_COMPLETED)
+        if not joining.done():
+            index = next(index for index, end in enumerate(ends) if end.done())
+            raise StageLost(f"stage {index} could not join: {ends[index].exception()}")
+    finally:
+        # The stages serve on; only nobody waits for their end any more.
+        for task in (joining, *ends):
+            task.cancel()
 
 
 class _StageConnection(asyncio.Protocol):

@@ -6,7 +6,7 @@ import asyncio
 from unittest.mock import Mock
 
 import pytest
-from draftline.cluster.distributed_transport import _StageConnection
+from draftline.cluster.distributed_transport import _joined_or_failed, _StageConnection
 from draftline.cluster.frames import LENGTH, MAX_FRAME_BYTES, FrameBuffer, encode_frame
 from draftline.cluster.in_flight import InFlightSteps
 from draftline.cluster.local_pipeline import LocalPipeline
@@ -93,3 +93,22 @@ async def test_a_greeting_may_come_in_pieces() -> None:
         connection.data_received(bytes([byte]))
     join.assert_called_once_with(1, transport)
     assert (await future).step_id == 9
+
+
+async def _serve(end: asyncio.Future[None]) -> None:
+    await asyncio.shield(end)
+
+
+async def test_a_stage_that_cannot_join_ends_the_wait() -> None:
+    ends = [asyncio.get_running_loop().create_future() for _ in range(3)]
+    ends[1].set_exception(OSError("no route"))
+    with pytest.raises(StageLost, match="stage 1 could not join: no route"):
+        await _joined_or_failed(asyncio.Event(), [_serve(end) for end in ends])
+    assert not ends[0].done()
+
+
+async def test_stages_that_joined_serve_on() -> None:
+    joined, end = asyncio.Event(), asyncio.get_running_loop().create_future()
+    joined.set()
+    await _joined_or_failed(joined, [_serve(end)])
+    assert not end.done()
