@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .cluster.config import DrafterConfig, EngineConfig
+    from .core.request_options import RequestOptions
     from .core.sampling_params import SamplingParams
     from .deploy.engine import AsyncEngine, Engine
     from .models.bundled import demo_path
@@ -17,6 +18,7 @@ __all__ = [
     "DrafterConfig",
     "Engine",
     "EngineConfig",
+    "RequestOptions",
     "SamplingParams",
     "__version__",
     "demo_path",
@@ -27,6 +29,7 @@ _HOMES = {
     "DrafterConfig": ".cluster.config",
     "Engine": ".deploy.engine",
     "EngineConfig": ".cluster.config",
+    "RequestOptions": ".core.request_options",
     "SamplingParams": ".core.sampling_params",
     "demo_path": ".models.bundled",
 }

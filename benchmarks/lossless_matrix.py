@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 
 from ..cluster.config import Backend, DrafterConfig, EngineConfig
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..deploy.engine import Engine
 from ..deploy.held_out_prompts import held_out_prompts
@@ -41,6 +42,7 @@ MIXES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in DRAFTERS},
     "all": tuple(DRAFTERS),
 }
+PLAIN = RequestOptions(speculative=False)
 SAMPLED = (
     SamplingParams(temperature=0.7, top_p=0.9, seed=1, ignore_eos=True, max_tokens=1),
     SamplingParams(temperature=0.7, seed=2, ignore_eos=True, max_tokens=1),
@@ -133,7 +135,7 @@ def run_matrix(matrix: Matrix, console: Console | None = None) -> Report:
     references: dict[int, list[Tokens]] = {}
     for config, mix in _engines(matrix):
         with Engine(config) as engine:
-            references = references or _sampled(engine, prompts, matrix, 8, speculative=False)
+            references = references or _sampled(engine, prompts, matrix, 8, PLAIN)
             for together in matrix.together:
                 cell = _run_cell(
                     engine, _Case(config, mix, together), prompts, matrix, greedy, references, judge
@@ -210,8 +212,7 @@ def _sampled(
     prompts: list[list[int]],
     matrix: Matrix,
     together: int,
-    *,
-    speculative: bool = True,
+    options: RequestOptions | None = None,
 ) -> dict[int, list[Tokens]]:
     """Answers of the first prompts with every sampling setting."""
     found: dict[int, list[Tokens]] = {}
@@ -220,7 +221,7 @@ def _sampled(
         found[index] = [
             output.token_ids
             for batch in _batches(prompts[: matrix.sampled_prompts], together)
-            for output in engine.generate(batch, params, speculative=speculative)
+            for output in engine.generate(batch, params, options)
         ]
     return found
 

@@ -105,6 +105,7 @@ class Assembly:
                 max_step_rows=config.max_num_batched_tokens,
                 max_tree_nodes=config.tree_nodes,
                 max_probe_rows=MAX_PROBE_ROWS,
+                share_prefixes=config.enable_prefix_caching,
                 num_groups=self.pipeline.num_stages if self.pipeline.max_in_flight > 1 else 1,
             ),
         )

@@ -106,6 +106,9 @@ class EngineConfig(Settings):
     kv_cache_tokens: Annotated[int, Field(ge=64)] = Field(
         16384, description="KV slots of every stage, over all requests"
     )
+    enable_prefix_caching: bool = Field(
+        True, description="requests of one tenant share the KV of equal prefixes"
+    )
     max_num_seqs: Annotated[int, Field(ge=1, le=1024)] = Field(
         16, description="requests that run at once"
     )

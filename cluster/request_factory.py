@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..core.errors import RequestError
 from ..core.request import Request, Sink
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..core.stop import StopRule
 from ..core.types import Int32
@@ -35,9 +36,7 @@ class RequestFactory:
         prompt: Prompt,
         params: SamplingParams,
         sink: Sink,
-        *,
-        namespace: str = "shared",
-        speculative: bool = True,
+        options: RequestOptions,
     ) -> tuple[Request, StopRule]:
         """A request and its stop rule. Raises `RequestError` naming prompt or parameter."""
         prompt_ids = self.prompt_ids(prompt)
@@ -49,8 +48,7 @@ class RequestFactory:
             seed=self.random_seed() if params.seed is None else params.seed,
             max_tokens=max_tokens,
             sink=sink,
-            namespace=namespace,
-            speculative=speculative,
+            options=options,
         )
         stream = TextStream(self.tokenizer, prompt_ids.tolist())
         return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)

@@ -85,6 +85,7 @@ class EngineCore:
     def use_pipeline(self, pipeline: StepPipeline) -> None:
         """Go on with another pipeline, whose KV cache is empty; no request may be left."""
         assert not self.has_work
+        self._scheduler.forget_kv()
         self._pipeline = pipeline
 
     def fail_all(self, error: DraftlineError) -> None:
@@ -115,11 +116,7 @@ class EngineCore:
         decoding = self._scheduler.decoding()
         max_nodes = self._scheduler.nodes_each(len(decoding))
         offers = await self._ask(decoding, max_nodes)
-        trees = [
-            self._grow(state, offers.get(state.request_id, ()), max_nodes)
-            for state in decoding
-            if self._is_alive(state)
-        ]
+        trees = self._grow_all(decoding, offers, max_nodes)
         chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in trees))
         if not trees and not chunks:
             return False
@@ -149,14 +146,17 @@ class EngineCore:
                 source: answers.take(len(probe.wanted))[:, : probe.top_k]
                 for source, probe in tree.probes.items()
             }
+            self._scheduler.share(tree.state, len(tree.state.token_ids) - 1)
             self._commit_tree(tree, own_targets, probe_ids)
         for chunk in flight.chunks:
-            if chunk.is_last:
+            self._scheduler.share(chunk.state, chunk.end)
+            if chunk.wants_token:
                 self._commit_first(chunk.state, int(targets.take(1)[0]))
 
     def _open(self, admitted: Sequence[RequestState]) -> None:
         for state in admitted:
-            if state.request.speculative:
+            if state.request.options.speculative and not state.is_open:
+                state.is_open = True
                 self._drafters.open(state.draft_request())
 
     async def _ask(
@@ -166,12 +166,34 @@ class EngineCore:
         queries = [
             Query(state.request_id, len(state.token_ids), min(max_nodes, _max_depth(state)))
             for state in states
-            if state.request.speculative and min(max_nodes, _max_depth(state)) > 0
+            if state.request.options.speculative and min(max_nodes, _max_depth(state)) > 0
         ]
         commits, self._commits = self._commits, []
         if not queries and not commits:
             return {}
         return await self._drafters.exchange(commits, queries)
+
+    def _grow_all(
+        self,
+        states: Sequence[RequestState],
+        offers: Mapping[str, Sequence[Proposal]],
+        max_nodes: int,
+    ) -> list[TreeStep]:
+        """Trees of all that have KV slots for one; `states` are in order."""
+        trees = []
+        for state in states:
+            # Cancelled while the drafters were asked, or preempted for one before it.
+            if not self._is_alive(state) or not state.blocks:
+                continue
+            tree = self._grow(state, offers.get(state.request_id, ()), max_nodes)
+            root_position = len(state.token_ids) - 1
+            if not self._scheduler.reserve(state, root_position + tree.num_rows):
+                # Drafts are never worth the KV of another request.
+                tree = TreeStep(state, merge((), 0, 0), {})
+                if not self._scheduler.make_room(state, root_position + 1):
+                    continue
+            trees.append(tree)
+        return trees
 
     def _grow(self, state: RequestState, proposals: Sequence[Proposal], max_nodes: int) -> TreeStep:
         tree = merge(proposals, max_nodes, _max_depth(state))
@@ -194,7 +216,8 @@ class EngineCore:
         taken = advance.num_tokens
         state.record_walk(tree, path[:taken])
         self._append(state, tokens[:taken], probe_ids)
-        if advance.finish_reason is None:
+        # A request that was preempted meanwhile has no KV to move.
+        if advance.finish_reason is None and state.blocks:
             state.moves = _moves(state, path, self._block_size)
         self._emit(state, tokens[:taken], sources[:taken], advance.text, advance.finish_reason)
 
@@ -212,7 +235,7 @@ class EngineCore:
     ) -> None:
         base_len = len(state.token_ids)
         state.token_ids += tokens
-        if state.request.speculative:
+        if state.is_open:
             ids = np.array(tokens, dtype=np.int32)
             self._commits.append(StepCommit(state.request_id, base_len, ids, probe_ids))
 
@@ -264,7 +287,7 @@ class EngineCore:
     def _forget(self, state: RequestState) -> None:
         del self._states[state.request_id]
         self._scheduler.remove(state)
-        if state.request.speculative:
+        if state.is_open:
             self._drafters.close(state.request_id)
             self._commits = [c for c in self._commits if c.request_id != state.request_id]
 

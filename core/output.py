@@ -16,6 +16,8 @@ TARGET_SOURCE = "target"
 class RequestMetrics:
     """Counts and times of one finished request. Times are seconds of the engine's clock.
 
+    cached_tokens      prompt tokens whose KV was there already
+    num_preemptions    how often its KV was given to others and computed again
     num_steps          verification steps: steps that committed tokens after the prompt
     num_draft_tokens   nodes verified
     drafted_by_source, accepted_by_source  nodes credited to the drafter that proposed them first
@@ -29,6 +31,8 @@ class RequestMetrics:
     drafted_by_source: Mapping[str, int] = field(default_factory=dict)
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
     accepted_lengths: tuple[int, ...] = ()
+    cached_tokens: int = 0
+    num_preemptions: int = 0
     arrival_time: float = 0.0
     first_token_time: float = 0.0
     finish_time: float = 0.0

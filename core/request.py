@@ -10,6 +10,8 @@ import numpy as np
 
 from .errors import DraftlineError
 from .output import Delta, RequestMetrics
+from .prefix_keys import PrefixKeys
+from .request_options import RequestOptions
 from .sampling_params import SamplingParams
 from .stop import StopRule
 from .tree import TokenTree
@@ -29,8 +31,7 @@ class Request:
     seed: int
     max_tokens: int
     sink: Sink
-    namespace: str = "shared"
-    speculative: bool = True
+    options: RequestOptions = field(default_factory=RequestOptions)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +39,14 @@ class RequestState:
     """The only mutable state of a running request.
 
     token_ids      committed tokens, prompt included
-    num_scheduled  positions that were submitted to be cached; prompt chunks may be in flight
-    blocks         KV blocks, in position order; scratch slots of tree nodes follow the committed
+    order          (priority, number of arrival): who goes first
+    keys           names of its full blocks; None: it shares none
+    blocks         KV blocks, in position order; scratch slots of tree nodes follow the committed;
+                   none while it waits
+    prefill_len    positions to be cached in chunks: the prompt, or all committed tokens but the
+                   last after a preemption
+    num_scheduled  of these, how many were cached already or submitted; some may be in flight
+    num_shared     of its blocks, how many others may share
     in_flight      steps of this request that were submitted and not committed yet
     moves          KV copies of the last commit, to be sent with this request's next step
     """
@@ -49,9 +56,16 @@ class RequestState:
     blocks: list[int]
     arrival_time: float
     token_ids: list[int] = field(default_factory=list)
+    order: tuple[int, int] = (0, 0)
+    keys: PrefixKeys | None = None
+    prefill_len: int = 0
     num_scheduled: int = 0
+    num_shared: int = 0
     in_flight: int = 0
     moves: list[tuple[int, int]] = field(default_factory=list)
+    is_open: bool = False
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
     first_token_time: float = 0.0
     num_draft_tokens: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
@@ -72,14 +86,34 @@ class RequestState:
         return len(self.request.prompt_ids)
 
     @property
-    def num_prompt_left(self) -> int:
-        """Prompt tokens that no step has taken yet."""
-        return max(0, self.prompt_len - self.num_scheduled)
+    def has_answer(self) -> bool:
+        """Whether a first token is known."""
+        return len(self.token_ids) > self.prompt_len
+
+    @property
+    def num_prefill_left(self) -> int:
+        """Tokens that are to be cached in chunks and that no step has taken yet."""
+        return self.prefill_len - self.num_scheduled
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the next step verifies a tree: the prompt is cached and a first token known."""
-        return len(self.token_ids) > self.prompt_len
+        """Whether the next step verifies a tree: all before the last token is cached."""
+        return self.has_answer and bool(self.blocks) and not self.num_prefill_left
+
+    def begin(self, blocks: list[int], num_cached: int) -> None:
+        """Take KV blocks, the first of which hold `num_cached` tokens already."""
+        self.blocks = blocks
+        self.prefill_len = len(self.token_ids) - self.has_answer
+        self.num_scheduled = num_cached
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = num_cached
+
+    def release(self) -> list[int]:
+        """Give up the KV, to begin anew later; returns the blocks."""
+        blocks, self.blocks = self.blocks, []
+        self.moves = []
+        self.num_scheduled = self.prefill_len = self.num_shared = 0
+        return blocks
 
     def draft_request(self) -> DraftRequest:
         """What drafters learn of the request now."""
@@ -90,7 +124,7 @@ class RequestState:
             prompt_len=self.prompt_len,
             temperature=params.temperature,
             seed=self.request.seed,
-            namespace=self.request.namespace,
+            namespace=self.request.options.namespace,
         )
 
     def record_walk(self, tree: TokenTree, path: list[int]) -> None:
@@ -104,6 +138,8 @@ class RequestState:
         """Counts and times at the request's end."""
         return RequestMetrics(
             prompt_tokens=self.prompt_len,
+            cached_tokens=self.num_cached_tokens or 0,
+            num_preemptions=self.num_preemptions,
             generated_tokens=len(self.token_ids) - self.prompt_len,
             num_steps=len(self.accepted_lengths),
             num_draft_tokens=self.num_draft_tokens,

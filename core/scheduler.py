@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .block_pool import BlockPool
 from .errors import CapacityError
+from .prefix_keys import PrefixKeys
 from .request import RequestState
 from .step_builder import PromptChunk
 
@@ -21,6 +23,7 @@ class SchedulerLimits:
     max_tree_nodes  nodes of one request's tree
     max_probe_rows  rows that one request's drafters may probe with in a step
     num_groups      steps in flight that the requests are spread over, one a pipeline stage
+    share_prefixes  whether requests share the KV of equal prefixes
     """
 
     max_running: int
@@ -29,38 +32,62 @@ class SchedulerLimits:
     max_tree_nodes: int
     max_probe_rows: int
     num_groups: int
+    share_prefixes: bool = True
 
 
 class Scheduler:
-    """Owns the queue, the running requests and their KV blocks."""
+    """Owns the queue, the running requests and their KV blocks.
 
-    __slots__ = ("_limits", "_pool", "running", "waiting")
+    Requests go in the order of priority and arrival. A request takes the blocks of its prompt when
+    it starts and further ones as its answer grows; where none are left, the last in order gives up
+    its KV, waits and computes it again. The first in order always gets on, so all end.
+    """
+
+    __slots__ = ("_limits", "_num_added", "_pool", "num_preemptions", "running", "waiting")
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
         self._pool = pool
         self._limits = limits
-        self.waiting: deque[RequestState] = deque()
+        self._num_added = 0
+        self.num_preemptions = 0
+        self.waiting: list[RequestState] = []
         self.running: dict[str, RequestState] = {}
+
+    @property
+    def max_probe_rows(self) -> int:
+        """Rows that one request's drafters may probe with in a step."""
+        return self._limits.max_probe_rows
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks that is held, 0 to 1."""
+        return self._pool.usage
 
     def add(self, state: RequestState) -> None:
         """Queue a request. Raises `CapacityError` when the queue is full or it can never fit."""
-        if self._blocks_needed(state) > self._pool.num_blocks:
+        slots = state.prompt_len + state.request.max_tokens
+        if self._pool.blocks_for(slots) > self._pool.num_blocks:
             raise CapacityError(
-                f"the request needs {self._slots_needed(state)} KV slots, the engine has "
+                f"the request needs {slots} KV slots, the engine has "
                 f"{self._pool.num_blocks * self._pool.block_size}; lower max_tokens or raise "
                 "kv_cache_tokens"
             )
         most = self._limits.max_running + self._limits.max_waiting
         if len(self.running) + len(self.waiting) >= most:
             raise CapacityError(f"{len(self.waiting)} requests are waiting; try again later")
-        self.waiting.append(state)
+        options = state.request.options
+        state.order = (options.priority, self._num_added)
+        self._num_added += 1
+        if self._limits.share_prefixes:
+            salt = f"{options.namespace}\0{options.cache_salt}"
+            state.keys = PrefixKeys(salt, self._pool.block_size)
+        self._queue(state)
 
     def admit(self) -> list[RequestState]:
-        """Start waiting requests, in order, while blocks for their longest answer are free."""
+        """Start waiting requests, in order, while blocks for what they are to cache are free."""
         admitted = []
-        while self.waiting and self._fits(self.waiting[0]):
-            state = self.waiting.popleft()
-            state.blocks = self._pool.allocate(self._blocks_needed(state))
+        while self.waiting and self._begin(self.waiting[0]):
+            state = self.waiting.pop(0)
             self.running[state.request_id] = state
             admitted.append(state)
         return admitted
@@ -73,13 +100,12 @@ class Scheduler:
         """
         if self.running.pop(state.request_id, None) is None:
             self.waiting.remove(state)
-        self._pool.free(state.blocks)
-        state.blocks = []
+        self._pool.free(state.release())
 
     def decoding(self) -> list[RequestState]:
         """Requests whose next tree may go out now: one group, so that others can fill stages."""
         group_len = -(-len(self.running) // self._limits.num_groups)
-        ready = [s for s in self.running.values() if s.is_decoding and not s.in_flight]
+        ready = [s for s in self._in_order() if s.is_decoding and not s.in_flight]
         return ready[:group_len]
 
     def nodes_each(self, num_decoding: int) -> int:
@@ -87,42 +113,91 @@ class Scheduler:
 
         At most half of the step when prompts wait, so that trees never starve them.
         """
-        prompts_wait = any(s.num_prompt_left for s in self.running.values())
+        prompts_wait = any(s.num_prefill_left for s in self.running.values())
         rows = self._limits.max_step_rows // (2 if prompts_wait else 1)
         return max(0, min(self._limits.max_tree_nodes, rows // max(num_decoding, 1) - 1))
 
+    def reserve(self, state: RequestState, num_slots: int) -> bool:
+        """Give a request exactly the blocks of this many slots; False if too few are free."""
+        missing = self._pool.blocks_for(num_slots) - len(state.blocks)
+        if missing > self._pool.num_free:
+            return False
+        if missing >= 0:
+            state.blocks += self._pool.allocate(missing)
+        else:
+            # Scratch of an earlier tree. KV that is still to be moved out of it goes first in the
+            # step that this is for.
+            self._pool.free(state.blocks[missing:])
+            del state.blocks[missing:]
+        return True
+
+    def make_room(self, state: RequestState, num_slots: int) -> bool:
+        """`reserve`, taking the KV of requests that are later in order, or failing that its own.
+
+        Whoever is earlier keeps its blocks, so a step that is planned in order stays valid.
+        """
+        while not self.reserve(state, num_slots):
+            victim = max(self.running.values(), key=lambda running: running.order)
+            self._preempt(victim)
+            if victim is state:
+                return False
+        return True
+
     def prompt_chunks(self, num_tree_rows: int) -> list[PromptChunk]:
-        """Fill the rows that trees leave with the oldest prompts; counts them as scheduled."""
+        """Fill the rows that trees leave with prompts, in order; counts them as scheduled."""
         left = self._limits.max_step_rows - num_tree_rows
         chunks = []
-        for state in self.running.values():
-            size = min(left, state.num_prompt_left)
+        for state in self._in_order():
+            size = min(left, state.num_prefill_left)
             if size > 0:
-                start = state.num_scheduled
-                state.num_scheduled += size
-                chunks.append(PromptChunk(state, start, start + size))
+                start, end = state.num_scheduled, state.num_scheduled + size
+                state.num_scheduled = end
+                wants_token = end == state.prefill_len and not state.has_answer
+                chunks.append(PromptChunk(state, start, end, wants_token))
                 left -= size
         return chunks
 
-    @property
-    def max_probe_rows(self) -> int:
-        """Rows that one request's drafters may probe with in a step."""
-        return self._limits.max_probe_rows
+    def share(self, state: RequestState, num_tokens: int) -> None:
+        """Let others share the KV of a request's first `num_tokens` tokens, which is final."""
+        if state.keys is None or not state.blocks:
+            return
+        keys = state.keys.upto(state.token_ids, num_tokens)
+        for index in range(state.num_shared, len(keys)):
+            self._pool.register(state.blocks[index], keys[index])
+        state.num_shared = max(state.num_shared, len(keys))
 
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV blocks that is held, 0 to 1."""
-        return self._pool.usage
+    def forget_kv(self) -> None:
+        """All KV is lost. No request may run."""
+        assert not self.running
+        self._pool.forget_keys()
 
-    def _fits(self, state: RequestState) -> bool:
-        free_place = len(self.running) < self._limits.max_running
-        return free_place and self._blocks_needed(state) <= self._pool.num_free
+    def _begin(self, state: RequestState) -> bool:
+        """Give a waiting request its blocks, if it may start."""
+        # The answer of a step that was in flight when it was preempted changes what it caches.
+        if state.in_flight or len(self.running) >= self._limits.max_running:
+            return False
+        num_tokens = len(state.token_ids)
+        # The last token is always computed: its logits are wanted.
+        keys = state.keys.upto(state.token_ids, num_tokens - 1) if state.keys else []
+        num_shared, num_idle = self._pool.num_shared(keys)
+        missing = self._pool.blocks_for(num_tokens) - num_shared
+        # One block for each that runs, or the newcomer would soon be preempted by them.
+        if missing + len(self.running) > self._pool.num_free - num_idle:
+            return False
+        blocks = self._pool.share(keys[:num_shared]) + self._pool.allocate(missing)
+        state.begin(blocks, num_shared * self._pool.block_size)
+        state.num_shared = num_shared
+        return True
 
-    def _blocks_needed(self, state: RequestState) -> int:
-        return self._pool.blocks_for(self._slots_needed(state))
+    def _preempt(self, state: RequestState) -> None:
+        del self.running[state.request_id]
+        self._pool.free(state.release())
+        state.num_preemptions += 1
+        self.num_preemptions += 1
+        self._queue(state)
 
-    def _slots_needed(self, state: RequestState) -> int:
-        request = state.request
-        scratch = self._limits.max_tree_nodes + self._limits.max_probe_rows
-        speculative = scratch if request.speculative else 0
-        return state.prompt_len + request.max_tokens + speculative
+    def _queue(self, state: RequestState) -> None:
+        insort(self.waiting, state, key=lambda waiting: waiting.order)
+
+    def _in_order(self) -> Iterator[RequestState]:
+        return iter(sorted(self.running.values(), key=lambda running: running.order))

@@ -16,16 +16,15 @@ NO_ROWS = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptChunk:
-    """Prompt positions `start` to `end` of a request; the last chunk asks for the first token."""
+    """Positions `start` to `end` of a request, to be cached.
+
+    wants_token  it is the last chunk of a prompt, which asks for the first token
+    """
 
     state: RequestState
     start: int
     end: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the chunk ends the prompt."""
-        return self.end == self.state.prompt_len
+    wants_token: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,10 +99,10 @@ def build_step(
 
 def _chunk_rows(chunk: PromptChunk, block_size: int) -> _Rows:
     state, count = chunk.state, chunk.end - chunk.start
-    logits = np.array([count - 1] if chunk.is_last else [], dtype=np.int32)
+    logits = np.array([count - 1] if chunk.wants_token else [], dtype=np.int32)
     return _Rows(
         state=state,
-        token_ids=state.request.prompt_ids[chunk.start : chunk.end],
+        token_ids=np.array(state.token_ids[chunk.start : chunk.end], dtype=np.int32),
         positions=np.arange(chunk.start, chunk.end, dtype=np.int32),
         slots=slots_of(state.blocks, chunk.start, count, block_size),
         context_len=chunk.start,

@@ -20,6 +20,7 @@ from ..core.answer import Answer
 from ..core.errors import DraftlineError
 from ..core.output import Delta, RequestOutput
 from ..core.request import Sink
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..models.model_info import ModelInfo
 from .placement import Placement
@@ -100,14 +101,10 @@ class _Replica:
         prompt: Prompt,
         params: SamplingParams,
         sink: Sink,
-        *,
-        namespace: str,
-        speculative: bool,
+        options: RequestOptions,
     ) -> tuple[int, ...]:
         """Queue a request; its prompt's token ids. Raises `RequestError`, `CapacityError`."""
-        request, stop = self._factory.build(
-            request_id, prompt, params, sink, namespace=namespace, speculative=speculative
-        )
+        request, stop = self._factory.build(request_id, prompt, params, sink, options)
         self._thread.add(request, stop)
         return tuple(request.prompt_ids.tolist())
 
@@ -126,16 +123,15 @@ class Engine(_Replica):
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | None = None,
-        *,
-        namespace: str = "shared",
-        speculative: bool = True,
+        options: RequestOptions | None = None,
     ) -> list[RequestOutput]:
         """Answers of all prompts, in order; they run together.
 
-        `speculative=False` decodes plainly; the answers are the same. Raises `RequestError` if a
-        prompt does not fit, `CapacityError` if there are more than the queue holds, `StageLost`.
+        `RequestOptions(speculative=False)` decodes plainly; the answers are the same. Raises
+        `RequestError` if a prompt does not fit, `CapacityError` if there are more than the queue
+        holds, `StageLost`.
         """
-        params = params or SamplingParams()
+        params, options = params or SamplingParams(), options or RequestOptions()
         answers = []
         with _cancelling(self._thread) as running:
             for prompt in prompts:
@@ -145,8 +141,7 @@ class Engine(_Replica):
                     prompt,
                     params,
                     answer.hear,
-                    namespace=namespace,
-                    speculative=speculative,
+                    options,
                 )
                 running.append(answer.request_id)
                 answers.append(answer)
@@ -178,10 +173,9 @@ class AsyncEngine(_Replica):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
         *,
         request_id: str | None = None,
-        namespace: str = "shared",
-        speculative: bool = True,
     ) -> AsyncGenerator[Delta, None]:
         """Deltas of one answer as they are committed; closing the iterator cancels the request.
 
@@ -203,8 +197,7 @@ class AsyncEngine(_Replica):
                 prompt,
                 params or SamplingParams(),
                 hear,
-                namespace=namespace,
-                speculative=speculative,
+                options or RequestOptions(),
             )
         )
         try:
@@ -228,10 +221,9 @@ class AsyncEngine(_Replica):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
         *,
         request_id: str | None = None,
-        namespace: str = "shared",
-        speculative: bool = True,
     ) -> RequestOutput:
         """The whole answer of one prompt; as `stream`."""
         answer = Answer(request_id or f"request-{uuid.uuid4().hex}")
@@ -239,9 +231,8 @@ class AsyncEngine(_Replica):
         async for delta in self.stream(
             list(answer.prompt_ids),
             params,
+            options,
             request_id=answer.request_id,
-            namespace=namespace,
-            speculative=speculative,
         ):
             answer.hear(delta)
         return answer.wait()

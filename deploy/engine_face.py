@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ..core.output import Delta
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .text_codec import TextCodec
 
@@ -38,9 +39,9 @@ class EngineFace(Protocol):
         self,
         prompt: Sequence[int],
         params: SamplingParams,
+        options: RequestOptions,
         *,
         request_id: str,
-        speculative: bool,
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas; closing the generator cancels the request.
 
@@ -86,12 +87,12 @@ class LocalFace:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
+        options: RequestOptions,
         *,
         request_id: str,
-        speculative: bool,
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas; closing the generator cancels the request."""
-        deltas = self._engine.stream(prompt, params, request_id=request_id, speculative=speculative)
+        deltas = self._engine.stream(prompt, params, options, request_id=request_id)
         return cast("AsyncGenerator[Delta, None]", deltas)
 
     async def stats(self) -> list[EngineStats]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ..core.errors import StageLost
 from ..core.output import Delta, FinishReason, RequestMetrics
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .engine_face import EngineFace
 from .metrics import ServerMetrics
@@ -25,7 +26,7 @@ class Job:
     request_id: str
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
-    speculative: bool
+    options: RequestOptions
     report: bool
     deadline: float | None
 
@@ -61,8 +62,8 @@ async def run_job(
         face.stream(
             prompt,
             job.params,
+            job.options,
             request_id=f"{job.request_id}-{index}",
-            speculative=job.speculative,
         )
         for index, prompt in enumerate(job.prompts)
     ]

@@ -75,7 +75,7 @@ class GenerationRoutes:
             request_id=form.heading.response_id,
             prompts=prompts,
             params=self._params(body, prompts),
-            speculative=body.speculative.enabled,
+            options=body.request_options(),
             report=body.speculative.report,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
         )

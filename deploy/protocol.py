@@ -1,7 +1,8 @@
 """Request bodies of the OpenAI API, and what each asks of the engine.
 
 Field names, types and defaults follow OpenAI's API; `top_k`, `min_p`, `ignore_eos`,
-`stop_token_ids` and `speculative` are extra (`extra_body` of the openai client).
+`stop_token_ids`, `priority`, `cache_salt` and `speculative` are extra (`extra_body` of the openai
+client).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ..core.errors import RequestError
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .errors import bad_request
 from .refused_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
@@ -50,6 +52,8 @@ class GenerationRequest(RequestModel):
     max_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: int = 0
+    cache_salt: str = ""
     speculative: SpeculativeOptions = SpeculativeOptions()
 
     @field_validator("stop_token_ids")
@@ -84,6 +88,17 @@ class GenerationRequest(RequestModel):
     def token_limit(self) -> tuple[str, int | None]:
         """The field that limits the answer, and its value."""
         return "max_tokens", self.max_tokens
+
+    def request_options(self) -> RequestOptions:
+        """How to serve this body. Raises `ApiError` 400 naming the field."""
+        try:
+            return RequestOptions(
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+                speculative=self.speculative.enabled,
+            )
+        except RequestError as error:
+            raise bad_request(error.field, error.message) from error
 
     def sampling_params(self, max_tokens: int) -> SamplingParams:
         """The sampling that this body asks for. Raises `ApiError` 400 naming the field."""

@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from ..cluster.config import EngineConfig
 from ..core.errors import CapacityError, StageLost
 from ..core.output import Delta
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..models.model_info import read_model_info
 from ..models.tokenizer import load_tokenizer
@@ -62,12 +63,12 @@ class RayFace:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
+        options: RequestOptions,
         *,
         request_id: str,
-        speculative: bool,
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas from one replica; closing the generator cancels the request."""
-        deltas: Any = self._streams.stream.remote(tuple(prompt), params, request_id, speculative)
+        deltas: Any = self._streams.stream.remote(tuple(prompt), params, options, request_id)
         try:
             with _ray_errors():
                 async for delta in deltas:

@@ -19,6 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from openai.types.completion_usage import PromptTokensDetails
 
 from ..core.output import FinishReason, RequestMetrics
 from .generation import Answer
@@ -191,7 +192,12 @@ def usage(answers: Sequence[Answer]) -> CompletionUsage:
     prompt = sum(one.prompt_tokens for one in metrics)
     generated = sum(one.generated_tokens for one in metrics)
     return CompletionUsage(
-        prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated
+        prompt_tokens=prompt,
+        completion_tokens=generated,
+        total_tokens=prompt + generated,
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=sum(one.cached_tokens for one in metrics)
+        ),
     )
 
 

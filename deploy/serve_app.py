@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ..cluster.config import EngineConfig
 from ..core.output import Delta
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .deployment_plan import engine_options
 from .engine_face import LocalFace
@@ -69,10 +70,14 @@ class EngineReplica:
         self._face = face
 
     async def stream(
-        self, prompt: tuple[int, ...], params: SamplingParams, request_id: str, speculative: bool
+        self,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        options: RequestOptions,
+        request_id: str,
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas; cancelling the call cancels the request."""
-        deltas = self._face.stream(prompt, params, request_id=request_id, speculative=speculative)
+        deltas = self._face.stream(prompt, params, options, request_id=request_id)
         async with aclosing(deltas):
             async for delta in deltas:
                 yield delta

@@ -13,6 +13,7 @@ from draftline.cluster.config import EngineConfig
 from draftline.cluster.engine_thread import EngineThread
 from draftline.cluster.inproc_link import InprocLink
 from draftline.core.answer import Answer
+from draftline.core.request_options import RequestOptions
 from draftline.core.sampling_params import SamplingParams
 from draftline.drafters.model import load_model_drafter
 from draftline.drafters.prompt_lookup import PromptLookupDrafter
@@ -41,7 +42,11 @@ def main() -> None:
             answer = Answer("speculative" if speculative else "plain")
             engine.add(
                 *requests.build(
-                    answer.request_id, PROMPT, params, answer.hear, speculative=speculative
+                    answer.request_id,
+                    PROMPT,
+                    params,
+                    answer.hear,
+                    RequestOptions(speculative=speculative),
                 )
             )
             outputs.append(answer.wait())

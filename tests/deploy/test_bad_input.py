@@ -75,6 +75,10 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> str
         ("stream", "yes", "boolean"),
         ("stream_options", 1, "object"),
         ("speculative", True, "object"),
+        ("priority", HUGE, "from"),
+        ("priority", "high", "integer"),
+        ("cache_salt", "x" * 513, "512"),
+        ("cache_salt", 5, "string"),
         ("model", 3, "string"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from draftline.core.errors import CapacityError, StageError, StageLost
+from draftline.core.request_options import RequestOptions
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.fake_engine import FakeEngine
@@ -36,9 +37,10 @@ async def test_completion_body(client: httpx.AsyncClient, engine: FakeEngine) ->
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, len(TEXT))
-    prompt, params, speculative = engine.calls[0]
+    prompt, params, options = engine.calls[0]
     assert engine.tokenizer.decode(prompt) == "abc"
-    assert (params.seed, params.top_k, params.max_tokens, speculative) == (7, 0, 100, True)
+    assert (params.seed, params.top_k, params.max_tokens) == (7, 0, 100)
+    assert options == RequestOptions()
 
 
 async def test_speculative_metrics(client: httpx.AsyncClient) -> None:
@@ -79,12 +81,10 @@ async def test_several_prompts_keep_their_order(
     assert sorted(len(call[0]) for call in engine.calls) == [1, 2, 3]
 
 
-async def test_speculation_can_be_switched_off(
-    client: httpx.AsyncClient, engine: FakeEngine
-) -> None:
-    body = {"prompt": "a", "speculative": {"enabled": False}}
+async def test_options_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    body = {"prompt": "a", "speculative": {"enabled": False}, "priority": -2, "cache_salt": "x"}
     assert (await client.post(COMPLETIONS, json=body)).status_code == 200
-    assert engine.calls[0][2] is False
+    assert engine.calls[0][2] == RequestOptions(speculative=False, priority=-2, cache_salt="x")
 
 
 async def test_completion_stream(client: httpx.AsyncClient) -> None:

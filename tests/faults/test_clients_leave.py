@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
+from draftline.core.request_options import RequestOptions
 from draftline.deploy.held_out_prompts import held_out_prompts
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(3)]
@@ -31,7 +32,7 @@ async def wait_until_idle(engine: AsyncEngine) -> None:
 
 
 async def test_a_stream_that_is_closed_ends_its_request_only(engine: AsyncEngine) -> None:
-    plain = await engine.generate(PROMPTS[1], PARAMS, speculative=False)
+    plain = await engine.generate(PROMPTS[1], PARAMS, RequestOptions(speculative=False))
     stays = asyncio.create_task(engine.generate(PROMPTS[1], PARAMS))
     leaves = engine.stream(PROMPTS[0], PARAMS)
     for _ in range(3):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.output import RequestOutput
+from draftline.core.request_options import RequestOptions
 from draftline.deploy.held_out_prompts import held_out_prompts
 from draftline.retrieval_store.open_store import open_store
 from support.redis_server import RedisServer
@@ -62,7 +63,7 @@ def test_a_killed_drafter_server_comes_back_and_changes_nothing() -> None:
         model="demo", drafters=[DrafterConfig(kind="spectra", pool=False, transport="grpc")]
     )
     with Engine(config) as engine:
-        plain = engine.generate(PROMPTS, PARAMS, speculative=False)
+        plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
 
         def kill() -> None:
             (pid,) = drafter_pids()
@@ -87,7 +88,7 @@ def test_a_killed_redis_changes_nothing(redis_server: RedisServer) -> None:
         model="demo", drafters=[DrafterConfig(kind="retrieval", store=redis_server.url)]
     )
     with Engine(config) as engine:
-        plain = engine.generate(PROMPTS, PARAMS, speculative=False)
+        plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
         drafted = generate_while(engine, redis_server.kill)
         assert token_ids(drafted) == token_ids(plain)
         # The lookups are served from memory.

@@ -10,6 +10,7 @@ import time
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.errors import StageLost
+from draftline.core.request_options import RequestOptions
 from draftline.deploy.held_out_prompts import held_out_prompts
 from support.stage_pids import stage_pids
 
@@ -28,7 +29,7 @@ def test_a_killed_stage_ends_its_requests_and_the_replica_recovers() -> None:
         drafters=[DrafterConfig(kind="spectra", pool=False)],
     )
     with Engine(config) as engine:
-        plain = engine.generate(PROMPTS, PARAMS, speculative=False)
+        plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
         errors: list[BaseException] = []
 
         def run() -> None:

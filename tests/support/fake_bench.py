@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from draftline.core.block_pool import BlockPool
@@ -12,6 +13,7 @@ from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError
 from draftline.core.output import Delta
 from draftline.core.request import Request
+from draftline.core.request_options import RequestOptions
 from draftline.core.sampling_params import SamplingParams
 from draftline.core.scheduler import Scheduler, SchedulerLimits
 from draftline.core.stop import StopRule
@@ -30,9 +32,12 @@ class NoText:
 class RandomDrafters:
     """Random trees, half of whose nodes are what the target will say; checks what it is told."""
 
-    def __init__(self, rng: np.random.Generator, probes: bool, vocab: int) -> None:
+    def __init__(
+        self, rng: np.random.Generator, probes: bool, vocab: int, memory: int | None
+    ) -> None:
         self.rng = rng
         self.vocab = vocab
+        self.memory = memory
         self.probes = probes
         self.texts: dict[str, list[int]] = {}
         self.seeds: dict[str, int] = {}
@@ -70,7 +75,7 @@ class RandomDrafters:
         for node in range(int(self.rng.integers(0, 12))):
             parent = int(self.rng.integers(ROOT, node)) if node else ROOT
             path = [*(paths[parent] if parent >= 0 else text)]
-            right = next_token(path, self.seeds[query.request_id], self.vocab)
+            right = next_token(path, self.seeds[query.request_id], self.vocab, self.memory)
             token = right if self.rng.random() < 0.7 else int(self.rng.integers(0, self.vocab))
             tokens.append(token)
             parents.append(parent)
@@ -103,12 +108,16 @@ class Bench:
     probes: bool = False
     vocab: int = 7
     block_size: int = 4
+    memory: int | None = 2
+    share_prefixes: bool = True
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.target = FakeTarget(self.vocab, self.block_size, self.num_groups)
+        self.target = FakeTarget(self.vocab, self.block_size, self.num_groups, memory=self.memory)
         self.pool = BlockPool(self.num_blocks, self.block_size)
-        self.drafters = RandomDrafters(np.random.default_rng(self.seed), self.probes, self.vocab)
+        self.drafters = RandomDrafters(
+            np.random.default_rng(self.seed), self.probes, self.vocab, self.memory
+        )
         limits = SchedulerLimits(
             max_running=self.max_running,
             max_waiting=self.max_waiting,
@@ -116,6 +125,7 @@ class Bench:
             max_tree_nodes=self.nodes,
             max_probe_rows=6,
             num_groups=self.num_groups,
+            share_prefixes=self.share_prefixes,
         )
         self.scheduler = Scheduler(self.pool, limits)
         self.use_target(self.target)
@@ -133,6 +143,7 @@ class Bench:
         *,
         temperature: float = 1.0,
         seed: int | None = None,
+        **options: Any,
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
         request = Request(
@@ -142,7 +153,7 @@ class Bench:
             seed=len(name) if seed is None else seed,
             max_tokens=max_tokens,
             sink=self.heard.setdefault(name, []).append,
-            speculative=speculative,
+            options=RequestOptions(speculative=speculative, **options),
         )
         self.core.add(request, StopRule(params, (), max_tokens, NoText()))
 

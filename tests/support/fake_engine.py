@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from draftline.core.errors import CapacityError, RequestError
 from draftline.core.output import TARGET_SOURCE, Delta, FinishReason, RequestMetrics
+from draftline.core.request_options import RequestOptions
 from draftline.core.sampling_params import SamplingParams
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -94,19 +95,18 @@ class FakeEngine:
         self,
         prompt: str | Sequence[int],
         params: SamplingParams,
+        options: RequestOptions,
         *,
         request_id: str | None = None,
-        namespace: str = "shared",
-        speculative: bool = True,
     ) -> AsyncGenerator[Delta, None]:
         assert not isinstance(prompt, str)
-        assert namespace == "shared"
+        assert options.namespace == "shared"
         assert request_id is not None
         if any(token_id >= self.model_info.vocab_size for token_id in prompt):
             raise RequestError("prompt", "holds a token id outside the vocabulary")
         if len(self._running) >= self._max_running:
             raise CapacityError("the queue is full")
-        self.calls.append((tuple(prompt), params, speculative))
+        self.calls.append((tuple(prompt), params, options))
         self._running.add(request_id)
         self.arrivals.put_nowait(request_id)
         finished = False

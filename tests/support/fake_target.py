@@ -14,24 +14,38 @@ from draftline.core.errors import StageLost
 from draftline.core.types import Int32, StepInput, StepOutput
 
 
-def next_token(tokens: list[int], seed: int, vocab_size: int) -> int:
-    """The target's token after `tokens`: short memory, so that drafters can guess it."""
-    key = repr((tokens[-2:], seed)).encode()
+def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:
+    """The target's token after `tokens`: it remembers `memory` of them, or all.
+
+    A short memory lets drafters guess it.
+    """
+    seen = tokens if memory is None else tokens[-memory:]
+    key = repr((seen, seed)).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "little") % vocab_size
 
 
-def plain_answer(prompt: list[int], num_tokens: int, seed: int, vocab_size: int) -> list[int]:
+def plain_answer(
+    prompt: list[int], num_tokens: int, seed: int, vocab_size: int, memory: int | None = 2
+) -> list[int]:
     """What plain decoding says."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(next_token(tokens, seed, vocab_size))
+        tokens.append(next_token(tokens, seed, vocab_size, memory))
     return tokens[len(prompt) :]
 
 
 class FakeTarget:
     """A pipeline of one fake stage."""
 
-    def __init__(self, vocab_size: int, block_size: int, max_in_flight: int = 1) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        block_size: int,
+        max_in_flight: int = 1,
+        *,
+        memory: int | None = 2,
+    ) -> None:
+        self.memory = memory
         self.max_in_flight = max_in_flight
         self._vocab_size = vocab_size
         self._block_size = block_size
@@ -72,7 +86,7 @@ class FakeTarget:
     def choose(self, step: StepInput, texts: list[list[int]]) -> Int32:
         """The token after each text."""
         pairs = zip(texts, step.sampling.seed.tolist(), strict=True)
-        tokens = [next_token(text, seed, self._vocab_size) for text, seed in pairs]
+        tokens = [next_token(text, seed, self._vocab_size, self.memory) for text, seed in pairs]
         return np.array(tokens, dtype=np.int32)
 
     def _top_ids(self, text: list[int], top_k: int) -> Int32:
