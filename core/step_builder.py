@@ -12,6 +12,7 @@ from .tree import TokenTree
 from .types import Bool, Float32, Int32, Int64, Probe, SamplingRows, StepInput, TreeRows
 
 NO_ROWS = np.empty(0, dtype=np.int32)
+FIRST_ROW = np.zeros(1, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +59,11 @@ class _Rows:
 
 def slots_of(blocks: Sequence[int], first: int, count: int, block_size: int) -> Int32:
     """KV slots of positions `first` to `first + count` of a request with these blocks."""
-    positions = np.arange(first, first + count)
-    table = np.asarray(blocks, dtype=np.int32)
-    return table[positions // block_size] * block_size + (positions % block_size).astype(np.int32)
+    first_block, offset = divmod(first, block_size)
+    last_block = (first + count - 1) // block_size
+    table = np.array(blocks[first_block : last_block + 1], dtype=np.int32) * block_size
+    slots = table[:, None] + np.arange(block_size, dtype=np.int32)
+    return slots.ravel()[offset : offset + count]
 
 
 def build_step(
@@ -117,9 +120,9 @@ def _tree_rows(step: TreeStep, block_size: int) -> _Rows:
     state, tree = step.state, step.tree
     root_position = len(state.token_ids) - 1
     probes = list(step.probes.values())
-    offsets = np.concatenate([[0], tree.depths, *(probe.offsets for probe in probes)])
-    positions = (root_position + offsets).astype(np.int32)
-    root = np.array([state.token_ids[-1]], dtype=np.int32)
+    offsets = np.concatenate([FIRST_ROW, tree.depths, *(probe.offsets for probe in probes)])
+    positions = offsets + np.int32(root_position)
+    root = np.array(state.token_ids[-1:], dtype=np.int32)
     slots = slots_of(state.blocks, root_position, len(positions), block_size)
     num_verified = 1 + len(tree)
     return _Rows(
@@ -153,6 +156,8 @@ def _mask(tree: TokenTree, probes: Sequence[Probe]) -> Bool:
 
 
 def _wanted_rows(first: int, probes: Sequence[Probe]) -> Int32:
+    if not probes:
+        return NO_ROWS
     wanted = [NO_ROWS]
     for probe in probes:
         wanted.append(probe.wanted + first)

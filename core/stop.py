@@ -83,11 +83,16 @@ class StopRule:
 
     def _find_stop(self) -> int | None:
         """Where the earliest stop text begins in the text that is held back."""
+        if not self._stop:
+            return None
         starts = [start for text in self._stop if (start := self._held.find(text)) >= 0]
         return min(starts, default=None)
 
     def _release(self) -> str:
         """Give out the held text but for a tail that a stop text might begin with."""
+        if not self._stop:
+            released, self._held = self._held, ""
+            return released
         keep = max((_overlap(self._held, text) for text in self._stop), default=0)
         split = len(self._held) - keep
         released, self._held = self._held[:split], self._held[split:]

@@ -33,11 +33,14 @@ class TokenTree:
     def mask(self) -> Bool:
         """bool [n + 1, n + 1]: row i sees row j; row 0 is the root, and every row sees itself."""
         size = len(self) + 1
-        mask = np.eye(size, dtype=np.bool_)
-        mask[:, 0] = True
+        # Whole numbers as bit sets: a numpy operation a node would take most of a step's time.
+        rows = [1]
         for node, parent in enumerate(self.parents.tolist()):
-            mask[node + 1] |= mask[parent + 1]
-        return mask
+            rows.append(rows[parent + 1] | (2 << node))
+        width = (size + 7) // 8
+        packed = b"".join([row.to_bytes(width, "little") for row in rows])
+        bits = np.frombuffer(packed, dtype=np.uint8).reshape(size, width)
+        return np.unpackbits(bits, axis=1, count=size, bitorder="little").view(np.bool_)
 
     def check(self) -> None:
         """Assert the invariants above."""
@@ -73,8 +76,11 @@ def merge(proposals: Sequence[Proposal], max_nodes: int, max_depth: int) -> Toke
                 merged.append(None)
                 continue
             node = children.get((parent, token))
-            depth = 1 if parent == ROOT else depths[parent] + 1
-            if node is None and len(tokens) < max_nodes and depth <= max_depth:
+            if node is None and len(tokens) < max_nodes:
+                depth = 1 if parent == ROOT else depths[parent] + 1
+                if depth > max_depth:
+                    merged.append(None)
+                    continue
                 node = children[parent, token] = len(tokens)
                 tokens.append(token)
                 parents.append(parent)

@@ -40,15 +40,8 @@ def main() -> None:
         outputs = []
         for speculative in (False, True):
             answer = Answer("speculative" if speculative else "plain")
-            engine.add(
-                *requests.build(
-                    answer.request_id,
-                    PROMPT,
-                    params,
-                    answer.hear,
-                    RequestOptions(speculative=speculative),
-                )
-            )
+            options = RequestOptions(speculative=speculative)
+            engine.add(*requests.build(answer.request_id, PROMPT, params, answer.hear, options))
             outputs.append(answer.wait())
     finally:
         engine.close()
