@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..core.block_pool import BlockPool
+from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
 from ..core.errors import DraftlineError
 from ..core.output import Delta
@@ -155,7 +156,8 @@ class Bench:
         )
         drafters = CountingDrafters(load.nodes)
         scheduler = Scheduler(pool, limits)
-        self.core = EngineCore(self.pipeline, drafters, scheduler, BLOCK_SIZE, time.monotonic)
+        budget = NodeBudget(load.nodes)
+        self.core = EngineCore(self.pipeline, drafters, scheduler, budget, time.monotonic)
         self.waiting = {f"request-{index}" for index in range(load.requests)}
         self.has_finished = False
         params = SamplingParams(max_tokens=tokens, temperature=0.0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from draftline.core.block_pool import BlockPool
+from draftline.core.budget import NodeBudget
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError
 from draftline.core.output import Delta
@@ -109,6 +110,7 @@ class Bench:
     vocab: int = 7
     block_size: int = 4
     memory: int | None = 2
+    clock: Callable[[], float] = lambda: 0.0
     share_prefixes: bool = True
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
@@ -128,11 +130,12 @@ class Bench:
             share_prefixes=self.share_prefixes,
         )
         self.scheduler = Scheduler(self.pool, limits)
+        self.budget = NodeBudget(self.nodes)
         self.use_target(self.target)
 
     def use_target(self, target: FakeTarget) -> None:
         self.target = target
-        self.core = EngineCore(target, self.drafters, self.scheduler, self.block_size, lambda: 0.0)
+        self.core = EngineCore(target, self.drafters, self.scheduler, self.budget, self.clock)
 
     def add(
         self,
