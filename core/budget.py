@@ -8,11 +8,14 @@ plain decoding, so under load, where a row costs what it gains, speculation fade
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from .acceptance import AcceptanceTable
+from .source_choice import SourceChoice, credited
 from .step_cost import Float64, StepCost
 from .tree import TokenTree
 
@@ -24,10 +27,34 @@ LEARNED_TREES = 4
 EXPLORE_EVERY = 32
 
 
+@dataclass(slots=True)
+class StepOutcome:
+    """What a step took and brought; counted while it is committed.
+
+    asked  drafters that were asked for it
+    costs  seconds that each drafter takes
+    """
+
+    num_rows: int
+    seconds: float
+    asked: frozenset[str]
+    costs: Mapping[str, float]
+    num_tokens: int = 0
+    accepted: Counter[str] = field(default_factory=Counter)
+
+    def count(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Nodes on the path of a request were accepted, and a bonus token followed."""
+        self.num_tokens += len(path) + 1
+        self.accepted.update(credited(tree, node, self.costs) for node in path)
+
+
 class NodeBudget:
     """Decides before a step whether drafters are asked, and then which nodes go into it."""
 
-    __slots__ = ("_draft_s", "_num_learned", "_profile", "_steps_unasked", "cost", "table")
+    __slots__ = (
+        "_draft_s", "_num_learned", "_profile", "_sources", "_step_s", "_steps_unasked", "_tokens",
+        "cost", "table",
+    )  # fmt: skip
 
     def __init__(self, max_nodes: int, cost: StepCost | None = None) -> None:
         """`max_nodes`: most nodes of one request's tree; without `cost`, rows cost nothing."""
@@ -39,6 +66,9 @@ class NodeBudget:
         self._draft_s = 0.0
         self._steps_unasked = 0
         self._num_learned = 0
+        self._sources = SourceChoice()
+        self._step_s = 0.0
+        self._tokens = 0.0
 
     def is_asking_worth_it(self, num_requests: int, num_other_rows: int) -> bool:
         """Whether a step of so many decoding requests and other rows should draft."""
@@ -65,11 +95,21 @@ class NodeBudget:
         """A step went without drafts."""
         self._steps_unasked += 1
 
-    def note_step(self, num_rows: int, seconds: float) -> None:
-        """A step of so many rows took so long."""
+    def left_out(self, costs: Mapping[str, float]) -> frozenset[str]:
+        """Drafters that the next step goes without; `costs` is seconds of a step, by name."""
+        seconds_a_token = (self._step_s + self._draft_s) / max(self._tokens, 1.0)
+        return self._sources.left_out(costs, seconds_a_token)
+
+    def note_step(self, outcome: StepOutcome) -> None:
+        """Learn from a step that was committed."""
         self._num_learned = 0
-        if seconds > 0:
-            self.cost.record(num_rows, seconds)
+        if outcome.seconds > 0:
+            self.cost.record(outcome.num_rows, outcome.seconds)
+        if outcome.num_tokens:
+            weight = WEIGHT if self._tokens else 1.0
+            self._step_s += weight * (outcome.seconds - self._step_s)
+            self._tokens += weight * (outcome.num_tokens - self._tokens)
+        self._sources.learn(outcome.costs, outcome.asked, outcome.accepted)
 
     def learn(self, offered: TokenTree, path_tokens: Sequence[int]) -> None:
         """What was offered to a request, and what the target said; a few of a step are enough."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .budget import NodeBudget
+from .budget import NodeBudget, StepOutcome
 from .errors import DraftlineError, StageError, StageLost
 from .output import TARGET_SOURCE, Delta, FinishReason
 from .ports import ProposalSource, StepPipeline
@@ -34,10 +34,17 @@ OFFERED_TREES = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offers:
-    """What drafters proposed, by request id, and how long they were waited for."""
+    """What drafters proposed, by request id.
+
+    seconds  how long they were waited for
+    asked    who was asked
+    costs    what each drafter takes, by name
+    """
 
     by_request: Mapping[str, Sequence[Proposal]]
     seconds: float
+    asked: frozenset[str]
+    costs: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +54,7 @@ class _Flight:
     trees: list[TreeStep]
     chunks: list[PromptChunk]
     answer: Awaitable[StepOutput]
+    offers: Offers | None
     num_rows: int
     sent_at: float
 
@@ -136,7 +144,8 @@ class EngineCore:
             return False
         step = build_step(self.num_steps, chunks, trees, self._scheduler.block_size)
         sent_at = self._clock()
-        flight = _Flight(trees, chunks, self._pipeline.submit(step), len(step.token_ids), sent_at)
+        answer = self._pipeline.submit(step)
+        flight = _Flight(trees, chunks, answer, offers, len(step.token_ids), sent_at)
         for state in flight.states:
             state.in_flight += 1
         self._flights.append(flight)
@@ -151,7 +160,7 @@ class EngineCore:
             for state in flight.states:
                 self._fail(state, error)
             return
-        self._record(flight)
+        outcome = self._outcome(flight)
         for state in flight.states:
             state.in_flight -= 1
         targets = _Cursor(output.target_tokens)
@@ -163,11 +172,12 @@ class EngineCore:
                 for source, probe in tree.probes.items()
             }
             self._scheduler.share(tree.state, len(tree.state.token_ids) - 1)
-            self._commit_tree(tree, own_targets, probe_ids)
+            self._commit_tree(tree, own_targets, probe_ids, outcome)
         for chunk in flight.chunks:
             self._scheduler.share(chunk.state, chunk.end)
             if chunk.wants_token:
                 self._commit_first(chunk.state, int(targets.take(1)[0]))
+        self._budget.note_step(outcome)
 
     def _open(self, admitted: Sequence[RequestState]) -> None:
         for state in admitted:
@@ -200,9 +210,12 @@ class EngineCore:
         commits, self._commits = self._commits, []
         if not queries and not commits:
             return None
+        costs = self._drafters.costs()
+        left_out = self._budget.left_out(costs) if queries else frozenset()
         start = self._clock()
-        offers = await self._drafters.exchange(commits, queries)
-        return Offers(offers, self._clock() - start) if queries else None
+        found = await self._drafters.exchange(commits, queries, left_out)
+        seconds = self._clock() - start
+        return Offers(found, seconds, frozenset(costs) - left_out, costs) if queries else None
 
     def _grow(self, states: Sequence[RequestState], offers: Offers | None) -> list[TreeStep]:
         """A tree for each, over all of which the node budget is spent."""
@@ -249,19 +262,29 @@ class EngineCore:
                 fitting.append(_bare(state))
         return fitting
 
-    def _record(self, flight: _Flight) -> None:
-        """Learn what the step took: from its start, or from the answer before it."""
-        now = self._clock()
-        self._budget.note_step(flight.num_rows, now - max(flight.sent_at, self._answered_at))
-        self._answered_at = now
+    def _outcome(self, flight: _Flight) -> StepOutcome:
+        """What an answered step took: from its start, or from the answer before it."""
+        before, self._answered_at = self._answered_at, self._clock()
+        seconds = self._answered_at - max(flight.sent_at, before)
+        offers = flight.offers
+        if offers is None:
+            return StepOutcome(flight.num_rows, seconds, frozenset(), {})
+        return StepOutcome(flight.num_rows, seconds, offers.asked, offers.costs)
 
-    def _commit_tree(self, step: TreeStep, targets: Int32, probe_ids: Mapping[str, Int32]) -> None:
+    def _commit_tree(
+        self,
+        step: TreeStep,
+        targets: Int32,
+        probe_ids: Mapping[str, Int32],
+        outcome: StepOutcome,
+    ) -> None:
         state, tree = step.state, step.tree
         if not self._is_alive(state):
             return
         path, bonus = walk(tree, targets)
         tokens = [*tree.tokens[path].tolist(), bonus]
         self._budget.learn(step.offered, tokens)
+        outcome.count(tree, path)
         sources = [*(tree.sources[node] for node in path), TARGET_SOURCE]
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens

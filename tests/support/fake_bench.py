@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,8 +53,12 @@ class RandomDrafters:
         self.texts.pop(request_id, None)
 
     async def exchange(
-        self, commits: Sequence[StepCommit], queries: Sequence[Query]
+        self,
+        commits: Sequence[StepCommit],
+        queries: Sequence[Query],
+        left_out: Collection[str] = (),
     ) -> dict[str, list[Proposal]]:
+        assert not left_out
         for commit in commits:
             text = self.texts[commit.request_id]
             assert len(text) == commit.base_len
@@ -64,6 +68,9 @@ class RandomDrafters:
                 self.probe_answers += 1
         await asyncio.sleep(0)
         return {query.request_id: self._propose(query) for query in queries}
+
+    def costs(self) -> dict[str, float]:
+        return {"first": 0.0, "second": 0.0}
 
     def _propose(self, query: Query) -> list[Proposal]:
         text = self.texts[query.request_id]
