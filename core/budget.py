@@ -118,13 +118,13 @@ class NodeBudget:
             offered.learn(self.table, path_tokens)
 
     def choose(
-        self, trees: Sequence[TokenTree], num_other_rows: int, max_nodes: int
+        self, trees: Sequence[TokenTree], limits: Sequence[int], num_other_rows: int
     ) -> list[TokenTree]:
         """The trees without the nodes that are not worth their rows.
 
-        max_nodes: most nodes of one tree
+        limits: most nodes of each tree
         """
-        trees = [_best(tree, max_nodes) for tree in trees]
+        trees = [_best(tree, limit) for tree, limit in zip(trees, limits, strict=True)]
         values: Float64 = np.concatenate([tree.values for tree in trees] or [np.empty(0)])
         # Stable, and a node is worth no more than its parent: parents stay where children do.
         order = np.argsort(-values, kind="stable")

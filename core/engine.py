@@ -193,7 +193,7 @@ class EngineCore:
         scheduler = self._scheduler
         max_nodes = scheduler.nodes_each(len(states))
         depths = {
-            state.request_id: min(max_nodes, _max_depth(state))
+            state.request_id: min(_max_nodes(state, max_nodes), _max_depth(state))
             for state in states
             if state.request.options.speculative
         }
@@ -224,14 +224,15 @@ class EngineCore:
         if offers is None:
             return [_bare(state) for state in states]
         most = self._scheduler.nodes_each(len(states))
-        proposals = [offers.by_request.get(state.request_id, ()) for state in states]
+        proposals = [_wanted(state, offers) for state in states]
+        limits = [_max_nodes(state, most) for state in states]
         offered = [
-            merge(found, OFFERED_TREES * most, _max_depth(state), self._budget.table)
-            for state, found in zip(states, proposals, strict=True)
+            merge(found, OFFERED_TREES * limit, _max_depth(state), self._budget.table)
+            for state, found, limit in zip(states, proposals, limits, strict=True)
         ]
         self._budget.note_asked(offered, offers.seconds)
         prefill_rows = self._scheduler.num_prefill_rows(len(states))
-        trees = self._budget.choose(offered, prefill_rows, most)
+        trees = self._budget.choose(offered, limits, prefill_rows)
         parts = zip(states, trees, proposals, offered, strict=True)
         return [
             TreeStep(state, tree, self._probes(found), full) for state, tree, found, full in parts
@@ -390,6 +391,18 @@ class _Cursor:
 
 def _bare(state: RequestState) -> TreeStep:
     return TreeStep(state, NO_TREE, {}, NO_TREE)
+
+
+def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:
+    """The proposals of the drafters that the request takes."""
+    found = offers.by_request.get(state.request_id, ())
+    drafters = state.request.options.drafters
+    return found if drafters is None else [p for p in found if p.source in drafters]
+
+
+def _max_nodes(state: RequestState, most: int) -> int:
+    limit = state.request.options.max_nodes
+    return most if limit is None else min(most, limit)
 
 
 def _max_depth(state: RequestState) -> int:

@@ -107,22 +107,22 @@ def test_the_cost_curve_learns() -> None:
 def test_free_rows_are_all_bought_and_dear_ones_are_not() -> None:
     table = trained_table({"a": 0.6})
     trees = [merge([chain("a", 6)], 9, 9, table) for _ in range(3)]
-    assert [len(t) for t in budget(FLAT, table, 9).choose(trees, 0, 9)] == [6, 6, 6]
-    assert [len(t) for t in budget(LINEAR, table, 9).choose(trees, 0, 9)] == [0, 0, 0]
+    assert [len(t) for t in budget(FLAT, table, 9).choose(trees, [9] * 3, 0)] == [6, 6, 6]
+    assert [len(t) for t in budget(LINEAR, table, 9).choose(trees, [9] * 3, 0)] == [0, 0, 0]
 
 
 def test_the_better_request_gets_the_nodes() -> None:
     table = trained_table({"good": 0.95, "bad": 0.1})
     trees = [merge([chain(source, 8)], 8, 8, table) for source in ("good", "bad")]
     steep = ([1, 2, 4, 8, 16], [1.0, 1.1, 1.4, 2.5, 6.0])
-    good, bad = budget(steep, table, 8).choose(trees, 0, 8)
+    good, bad = budget(steep, table, 8).choose(trees, [8, 8], 0)
     assert len(good) >= 3
     assert len(bad) == 0
 
 
 def test_no_tree_exceeds_its_own_limit() -> None:
     table = trained_table({"a": 0.6})
-    trees = budget(FLAT, table, 4).choose([merge([chain("a", 9)], 9, 9, table)], 0, 4)
+    trees = budget(FLAT, table, 4).choose([merge([chain("a", 9)], 9, 9, table)], [4], 0)
     assert [len(tree) for tree in trees] == [4]
 
 
@@ -180,7 +180,7 @@ def test_what_is_chosen_is_a_tree_and_no_slower_than_plain_or_all(
     trees = [merge(found, 20, 20, table) for found in forest]
     under = NodeBudget(20, cost)
     under.table = table
-    chosen = under.choose(trees, 0, 20)
+    chosen = under.choose(trees, [20] * len(trees), 0)
     for tree, full in zip(chosen, trees, strict=True):
         tree.check()
         assert len(tree) <= len(full)
@@ -247,3 +247,18 @@ async def test_dear_rows_end_drafting() -> None:
     assert isinstance(last, Delta)
     assert last.metrics is not None
     assert last.metrics.num_draft_tokens < 20
+
+
+async def test_a_request_may_limit_its_tree_and_choose_its_drafters() -> None:
+    bench = Bench(seed=5)
+    bench.add("a", [1, 2, 3], 60, max_nodes=2, drafters=("second",))
+    bench.add("bb", [1, 2, 3], 60, max_nodes=0)
+    await bench.run()
+    sizes = [len(tree.mask) - 1 for s in bench.target.steps for tree in s.trees if tree is not None]
+    assert max(sizes) == 2
+    for name in ("a", "bb"):
+        last = bench.heard[name][-1]
+        assert isinstance(last, Delta)
+        assert last.metrics is not None
+        assert set(last.metrics.drafted_by_source) <= {"second"}
+        assert bool(last.metrics.num_draft_tokens) is (name == "a")
