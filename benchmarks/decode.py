@@ -95,6 +95,8 @@ def _engines(tree_nodes: int) -> dict[str, Engine]:
         config = EngineConfig(
             model="demo",
             tree_nodes=tree_nodes if names else 0,
+            # Rounds repeat the prompts, and transformers computes them anew each time.
+            enable_prefix_caching=False,
             drafters=[DRAFTERS[name] for name in names],
         )
         engines[label] = Engine(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +23,32 @@ DEPENDENCIES = {
     "typer": "MIT",
     "uvicorn": "BSD-3-Clause",
 }
+# What the later part of a training run reads, too: other people's files, for a model that has seen
+# the few above twice learns their names by heart.
+MORE_DEPENDENCIES = {
+    "_pytest": "MIT",
+    "accelerate": "Apache-2.0",
+    "aiohttp": "Apache-2.0 AND MIT",
+    "anyio": "MIT",
+    "fastapi": "MIT",
+    "fsspec": "BSD-3-Clause",
+    "huggingface_hub": "Apache-2.0",
+    "networkx": "BSD-3-Clause",
+    "numpy": "BSD-3-Clause",
+    "packaging": "Apache-2.0 OR BSD-2-Clause",
+    "pydantic": "MIT",
+    "redis": "MIT",
+    "setuptools": "MIT",
+    "urllib3": "MIT",
+}
 # Tables, vendored copies and tests teach a small model nothing that a user would ask for.
 SKIPPED_FOLDERS = {
     "__pycache__", "_pyrepl", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data",
     "site-packages", "test", "tests", "turtledemo",
 }  # fmt: skip
+# Other packages of the corpus carry copies of these (typer's `_click`, setuptools' backports), so
+# that they are no fair measure; they are not trained on either.
+COPIED_ELSEWHERE = frozenset({"click/formatting.py", "stdlib/tarfile.py"})
 MAX_FILE_BYTES = 200_000
 HELD_OUT_LIST = Path(__file__).with_name("held_out.txt")
 
@@ -46,14 +67,18 @@ def held_out_names() -> frozenset[str]:
     return frozenset(line for line in lines if line and not line.startswith("#"))
 
 
-def training_files() -> list[SourceFile]:
-    """All files that may be learned from, sorted by name, without exact duplicates."""
-    held_out = held_out_names()
+def training_files(*, more: bool = False) -> list[SourceFile]:
+    """All files that may be learned from, sorted by name, without exact duplicates.
+
+    `more` adds those of `MORE_DEPENDENCIES`, as far as they are installed.
+    """
+    left_out = held_out_names() | COPIED_ELSEWHERE
+    names = [*DEPENDENCIES, *MORE_DEPENDENCIES] if more else DEPENDENCIES
     seen: set[bytes] = set()
     files = []
-    for file in _all_files():
+    for file in _all_files(names):
         digest = hashlib.sha256(file.text.encode()).digest()
-        if file.name not in held_out and digest not in seen:
+        if file.name not in left_out and digest not in seen:
             seen.add(digest)
             files.append(file)
     return files
@@ -62,13 +87,13 @@ def training_files() -> list[SourceFile]:
 def held_out_files() -> list[SourceFile]:
     """The held-out files that exist beside this interpreter, sorted by name."""
     held_out = held_out_names()
-    return [file for file in _all_files() if file.name in held_out]
+    return [file for file in _all_files(DEPENDENCIES) if file.name in held_out]
 
 
-def _all_files() -> Iterator[SourceFile]:
+def _all_files(dependencies: Iterable[str]) -> Iterator[SourceFile]:
     paths = sysconfig.get_paths()
     roots = {"stdlib": Path(paths["stdlib"])}
-    roots |= {name: Path(paths["purelib"]) / name for name in sorted(DEPENDENCIES)}
+    roots |= {name: Path(paths["purelib"]) / name for name in sorted(dependencies)}
     for label, root in roots.items():
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)

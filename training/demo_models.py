@@ -20,7 +20,7 @@ import typer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from . import corpus
-from .language_model import TrainingPlan, evaluate, train
+from .language_model import TokenStreams, TrainingPlan, evaluate, train
 from .loss_curve import draw_loss_curve
 from .tokenizer import END_OF_TEXT, train_tokenizer
 
@@ -59,15 +59,15 @@ class DemoModel:
 
 TARGET = DemoModel(
     name="demo", vocab_size=4096, hidden_size=256, num_layers=6, num_heads=4, num_kv_heads=2,
-    ffn_size=688, plan=TrainingPlan(num_steps=4000),
+    ffn_size=688, plan=TrainingPlan(num_steps=6000),
 )  # fmt: skip
 DRAFTER = DemoModel(
     name="demo-drafter", vocab_size=4096, hidden_size=96, num_layers=2, num_heads=3,
-    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(num_steps=3000, peak_lr=3e-3),
+    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(num_steps=2000),
 )  # fmt: skip
 OTHER_VOCAB_DRAFTER = DemoModel(
     name="demo-drafter-other-vocab", vocab_size=2048, hidden_size=96, num_layers=2, num_heads=3,
-    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(num_steps=3000, peak_lr=3e-3),
+    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(num_steps=2000),
 )  # fmt: skip
 MODELS = {model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER)}
 
@@ -77,23 +77,32 @@ def build(model: DemoModel, run_dir: Path, export_dir: Path, threads: int) -> fl
     torch.set_num_threads(threads)
     files = corpus.training_files()
     tokenizer = _tokenizer(model, files, run_dir)
-    stream = _stream(tokenizer, files)
-    held_out = _stream(tokenizer, corpus.held_out_files())
-    trained = train(model.config(), stream, held_out, model.plan, run_dir)
-    perplexity = export(trained, tokenizer, held_out, export_dir)
+    more_files = corpus.training_files(more=True)
+    texts = TokenStreams(
+        first=_stream(tokenizer, files),
+        more=_stream(tokenizer, more_files),
+        held_out=_stream(tokenizer, corpus.held_out_files()),
+    )
+    trained = train(model.config(), texts, model.plan, run_dir)
+    loss = export(trained, tokenizer, texts.held_out, export_dir)
+    bits = loss / math.log(2) * len(texts.held_out)
+    held_out_bytes = sum(len(file.text.encode()) for file in corpus.held_out_files())
     draw_loss_curve(run_dir / "loss.csv", export_dir / "loss.png", model.name)
     report = {
-        "held_out_perplexity": round(perplexity, 3),
-        "held_out_tokens": len(held_out),
+        "held_out_perplexity": round(math.exp(loss), 3),
+        "held_out_bits_per_byte": round(bits / held_out_bytes, 3),
+        "held_out_tokens": len(texts.held_out),
         "parameters": trained.num_parameters(),
         "corpus_files": len(files),
-        "corpus_tokens": len(stream),
+        "corpus_tokens": len(texts.first),
+        "larger_corpus_files": len(more_files),
+        "larger_corpus_tokens": len(texts.more),
         "plan": asdict(model.plan),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
     (export_dir / "training.json").write_text(json.dumps(report, indent=1) + "\n")
-    return perplexity
+    return math.exp(loss)
 
 
 def export(
@@ -102,11 +111,11 @@ def export(
     held_out: np.ndarray,
     folder: Path,
 ) -> float:
-    """Write the model as bfloat16; returns the held-out perplexity of what was written."""
+    """Write the model as bfloat16; returns the held-out loss, nats a token, of what was written."""
     trained.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return math.exp(evaluate(written, held_out, CONTEXT_LEN))
+    return evaluate(written, held_out, CONTEXT_LEN)
 
 
 def _tokenizer(

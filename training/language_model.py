@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,42 +14,75 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from .muon import Muon
+
+# Tokens of held-out text that each checkpoint is judged by.
+HELD_OUT_SAMPLE = 16 * 1024
+
+
+class Phase(NamedTuple):
+    """From the fraction `start` of the steps on, a batch is `rows` sequences of `window` tokens."""
+
+    start: float
+    window: int
+    rows: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Length of the run. An optimiser step reads one batch of `batch_tokens` tokens.
+    """Length and settings of a run.
 
-    The window is `short_window` tokens at first and the full context for the last
-    `long_fraction` of the steps: attention over short windows is cheaper, and the late long
-    windows teach the positions beyond. A batch holds at least one window.
+    phases     short windows first, whose batches mix more files and cost less attention; long
+               ones last, which teach the positions beyond; batches grow as their noise matters
+    more_from  from this fraction of the steps on, batches come from the larger stream
+    matrix_lr  peak learning rate of the layers' matrices, which Muon trains
+    peak_lr    that of embeddings and gains, which AdamW trains
     """
 
     num_steps: int
-    batch_tokens: int = 512
-    short_window: int = 512
-    long_window: int = 1024
-    long_fraction: float = 0.15
-    peak_lr: float = 1e-3
+    phases: tuple[Phase, ...] = (
+        Phase(0.0, 128, 8),
+        Phase(0.25, 128, 16),
+        Phase(0.7, 512, 4),
+        Phase(0.9, 1024, 2),
+    )
+    more_from: float = 19 / 30
+    matrix_lr: float = 0.01
+    peak_lr: float = 6e-3
     weight_decay: float = 0.1
     warmup_fraction: float = 0.02
     seed: int = 0
     checkpoint_every: int = 200
 
-    def window(self, step: int) -> int:
-        """Tokens a sequence at `step`."""
-        late = step >= self.num_steps * (1 - self.long_fraction)
-        return self.long_window if late else self.short_window
-
-    def rows(self, step: int) -> int:
-        """Sequences of the batch at `step`."""
-        return max(1, self.batch_tokens // self.window(step))
-
-    def lr(self, step: int) -> float:
-        """Learning rate at `step`: warm-up, then linearly to zero."""
-        done = (step + 0.5) / self.num_steps
-        return self.peak_lr * min(
-            done / self.warmup_fraction, (1 - done) / (1 - self.warmup_fraction)
+    def phase(self, step: int) -> Phase:
+        """What a batch is at `step`."""
+        return next(
+            phase for phase in reversed(self.phases) if step >= phase.start * self.num_steps
         )
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens read by the steps before `step`."""
+        phases = (self.phase(earlier) for earlier in range(step))
+        return sum(phase.window * phase.rows for phase in phases)
+
+    def lr_factor(self, step: int) -> float:
+        """Share of the peak learning rates at `step`: warm-up, then linearly to zero."""
+        done = (step + 0.5) / self.num_steps
+        return min(done / self.warmup_fraction, (1 - done) / (1 - self.warmup_fraction))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenStreams:
+    """Documents as int64 [tokens], each after an end-of-text token.
+
+    first     what the run begins with
+    more      what its later part reads: the same and others
+    held_out  what is never trained on
+    """
+
+    first: np.ndarray
+    more: np.ndarray
+    held_out: np.ndarray
 
 
 class LossRow(NamedTuple):
@@ -63,34 +96,34 @@ class LossRow(NamedTuple):
 
 def train(
     config: LlamaConfig,
-    stream: np.ndarray,
-    held_out: np.ndarray,
+    texts: TokenStreams,
     plan: TrainingPlan,
     run_dir: Path,
 ) -> LlamaForCausalLM:
     """Train from scratch, or from the last checkpoint in `run_dir`; returns the float32 model.
 
-    `stream` int64 [tokens] is all documents, each after an end-of-text token. Appends a `LossRow`
-    to `run_dir/loss.csv` at every checkpoint.
+    Appends a `LossRow` to `run_dir/loss.csv` at every checkpoint.
     """
     torch.manual_seed(plan.seed)
     model = LlamaForCausalLM(config)
     _initialize(model)
     forward = torch.compile(model, dynamic=False)
-    optimizer = _optimizer(model, plan)
-    step = _resume(run_dir, model, optimizer)
+    optimizers = _optimizers(model, plan)
+    step = _resume(run_dir, model, optimizers)
     with _progress() as progress:
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
         while step < plan.num_steps:
-            batch = _batch(stream, plan, step)
-            loss = _train_step(forward, optimizer, batch, plan.lr(step))
+            is_late = step >= plan.more_from * plan.num_steps
+            batch = _batch(texts.more if is_late else texts.first, plan, step)
+            loss = _train_step(forward, optimizers, batch, plan.lr_factor(step))
             step += 1
             progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
             if step % plan.checkpoint_every == 0 or step == plan.num_steps:
-                held_out_loss = evaluate(model, held_out[: 16 * plan.long_window])
-                tokens = sum(plan.rows(i) * plan.window(i) for i in range(step))
-                row = LossRow(step, tokens, loss, held_out_loss)
-                _checkpoint(run_dir, model, optimizer, row)
+                # Positions that no batch has reached yet would say nothing.
+                window = plan.phase(step - 1).window
+                held_out_loss = evaluate(model, texts.held_out[:HELD_OUT_SAMPLE], window)
+                row = LossRow(step, plan.tokens_before(step), loss, held_out_loss)
+                _checkpoint(run_dir, model, optimizers, row)
     return model
 
 
@@ -130,57 +163,67 @@ def _progress() -> Progress:
     )
 
 
-def _optimizer(model: nn.Module, plan: TrainingPlan) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    gains = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": plan.weight_decay},
-        {"params": gains, "weight_decay": 0.0},
+def _optimizers(model: nn.Module, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for the rest."""
+    embeddings: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
+    gains: list[nn.Parameter] = []
+    for name, param in model.named_parameters():
+        is_embedding = "embed_tokens" in name or "lm_head" in name
+        (gains if param.ndim < 2 else embeddings if is_embedding else matrices).append(param)
+    return [
+        Muon(matrices, plan.matrix_lr, plan.weight_decay),
+        torch.optim.AdamW(
+            embeddings + gains, lr=plan.peak_lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True
+        ),
     ]
-    return torch.optim.AdamW(groups, lr=plan.peak_lr, betas=(0.9, 0.95), fused=True)
 
 
 def _train_step(
-    forward: Callable[..., Any], optimizer: torch.optim.Optimizer, batch: Tensor, lr: float
+    forward: Callable[..., Any],
+    optimizers: Sequence[torch.optim.Optimizer],
+    batch: Tensor,
+    lr_factor: float,
 ) -> float:
     logits = forward(input_ids=batch[:, :-1], use_cache=False).logits
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
     loss.backward()
-    for group in optimizer.param_groups:
-        torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
-        group["lr"] = lr
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = optimizer.defaults["lr"] * lr_factor
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     return loss.item()
 
 
 def _batch(stream: np.ndarray, plan: TrainingPlan, step: int) -> Tensor:
     """Windows [sequences, window + 1] of one step; an epoch reads each window once, shuffled."""
-    window, rows = plan.window(step), plan.rows(step)
+    _, window, rows = plan.phase(step)
     num_windows = (len(stream) - 1) // window
-    epoch, first = divmod(step * rows, num_windows)
+    epoch, first = divmod(plan.tokens_before(step) // window, num_windows)
     order = np.random.default_rng((plan.seed, window, epoch)).permutation(num_windows)
     starts = order[(first + np.arange(rows)) % num_windows, None] * window
     return torch.from_numpy(stream[starts + np.arange(window + 1)])
 
 
-def _resume(run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def _resume(run_dir: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
     path = run_dir / "checkpoint.pt"
     if not path.exists():
         return 0
     state = torch.load(path)
     model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
     return state["step"]
 
 
 def _checkpoint(
-    run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, row: LossRow
+    run_dir: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], row: LossRow
 ) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     state = {
         "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "step": row.step,
     }
     # Written aside and renamed, so that a kill never leaves half a checkpoint.
