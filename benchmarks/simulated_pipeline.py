@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..core.block_pool import BlockPool
+from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
 from ..core.errors import DraftlineError
 from ..core.output import Delta
@@ -94,12 +95,19 @@ class CountingDrafters:
         del self._last[request_id]
 
     async def exchange(
-        self, commits: Sequence[StepCommit], queries: Sequence[Query]
+        self,
+        commits: Sequence[StepCommit],
+        queries: Sequence[Query],
+        left_out: Collection[str] = (),  # noqa: ARG002
     ) -> Mapping[str, Sequence[Proposal]]:
         """A tree for every query."""
         for commit in commits:
             self._last[commit.request_id] = int(commit.tokens[-1])
         return {query.request_id: [self._tree(query.request_id)] for query in queries}
+
+    def costs(self) -> Mapping[str, float]:
+        """They cost next to nothing."""
+        return {"counting": 0.0}
 
     def _tree(self, request_id: str) -> Proposal:
         tokens = (self._last[request_id] + self._offsets) % VOCAB
@@ -155,7 +163,8 @@ class Bench:
         )
         drafters = CountingDrafters(load.nodes)
         scheduler = Scheduler(pool, limits)
-        self.core = EngineCore(self.pipeline, drafters, scheduler, BLOCK_SIZE, time.monotonic)
+        budget = NodeBudget(load.nodes)
+        self.core = EngineCore(self.pipeline, drafters, scheduler, budget, time.monotonic)
         self.waiting = {f"request-{index}" for index in range(load.requests)}
         self.has_finished = False
         params = SamplingParams(max_tokens=tokens, temperature=0.0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core.block_pool import BlockPool
+from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
 from ..core.errors import ConfigError
 from ..core.scheduler import Scheduler, SchedulerLimits
@@ -22,6 +23,7 @@ from .drafter_link import DrafterLink
 from .local_pipeline import LocalPipeline
 from .pipeline import Pipeline, StageSpec
 from .request_factory import RequestFactory
+from .step_calibration import measure_step_cost
 
 # Rows that a request's drafters may probe with in one step, whatever they ask for.
 MAX_PROBE_ROWS = 64
@@ -109,13 +111,19 @@ class Assembly:
                 num_groups=self.pipeline.num_stages if self.pipeline.max_in_flight > 1 else 1,
             ),
         )
-        self.core = EngineCore(
-            self.pipeline, self.hub, self.scheduler, config.block_size, time.monotonic
-        )
+        self.budget = NodeBudget(config.tree_nodes)
+        self.core = EngineCore(self.pipeline, self.hub, self.scheduler, self.budget, time.monotonic)
 
     async def start(self) -> None:
-        """Start the pipeline, then connect the drafters."""
+        """Start the pipeline, measure it, then connect the drafters."""
         await self.pipeline.start()
+        config = self._plan.config
+        self.budget.cost = await measure_step_cost(
+            self.pipeline,
+            min(config.max_num_batched_tokens, config.kv_cache_tokens, self._plan.max_model_len),
+            config.block_size,
+            time.monotonic,
+        )
         await self.hub.start(DRAFTERS_START_S)
 
     async def recover(self) -> None:

@@ -83,6 +83,11 @@ class DrafterChannel:
         self._latency_sum_s, self._latency_count = 0.0, 0
 
     @property
+    def mean_latency_s(self) -> float:
+        """Running mean of the time to an answer, seconds; 0 before the first."""
+        return self._mean_latency_s
+
+    @property
     def is_behind(self) -> bool:
         """Whether a message of an earlier step is on its way still."""
         return self._message is not None and not self.is_awaited

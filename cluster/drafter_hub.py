@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ..core.types import DraftRequest, Proposal, Query, StepCommit
 from .committed_text import CommittedText
@@ -92,19 +92,22 @@ class DrafterHub:
         self,
         commits: Sequence[StepCommit],
         queries: Sequence[Query],
+        left_out: Collection[str] = (),
         budget_s: float | None = None,
     ) -> dict[str, list[Proposal]]:
         """Tell what was committed, ask for proposals; answers by request id, in order of priority.
 
         Drafters of other processes work while the local ones run, and are then waited for until
         `budget_s` is over. Commits of requests that are not open, or that a request was opened
-        with already, are ignored; queries of requests that are not open get no proposals.
+        with already, are ignored; queries of requests that are not open get no proposals. The
+        drafters `left_out` hear of commits only.
         """
         budget_s = self._budget_s if budget_s is None else budget_s
         start = self._clock()
         commits = self._record(commits)
         for channel in self._channels:
-            channel.queue(commits, queries, budget_s)
+            wanted = () if channel.link.name in left_out else queries
+            channel.queue(commits, wanted, budget_s)
         if self._remote:
             await self._send_remote(budget_s)
         for channel in self._local:
@@ -113,6 +116,10 @@ class DrafterHub:
             left = start + budget_s - self._clock()
             await self._wait(left, lambda: not any(channel.is_awaited for channel in self._remote))
         return {query.request_id: self._collect(query) for query in queries}
+
+    def costs(self) -> dict[str, float]:
+        """Seconds that each drafter takes in a step, by name; 0 before it has answered."""
+        return {channel.link.name: channel.mean_latency_s for channel in self._channels}
 
     def stats(self) -> tuple[DrafterStats, ...]:
         """Totals of every drafter, in order of priority."""

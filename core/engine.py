@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .budget import NodeBudget, StepOutcome
 from .errors import DraftlineError, StageError, StageLost
 from .output import TARGET_SOURCE, Delta, FinishReason
 from .ports import ProposalSource, StepPipeline
@@ -16,7 +17,7 @@ from .request import Request, RequestState
 from .scheduler import Scheduler
 from .step_builder import PromptChunk, TreeStep, build_step, slots_of
 from .stop import StopRule
-from .tree import merge
+from .tree import NO_TREE, merge
 from .types import (
     Int32,
     Probe,
@@ -27,6 +28,24 @@ from .types import (
 )
 from .verify import walk
 
+# A budget can only choose where more is offered than a tree may hold.
+OFFERED_TREES = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offers:
+    """What drafters proposed, by request id.
+
+    seconds  how long they were waited for
+    asked    who was asked
+    costs    what each drafter takes, by name
+    """
+
+    by_request: Mapping[str, Sequence[Proposal]]
+    seconds: float
+    asked: frozenset[str]
+    costs: Mapping[str, float]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
@@ -35,6 +54,9 @@ class _Flight:
     trees: list[TreeStep]
     chunks: list[PromptChunk]
     answer: Awaitable[StepOutput]
+    offers: Offers | None
+    num_rows: int
+    sent_at: float
 
     @property
     def states(self) -> list[RequestState]:
@@ -52,17 +74,18 @@ class EngineCore:
         pipeline: StepPipeline,
         drafters: ProposalSource,
         scheduler: Scheduler,
-        block_size: int,
+        budget: NodeBudget,
         clock: Callable[[], float],
     ) -> None:
         self._pipeline = pipeline
         self._drafters = drafters
         self._scheduler = scheduler
-        self._block_size = block_size
+        self._budget = budget
         self._clock = clock
         self._flights: deque[_Flight] = deque()
         self._commits: list[StepCommit] = []
         self._states: dict[str, RequestState] = {}
+        self._answered_at = 0.0
         self.num_steps = 0
 
     @property
@@ -114,14 +137,15 @@ class EngineCore:
         """Plan a step over everything that is ready; False if nothing is."""
         self._open(self._scheduler.admit())
         decoding = self._scheduler.decoding()
-        max_nodes = self._scheduler.nodes_each(len(decoding))
-        offers = await self._ask(decoding, max_nodes)
-        trees = self._grow_all(decoding, offers, max_nodes)
+        offers = await self._ask(decoding)
+        trees = self._fit(self._grow(decoding, offers))
         chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in trees))
         if not trees and not chunks:
             return False
-        step = build_step(self.num_steps, chunks, trees, self._block_size)
-        flight = _Flight(trees, chunks, self._pipeline.submit(step))
+        step = build_step(self.num_steps, chunks, trees, self._scheduler.block_size)
+        sent_at = self._clock()
+        answer = self._pipeline.submit(step)
+        flight = _Flight(trees, chunks, answer, offers, len(step.token_ids), sent_at)
         for state in flight.states:
             state.in_flight += 1
         self._flights.append(flight)
@@ -136,6 +160,7 @@ class EngineCore:
             for state in flight.states:
                 self._fail(state, error)
             return
+        outcome = self._outcome(flight)
         for state in flight.states:
             state.in_flight -= 1
         targets = _Cursor(output.target_tokens)
@@ -147,11 +172,12 @@ class EngineCore:
                 for source, probe in tree.probes.items()
             }
             self._scheduler.share(tree.state, len(tree.state.token_ids) - 1)
-            self._commit_tree(tree, own_targets, probe_ids)
+            self._commit_tree(tree, own_targets, probe_ids, outcome)
         for chunk in flight.chunks:
             self._scheduler.share(chunk.state, chunk.end)
             if chunk.wants_token:
                 self._commit_first(chunk.state, int(targets.take(1)[0]))
+        self._budget.note_step(outcome)
 
     def _open(self, admitted: Sequence[RequestState]) -> None:
         for state in admitted:
@@ -159,58 +185,107 @@ class EngineCore:
                 state.is_open = True
                 self._drafters.open(state.draft_request())
 
-    async def _ask(
-        self, states: Sequence[RequestState], max_nodes: int
-    ) -> Mapping[str, Sequence[Proposal]]:
-        """Proposals by request id; one message a drafter for all requests."""
-        queries = [
-            Query(state.request_id, len(state.token_ids), min(max_nodes, _max_depth(state)))
+    async def _ask(self, states: Sequence[RequestState]) -> Offers | None:
+        """Proposals by request id; None where drafting is not worth its time now.
+
+        One message a drafter for all requests, which also tells what was committed.
+        """
+        scheduler = self._scheduler
+        max_nodes = scheduler.nodes_each(len(states))
+        depths = {
+            state.request_id: min(_max_nodes(state, max_nodes), _max_depth(state))
             for state in states
-            if state.request.options.speculative and min(max_nodes, _max_depth(state)) > 0
+            if state.request.options.speculative
+        }
+        queries = [
+            Query(state.request_id, len(state.token_ids), depths[state.request_id])
+            for state in states
+            if depths.get(state.request_id, 0) > 0
         ]
+        if queries and not self._budget.is_asking_worth_it(
+            len(queries), len(states) - len(queries) + scheduler.num_prefill_rows(len(states))
+        ):
+            self._budget.note_unasked()
+            queries = []
         commits, self._commits = self._commits, []
         if not queries and not commits:
-            return {}
-        return await self._drafters.exchange(commits, queries)
+            return None
+        costs = self._drafters.costs()
+        left_out = self._budget.left_out(costs) if queries else frozenset()
+        start = self._clock()
+        found = await self._drafters.exchange(commits, queries, left_out)
+        seconds = self._clock() - start
+        return Offers(found, seconds, frozenset(costs) - left_out, costs) if queries else None
 
-    def _grow_all(
-        self,
-        states: Sequence[RequestState],
-        offers: Mapping[str, Sequence[Proposal]],
-        max_nodes: int,
-    ) -> list[TreeStep]:
-        """Trees of all that have KV slots for one; `states` are in order."""
-        trees = []
-        for state in states:
-            # Cancelled while the drafters were asked, or preempted for one before it.
-            if not self._is_alive(state) or not state.blocks:
-                continue
-            tree = self._grow(state, offers.get(state.request_id, ()), max_nodes)
-            root_position = len(state.token_ids) - 1
-            if not self._scheduler.reserve(state, root_position + tree.num_rows):
-                # Drafts are never worth the KV of another request.
-                tree = TreeStep(state, merge((), 0, 0), {})
-                if not self._scheduler.make_room(state, root_position + 1):
-                    continue
-            trees.append(tree)
-        return trees
+    def _grow(self, states: Sequence[RequestState], offers: Offers | None) -> list[TreeStep]:
+        """A tree for each, over all of which the node budget is spent."""
+        # Some may have been cancelled while the drafters were asked.
+        states = [state for state in states if self._is_alive(state)]
+        if offers is None:
+            return [_bare(state) for state in states]
+        most = self._scheduler.nodes_each(len(states))
+        proposals = [_wanted(state, offers) for state in states]
+        limits = [_max_nodes(state, most) for state in states]
+        offered = [
+            merge(found, OFFERED_TREES * limit, _max_depth(state), self._budget.table)
+            for state, found, limit in zip(states, proposals, limits, strict=True)
+        ]
+        self._budget.note_asked(offered, offers.seconds)
+        prefill_rows = self._scheduler.num_prefill_rows(len(states))
+        trees = self._budget.choose(offered, limits, prefill_rows)
+        parts = zip(states, trees, proposals, offered, strict=True)
+        return [
+            TreeStep(state, tree, self._probes(found), full) for state, tree, found, full in parts
+        ]
 
-    def _grow(self, state: RequestState, proposals: Sequence[Proposal], max_nodes: int) -> TreeStep:
-        tree = merge(proposals, max_nodes, _max_depth(state))
+    def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
         probes: dict[str, Probe] = {}
         room = self._scheduler.max_probe_rows
         for proposal in proposals:
             if proposal.probe is not None and len(proposal.probe.tokens) <= room:
                 probes[proposal.source] = proposal.probe
                 room -= len(proposal.probe.tokens)
-        return TreeStep(state, tree, probes)
+        return probes
 
-    def _commit_tree(self, step: TreeStep, targets: Int32, probe_ids: Mapping[str, Int32]) -> None:
+    def _fit(self, trees: Sequence[TreeStep]) -> list[TreeStep]:
+        """Trees of all that have KV slots for them; they come in order."""
+        fitting = []
+        for tree in trees:
+            state = tree.state
+            # Preempted for one before it.
+            if not state.blocks:
+                continue
+            root_position = len(state.token_ids) - 1
+            if self._scheduler.reserve(state, root_position + tree.num_rows):
+                fitting.append(tree)
+            # Drafts are never worth the KV of another request.
+            elif self._scheduler.make_room(state, root_position + 1):
+                fitting.append(_bare(state))
+        return fitting
+
+    def _outcome(self, flight: _Flight) -> StepOutcome:
+        """What an answered step took: from its start, or from the answer before it."""
+        before, self._answered_at = self._answered_at, self._clock()
+        seconds = self._answered_at - max(flight.sent_at, before)
+        offers = flight.offers
+        if offers is None:
+            return StepOutcome(flight.num_rows, seconds, frozenset(), {})
+        return StepOutcome(flight.num_rows, seconds, offers.asked, offers.costs)
+
+    def _commit_tree(
+        self,
+        step: TreeStep,
+        targets: Int32,
+        probe_ids: Mapping[str, Int32],
+        outcome: StepOutcome,
+    ) -> None:
         state, tree = step.state, step.tree
         if not self._is_alive(state):
             return
         path, bonus = walk(tree, targets)
         tokens = [*tree.tokens[path].tolist(), bonus]
+        self._budget.learn(step.offered, tokens)
+        outcome.count(tree, path)
         sources = [*(tree.sources[node] for node in path), TARGET_SOURCE]
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
@@ -218,7 +293,7 @@ class EngineCore:
         self._append(state, tokens[:taken], probe_ids)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
-            state.moves = _moves(state, path, self._block_size)
+            state.moves = _moves(state, path, self._scheduler.block_size)
         self._emit(state, tokens[:taken], sources[:taken], advance.text, advance.finish_reason)
 
     def _commit_first(self, state: RequestState, token: int) -> None:
@@ -312,6 +387,22 @@ class _Cursor:
     def take(self, count: int) -> Int32:
         first, self._next = self._next, self._next + count
         return self._rows[first : self._next]
+
+
+def _bare(state: RequestState) -> TreeStep:
+    return TreeStep(state, NO_TREE, {}, NO_TREE)
+
+
+def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:
+    """The proposals of the drafters that the request takes."""
+    found = offers.by_request.get(state.request_id, ())
+    drafters = state.request.options.drafters
+    return found if drafters is None else [p for p in found if p.source in drafters]
+
+
+def _max_nodes(state: RequestState, most: int) -> int:
+    limit = state.request.options.max_nodes
+    return most if limit is None else min(most, limit)
 
 
 def _max_depth(state: RequestState) -> int:

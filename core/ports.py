@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from .types import DraftRequest, Proposal, Query, StepCommit, StepInput, StepOutput
@@ -33,7 +33,17 @@ class ProposalSource(Protocol):
         ...
 
     async def exchange(
-        self, commits: Sequence[StepCommit], queries: Sequence[Query]
+        self,
+        commits: Sequence[StepCommit],
+        queries: Sequence[Query],
+        left_out: Collection[str] = (),
     ) -> Mapping[str, Sequence[Proposal]]:
-        """Tell what was committed, ask for proposals; by request id, in order of priority."""
+        """Tell what was committed, ask for proposals; by request id, in order of priority.
+
+        The drafters `left_out` hear of commits only.
+        """
+        ...
+
+    def costs(self) -> Mapping[str, float]:
+        """Seconds that each drafter takes in a step, by name."""
         ...

@@ -18,6 +18,8 @@ class RequestOptions:
     priority     requests of a lower number go first, and give up their KV last
     cache_salt   KV is shared only among requests of the same namespace and salt
     speculative  whether drafters are asked
+    max_nodes    most nodes of its tree; None: the engine's limit
+    drafters     whose proposals it takes, by name; None: everyone's
 
     Raises `RequestError` naming the field.
     """
@@ -26,9 +28,13 @@ class RequestOptions:
     priority: int = 0
     cache_salt: str = ""
     speculative: bool = True
+    max_nodes: int | None = None
+    drafters: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if abs(self.priority) > MAX_PRIORITY:
             raise RequestError("priority", f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        if self.max_nodes is not None and self.max_nodes < 0:
+            raise RequestError("speculative.max_tokens", "must be 0 or more")
         if len(self.cache_salt) > MAX_SALT_CHARS:
             raise RequestError("cache_salt", f"must have at most {MAX_SALT_CHARS} characters")

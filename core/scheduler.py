@@ -54,6 +54,11 @@ class Scheduler:
         self.running: dict[str, RequestState] = {}
 
     @property
+    def block_size(self) -> int:
+        """KV slots of a block."""
+        return self._pool.block_size
+
+    @property
     def max_probe_rows(self) -> int:
         """Rows that one request's drafters may probe with in a step."""
         return self._limits.max_probe_rows
@@ -116,6 +121,11 @@ class Scheduler:
         prompts_wait = any(s.num_prefill_left for s in self.running.values())
         rows = self._limits.max_step_rows // (2 if prompts_wait else 1)
         return max(0, min(self._limits.max_tree_nodes, rows // max(num_decoding, 1) - 1))
+
+    def num_prefill_rows(self, num_decoding: int) -> int:
+        """Prompt rows that will go into a step beside so many roots."""
+        wanted = sum(state.num_prefill_left for state in self.running.values())
+        return max(0, min(wanted, self._limits.max_step_rows - num_decoding))
 
     def reserve(self, state: RequestState, num_slots: int) -> bool:
         """Give a request exactly the blocks of this many slots; False if too few are free."""

@@ -30,11 +30,15 @@ class PromptChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeStep:
-    """The root, the tree and the probes of a decoding request, by source."""
+    """The root, the tree and the probes of a decoding request, by source.
+
+    offered  the tree before the budget cut it, to learn from
+    """
 
     state: RequestState
     tree: TokenTree
     probes: dict[str, Probe]
+    offered: TokenTree
 
     @property
     def num_rows(self) -> int:

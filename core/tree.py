@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from .acceptance import AcceptanceTable, Cell
 from .types import ROOT, Bool, Int32, Proposal
+
+Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +23,9 @@ class TokenTree:
     depths   int32 [n]  1 for children of the root
     sources  n names: the drafter that proposed the node first
     children (parent, token) -> node; siblings never share a token
+    values   float64 [n]  probability that the target's path goes through the node; never above
+                          its parent's
+    cells    n tuples: what an `AcceptanceTable` learns from the node, one cell a drafter of it
     """
 
     tokens: Int32
@@ -26,6 +33,8 @@ class TokenTree:
     depths: Int32
     sources: tuple[str, ...]
     children: dict[tuple[int, int], int]
+    values: Float64
+    cells: tuple[tuple[Cell, ...], ...]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -42,6 +51,43 @@ class TokenTree:
         bits = np.frombuffer(packed, dtype=np.uint8).reshape(size, width)
         return np.unpackbits(bits, axis=1, count=size, bitorder="little").view(np.bool_)
 
+    def keep(self, kept: Bool) -> TokenTree:
+        """The tree of these nodes; the parent of each must be among them. `kept` is bool [n]."""
+        if kept.all():
+            return self
+        nodes = np.flatnonzero(kept)
+        new_index = np.full(len(self) + 1, ROOT, dtype=np.int32)
+        new_index[nodes] = np.arange(len(nodes), dtype=np.int32)
+        parents = new_index[self.parents[nodes]]
+        pairs = zip(parents.tolist(), self.tokens[nodes].tolist(), strict=True)
+        return TokenTree(
+            self.tokens[nodes],
+            parents,
+            self.depths[nodes],
+            tuple(self.sources[node] for node in nodes),
+            {pair: node for node, pair in enumerate(pairs)},
+            self.values[nodes],
+            tuple(self.cells[node] for node in nodes),
+        )
+
+    def learn(self, table: AcceptanceTable, path_tokens: Sequence[int]) -> None:
+        """Tell `table` which nodes were right, for the target's own tokens after the root.
+
+        Only nodes below what the target said are judged; the others' parents were wrong.
+        """
+        said: dict[int, int] = {}
+        node: int | None = ROOT
+        for token in path_tokens:
+            said[node] = token
+            node = self.children.get((node, token))
+            if node is None:
+                break
+        judged = zip(self.parents.tolist(), self.tokens.tolist(), self.cells, strict=True)
+        for parent, token, cells in judged:
+            if parent in said:
+                for cell in cells:
+                    table.record(cell, said[parent] == token)
+
     def check(self) -> None:
         """Assert the invariants above."""
         count = len(self)
@@ -51,46 +97,106 @@ class TokenTree:
         assert np.array_equal(self.depths, above + 1)
         pairs = list(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))
         assert self.children == {pair: node for node, pair in enumerate(pairs)}
-        assert len(self.children) == count
+        assert len(self.children) == count == len(self.values) == len(self.cells)
+        limits = np.where(self.parents == ROOT, 1.0, self.values[self.parents])
+        assert np.all(self.values <= limits)
 
 
-def merge(proposals: Sequence[Proposal], max_nodes: int, max_depth: int) -> TokenTree:
+def merge(
+    proposals: Sequence[Proposal],
+    max_nodes: int,
+    max_depth: int,
+    table: AcceptanceTable | None = None,
+) -> TokenTree:
     """Merge proposals by prefix, in order of priority, under a node budget.
 
     Earlier proposals buy their nodes first, so that internal guesses come before external ones
     (SPECTRA, Algorithm 1). A node that is already there costs nothing. What exceeds `max_nodes`
-    or `max_depth` is cut, with its descendants.
+    or `max_depth` is cut, with its descendants. `table` judges the nodes; without it all are worth
+    the same.
     """
-    tokens: list[int] = []
-    parents: list[int] = []
-    depths: list[int] = []
-    sources: list[str] = []
-    children: dict[tuple[int, int], int] = {}
+    growing = _Growing(max_nodes, max_depth, table)
     for proposal in proposals:
+        growing.add(proposal)
+    return growing.tree()
+
+
+class _Growing:
+    """A tree while proposals are merged into it."""
+
+    __slots__ = (
+        "cells", "children", "depths", "max_depth", "max_nodes", "parents", "sources", "table",
+        "tokens", "values",
+    )  # fmt: skip
+
+    def __init__(self, max_nodes: int, max_depth: int, table: AcceptanceTable | None) -> None:
+        self.max_nodes, self.max_depth, self.table = max_nodes, max_depth, table
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.sources: list[str] = []
+        self.values: list[float] = []
+        self.cells: list[tuple[Cell, ...]] = []
+        self.children: dict[tuple[int, int], int] = {}
+
+    def add(self, proposal: Proposal) -> None:
+        """Merge one proposal."""
         # merged[i]: the tree node that the proposal's node i became; None where it was cut.
         merged: list[int | None] = []
-        nodes = zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True)
-        for token, own_parent in nodes:
+        num_children = [0] * (len(proposal.tokens) + 1)
+        nodes = zip(
+            proposal.tokens.tolist(),
+            proposal.parents.tolist(),
+            proposal.log_probs.tolist(),
+            strict=True,
+        )
+        for token, own_parent, log_prob in nodes:
+            rank = num_children[own_parent]
+            num_children[own_parent] = rank + 1
             parent = ROOT if own_parent == ROOT else merged[own_parent]
-            if parent is None:
-                merged.append(None)
-                continue
-            node = children.get((parent, token))
-            if node is None and len(tokens) < max_nodes:
-                depth = 1 if parent == ROOT else depths[parent] + 1
-                if depth > max_depth:
-                    merged.append(None)
-                    continue
-                node = children[parent, token] = len(tokens)
-                tokens.append(token)
-                parents.append(parent)
-                depths.append(depth)
-                sources.append(proposal.source)
+            node = None if parent is None else self._place(parent, token, proposal.source)
             merged.append(node)
-    return TokenTree(
-        np.array(tokens, dtype=np.int32),
-        np.array(parents, dtype=np.int32),
-        np.array(depths, dtype=np.int32),
-        tuple(sources),
-        children,
-    )
+            if node is not None and self.table is not None:
+                self._judge(node, self.table, proposal.source, log_prob, rank)
+
+    def tree(self) -> TokenTree:
+        """What was merged."""
+        return TokenTree(
+            np.array(self.tokens, dtype=np.int32),
+            np.array(self.parents, dtype=np.int32),
+            np.array(self.depths, dtype=np.int32),
+            tuple(self.sources),
+            self.children,
+            np.array(self.values, dtype=np.float64),
+            tuple(self.cells),
+        )
+
+    def _place(self, parent: int, token: int, source: str) -> int | None:
+        node = self.children.get((parent, token))
+        if node is not None:
+            return node
+        depth = 1 if parent == ROOT else self.depths[parent] + 1
+        node = len(self.tokens)
+        if node >= self.max_nodes or depth > self.max_depth:
+            return None
+        self.children[parent, token] = node
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(depth)
+        self.sources.append(source)
+        self.values.append(0.0 if self.table else 1.0)
+        self.cells.append(())
+        return node
+
+    def _judge(
+        self, node: int, table: AcceptanceTable, source: str, log_prob: float, rank: int
+    ) -> None:
+        """Of several drafters that propose a node, the surest decides."""
+        parent = self.parents[node]
+        cell = table.cell(source, log_prob, self.depths[node], rank)
+        value = table.estimate(cell) * (1.0 if parent == ROOT else self.values[parent])
+        self.values[node] = max(self.values[node], value)
+        self.cells[node] = (*self.cells[node], cell)
+
+
+NO_TREE = merge((), 0, 0)

@@ -17,7 +17,7 @@ from ..cluster.drafter_stats import DrafterStats
 from ..cluster.engine_thread import EngineThread
 from ..cluster.request_factory import Prompt, RequestFactory
 from ..core.answer import Answer
-from ..core.errors import DraftlineError
+from ..core.errors import DraftlineError, RequestError
 from ..core.output import Delta, RequestOutput
 from ..core.request import Sink
 from ..core.request_options import RequestOptions
@@ -104,9 +104,19 @@ class _Replica:
         options: RequestOptions,
     ) -> tuple[int, ...]:
         """Queue a request; its prompt's token ids. Raises `RequestError`, `CapacityError`."""
+        self._check_drafters(options)
         request, stop = self._factory.build(request_id, prompt, params, sink, options)
         self._thread.add(request, stop)
         return tuple(request.prompt_ids.tolist())
+
+    def _check_drafters(self, options: RequestOptions) -> None:
+        known = [drafter.source for drafter in self.config.drafters]
+        for name in options.drafters or ():
+            if name not in known:
+                raise RequestError(
+                    "speculative.drafters",
+                    f"{name!r} is no drafter of this engine; known: {', '.join(known) or 'none'}",
+                )
 
 
 class Engine(_Replica):

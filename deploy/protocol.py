@@ -31,9 +31,17 @@ class StreamOptions(StrictModel):
 
 
 class SpeculativeOptions(StrictModel):
-    """enabled: draft for this request. report: name the source of every token in `draftline`."""
+    """How to draft for a request; none of it changes the answer.
+
+    enabled     whether to draft at all
+    max_tokens  most drafted tokens in one step
+    drafters    names of the drafters to take proposals of
+    report      name the source of every token in `draftline`
+    """
 
     enabled: bool = True
+    max_tokens: int | None = None
+    drafters: list[str] | None = None
     report: bool = False
 
 
@@ -96,6 +104,8 @@ class GenerationRequest(RequestModel):
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 speculative=self.speculative.enabled,
+                max_nodes=self.speculative.max_tokens,
+                drafters=_as_tuple(self.speculative.drafters),
             )
         except RequestError as error:
             raise bad_request(error.field, error.message) from error
@@ -120,6 +130,10 @@ class GenerationRequest(RequestModel):
         except RequestError as error:
             field = self.token_limit[0] if error.field == "max_tokens" else error.field
             raise bad_request(field, error.message) from error
+
+
+def _as_tuple(names: list[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
 
 
 class CompletionRequest(GenerationRequest):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from draftline.core.tree import TokenTree, merge
@@ -108,6 +110,6 @@ def test_walk_follows_the_target_until_it_leaves_the_tree(
 
 def test_check_notices_a_broken_tree() -> None:
     tree = merge([proposal("a", [(1, ROOT), (2, 0)])], 9, 9)
-    broken = TokenTree(tree.tokens, tree.parents, tree.depths + 1, tree.sources, tree.children)
+    broken = replace(tree, depths=tree.depths + 1)
     with pytest.raises(AssertionError):
         broken.check()

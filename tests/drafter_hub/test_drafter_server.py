@@ -120,7 +120,7 @@ async def test_a_message_above_the_limit_is_not_sent(serve):
     hub = DrafterHub([link], QUICK_RETRY)
     await hub.start()
     hub.open(DraftRequest("long", np.zeros(5000, dtype=np.int32), 5000, 0.0, 1))
-    assert await hub.exchange([], [Query("long", 5000, 4)], 1.0) == {"long": []}
+    assert await hub.exchange([], [Query("long", 5000, 4)], budget_s=1.0) == {"long": []}
     assert hub.stats()[0].errors >= 1
     assert drafter.texts == {}
     hub.close("long")

@@ -34,7 +34,7 @@ async def test_requests_do_not_mix(make_hub):
     sessions = [HubSession(hub, f"r{index}", 3 + index) for index in range(4)]
     for _ in range(3):
         commits = [session.commit(1 + index) for index, session in enumerate(sessions)]
-        found = await hub.exchange(commits, [session.query() for session in sessions], 5.0)
+        found = await hub.exchange(commits, [session.query() for session in sessions], budget_s=5.0)
         for session in sessions:
             (proposal,) = found[session.request_id]
             assert proposal.tokens.tolist() == session.expected(4)
@@ -45,7 +45,7 @@ async def test_the_drafter_learns_all_of_a_request(make_hub):
     hub = await make_hub(drafter)
     prompt = np.array([4, 5], dtype=np.int32)
     hub.open(DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant"))
-    await hub.exchange([], [Query("r", 2, 4)], 5.0)
+    await hub.exchange([], [Query("r", 2, 4)], budget_s=5.0)
     (opened,) = drafter.opened
     assert opened.token_ids.tolist() == [4, 5]
     given = (opened.prompt_len, opened.temperature, opened.seed, opened.namespace)
@@ -61,7 +61,7 @@ async def test_a_probe_and_its_answer_travel(make_hub):
     assert proposal.probe.mask.tolist() == [[True, False], [True, True]]
     answer = np.array([[3, 1]], dtype=np.int32)
     commit = session.commit(2, {"counting": answer, "another": answer + 1})
-    await hub.exchange([commit], [session.query()], 5.0)
+    await hub.exchange([commit], [session.query()], budget_s=5.0)
     await session.step(1)
     assert [c.probe_ids is None for c in drafter.commits] == [False, True]
     assert np.array_equal(drafter.commits[0].probe_ids, answer)
@@ -81,7 +81,7 @@ async def test_close_frees_and_an_id_can_be_used_again(make_hub):
     await first.step(2)
     hub.close("r")
     hub.close("unknown")
-    assert await hub.exchange([], [first.query()], 1.0) == {"r": []}
+    assert await hub.exchange([], [first.query()], budget_s=1.0) == {"r": []}
     again = HubSession(hub, prompt_len=9)
     (proposal,) = await again.step(1)
     assert proposal.tokens.tolist() == again.expected(4)
@@ -93,10 +93,10 @@ async def test_commits_that_came_too_late_are_ignored(make_hub):
     session = HubSession(hub)
     stale = session.commit(2)
     hub.open(DraftRequest("r", np.array(session.text, dtype=np.int32), 5, 0.0, 1))
-    (proposal,) = (await hub.exchange([stale], [session.query()], 5.0))["r"]
+    (proposal,) = (await hub.exchange([stale], [session.query()], budget_s=5.0))["r"]
     assert proposal.tokens.tolist() == session.expected(4)
     hub.close("r")
-    await hub.exchange([session.commit(1)], [], 5.0)
+    await hub.exchange([session.commit(1)], [], budget_s=5.0)
     assert hub.stats()[0].errors == 0
 
 

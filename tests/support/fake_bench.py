@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from draftline.core.block_pool import BlockPool
+from draftline.core.budget import NodeBudget
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError
 from draftline.core.output import Delta
@@ -52,8 +53,12 @@ class RandomDrafters:
         self.texts.pop(request_id, None)
 
     async def exchange(
-        self, commits: Sequence[StepCommit], queries: Sequence[Query]
+        self,
+        commits: Sequence[StepCommit],
+        queries: Sequence[Query],
+        left_out: Collection[str] = (),
     ) -> dict[str, list[Proposal]]:
+        assert not left_out
         for commit in commits:
             text = self.texts[commit.request_id]
             assert len(text) == commit.base_len
@@ -63,6 +68,9 @@ class RandomDrafters:
                 self.probe_answers += 1
         await asyncio.sleep(0)
         return {query.request_id: self._propose(query) for query in queries}
+
+    def costs(self) -> dict[str, float]:
+        return {"first": 0.0, "second": 0.0}
 
     def _propose(self, query: Query) -> list[Proposal]:
         text = self.texts[query.request_id]
@@ -109,6 +117,7 @@ class Bench:
     vocab: int = 7
     block_size: int = 4
     memory: int | None = 2
+    clock: Callable[[], float] = lambda: 0.0
     share_prefixes: bool = True
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
@@ -128,11 +137,12 @@ class Bench:
             share_prefixes=self.share_prefixes,
         )
         self.scheduler = Scheduler(self.pool, limits)
+        self.budget = NodeBudget(self.nodes)
         self.use_target(self.target)
 
     def use_target(self, target: FakeTarget) -> None:
         self.target = target
-        self.core = EngineCore(target, self.drafters, self.scheduler, self.block_size, lambda: 0.0)
+        self.core = EngineCore(target, self.drafters, self.scheduler, self.budget, self.clock)
 
     def add(
         self,

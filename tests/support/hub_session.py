@@ -44,7 +44,7 @@ class HubSession:
     ) -> list[Proposal]:
         """Commit `count` tokens, then the proposals that come back."""
         commits = [self.commit(count)] if count else []
-        found = await self.hub.exchange(commits, [self.query(max_nodes)], budget_s)
+        found = await self.hub.exchange(commits, [self.query(max_nodes)], budget_s=budget_s)
         return found[self.request_id]
 
     def expected(self, count: int) -> list[int]:
@@ -65,7 +65,7 @@ class Rhyme:
         base = len(self.text)
         self.text.append(self.text[-8])
         commit = StepCommit("r", base, np.array(self.text[base:], dtype=np.int32))
-        found = await self.hub.exchange([commit], [Query("r", len(self.text), 4)], 0.05)
+        found = await self.hub.exchange([commit], [Query("r", len(self.text), 4)], budget_s=0.05)
         for proposal in found["r"]:
             expected = [self.text[index - 8] for index in range(base + 1, base + 5)]
             assert proposal.tokens.tolist() == expected[: len(proposal.tokens)]

@@ -1,0 +1,146 @@
+"""Which nodes are worth their time: bought over all requests of a step by falling value.
+
+A node's value is the probability that the target's path goes through it: the product of the
+estimates along its own path (as in Sequoia and EAGLE-2). The k nodes of largest value are kept for
+the k that makes expected tokens a second largest, given what a step of so many rows takes. k = 0 is
+plain decoding, so under load, where a row costs what it gains, speculation fades out by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .acceptance import AcceptanceTable
+from .source_choice import SourceChoice, credited
+from .step_cost import Float64, StepCost
+from .tree import TokenTree
+
+# Weight of the newest step in what drafting is expected to bring and to take.
+WEIGHT = 0.1
+# Trees of a step that the estimates learn from.
+LEARNED_TREES = 4
+# Every so many steps that did not ask, drafters are asked again: texts and loads change.
+EXPLORE_EVERY = 32
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a step took and brought; counted while it is committed.
+
+    asked  drafters that were asked for it
+    costs  seconds that each drafter takes
+    """
+
+    num_rows: int
+    seconds: float
+    asked: frozenset[str]
+    costs: Mapping[str, float]
+    num_tokens: int = 0
+    accepted: Counter[str] = field(default_factory=Counter)
+
+    def count(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Nodes on the path of a request were accepted, and a bonus token followed."""
+        self.num_tokens += len(path) + 1
+        self.accepted.update(credited(tree, node, self.costs) for node in path)
+
+
+class NodeBudget:
+    """Decides before a step whether drafters are asked, and then which nodes go into it."""
+
+    __slots__ = (
+        "_draft_s", "_num_learned", "_profile", "_sources", "_step_s", "_steps_unasked", "_tokens",
+        "cost", "table",
+    )  # fmt: skip
+
+    def __init__(self, max_nodes: int, cost: StepCost | None = None) -> None:
+        """`max_nodes`: most nodes of one request's tree; without `cost`, rows cost nothing."""
+        self.table = AcceptanceTable()
+        self.cost = cost or StepCost([1], [1.0])
+        # Mean value of a request's best node, its second best, and so on; at first every one is
+        # taken for worth it, so that the first steps find out.
+        self._profile = np.ones(max_nodes)
+        self._draft_s = 0.0
+        self._steps_unasked = 0
+        self._num_learned = 0
+        self._sources = SourceChoice()
+        self._step_s = 0.0
+        self._tokens = 0.0
+
+    def is_asking_worth_it(self, num_requests: int, num_other_rows: int) -> bool:
+        """Whether a step of so many decoding requests and other rows should draft."""
+        if self._steps_unasked >= EXPLORE_EVERY:
+            return True
+        count = np.arange(len(self._profile) + 1)
+        tokens = num_requests * (1.0 + np.r_[0.0, np.cumsum(self._profile)])
+        rows = num_requests * (1.0 + count) + num_other_rows
+        rates = tokens / (self.cost.seconds(rows) + self._draft_s)
+        plain = num_requests / self.cost.seconds(num_requests + num_other_rows)
+        return bool(rates.max() > plain)
+
+    def note_asked(self, trees: Sequence[TokenTree], draft_s: float) -> None:
+        """Drafters were asked: their trees before anything is cut, and the time that it took."""
+        self._steps_unasked = 0
+        self._draft_s += WEIGHT * (draft_s - self._draft_s)
+        best = np.zeros(len(self._profile))
+        for tree in trees:
+            values = np.sort(tree.values)[::-1][: len(best)]
+            best[: len(values)] += values
+        self._profile += WEIGHT * (best / max(len(trees), 1) - self._profile)
+
+    def note_unasked(self) -> None:
+        """A step went without drafts."""
+        self._steps_unasked += 1
+
+    def left_out(self, costs: Mapping[str, float]) -> frozenset[str]:
+        """Drafters that the next step goes without; `costs` is seconds of a step, by name."""
+        seconds_a_token = (self._step_s + self._draft_s) / max(self._tokens, 1.0)
+        return self._sources.left_out(costs, seconds_a_token)
+
+    def note_step(self, outcome: StepOutcome) -> None:
+        """Learn from a step that was committed."""
+        self._num_learned = 0
+        if outcome.seconds > 0:
+            self.cost.record(outcome.num_rows, outcome.seconds)
+        if outcome.num_tokens:
+            weight = WEIGHT if self._tokens else 1.0
+            self._step_s += weight * (outcome.seconds - self._step_s)
+            self._tokens += weight * (outcome.num_tokens - self._tokens)
+        self._sources.learn(outcome.costs, outcome.asked, outcome.accepted)
+
+    def learn(self, offered: TokenTree, path_tokens: Sequence[int]) -> None:
+        """What was offered to a request, and what the target said; a few of a step are enough."""
+        if self._num_learned < LEARNED_TREES and len(offered):
+            self._num_learned += 1
+            offered.learn(self.table, path_tokens)
+
+    def choose(
+        self, trees: Sequence[TokenTree], limits: Sequence[int], num_other_rows: int
+    ) -> list[TokenTree]:
+        """The trees without the nodes that are not worth their rows.
+
+        limits: most nodes of each tree
+        """
+        trees = [_best(tree, limit) for tree, limit in zip(trees, limits, strict=True)]
+        values: Float64 = np.concatenate([tree.values for tree in trees] or [np.empty(0)])
+        # Stable, and a node is worth no more than its parent: parents stay where children do.
+        order = np.argsort(-values, kind="stable")
+        tokens = len(trees) + np.r_[0.0, np.cumsum(values[order])]
+        rows = len(trees) + num_other_rows + np.arange(len(tokens))
+        kept = np.zeros(len(values), dtype=np.bool_)
+        kept[order[: int(np.argmax(tokens / self.cost.seconds(rows)))]] = True
+        ends = np.cumsum([len(tree) for tree in trees])
+        masks = np.split(kept, ends[:-1]) if trees else []
+        return [tree.keep(mask) for tree, mask in zip(trees, masks, strict=True)]
+
+
+def _best(tree: TokenTree, max_nodes: int) -> TokenTree:
+    """The tree of its most valuable nodes."""
+    if len(tree) <= max_nodes:
+        return tree
+    kept = np.zeros(len(tree), dtype=np.bool_)
+    kept[np.argsort(-tree.values, kind="stable")[:max_nodes]] = True
+    return tree.keep(kept)
