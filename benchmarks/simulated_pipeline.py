@@ -115,7 +115,7 @@ class CountingDrafters:
 
 
 class _NoText:
-    def push(self, _token_id: int) -> str:
+    def push(self, token_id: int) -> str:  # noqa: ARG002
         return ""
 
     def flush(self) -> str:

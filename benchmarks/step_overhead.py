@@ -16,6 +16,7 @@ from ..cluster.engine_thread import EngineThread
 from ..cluster.inproc_link import InprocLink
 from ..cluster.pipeline import Pipeline, StageSpec
 from ..core.answer import Answer
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..core.types import ROOT, Commit, DraftRequest, Proposal, Query, StepInput, StepOutput
 
@@ -113,7 +114,10 @@ def measure_overhead(num_nodes: int) -> StepOverhead:
     engine.start()
     answer = Answer("overhead")
     params = SamplingParams(max_tokens=NUM_STEPS, temperature=0.0, ignore_eos=True)
-    engine.add(*plan.request_factory().build("overhead", list(range(1, 65)), params, answer.hear))
+    prompt = list(range(1, 65))
+    engine.add(
+        *plan.request_factory().build("overhead", prompt, params, answer.hear, RequestOptions())
+    )
     answer.wait()
     engine.close()
     spans = watches[0].spans[NUM_STEPS // 10 :]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
-Float64 = NDArray[np.float64]
+Float64 = npt.NDArray[np.float64]
 
 # Rows at which the curve is kept.
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
@@ -32,15 +32,15 @@ class StepCost:
         self._is_stale = True
         self._curve = self._seconds
 
-    def seconds(self, rows: int | Float64) -> Float64:
-        """Expected seconds of steps with so many rows."""
+    def seconds(self, rows: npt.ArrayLike) -> Float64:
+        """Expected seconds of steps with so many rows, in the shape of `rows`."""
         if self._is_stale:
             # Noise must not make more rows seem cheaper than fewer.
             rising = np.maximum.accumulate(self._seconds)
             falling = np.minimum.accumulate(self._seconds[::-1])[::-1]
             self._curve = (rising + falling) / 2
             self._is_stale = False
-        return np.interp(rows, self._grid, self._curve)
+        return np.asarray(np.interp(np.asarray(rows), self._grid, self._curve))
 
     def record(self, rows: int, seconds: float) -> None:
         """Learn from one step."""
