@@ -60,9 +60,14 @@ def test_every_kind_refuses_an_unknown_key():
 
 
 def test_retrieval_over_a_folder_and_over_a_server(tmp_path: Path):
-    for where in ({"store": str(tmp_path / "store")}, {"server": "127.0.0.1:1"}):
+    for where in ({"store": str(tmp_path)}, {"server": "127.0.0.1:1"}):
         drafter = build_drafter(DrafterConfig(kind="retrieval", name="stored", **where))
         assert drafter.name == "stored"
+
+
+def test_a_folder_that_is_not_there_is_a_config_error(tmp_path: Path):
+    with pytest.raises(ConfigError, match="store: no folder"):
+        build_drafter(DrafterConfig(kind="retrieval", store=str(tmp_path / "store")))
 
 
 def test_a_store_out_of_reach_is_a_store_error_at_the_start():
