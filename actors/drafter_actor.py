@@ -8,9 +8,8 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ..cluster.bundle import Bundle, strategy_of
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
 from ..cluster.grpc_link import AddressProvider
@@ -47,16 +46,15 @@ def spawn_drafter(
     *,
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
-    placement_group: PlacementGroup | None = None,
+    bundle: Bundle | None = None,
 ) -> tuple[ActorHandle, AddressProvider]:
     """Start the actor; the handle keeps it alive, the provider tells a `GrpcLink` where it is.
 
     After a restart the provider gives the new address, once the actor is back. It raises what
     `build_drafter` raises, and `DrafterError` if the actor is lost.
     """
-    strategy = PlacementGroupSchedulingStrategy(placement_group) if placement_group else "DEFAULT"
     actor: Any = DrafterActor.options(
-        num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy
+        num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy_of(bundle)
     ).remote(config, engine)
 
     async def address() -> str:

@@ -6,24 +6,20 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ..cluster.bundle import Bundle, strategy_of
 from ..cluster.pipeline import StageSpec
 from ..cluster.stage_worker import StageWorker
 
 StageActor = ray.remote(StageWorker)
 
 
-def spawn_stage(
-    index: int, spec: StageSpec, placement_group: PlacementGroup | None = None
-) -> ActorHandle:
+def spawn_stage(index: int, spec: StageSpec, bundle: Bundle | None = None) -> ActorHandle:
     """Start the actor of one stage, with the resources of its spec."""
-    strategy = PlacementGroupSchedulingStrategy(placement_group) if placement_group else "DEFAULT"
     stage: Any = StageActor.options(
         num_cpus=spec.num_cpus,
         num_gpus=spec.num_gpus,
-        scheduling_strategy=strategy,
+        scheduling_strategy=strategy_of(bundle),
         max_concurrency=2,  # a thread for `watch` and one for everything else
     ).remote(index, spec)
     return stage

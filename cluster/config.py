@@ -69,6 +69,11 @@ class DrafterConfig(Settings):
         return self.name or self.kind
 
     @property
+    def is_spawned(self) -> bool:
+        """Whether the engine starts a server for it."""
+        return self.transport == "grpc" and self.address is None
+
+    @property
     def options(self) -> dict[str, Any]:
         """Options of its kind, not validated yet."""
         return dict(self.model_extra or {})

@@ -11,10 +11,10 @@ from typing import Any, Literal, assert_never
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.placement_group import PlacementGroup
 
 from ..core.errors import DraftlineError, StageLost
 from ..core.types import StepInput, StepOutput
+from .bundle import Bundle
 from .compiled_graph_transport import CompiledGraphTransport
 from .distributed_transport import DistributedTransport
 from .in_flight import InFlightSteps
@@ -25,7 +25,7 @@ from .stage_transport import StageTransport
 logger = logging.getLogger(__name__)
 
 Transport = Literal["compiled_graph", "distributed"]
-Spawn = Callable[[int, StageSpec, PlacementGroup | None], ActorHandle]
+Spawn = Callable[[int, StageSpec, Bundle | None], ActorHandle]
 
 AUTO: Transport = "distributed"
 DEATH_TIMEOUT_S = 3.0
@@ -36,7 +36,7 @@ class RayPipeline:
 
     spawn            starts the actor of a stage (`actors/stage_actor.py`)
     transport        `auto` is the faster one by measurement (docs/decisions.md)
-    placement_group  where the actors go; None lets Ray choose
+    bundles          where each stage's actor goes; without them Ray chooses
     max_in_flight    default: one more than stages, so that no stage waits for the coordinator
     max_step_rows    rows of the largest step, for the size of shared-memory buffers
     start_timeout_s  loading the model included
@@ -50,7 +50,7 @@ class RayPipeline:
         spawn: Spawn,
         *,
         transport: Transport | Literal["auto"] = "auto",
-        placement_group: PlacementGroup | None = None,
+        bundles: Sequence[Bundle] | None = None,
         max_in_flight: int | None = None,
         max_step_rows: int = 512,
         start_timeout_s: float = 600.0,
@@ -59,7 +59,7 @@ class RayPipeline:
         self._specs = tuple(specs)
         self._spawn = spawn
         self._transport_name: Transport = AUTO if transport == "auto" else transport
-        self._placement_group = placement_group
+        self._bundles: Sequence[Bundle | None] = bundles or [None] * len(specs)
         self._max_in_flight = max_in_flight or len(specs) + 1
         self._max_step_rows = max_step_rows
         self._start_timeout_s = start_timeout_s
@@ -126,8 +126,8 @@ class RayPipeline:
 
     async def _start(self) -> None:
         self._steps = steps = InFlightSteps(self._max_in_flight)
-        for index, spec in enumerate(self._specs):
-            stage = self._spawn(index, spec, self._placement_group)
+        for index, (spec, bundle) in enumerate(zip(self._specs, self._bundles, strict=True)):
+            stage = self._spawn(index, spec, bundle)
             self._stages.append(stage)
             self._deaths.append(_watch(stage, index, steps))
         builds = [stage.build.remote() for stage in self._stages]

@@ -16,8 +16,9 @@ import numpy as np
 
 from .acceptance import AcceptanceTable
 from .source_choice import SourceChoice, credited
-from .step_cost import Float64, StepCost
+from .step_cost import StepCost
 from .tree import TokenTree
+from .types import Float64
 
 # Weight of the newest step in what drafting is expected to bring and to take.
 WEIGHT = 0.1
@@ -70,16 +71,21 @@ class NodeBudget:
         self._step_s = 0.0
         self._tokens = 0.0
 
-    def is_asking_worth_it(self, num_requests: int, num_other_rows: int) -> bool:
-        """Whether a step of so many decoding requests and other rows should draft."""
-        if self._steps_unasked >= EXPLORE_EVERY:
-            return True
-        count = np.arange(len(self._profile) + 1)
-        tokens = num_requests * (1.0 + np.r_[0.0, np.cumsum(self._profile)])
-        rows = num_requests * (1.0 + count) + num_other_rows
-        rates = tokens / (self.cost.seconds(rows) + self._draft_s)
-        plain = num_requests / self.cost.seconds(num_requests + num_other_rows)
-        return bool(rates.max() > plain)
+    def whom_to_ask(
+        self, costs: Mapping[str, float], num_requests: int, num_other_rows: int
+    ) -> frozenset[str]:
+        """Drafters that the next step asks; none where drafting is not worth its time.
+
+        costs           seconds that each drafter takes in a step, by name
+        num_requests    decoding requests that take drafts
+        num_other_rows  rows of the step besides theirs
+        """
+        seconds_a_token = (self._step_s + self._draft_s) / max(self._tokens, 1.0)
+        asked = costs.keys() - self._sources.left_out(costs, seconds_a_token)
+        if asked and self._is_worth_it(num_requests, num_other_rows):
+            return frozenset(asked)
+        self._steps_unasked += 1
+        return frozenset()
 
     def note_asked(self, trees: Sequence[TokenTree], draft_s: float) -> None:
         """Drafters were asked: their trees before anything is cut, and the time that it took."""
@@ -90,15 +96,6 @@ class NodeBudget:
             values = np.sort(tree.values)[::-1][: len(best)]
             best[: len(values)] += values
         self._profile += WEIGHT * (best / max(len(trees), 1) - self._profile)
-
-    def note_unasked(self) -> None:
-        """A step went without drafts."""
-        self._steps_unasked += 1
-
-    def left_out(self, costs: Mapping[str, float]) -> frozenset[str]:
-        """Drafters that the next step goes without; `costs` is seconds of a step, by name."""
-        seconds_a_token = (self._step_s + self._draft_s) / max(self._tokens, 1.0)
-        return self._sources.left_out(costs, seconds_a_token)
 
     def note_step(self, outcome: StepOutcome) -> None:
         """Learn from a step that was committed."""
@@ -135,6 +132,16 @@ class NodeBudget:
         ends = np.cumsum([len(tree) for tree in trees])
         masks = np.split(kept, ends[:-1]) if trees else []
         return [tree.keep(mask) for tree, mask in zip(trees, masks, strict=True)]
+
+    def _is_worth_it(self, num_requests: int, num_other_rows: int) -> bool:
+        if self._steps_unasked >= EXPLORE_EVERY:
+            return True
+        count = np.arange(len(self._profile) + 1)
+        tokens = num_requests * (1.0 + np.r_[0.0, np.cumsum(self._profile)])
+        rows = num_requests * (1.0 + count) + num_other_rows
+        rates = tokens / (self.cost.seconds(rows) + self._draft_s)
+        plain = num_requests / self.cost.seconds(num_requests + num_other_rows)
+        return bool(rates.max() > plain)
 
 
 def _best(tree: TokenTree, max_nodes: int) -> TokenTree:

@@ -12,12 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .noise import gumbel
-from .types import ROOT, Float32, Int32
-
-Float64 = NDArray[np.float64]
+from .types import ROOT, Float32, Float64, Int32
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .budget import NodeBudget, StepOutcome
+from .drafting import Drafting, Offers, bare
 from .errors import DraftlineError, StageError, StageLost
 from .output import TARGET_SOURCE, Delta, FinishReason
 from .ports import ProposalSource, StepPipeline
@@ -17,34 +18,8 @@ from .request import Request, RequestState
 from .scheduler import Scheduler
 from .step_builder import PromptChunk, TreeStep, build_step, slots_of
 from .stop import StopRule
-from .tree import NO_TREE, merge
-from .types import (
-    Int32,
-    Probe,
-    Proposal,
-    Query,
-    StepCommit,
-    StepOutput,
-)
+from .types import Int32, StepCommit, StepOutput
 from .verify import walk
-
-# A budget can only choose where more is offered than a tree may hold.
-OFFERED_TREES = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Offers:
-    """What drafters proposed, by request id.
-
-    seconds  how long they were waited for
-    asked    who was asked
-    costs    what each drafter takes, by name
-    """
-
-    by_request: Mapping[str, Sequence[Proposal]]
-    seconds: float
-    asked: frozenset[str]
-    costs: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,12 +53,11 @@ class EngineCore:
         clock: Callable[[], float],
     ) -> None:
         self._pipeline = pipeline
-        self._drafters = drafters
         self._scheduler = scheduler
         self._budget = budget
+        self._drafting = Drafting(drafters, scheduler, budget, clock)
         self._clock = clock
         self._flights: deque[_Flight] = deque()
-        self._commits: list[StepCommit] = []
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
@@ -135,10 +109,13 @@ class EngineCore:
 
     async def _submit(self) -> bool:
         """Plan a step over everything that is ready; False if nothing is."""
-        self._open(self._scheduler.admit())
+        for state in self._scheduler.admit():
+            self._drafting.open(state)
         decoding = self._scheduler.decoding()
-        offers = await self._ask(decoding)
-        trees = self._fit(self._grow(decoding, offers))
+        offers = await self._drafting.ask(decoding)
+        # Some may have been cancelled while the drafters were asked.
+        decoding = [state for state in decoding if self._is_alive(state)]
+        trees = self._fit(self._drafting.grow(decoding, offers))
         chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in trees))
         if not trees and not chunks:
             return False
@@ -179,74 +156,6 @@ class EngineCore:
                 self._commit_first(chunk.state, int(targets.take(1)[0]))
         self._budget.note_step(outcome)
 
-    def _open(self, admitted: Sequence[RequestState]) -> None:
-        for state in admitted:
-            if state.request.options.speculative and not state.is_open:
-                state.is_open = True
-                self._drafters.open(state.draft_request())
-
-    async def _ask(self, states: Sequence[RequestState]) -> Offers | None:
-        """Proposals by request id; None where drafting is not worth its time now.
-
-        One message a drafter for all requests, which also tells what was committed.
-        """
-        scheduler = self._scheduler
-        max_nodes = scheduler.nodes_each(len(states))
-        depths = {
-            state.request_id: min(_max_nodes(state, max_nodes), _max_depth(state))
-            for state in states
-            if state.request.options.speculative
-        }
-        queries = [
-            Query(state.request_id, len(state.token_ids), depths[state.request_id])
-            for state in states
-            if depths.get(state.request_id, 0) > 0
-        ]
-        if queries and not self._budget.is_asking_worth_it(
-            len(queries), len(states) - len(queries) + scheduler.num_prefill_rows(len(states))
-        ):
-            self._budget.note_unasked()
-            queries = []
-        commits, self._commits = self._commits, []
-        if not queries and not commits:
-            return None
-        costs = self._drafters.costs()
-        left_out = self._budget.left_out(costs) if queries else frozenset()
-        start = self._clock()
-        found = await self._drafters.exchange(commits, queries, left_out)
-        seconds = self._clock() - start
-        return Offers(found, seconds, frozenset(costs) - left_out, costs) if queries else None
-
-    def _grow(self, states: Sequence[RequestState], offers: Offers | None) -> list[TreeStep]:
-        """A tree for each, over all of which the node budget is spent."""
-        # Some may have been cancelled while the drafters were asked.
-        states = [state for state in states if self._is_alive(state)]
-        if offers is None:
-            return [_bare(state) for state in states]
-        most = self._scheduler.nodes_each(len(states))
-        proposals = [_wanted(state, offers) for state in states]
-        limits = [_max_nodes(state, most) for state in states]
-        offered = [
-            merge(found, OFFERED_TREES * limit, _max_depth(state), self._budget.table)
-            for state, found, limit in zip(states, proposals, limits, strict=True)
-        ]
-        self._budget.note_asked(offered, offers.seconds)
-        prefill_rows = self._scheduler.num_prefill_rows(len(states))
-        trees = self._budget.choose(offered, limits, prefill_rows)
-        parts = zip(states, trees, proposals, offered, strict=True)
-        return [
-            TreeStep(state, tree, self._probes(found), full) for state, tree, found, full in parts
-        ]
-
-    def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
-        probes: dict[str, Probe] = {}
-        room = self._scheduler.max_probe_rows
-        for proposal in proposals:
-            if proposal.probe is not None and len(proposal.probe.tokens) <= room:
-                probes[proposal.source] = proposal.probe
-                room -= len(proposal.probe.tokens)
-        return probes
-
     def _fit(self, trees: Sequence[TreeStep]) -> list[TreeStep]:
         """Trees of all that have KV slots for them; they come in order."""
         fitting = []
@@ -260,7 +169,7 @@ class EngineCore:
                 fitting.append(tree)
             # Drafts are never worth the KV of another request.
             elif self._scheduler.make_room(state, root_position + 1):
-                fitting.append(_bare(state))
+                fitting.append(bare(state))
         return fitting
 
     def _outcome(self, flight: _Flight) -> StepOutcome:
@@ -312,7 +221,8 @@ class EngineCore:
         state.token_ids += tokens
         if state.is_open:
             ids = np.array(tokens, dtype=np.int32)
-            self._commits.append(StepCommit(state.request_id, base_len, ids, probe_ids))
+            commit = StepCommit(state.request_id, base_len, ids, probe_ids)
+            self._drafting.note_commit(commit)
 
     def _emit(
         self,
@@ -362,9 +272,7 @@ class EngineCore:
     def _forget(self, state: RequestState) -> None:
         del self._states[state.request_id]
         self._scheduler.remove(state)
-        if state.is_open:
-            self._drafters.close(state.request_id)
-            self._commits = [c for c in self._commits if c.request_id != state.request_id]
+        self._drafting.close(state)
 
     def _is_alive(self, state: RequestState) -> bool:
         return self._states.get(state.request_id) is state
@@ -387,27 +295,6 @@ class _Cursor:
     def take(self, count: int) -> Int32:
         first, self._next = self._next, self._next + count
         return self._rows[first : self._next]
-
-
-def _bare(state: RequestState) -> TreeStep:
-    return TreeStep(state, NO_TREE, {}, NO_TREE)
-
-
-def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:
-    """The proposals of the drafters that the request takes."""
-    found = offers.by_request.get(state.request_id, ())
-    drafters = state.request.options.drafters
-    return found if drafters is None else [p for p in found if p.source in drafters]
-
-
-def _max_nodes(state: RequestState, most: int) -> int:
-    limit = state.request.options.max_nodes
-    return most if limit is None else min(most, limit)
-
-
-def _max_depth(state: RequestState) -> int:
-    """Deepest useful node: one more token, the bonus, follows the deepest accepted one."""
-    return state.stop.num_tokens_left - 1
 
 
 def _moves(state: RequestState, path: Sequence[int], block_size: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from .types import Float32, Int64
+from .types import Float32, Float64, Int64
 
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -46,7 +46,7 @@ def stream_keys(seeds: Int64, positions: Int64) -> UInt64:
     return mix64(by_seed ^ mix64(positions.astype(np.uint64) * gamma + gamma))
 
 
-def exact_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def exact_log(x: Float64) -> Float64:
     """Natural logarithm of positive normal float64 by exactly rounded operations only."""
     bits = x.view(np.int64)
     # Shift the mantissa into [sqrt(1/2), sqrt(2)) by subtracting the bits of sqrt(1/2).
@@ -60,7 +60,7 @@ def exact_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return exponent.astype(np.float64) * LN2 + series * s
 
 
-def uniform(seeds: Int64, positions: Int64, token_ids: Int64) -> NDArray[np.float64]:
+def uniform(seeds: Int64, positions: Int64, token_ids: Int64) -> Float64:
     """The uniforms on the open interval (0, 1) that `gumbel` is made of; the same arguments."""
     seeds, positions = np.broadcast_arrays(seeds, positions)
     keys = stream_keys(seeds, positions)
@@ -69,7 +69,7 @@ def uniform(seeds: Int64, positions: Int64, token_ids: Int64) -> NDArray[np.floa
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
-def gumbel_of(uniforms: NDArray[np.float64]) -> Float32:
+def gumbel_of(uniforms: Float64) -> Float32:
     """Standard Gumbel noise of uniforms."""
     return (-exact_log(-exact_log(uniforms))).astype(np.float32)
 

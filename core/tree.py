@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .acceptance import AcceptanceTable, Cell
-from .types import ROOT, Bool, Int32, Proposal
-
-Float64 = NDArray[np.float64]
+from .types import ROOT, Bool, Float64, Int32, Proposal
 
 
 @dataclass(frozen=True, slots=True, eq=False)

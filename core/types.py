@@ -27,6 +27,7 @@ from .errors import ProtocolError
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
 ROOT = -1

@@ -32,12 +32,12 @@ def placement_bundles(
 ) -> list[dict[str, float]]:
     """One bundle each for the coordinator, every stage and every drafter that has an actor.
 
-    `has_gpus` decides where the device is `auto`.
+    In this order, which `cluster/bundle.py` relies on. `has_gpus` decides where the device is `auto`.
     """
     stage = {"CPU": engine.cpus_per_stage}
     if engine.device == "cuda" or (engine.device == "auto" and has_gpus):
         stage["GPU"] = 1.0
-    actors = [d for d in engine.drafters if d.transport == "grpc" and d.address is None]
+    actors = [drafter for drafter in engine.drafters if drafter.is_spawned]
     stages = [dict(stage) for _ in range(engine.pipeline_parallel_size)]
     coordinator = {"CPU": config.coordinator_cpus}
     if engine.backend == "local":

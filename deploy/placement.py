@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..cluster.assembly import local_pipeline
 from ..cluster.config import DrafterConfig, EngineConfig
@@ -15,6 +15,9 @@ from ..cluster.grpc_link import AddressProvider, GrpcLink, GrpcOptions
 from ..cluster.inproc_link import InprocLink
 from ..cluster.pipeline import Pipeline, StageSpec
 from ..core.errors import ConfigError, DrafterError, DraftlineError
+
+if TYPE_CHECKING:
+    from ..cluster.bundle import Bundle
 
 # A drafter that is started here first imports its libraries and loads its model or store. The
 # first time its model may come from a slow disk; later, requests wait for nothing.
@@ -27,7 +30,7 @@ class Placement:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._group: Any = _current_placement_group() if config.backend == "ray" else None
+        self._bundles = _bundles(config) if config.backend == "ray" else None
         self._actors: list[Any] = []
         self._stops: list[Callable[[], None]] = []
 
@@ -44,7 +47,7 @@ class Placement:
             specs,
             spawn_stage,
             transport=self._config.stage_transport,
-            placement_group=self._group,
+            bundles=self._bundles and self._bundles[: len(specs)],
             max_step_rows=self._config.max_num_batched_tokens,
         )
 
@@ -94,11 +97,12 @@ class Placement:
         from ..actors.drafter_actor import spawn_drafter  # noqa: PLC0415
 
         _ensure_ray()
+        place = self._config.pipeline_parallel_size + len(self._actors)
         actor, address = spawn_drafter(
             drafter,
             self._config,
             num_cpus=self._config.cpus_per_drafter,
-            placement_group=self._group,
+            bundle=self._bundles[place] if self._bundles else None,
         )
         self._actors.append(actor)
         return address
@@ -132,8 +136,15 @@ def _ensure_ray() -> None:
         ray.init(include_dashboard=False, log_to_driver=False)
 
 
-def _current_placement_group() -> Any:
-    """The group of the Ray actor that this runs in; None elsewhere."""
+def _bundles(config: EngineConfig) -> list[Bundle] | None:
+    """Places of stages and drafters in the group of the Ray actor that this runs in, if any."""
     import ray  # noqa: PLC0415
 
-    return ray.util.get_current_placement_group() if ray.is_initialized() else None
+    group = ray.util.get_current_placement_group() if ray.is_initialized() else None
+    if group is None:
+        return None
+    # Ray takes seconds to import, which local engines need not wait for.
+    from ..cluster.bundle import replica_bundles  # noqa: PLC0415
+
+    num_drafters = sum(drafter.is_spawned for drafter in config.drafters)
+    return replica_bundles(group, config.pipeline_parallel_size, num_drafters)

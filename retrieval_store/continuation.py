@@ -21,10 +21,9 @@ import heapq
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.lookup import Subtree
-from ..core.types import ROOT, Int64
+from ..core.types import ROOT, Float64, Int64
 from .segment import MAX_CONTINUATION
 from .suffix_search import Span, SuffixSearch
 
@@ -32,7 +31,6 @@ PRIOR = 8.0
 BACK_OFF = 0.5
 WIDE_SPAN = 64
 
-Float64 = NDArray[np.float64]
 # Reader of a segment, level of the context, tokens from the context's start to the node, its span.
 View = tuple[SuffixSearch, int, int, Span]
 # Probability given the parent, token, views.

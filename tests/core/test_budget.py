@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from draftline.core.acceptance import AcceptanceTable
-from draftline.core.budget import EXPLORE_EVERY, NodeBudget
+from draftline.core.budget import EXPLORE_EVERY, NodeBudget, StepOutcome
 from draftline.core.output import Delta
 from draftline.core.step_cost import GRID, StepCost
 from draftline.core.tree import TokenTree, merge
@@ -126,6 +126,9 @@ def test_no_tree_exceeds_its_own_limit() -> None:
     assert [len(tree) for tree in trees] == [4]
 
 
+COSTS = {"a": 0.3}
+
+
 def test_asking_stops_where_it_does_not_pay_and_is_tried_again() -> None:
     table = trained_table({"a": 0.1})
     under = budget(LINEAR, table, 4)
@@ -133,9 +136,8 @@ def test_asking_stops_where_it_does_not_pay_and_is_tried_again() -> None:
     for _ in range(60):
         under.note_asked(trees, 0.3)
     for _ in range(EXPLORE_EVERY):
-        assert not under.is_asking_worth_it(1, 0)
-        under.note_unasked()
-    assert under.is_asking_worth_it(1, 0)
+        assert not under.whom_to_ask(COSTS, 1, 0)
+    assert under.whom_to_ask(COSTS, 1, 0) == {"a"}
 
 
 def test_load_decides_whether_asking_pays() -> None:
@@ -143,8 +145,29 @@ def test_load_decides_whether_asking_pays() -> None:
     under = budget(WIDE, table, 4)
     for _ in range(60):
         under.note_asked([merge([chain("a", 4)], 4, 4, table)], 0.0)
-    assert under.is_asking_worth_it(1, 0)
-    assert not under.is_asking_worth_it(200, 0)
+    assert under.whom_to_ask(COSTS, 1, 0)
+    assert not under.whom_to_ask(COSTS, 200, 0)
+
+
+def test_a_lone_drafter_that_was_left_out_comes_back_when_texts_change() -> None:
+    """Steps that ask nobody tell nothing of what asking would bring."""
+    under = budget(FLAT, AcceptanceTable(), 4)
+    costs = {"a": 0.5}
+    asked_at = []
+    for step in range(1500):
+        asked = under.whom_to_ask(costs, 1, 0)
+        outcome = StepOutcome(1, 1.0, asked, costs, num_tokens=1)
+        if asked:
+            asked_at.append(step)
+            tree = merge([chain("a", 4)], 4, 4, under.table)
+            under.note_asked([tree], costs["a"])
+            accepted = 4 if step > 500 else 0
+            under.learn(tree, [*range(accepted), 9])
+            outcome.num_tokens += accepted
+            outcome.accepted["a"] = accepted
+        under.note_step(outcome)
+    assert 0 < len([step for step in asked_at if 200 < step <= 500]) < 30
+    assert len([step for step in asked_at if step > 1300]) > 150
 
 
 @st.composite

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from draftline.cluster.bundle import ANY, replica_bundles
 from draftline.core.errors import ConfigError
 from draftline.deploy.deployment_plan import engine_options, placement_bundles
 from draftline.deploy.settings import (
@@ -16,6 +17,8 @@ from draftline.deploy.settings import (
     read_settings,
 )
 from draftline.deploy.speculative_config import read_speculative_config
+from ray import PlacementGroupID
+from ray.util.placement_group import PlacementGroup
 
 
 def test_defaults() -> None:
@@ -162,6 +165,12 @@ def test_bundles_hold_every_part_of_a_replica() -> None:
     assert placement_bundles(gpu, args.deployment)[1] == {"CPU": 1.0, "GPU": 1.0}
     local = args.engine.model_copy(update={"backend": "local"})
     assert placement_bundles(local, args.deployment) == [{"CPU": 1.0}]
+
+
+def test_every_actor_has_a_bundle_of_its_own() -> None:
+    group = PlacementGroup(PlacementGroupID.from_random(), [{"CPU": 1.0}] * 4)
+    assert [place.index for place in replica_bundles(group, 2, 1)] == [1, 2, 3]
+    assert [place.index for place in replica_bundles(group, 1, 1)] == [ANY, ANY]
 
 
 def test_autoscaling_replaces_the_number_of_replicas() -> None:

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
@@ -15,6 +14,7 @@ from draftline.core.output import RequestOutput
 from draftline.core.request_options import RequestOptions
 from draftline.deploy.held_out_prompts import held_out_prompts
 from draftline.retrieval_store.open_store import open_store
+from support.processes import drafter_pids
 from support.redis_server import RedisServer
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(4)]
@@ -40,21 +40,6 @@ def generate_while(engine: Engine, disturb: Callable[[], None]) -> list[RequestO
 
 def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
     return [output.token_ids for output in outputs]
-
-
-def drafter_pids() -> list[int]:
-    """This process's drafter servers."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                command = (folder / "cmdline").read_bytes()
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if b"draftline.actors.drafter_server" in command and parent == os.getpid():
-                found.append(int(folder.name))
-    return found
 
 
 @pytest.mark.net

@@ -12,7 +12,7 @@ from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.errors import StageLost
 from draftline.core.request_options import RequestOptions
 from draftline.deploy.held_out_prompts import held_out_prompts
-from support.stage_pids import stage_pids
+from support.processes import stage_pids
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(3)]
 PARAMS = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)

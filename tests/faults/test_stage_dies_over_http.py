@@ -12,7 +12,7 @@ import openai
 import pytest
 from draftline.deploy.held_out_prompts import held_out_prompts
 from support.served_model import served_model
-from support.stage_pids import stage_pids
+from support.processes import stage_pids
 
 PROMPT = held_out_prompts(1)[0].text
 

@@ -1,0 +1,146 @@
+"""The drafting half of a step: who is asked, and which of the proposed nodes go into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .budget import NodeBudget
+from .ports import ProposalSource
+from .request import RequestState
+from .scheduler import Scheduler
+from .step_builder import TreeStep
+from .tree import NO_TREE, merge
+from .types import Probe, Proposal, Query, StepCommit
+
+# A budget can only choose where more is offered than a tree may hold.
+OFFERED_TREES = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offers:
+    """What drafters proposed, by request id.
+
+    seconds  how long they were waited for
+    asked    who was asked
+    costs    what each drafter takes, by name
+    """
+
+    by_request: Mapping[str, Sequence[Proposal]]
+    seconds: float
+    asked: frozenset[str]
+    costs: Mapping[str, float]
+
+
+class Drafting:
+    """Speaks with the drafters for all requests, and makes a tree for each under the budget."""
+
+    __slots__ = ("_budget", "_clock", "_commits", "_drafters", "_scheduler")
+
+    def __init__(
+        self,
+        drafters: ProposalSource,
+        scheduler: Scheduler,
+        budget: NodeBudget,
+        clock: Callable[[], float],
+    ) -> None:
+        self._drafters = drafters
+        self._scheduler = scheduler
+        self._budget = budget
+        self._clock = clock
+        self._commits: list[StepCommit] = []
+
+    def open(self, state: RequestState) -> None:
+        """Begin a request with every drafter, if it wants them and has not begun."""
+        if state.request.options.speculative and not state.is_open:
+            state.is_open = True
+            self._drafters.open(state.draft_request())
+
+    def close(self, state: RequestState) -> None:
+        """End a request with every drafter."""
+        if state.is_open:
+            self._drafters.close(state.request_id)
+            self._commits = [c for c in self._commits if c.request_id != state.request_id]
+
+    def note_commit(self, commit: StepCommit) -> None:
+        """Drafters hear of this commit with the next message."""
+        self._commits.append(commit)
+
+    async def ask(self, states: Sequence[RequestState]) -> Offers | None:
+        """Proposals by request id; None where drafting is not worth its time now.
+
+        One message a drafter for all requests, which also tells what was committed.
+        """
+        queries = self._queries(states)
+        costs = self._drafters.costs()
+        asked: frozenset[str] = frozenset()
+        if queries:
+            others = len(states) - len(queries) + self._scheduler.num_prefill_rows(len(states))
+            asked = self._budget.whom_to_ask(costs, len(queries), others)
+        commits, self._commits = self._commits, []
+        if not asked:
+            if commits:
+                await self._drafters.exchange(commits, ())
+            return None
+        start = self._clock()
+        found = await self._drafters.exchange(commits, queries, costs.keys() - asked)
+        return Offers(found, self._clock() - start, asked, costs)
+
+    def grow(self, states: Sequence[RequestState], offers: Offers | None) -> list[TreeStep]:
+        """A tree for each, over all of which the node budget is spent."""
+        if offers is None:
+            return [bare(state) for state in states]
+        most = self._scheduler.nodes_each(len(states))
+        proposals = [_wanted(state, offers) for state in states]
+        limits = [_max_nodes(state, most) for state in states]
+        offered = [
+            merge(found, OFFERED_TREES * limit, _max_depth(state), self._budget.table)
+            for state, found, limit in zip(states, proposals, limits, strict=True)
+        ]
+        self._budget.note_asked(offered, offers.seconds)
+        prefill_rows = self._scheduler.num_prefill_rows(len(states))
+        trees = self._budget.choose(offered, limits, prefill_rows)
+        parts = zip(states, trees, proposals, offered, strict=True)
+        return [
+            TreeStep(state, tree, self._probes(found), full) for state, tree, found, full in parts
+        ]
+
+    def _queries(self, states: Sequence[RequestState]) -> list[Query]:
+        most = self._scheduler.nodes_each(len(states))
+        found = []
+        for state in states:
+            size = min(_max_nodes(state, most), _max_depth(state))
+            if size > 0 and state.request.options.speculative:
+                found.append(Query(state.request_id, len(state.token_ids), size))
+        return found
+
+    def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
+        probes: dict[str, Probe] = {}
+        room = self._scheduler.max_probe_rows
+        for proposal in proposals:
+            if proposal.probe is not None and len(proposal.probe.tokens) <= room:
+                probes[proposal.source] = proposal.probe
+                room -= len(proposal.probe.tokens)
+        return probes
+
+
+def bare(state: RequestState) -> TreeStep:
+    """Plain decoding: the root alone."""
+    return TreeStep(state, NO_TREE, {}, NO_TREE)
+
+
+def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:
+    """The proposals of the drafters that the request takes."""
+    found = offers.by_request.get(state.request_id, ())
+    drafters = state.request.options.drafters
+    return found if drafters is None else [p for p in found if p.source in drafters]
+
+
+def _max_nodes(state: RequestState, most: int) -> int:
+    limit = state.request.options.max_nodes
+    return most if limit is None else min(most, limit)
+
+
+def _max_depth(state: RequestState) -> int:
+    """Deepest useful node: one more token, the bonus, follows the deepest accepted one."""
+    return state.stop.num_tokens_left - 1

@@ -1,0 +1,38 @@
+"""Processes on this machine, by their command lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def stage_pids() -> list[int]:
+    """Processes of stage actors, oldest first."""
+    return sorted(pid for pid, command in _commands() if command.startswith(b"ray::StageWorker"))
+
+
+def drafter_pids() -> list[int]:
+    """This process's drafter servers."""
+    return [
+        pid
+        for pid, command in _commands()
+        if b"draftline.actors.drafter_server" in command and _parent(pid) == os.getpid()
+    ]
+
+
+def _commands() -> Iterator[tuple[int, bytes]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                yield int(folder.name), (folder / "cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
