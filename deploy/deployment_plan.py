@@ -32,7 +32,7 @@ def placement_bundles(
 ) -> list[dict[str, float]]:
     """One bundle each for the coordinator, every stage and every drafter that has an actor.
 
-    In this order, which `cluster/bundle.py` relies on. `has_gpus` decides where the device is `auto`.
+    `cluster/bundle.py` relies on this order. `has_gpus` decides where the device is `auto`.
     """
     stage = {"CPU": engine.cpus_per_stage}
     if engine.device == "cuda" or (engine.device == "auto" and has_gpus):

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from draftline.deploy.held_out_prompts import held_out_prompts
-from support.served_model import served_model
 from support.processes import stage_pids
+from support.served_model import served_model
 
 PROMPT = held_out_prompts(1)[0].text
 
