@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,7 @@ import torch
 import typer
 from rich.console import Console
 
+from ..cluster.assembly import plan_model
 from ..cluster.config import Backend, DrafterConfig, EngineConfig
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
@@ -128,7 +129,7 @@ def run_matrix(matrix: Matrix, console: Console | None = None) -> Report:
     torch.set_num_threads(1)
     start = time.monotonic()
     peer = TransformersPeer("demo", "demo-drafter")
-    judge = Judge(peer.target)
+    judge = Judge(peer.target, plan_model(EngineConfig(model="demo")).request_factory())
     prompts = [peer.encode(prompt.text) for prompt in held_out_prompts(matrix.prompts)]
     greedy = [peer.generate(prompt, matrix.tokens, {}).token_ids for prompt in prompts]
     report = Report()
@@ -166,6 +167,9 @@ def _engines(matrix: Matrix) -> Iterator[tuple[EngineConfig, str]]:
                     model="demo",
                     backend=backend,
                     pipeline_parallel_size=stages,
+                    # What does not pay or comes late on this machine is to be compared as well.
+                    node_budget="full",
+                    draft_deadline_ms=10_000,
                     drafters=[DRAFTERS[name] for name in MIXES[mix]],
                 )
                 yield config, mix
@@ -217,17 +221,13 @@ def _sampled(
     """Answers of the first prompts with every sampling setting."""
     found: dict[int, list[Tokens]] = {}
     for index, setting in enumerate(SAMPLED):
-        params = _with_tokens(setting, matrix.tokens // 2)
+        params = replace(setting, max_tokens=matrix.tokens // 2)
         found[index] = [
             output.token_ids
             for batch in _batches(prompts[: matrix.sampled_prompts], together)
             for output in engine.generate(batch, params, options)
         ]
     return found
-
-
-def _with_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
-    return SamplingParams(**{**asdict(params), "max_tokens": max_tokens})
 
 
 def _batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ..cluster.request_factory import RequestFactory
+from ..core.edit_builder import build_edits
+from ..core.logit_edits import edit_logits
 from ..core.noise import gumbel
+from ..core.request import RequestState
+from ..core.request_options import RequestOptions
+from ..core.sampling import process_logits
 from ..core.sampling_params import SamplingParams
+from ..core.step_builder import sampling_rows
+from ..core.tree import NO_TREE
 
 # float32 logits of two batch shapes differ by some 1e-5 here; two scores closer than this may swap.
 NEAR_TIE = 1e-3
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
     """The first difference of two answers.
 
-    gap  score of the expected token minus that of the other, by transformers' own logits: a
-         logit at temperature 0, else log-probability over temperature plus the request's noise
+    gap  score of the expected token minus that of the other, by transformers' own logits as the
+         request's parameters change them: a logit at temperature 0, else a log-probability over
+         the temperature plus the request's noise; infinite where one answer merely ends earlier
     """
 
     prompt: int
@@ -44,10 +55,11 @@ class Parting:
 
 
 class Judge:
-    """Reads the target's scores from a transformers model."""
+    """Reads the target's scores from a transformers model, and changes them as a request asks."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, factory: RequestFactory) -> None:
         self._model = model
+        self._factory = factory
 
     def partings(
         self,
@@ -71,18 +83,34 @@ class Judge:
         found: Sequence[int],
         params: SamplingParams,
     ) -> Parting:
-        assert len(expected) == len(found), "answers of the same length are compared"
-        pairs = enumerate(zip(expected, found, strict=True))
+        pairs = enumerate(zip_longest(expected, found, fillvalue=NO_TOKEN))
         position, (a, b) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-        scores = self._scores([*prompt, *expected[:position]], params, [a, b])
-        return Parting(index, position, a, b, float(scores[0] - scores[1]), params.temperature)
+        # One that ends earlier for the same tokens was cut at another place: no tie.
+        gap = float("inf")
+        if NO_TOKEN not in (a, b):
+            scores = self._scores(prompt, expected[:position], params)
+            gap = float(scores[a] - scores[b])
+        return Parting(index, position, a, b, gap, params.temperature)
 
     @torch.inference_mode()
-    def _scores(self, text: Sequence[int], params: SamplingParams, tokens: list[int]) -> np.ndarray:
-        logits = self._model(input_ids=torch.tensor([list(text)])).logits[0, -1].double()
-        chosen = logits[tokens].numpy()
+    def _scores(
+        self, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams
+    ) -> np.ndarray:
+        """float64 [vocabulary]: what the token after `answer` is the argmax of."""
+        text = torch.tensor([[*prompt, *answer]])
+        logits = self._model(input_ids=text).logits[0, -1:].float().numpy()
+        options = RequestOptions()
+        request, stop = self._factory.build("judged", prompt, params, lambda _: None, options)
+        state = RequestState(request, stop, blocks=[], arrival_time=0.0)
+        state.append(answer)
+        if request.rules is not None:
+            request.rules.advance(answer)
+        edits = build_edits(state, NO_TREE, 0)
+        logits = edit_logits(logits, () if edits is None else (edits,))
         if params.temperature == 0:
-            return chosen
-        assert params.seed is not None
-        seed, position = np.array([params.seed]), np.array([len(text)])
-        return chosen / params.temperature + gumbel(seed, position, np.array(tokens))
+            return logits[0].astype(np.float64)
+        position = np.array([text.shape[1]])
+        sampling = sampling_rows([params], [request.seed], position)
+        scaled = process_logits(logits[0], sampling, 0)
+        noise = gumbel(np.array([request.seed]), position, np.arange(len(scaled)))
+        return scaled.astype(np.float64) + noise

@@ -105,11 +105,10 @@ def _tree_step(num_rows: int, temperature: float) -> StepInput:
     none = np.empty(0, dtype=np.int32)
     rows = np.arange(num_rows, dtype=np.int32)
     positions = CONTEXT_LEN + rows
-    zeros, ones = np.zeros(num_rows, dtype=np.float32), np.ones(num_rows, dtype=np.float32)
-    sampling = SamplingRows(
-        zeros + np.float32(temperature), np.zeros(num_rows, dtype=np.int32), ones, zeros,
-        np.full(num_rows, 7), positions.astype(np.int64) + 1,
-    )  # fmt: skip
+    temperatures = np.full(num_rows, temperature, dtype=np.float32)
+    sampling = SamplingRows.unfiltered(
+        temperatures, np.full(num_rows, 7), positions.astype(np.int64) + 1
+    )
     return StepInput(
         step_id=0, moves=none.reshape(0, 2), token_ids=rows, positions=positions, slots=positions,
         request_starts=np.array([0, num_rows], dtype=np.int32),

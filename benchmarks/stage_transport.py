@@ -201,14 +201,13 @@ def _specs(num_stages: int) -> list[EchoSpec]:
 
 def _step(num_rows: int, step_id: int = 0) -> StepInput:
     rows = np.arange(num_rows, dtype=np.int32)
-    none, ones = np.empty(0, dtype=np.int32), np.ones(num_rows, dtype=np.float32)
-    longs = rows.astype(np.int64)
+    none = np.empty(0, dtype=np.int32)
     return StepInput(
         step_id=step_id, moves=np.empty((0, 2), dtype=np.int32), token_ids=rows, positions=rows,
         slots=rows, request_starts=np.array([0, num_rows], dtype=np.int32),
         context_lens=np.zeros(1, dtype=np.int32), block_tables=np.zeros((1, 64), dtype=np.int32),
         trees=(None,), logits_rows=rows,
-        sampling=SamplingRows(ones, rows, ones, ones, longs, longs),
+        sampling=SamplingRows.greedy(rows.astype(np.int64)),
         probe_rows=none, probe_top_k=0, scored_rows=none, scored_tokens=none,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
 from ..core.errors import ConfigError
 from ..core.scheduler import Scheduler, SchedulerLimits
+from ..models.grammar import GrammarFactory
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import partition_layers
 from ..models.tokenizer import load_tokenizer
@@ -50,7 +51,9 @@ class ModelPlan:
 
     def request_factory(self) -> RequestFactory:
         """Validates this model's requests."""
-        return RequestFactory(load_tokenizer(self.info.path), self.info, self.max_model_len)
+        tokenizer = load_tokenizer(self.info.path)
+        grammars = GrammarFactory(tokenizer, self.info.vocab_size, self.info.eos_token_ids)
+        return RequestFactory(tokenizer, self.info, self.max_model_len, grammars)
 
 
 def plan_model(config: EngineConfig) -> ModelPlan:
@@ -111,7 +114,8 @@ class Assembly:
                 num_groups=self.pipeline.num_stages if self.pipeline.max_in_flight > 1 else 1,
             ),
         )
-        self.budget = NodeBudget(config.tree_nodes)
+        is_adaptive = config.node_budget == "adaptive"
+        self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
         self.core = EngineCore(self.pipeline, self.hub, self.scheduler, self.budget, time.monotonic)
 
     async def start(self) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..core.errors import ConfigError
 
 Backend = Literal["local", "ray"]
+NodeBudgetKind = Literal["adaptive", "full"]
 DrafterTransport = Literal["inproc", "grpc"]
 StageTransport = Literal["auto", "compiled_graph", "distributed"]
 
@@ -125,6 +126,11 @@ class EngineConfig(Settings):
     )
     tree_nodes: Annotated[int, Field(ge=0, le=256)] = Field(
         16, description="most nodes of one request's tree; 0: plain decoding"
+    )
+    node_budget: NodeBudgetKind = Field(
+        "adaptive",
+        description="adaptive: nodes are bought where they save time; full: every drafter is asked "
+        "and every tree is as large as it may be, whatever that costs",
     )
     draft_deadline_ms: Annotated[float, Field(gt=0, le=60_000)] = Field(
         50.0, description="how long a step waits for drafters of other processes"

@@ -80,7 +80,7 @@ def build_scoring_step(step_id: int, documents: Sequence[Int32], block_size: int
         block_tables=tables.astype(np.int32),
         trees=(None,) * len(documents),
         logits_rows=NO_ROWS,
-        sampling=_no_sampling(),
+        sampling=SamplingRows.greedy(np.empty(0, dtype=np.int64)),
         probe_rows=NO_ROWS,
         probe_top_k=0,
         scored_rows=scored_rows,
@@ -96,9 +96,3 @@ def _sums(documents: Sequence[Int32], output: StepOutput) -> list[tuple[float, i
         (float(scores[end - count : end].sum()), count)
         for end, count in zip(ends.tolist(), counts, strict=True)
     ]
-
-
-def _no_sampling() -> SamplingRows:
-    floats = np.empty(0, dtype=np.float32)
-    longs = np.empty(0, dtype=np.int64)
-    return SamplingRows(floats, NO_ROWS, floats, floats, longs, longs)

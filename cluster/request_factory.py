@@ -13,8 +13,11 @@ from ..core.errors import RequestError
 from ..core.request import Request, Sink
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
-from ..core.stop import StopRule
+from ..core.stop import StopRule, stop_token_ids
+from ..core.token_mask import full_mask, mask_of
+from ..core.token_rules import TokenRules
 from ..core.types import Int32
+from ..models.grammar import GrammarFactory
 from ..models.model_info import ModelInfo
 from ..models.tokenizer import TextStream
 
@@ -28,6 +31,7 @@ class RequestFactory:
     tokenizer: PreTrainedTokenizerBase
     info: ModelInfo
     max_model_len: int
+    grammars: GrammarFactory
     random_seed: Callable[[], int] = lambda: secrets.randbits(62)
 
     def build(
@@ -41,6 +45,7 @@ class RequestFactory:
         """A request and its stop rule. Raises `RequestError` naming prompt or parameter."""
         prompt_ids = self.prompt_ids(prompt)
         max_tokens = self._max_tokens(len(prompt_ids), params)
+        self._check_tokens(params)
         request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
@@ -49,6 +54,7 @@ class RequestFactory:
             max_tokens=max_tokens,
             sink=sink,
             options=options,
+            rules=self._rules(params),
         )
         stream = TextStream(self.tokenizer, prompt_ids.tolist())
         return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
@@ -73,6 +79,40 @@ class RequestFactory:
                     f"prompt[{index}]",
                     f"token id {token} is outside the vocabulary of {self.info.vocab_size}",
                 )
+
+    def _check_tokens(self, params: SamplingParams) -> None:
+        """The vocabulary has the tokens that the parameters name, and one is left to choose."""
+        named = {
+            "logit_bias": params.logit_bias,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "banned_token_ids": params.banned_token_ids,
+        }
+        for name, ids in named.items():
+            for token in ids:
+                if not 0 <= token < self.info.vocab_size:
+                    raise RequestError(
+                        name,
+                        f"token id {token} is outside the vocabulary of {self.info.vocab_size}",
+                    )
+        if len(set(params.banned_token_ids)) == self.info.vocab_size or (
+            params.allowed_token_ids and set(params.allowed_token_ids) <= {*params.banned_token_ids}
+        ):
+            raise RequestError("banned_token_ids", "leaves no token that may be chosen")
+
+    def _rules(self, params: SamplingParams) -> TokenRules | None:
+        size = self.info.vocab_size
+        always = ends = constraint = None
+        if params.allowed_token_ids is not None or params.banned_token_ids:
+            allowed = params.allowed_token_ids
+            always = full_mask(size) if allowed is None else mask_of(allowed, size)
+            always &= ~mask_of(params.banned_token_ids, size)
+        if params.min_tokens:
+            ends = mask_of(stop_token_ids(params, self.info.eos_token_ids), size)
+        if params.structured_output is not None:
+            constraint = self.grammars.constraint(params.structured_output)
+        if always is None and ends is None and constraint is None:
+            return None
+        return TokenRules(always, ends, params.min_tokens, constraint)
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         room = self.max_model_len - prompt_len

@@ -35,7 +35,6 @@ def _step(count: int, block_size: int) -> StepInput:
     """A prompt of `count` tokens, every one of which gets a target token, as nodes do."""
     index = np.arange(count, dtype=np.int32)
     none = np.empty(0, dtype=np.int32)
-    zeros = np.zeros(count, dtype=np.float32)
     return StepInput(
         step_id=0,
         moves=np.empty((0, 2), dtype=np.int32),
@@ -47,14 +46,7 @@ def _step(count: int, block_size: int) -> StepInput:
         block_tables=np.arange(-(-count // block_size), dtype=np.int32)[None],
         trees=(None,),
         logits_rows=index,
-        sampling=SamplingRows(
-            temperature=zeros,
-            top_k=np.zeros(count, dtype=np.int32),
-            top_p=zeros + 1,
-            min_p=zeros,
-            seed=np.zeros(count, dtype=np.int64),
-            position=index.astype(np.int64) + 1,
-        ),
+        sampling=SamplingRows.greedy(index.astype(np.int64) + 1),
         probe_rows=none,
         probe_top_k=0,
         scored_rows=none,

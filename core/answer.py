@@ -44,4 +44,6 @@ class Answer:
             text="".join(delta.text for delta in self.deltas),
             finish_reason=last.finish_reason,
             metrics=last.metrics,
+            log_probs=tuple(one for delta in self.deltas for one in delta.log_probs),
+            prompt_log_probs=self.deltas[0].prompt_log_probs,
         )

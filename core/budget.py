@@ -53,12 +53,18 @@ class NodeBudget:
     """Decides before a step whether drafters are asked, and then which nodes go into it."""
 
     __slots__ = (
-        "_draft_s", "_num_learned", "_profile", "_sources", "_step_s", "_steps_unasked", "_tokens",
-        "cost", "table",
+        "_draft_s", "_is_adaptive", "_num_learned", "_profile", "_sources", "_step_s",
+        "_steps_unasked", "_tokens", "cost", "table",
     )  # fmt: skip
 
-    def __init__(self, max_nodes: int, cost: StepCost | None = None) -> None:
-        """`max_nodes`: most nodes of one request's tree; without `cost`, rows cost nothing."""
+    def __init__(
+        self, max_nodes: int, cost: StepCost | None = None, *, is_adaptive: bool = True
+    ) -> None:
+        """`max_nodes`: most nodes of one request's tree; without `cost`, rows cost nothing.
+
+        One that is not adaptive asks every drafter and keeps all nodes that fit, at any cost.
+        """
+        self._is_adaptive = is_adaptive
         self.table = AcceptanceTable()
         self.cost = cost or StepCost([1], [1.0])
         # Mean value of a request's best node, its second best, and so on; at first every one is
@@ -80,6 +86,8 @@ class NodeBudget:
         num_requests    decoding requests that take drafts
         num_other_rows  rows of the step besides theirs
         """
+        if not self._is_adaptive:
+            return frozenset(costs)
         seconds_a_token = (self._step_s + self._draft_s) / max(self._tokens, 1.0)
         asked = costs.keys() - self._sources.left_out(costs, seconds_a_token)
         if asked and self._is_worth_it(num_requests, num_other_rows):
@@ -122,6 +130,8 @@ class NodeBudget:
         limits: most nodes of each tree
         """
         trees = [_best(tree, limit) for tree, limit in zip(trees, limits, strict=True)]
+        if not self._is_adaptive:
+            return trees
         values: Float64 = np.concatenate([tree.values for tree in trees] or [np.empty(0)])
         # Stable, and a node is worth no more than its parent: parents stay where children do.
         order = np.argsort(-values, kind="stable")

@@ -10,7 +10,7 @@ from .ports import ProposalSource
 from .request import RequestState
 from .scheduler import Scheduler
 from .step_builder import TreeStep
-from .tree import NO_TREE, merge
+from .tree import NO_TREE, TokenTree, merge
 from .types import Probe, Proposal, Query, StepCommit
 
 # A budget can only choose where more is offered than a tree may hold.
@@ -94,7 +94,10 @@ class Drafting:
         proposals = [_wanted(state, offers) for state in states]
         limits = [_max_nodes(state, most) for state in states]
         offered = [
-            merge(found, OFFERED_TREES * limit, _max_depth(state), self._budget.table)
+            _allowed(
+                state,
+                merge(found, OFFERED_TREES * limit, _max_depth(state), self._budget.table),
+            )
             for state, found, limit in zip(states, proposals, limits, strict=True)
         ]
         self._budget.note_asked(offered, offers.seconds)
@@ -127,6 +130,12 @@ class Drafting:
 def bare(state: RequestState) -> TreeStep:
     """Plain decoding: the root alone."""
     return TreeStep(state, NO_TREE, {}, NO_TREE)
+
+
+def _allowed(state: RequestState, tree: TokenTree) -> TokenTree:
+    """The nodes that the request may take: no other costs a row."""
+    rules = state.request.rules
+    return tree if rules is None else tree.keep(rules.allowed(tree, state.num_answered))
 
 
 def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:

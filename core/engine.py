@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .budget import NodeBudget, StepOutcome
 from .drafting import Drafting, Offers, bare
 from .errors import DraftlineError, StageError, StageLost
-from .output import TARGET_SOURCE, Delta, FinishReason
+from .output import TARGET_SOURCE, Delta
 from .ports import ProposalSource, StepPipeline
 from .request import Request, RequestState
 from .scheduler import Scheduler
+from .step_answers import Chosen, StepAnswers
 from .step_builder import PromptChunk, TreeStep, build_step, slots_of
-from .stop import StopRule
+from .stop import Advance, StopRule
 from .types import Int32, StepCommit, StepOutput
 from .verify import walk
 
@@ -77,7 +78,14 @@ class EngineCore:
     def cancel(self, request_id: str) -> None:
         """End a request now, wherever it stands; an unknown id is ignored."""
         if state := self._states.get(request_id):
-            self._finish(state, (), (), "", "cancelled")
+            last = Delta(
+                request_id=request_id,
+                token_ids=(),
+                sources=(),
+                text="",
+                finish_reason="cancelled",
+            )
+            self._finish(state, last)
 
     def use_pipeline(self, pipeline: StepPipeline) -> None:
         """Go on with another pipeline, whose KV cache is empty; no request may be left."""
@@ -140,20 +148,16 @@ class EngineCore:
         outcome = self._outcome(flight)
         for state in flight.states:
             state.in_flight -= 1
-        targets = _Cursor(output.target_tokens)
-        answers = _Cursor(output.probe_ids)
+        answers = StepAnswers(output)
         for tree in flight.trees:
-            own_targets = targets.take(1 + len(tree.tree))
-            probe_ids = {
-                source: answers.take(len(probe.wanted))[:, : probe.top_k]
-                for source, probe in tree.probes.items()
-            }
+            chosen, probe_ids = answers.of_tree(tree)
             self._scheduler.share(tree.state, len(tree.state.token_ids) - 1)
-            self._commit_tree(tree, own_targets, probe_ids, outcome)
+            self._commit_tree(tree, chosen, probe_ids, outcome)
         for chunk in flight.chunks:
+            chosen = answers.of_chunk(chunk)
             self._scheduler.share(chunk.state, chunk.end)
             if chunk.wants_token:
-                self._commit_first(chunk.state, int(targets.take(1)[0]))
+                self._commit_first(chunk.state, chosen)
         self._budget.note_step(outcome)
 
     def _fit(self, trees: Sequence[TreeStep]) -> list[TreeStep]:
@@ -184,18 +188,17 @@ class EngineCore:
     def _commit_tree(
         self,
         step: TreeStep,
-        targets: Int32,
+        chosen: Chosen,
         probe_ids: Mapping[str, Int32],
         outcome: StepOutcome,
     ) -> None:
         state, tree = step.state, step.tree
         if not self._is_alive(state):
             return
-        path, bonus = walk(tree, targets)
+        path, bonus = walk(tree, chosen.tokens)
         tokens = [*tree.tokens[path].tolist(), bonus]
         self._budget.learn(step.offered, tokens)
         outcome.count(tree, path)
-        sources = [*(tree.sources[node] for node in path), TARGET_SOURCE]
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
         state.record_walk(tree, path[:taken])
@@ -203,22 +206,25 @@ class EngineCore:
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
             state.moves = _moves(state, path, self._scheduler.block_size)
-        self._emit(state, tokens[:taken], sources[:taken], advance.text, advance.finish_reason)
+        rows = [0, *(node + 1 for node in path)][:taken]
+        sources = [*(tree.sources[node] for node in path), TARGET_SOURCE][:taken]
+        self._emit(state, advance, chosen, rows, sources)
 
-    def _commit_first(self, state: RequestState, token: int) -> None:
+    def _commit_first(self, state: RequestState, chosen: Chosen) -> None:
         """Take the token that the last prompt chunk predicts."""
         if not self._is_alive(state):
             return
         state.first_token_time = self._clock()
-        advance = state.stop.advance([token])
-        self._append(state, [token], {})
-        self._emit(state, [token], [TARGET_SOURCE], advance.text, advance.finish_reason)
+        tokens = chosen.tokens.tolist()
+        advance = state.stop.advance(tokens)
+        self._append(state, tokens, {})
+        self._emit(state, advance, chosen, [0], [TARGET_SOURCE])
 
     def _append(
         self, state: RequestState, tokens: list[int], probe_ids: Mapping[str, Int32]
     ) -> None:
         base_len = len(state.token_ids)
-        state.token_ids += tokens
+        state.append(tokens)
         if state.is_open:
             ids = np.array(tokens, dtype=np.int32)
             commit = StepCommit(state.request_id, base_len, ids, probe_ids)
@@ -227,42 +233,34 @@ class EngineCore:
     def _emit(
         self,
         state: RequestState,
-        tokens: Sequence[int],
+        advance: Advance,
+        chosen: Chosen,
+        rows: Sequence[int],
         sources: Sequence[str],
-        text: str,
-        reason: FinishReason | None,
     ) -> None:
-        if reason is not None:
-            self._finish(state, tokens, sources, text, reason)
-            return
-        state.request.sink(
-            Delta(
-                request_id=state.request_id,
-                token_ids=tuple(tokens),
-                sources=tuple(sources),
-                text=text,
-            )
+        """Tell of the tokens chosen after these rows, which are committed."""
+        tokens = tuple(chosen.tokens[rows].tolist())
+        is_first = state.num_answered == len(tokens)
+        prompt_log_probs = state.prompt_log_probs if is_first else None
+        delta = Delta(
+            request_id=state.request_id,
+            token_ids=tokens,
+            sources=tuple(sources),
+            text=advance.text,
+            finish_reason=advance.finish_reason,
+            log_probs=chosen.logprobs_of(rows, state.request.params.logprobs),
+            prompt_log_probs=None if prompt_log_probs is None else tuple(prompt_log_probs),
         )
+        if advance.finish_reason is None:
+            if state.request.rules is not None:
+                state.request.rules.advance(tokens)
+            state.request.sink(delta)
+        else:
+            self._finish(state, delta)
 
-    def _finish(
-        self,
-        state: RequestState,
-        tokens: Sequence[int],
-        sources: Sequence[str],
-        text: str,
-        reason: FinishReason,
-    ) -> None:
+    def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)
-        state.request.sink(
-            Delta(
-                request_id=state.request_id,
-                token_ids=tuple(tokens),
-                sources=tuple(sources),
-                text=text,
-                finish_reason=reason,
-                metrics=state.metrics(self._clock()),
-            )
-        )
+        state.request.sink(replace(last, metrics=state.metrics(self._clock())))
 
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if self._is_alive(state):
@@ -281,20 +279,6 @@ class EngineCore:
 def _ignore(answer: asyncio.Future[StepOutput]) -> None:
     if not answer.cancelled():
         answer.exception()
-
-
-class _Cursor:
-    """Takes consecutive rows of a step's answer."""
-
-    __slots__ = ("_next", "_rows")
-
-    def __init__(self, rows: Int32) -> None:
-        self._rows = rows
-        self._next = 0
-
-    def take(self, count: int) -> Int32:
-        first, self._next = self._next, self._next + count
-        return self._rows[first : self._next]
 
 
 def _moves(state: RequestState, path: Sequence[int], block_size: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -56,11 +56,24 @@ class RequestMetrics:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
+class TokenLogProb(NamedTuple):
+    """A token's log-probability by the target's own law, nats, and the most probable tokens'.
+
+    top  pairs of a token id and its log-probability, best first
+    """
+
+    token_id: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What one step adds to a request's answer.
 
     token_ids and sources run in parallel; a source is a drafter's name or `TARGET_SOURCE`.
+    log_probs, if they were asked for, run in parallel to them; those of the prompt, whose first
+    token has none, come with the first delta.
     text is final: it never takes part in a later stop text, and may lag behind token_ids.
     The last delta has a finish_reason and metrics.
     """
@@ -71,11 +84,13 @@ class Delta:
     text: str
     finish_reason: FinishReason | None = None
     metrics: RequestMetrics | None = None
+    log_probs: tuple[TokenLogProb, ...] = ()
+    prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """A whole answer."""
+    """A whole answer; log-probabilities as in `Delta`."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -84,3 +99,5 @@ class RequestOutput:
     text: str
     finish_reason: FinishReason
     metrics: RequestMetrics
+    log_probs: tuple[TokenLogProb, ...] = ()
+    prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None

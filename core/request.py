@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .errors import DraftlineError
-from .output import Delta, RequestMetrics
+from .output import Delta, RequestMetrics, TokenLogProb
 from .prefix_keys import PrefixKeys
 from .request_options import RequestOptions
 from .sampling_params import SamplingParams
 from .stop import StopRule
+from .token_rules import TokenRules
 from .tree import TokenTree
 from .types import DraftRequest, Int32
 
@@ -23,7 +24,11 @@ Sink = Callable[[Delta | DraftlineError], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A validated request. `seed` is the resolved one; `max_tokens` fits the context."""
+    """A validated request.
+
+    `seed` is the resolved one, `max_tokens` fits the context; without `rules` every token may be
+    chosen.
+    """
 
     request_id: str
     prompt_ids: Int32
@@ -32,6 +37,7 @@ class Request:
     max_tokens: int
     sink: Sink
     options: RequestOptions = field(default_factory=RequestOptions)
+    rules: TokenRules | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +55,9 @@ class RequestState:
     num_shared     of its blocks, how many others may share
     in_flight      steps of this request that were submitted and not committed yet
     moves          KV copies of the last commit, to be sent with this request's next step
+    token_counts   distinct tokens of the text, those of the prompt first, and how often each is in
+                   the answer; empty where no penalty asks for it
+    prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
     """
 
     request: Request
@@ -63,6 +72,9 @@ class RequestState:
     num_shared: int = 0
     in_flight: int = 0
     moves: list[tuple[int, int]] = field(default_factory=list)
+    token_counts: dict[int, int] = field(default_factory=dict)
+    num_prompt_distinct: int = 0
+    prompt_log_probs: list[TokenLogProb | None] | None = None
     is_open: bool = False
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
@@ -74,6 +86,13 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.token_ids = self.request.prompt_ids.tolist()
+        params = self.request.params
+        if params.has_penalties:
+            self.token_counts = dict.fromkeys(self.token_ids, 0)
+            self.num_prompt_distinct = len(self.token_counts)
+        if params.prompt_logprobs is not None:
+            # Nothing comes before the first token that could predict it.
+            self.prompt_log_probs = [None] * self.prompt_len
 
     @property
     def request_id(self) -> str:
@@ -84,6 +103,11 @@ class RequestState:
     def prompt_len(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt_ids)
+
+    @property
+    def num_answered(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.token_ids) - self.prompt_len
 
     @property
     def has_answer(self) -> bool:
@@ -107,6 +131,13 @@ class RequestState:
         self.num_scheduled = num_cached
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_cached
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Commit tokens."""
+        self.token_ids += tokens
+        if self.token_counts:
+            for token in tokens:
+                self.token_counts[token] = self.token_counts.get(token, 0) + 1
 
     def release(self) -> list[int]:
         """Give up the KV, to begin anew later; returns the blocks."""
@@ -140,7 +171,7 @@ class RequestState:
             prompt_tokens=self.prompt_len,
             cached_tokens=self.num_cached_tokens or 0,
             num_preemptions=self.num_preemptions,
-            generated_tokens=len(self.token_ids) - self.prompt_len,
+            generated_tokens=self.num_answered,
             num_steps=len(self.accepted_lengths),
             num_draft_tokens=self.num_draft_tokens,
             drafted_by_source=dict(self.drafted_by_source),

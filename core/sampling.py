@@ -16,7 +16,7 @@ def choose_tokens(logits: Float32, sampling: SamplingRows) -> Int32:
 
     argmax of `processed logits / temperature + gumbel(seed, position, token)`; at temperature 0
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
-    top_k, top_p, min_p, each on the law that the former leaves.
+    top_k, top_p, min_p, typical_p, each on the law that the former leaves.
     """
     chosen = logits.argmax(axis=-1).astype(np.int32)
     rows = np.flatnonzero(sampling.temperature)
@@ -31,7 +31,8 @@ def process_logits(logits: Float32, sampling: SamplingRows, row: int) -> Float32
 
     top_k keeps all that tie with the k-th; top_p keeps the smallest set with at least that
     probability, lower ids first among equals; min_p keeps what is at least that probable in
-    relation to the most probable token. `row` must have a temperature above 0.
+    relation to the most probable token; typical_p keeps the tokens whose surprise is nearest to the
+    entropy, up to that probability (Meister et al. 2023). `row` must have a temperature above 0.
     """
     # Relative to the best, so that no temperature, however small, makes infinities.
     scaled = (logits - logits.max()) / sampling.temperature[row]
@@ -46,7 +47,24 @@ def process_logits(logits: Float32, sampling: SamplingRows, row: int) -> Float32
         scaled[order[1:][outside[1:]]] = -np.inf
     if min_p > 0:
         scaled = np.where(scaled < np.log(np.float64(min_p)), -np.inf, scaled)
+    if sampling.typical_p[row] < 1:
+        scaled = _keep_typical(scaled.astype(np.float32), sampling.typical_p[row])
     return scaled.astype(np.float32)
+
+
+def _keep_typical(scaled: Float32, typical_p: float) -> Float32:
+    weights = np.exp(scaled.astype(np.float64))
+    total = weights.sum()
+    surprise = np.log(total) - scaled
+    # 0 * inf is NaN, and what cannot be chosen adds nothing to the entropy.
+    entropy = (weights * np.where(weights > 0, surprise, 0.0)).sum() / total
+    order = np.argsort(np.abs(surprise - entropy), kind="stable")
+    ranked = weights[order]
+    outside = np.cumsum(ranked) - ranked >= np.float64(typical_p) * total
+    kept = scaled.copy()
+    kept[order[1:][outside[1:]]] = -np.inf
+    # The most probable token may be gone; `noisy_argmax` wants the best at 0.
+    return kept - kept.max()
 
 
 def noisy_argmax(scaled: Float32, seeds: Int64, positions: Int64) -> Int64:

@@ -83,7 +83,8 @@ class Scheduler:
         options = state.request.options
         state.order = (options.priority, self._num_added)
         self._num_added += 1
-        if self._limits.share_prefixes:
+        # A prompt whose log-probabilities are wanted is computed anew.
+        if self._limits.share_prefixes and state.prompt_log_probs is None:
             salt = f"{options.namespace}\0{options.cache_salt}"
             state.keys = PrefixKeys(salt, self._pool.block_size)
         self._queue(state)
@@ -190,6 +191,8 @@ class Scheduler:
         # The last token is always computed: its logits are wanted.
         keys = state.keys.upto(state.token_ids, num_tokens - 1) if state.keys else []
         num_shared, num_idle = self._pool.num_shared(keys)
+        if self._is_computed_now(keys[num_shared : num_shared + 1]):
+            return False
         missing = self._pool.blocks_for(num_tokens) - num_shared
         # One block for each that runs, or the newcomer would soon be preempted by them.
         if missing + len(self.running) > self._pool.num_free - num_idle:
@@ -198,6 +201,17 @@ class Scheduler:
         state.begin(blocks, num_shared * self._pool.block_size)
         state.num_shared = num_shared
         return True
+
+    def _is_computed_now(self, keys: list[bytes]) -> bool:
+        """Whether a running request will soon have the KV of these blocks of a prompt to share."""
+        if not keys:
+            return False
+        for state in self.running.values():
+            if state.keys is not None and (state.num_prefill_left or state.in_flight):
+                own = state.keys.upto(state.token_ids, state.prefill_len)
+                if own[state.num_shared :] and keys[0] in own[state.num_shared :]:
+                    return True
+        return False
 
     def _preempt(self, state: RequestState) -> None:
         del self.running[state.request_id]

@@ -7,9 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .edit_builder import build_edits
 from .request import RequestState
-from .tree import TokenTree
-from .types import Bool, Float32, Int32, Int64, Probe, SamplingRows, StepInput, TreeRows
+from .sampling_params import SamplingParams
+from .tree import NO_TREE, TokenTree
+from .types import (
+    Bool,
+    Float32,
+    Int32,
+    Int64,
+    LogitEdits,
+    Probe,
+    SamplingRows,
+    StepInput,
+    TreeRows,
+)
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 FIRST_ROW = np.zeros(1, dtype=np.int32)
@@ -26,6 +38,14 @@ class PromptChunk:
     start: int
     end: int
     wants_token: bool
+
+    @property
+    def num_scored(self) -> int:
+        """Rows, from the first on, whose next token's log-probability is wanted."""
+        state = self.state
+        if state.prompt_log_probs is None or state.has_answer:
+            return 0
+        return max(0, min(self.end, state.prompt_len - 1) - self.start)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +68,10 @@ class TreeStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """The rows of one request; `logits` and `probe` count from the request's first row."""
+    """The rows of one request; `logits` and `probe` count from the request's first row.
+
+    scored_tokens  of its first rows, the tokens whose log-probabilities are wanted
+    """
 
     state: RequestState
     token_ids: Int32
@@ -56,9 +79,11 @@ class _Rows:
     slots: Int32
     context_len: int
     tree: TreeRows | None
+    nodes: TokenTree
     logits: Int32
     chosen_positions: Int64
     probe: Int32
+    scored_tokens: Int32
 
 
 def slots_of(blocks: Sequence[int], first: int, count: int, block_size: int) -> Int32:
@@ -85,6 +110,8 @@ def build_step(
     logits_rows = np.concatenate([r.logits + s for r, s in zip(rows, starts, strict=False)])
     probe_rows = np.concatenate([r.probe + s for r, s in zip(rows, starts, strict=False)])
     probes = [probe for tree in trees for probe in tree.probes.values()]
+    scored = [s + np.arange(len(r.scored_tokens)) for r, s in zip(rows, starts, strict=False)]
+    params = [r.state.request.params for r in rows]
     return StepInput(
         step_id=step_id,
         moves=_take_moves(rows),
@@ -99,8 +126,11 @@ def build_step(
         sampling=_sampling(rows),
         probe_rows=probe_rows.astype(np.int32),
         probe_top_k=max((probe.top_k for probe in probes), default=0),
-        scored_rows=NO_ROWS,
-        scored_tokens=NO_ROWS,
+        scored_rows=np.concatenate(scored).astype(np.int32),
+        scored_tokens=np.concatenate([r.scored_tokens for r in rows]),
+        with_log_probs=any(one.logprobs is not None for one in params),
+        edits=_edits(rows),
+        num_top=max(max(one.logprobs or 0, one.prompt_logprobs or 0) for one in params),
     )
 
 
@@ -114,10 +144,18 @@ def _chunk_rows(chunk: PromptChunk, block_size: int) -> _Rows:
         slots=slots_of(state.blocks, chunk.start, count, block_size),
         context_len=chunk.start,
         tree=None,
+        nodes=NO_TREE,
         logits=logits,
         chosen_positions=np.full(len(logits), chunk.end, dtype=np.int64),
         probe=NO_ROWS,
+        scored_tokens=_scored_tokens(chunk),
     )
+
+
+def _scored_tokens(chunk: PromptChunk) -> Int32:
+    if not chunk.num_scored:
+        return NO_ROWS
+    return chunk.state.request.prompt_ids[chunk.start + 1 : chunk.start + 1 + chunk.num_scored]
 
 
 def _tree_rows(step: TreeStep, block_size: int) -> _Rows:
@@ -136,9 +174,11 @@ def _tree_rows(step: TreeStep, block_size: int) -> _Rows:
         slots=slots,
         context_len=root_position,
         tree=TreeRows(_mask(tree, probes), slots, positions),
+        nodes=tree,
         logits=np.arange(num_verified, dtype=np.int32),
         chosen_positions=positions[:num_verified].astype(np.int64) + 1,
         probe=_wanted_rows(num_verified, probes),
+        scored_tokens=NO_ROWS,
     )
 
 
@@ -185,19 +225,45 @@ def _block_tables(rows: Sequence[_Rows]) -> Int32:
     return tables
 
 
+def _edits(rows: Sequence[_Rows]) -> tuple[LogitEdits, ...]:
+    found = []
+    first_row = 0
+    for r in rows:
+        if len(r.logits) and (edits := build_edits(r.state, r.nodes, first_row)):
+            found.append(edits)
+        first_row += len(r.logits)
+    return tuple(found)
+
+
 def _sampling(rows: Sequence[_Rows]) -> SamplingRows:
     counts = [len(r.logits) for r in rows]
-    params = [r.state.request.params for r in rows]
+    requests = [r.state.request for r in rows]
+    return sampling_rows(
+        [request.params for request in requests],
+        [request.seed for request in requests],
+        np.concatenate([r.chosen_positions for r in rows]),
+        counts,
+    )
+
+
+def sampling_rows(
+    params: Sequence[SamplingParams],
+    seeds: Sequence[int],
+    positions: Int64,
+    counts: Sequence[int] | None = None,
+) -> SamplingRows:
+    """Rows of some requests, `counts` of each; by default one. `positions` is int64 [rows]."""
+    counts = [1] * len(params) if counts is None else counts
 
     def floats(values: list[float]) -> Float32:
         return np.repeat(np.array(values, dtype=np.float32), counts)
 
-    seeds = np.array([r.state.request.seed for r in rows], dtype=np.int64)
     return SamplingRows(
         temperature=floats([p.temperature for p in params]),
         top_k=np.repeat(np.array([p.top_k for p in params], dtype=np.int32), counts),
         top_p=floats([p.top_p for p in params]),
         min_p=floats([p.min_p for p in params]),
-        seed=np.repeat(seeds, counts),
-        position=np.concatenate([r.chosen_positions for r in rows]),
+        typical_p=floats([p.typical_p for p in params]),
+        seed=np.repeat(np.array(seeds, dtype=np.int64), counts),
+        position=positions,
     )

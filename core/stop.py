@@ -21,6 +21,12 @@ class TextStream(Protocol):
         ...
 
 
+def stop_token_ids(params: SamplingParams, eos_token_ids: Sequence[int]) -> frozenset[int]:
+    """Tokens that end an answer."""
+    eos = () if params.ignore_eos else eos_token_ids
+    return frozenset((*params.stop_token_ids, *eos))
+
+
 class Advance(NamedTuple):
     """Offered tokens that belong to the answer, the text they make final, and why it ends."""
 
@@ -34,10 +40,14 @@ class StopRule:
 
     A stop token belongs to the answer's tokens but not to its text. A stop text ends the answer at
     the token that completes it and is cut from the text; text that may become the start of a stop
-    text is held back until that is decided.
+    text is held back until that is decided. Before the answer's `min_tokens` nothing ends it but
+    its length: the target may not choose a stop token then (`core/token_rules.py`), and a stop text
+    is plain text.
     """
 
-    __slots__ = ("_held", "_max_tokens", "_num_tokens", "_stop", "_stop_ids", "_stream")
+    __slots__ = (
+        "_held", "_max_tokens", "_min_tokens", "_num_tokens", "_stop", "_stop_ids", "_stream",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -46,8 +56,8 @@ class StopRule:
         max_tokens: int,
         stream: TextStream,
     ) -> None:
-        eos = () if params.ignore_eos else eos_token_ids
-        self._stop_ids = frozenset((*params.stop_token_ids, *eos))
+        self._stop_ids = stop_token_ids(params, eos_token_ids)
+        self._min_tokens = params.min_tokens
         self._stop = params.stop
         self._max_tokens = max_tokens
         self._stream = stream
@@ -83,14 +93,14 @@ class StopRule:
 
     def _find_stop(self) -> int | None:
         """Where the earliest stop text begins in the text that is held back."""
-        if not self._stop:
+        if not self._stop or self._num_tokens <= self._min_tokens:
             return None
         starts = [start for text in self._stop if (start := self._held.find(text)) >= 0]
         return min(starts, default=None)
 
     def _release(self) -> str:
         """Give out the held text but for a tail that a stop text might begin with."""
-        if not self._stop:
+        if not self._stop or self._num_tokens <= self._min_tokens:
             released, self._held = self._held, ""
             return released
         keep = max((_overlap(self._held, text) for text in self._stop), default=0)

@@ -26,6 +26,7 @@ from .errors import ProtocolError
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+UInt32 = NDArray[np.uint32]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -194,15 +195,74 @@ class SamplingRows:
     """Sampling parameters of the rows that get a target token; all arrays [rows].
 
     temperature float32 (0 is greedy), top_k int32 (0 is off), top_p float32 (1 is off),
-    min_p float32 (0 is off), seed int64, position int64 (absolute, of the token being chosen)
+    min_p float32 (0 is off), typical_p float32 (1 is off), seed int64, position int64 (absolute,
+    of the token being chosen)
     """
 
     temperature: Float32
     top_k: Int32
     top_p: Float32
     min_p: Float32
+    typical_p: Float32
     seed: Int64
     position: Int64
+
+    @classmethod
+    def unfiltered(cls, temperature: Float32, seed: Int64, position: Int64) -> SamplingRows:
+        """Rows that keep every token."""
+        zeros = np.zeros(len(position), dtype=np.float32)
+        none = np.zeros(len(position), dtype=np.int32)
+        return cls(temperature, none, zeros + 1, zeros, zeros + 1, seed, position)
+
+    @classmethod
+    def greedy(cls, position: Int64) -> SamplingRows:
+        """Rows that take the most probable token."""
+        zeros = np.zeros(len(position), dtype=np.float32)
+        return cls.unfiltered(zeros, np.zeros(len(position), dtype=np.int64), position)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Penalties:
+    """What makes tokens of a text less likely to come again, for the rows of one request.
+
+    tokens      int32 [u]     distinct tokens: of the text so far and of the rows' own paths
+    counts      int32 [u]     times in the answer so far, without the paths
+    in_prompt   bool [u]      whether the prompt holds it
+    path_rows   int32 [p]     row, and
+    path_tokens int32 [p]     index into `tokens`, of each token on a row's path
+    repetition  divides positive logits of tokens of the text, multiplies negative ones; 1 is off
+    presence    subtracted once for tokens of the answer
+    frequency   subtracted for each time in the answer
+    """
+
+    tokens: Int32
+    counts: Int32
+    in_prompt: Bool
+    path_rows: Int32
+    path_tokens: Int32
+    repetition: float
+    presence: float
+    frequency: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitEdits:
+    """Changes to the logits of one request's rows, made in the order of the fields.
+
+    first_row, num_rows  which of the step's `logits_rows`
+    bias_tokens  int32 [b]    tokens whose logits get
+    bias         float32 [b]  this added
+    penalties    None: none
+    mask         uint32 [1 or num_rows, words]  a bit for each token, lowest first: whether it may
+                 be chosen; None: all may
+    """
+
+    first_row: int
+    num_rows: int
+    bias_tokens: Int32
+    bias: Float32
+    penalties: Penalties | None
+    mask: UInt32 | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,9 +295,11 @@ class StepInput:
     block_tables   int32 [requests, blocks]  position p is in block block_tables[r, p // block_size]
     trees          per request: TreeRows, or None for a prompt chunk (causal among its own rows)
     logits_rows    int32 [k]  rows that get a target token, in the order of `sampling`
+    edits          changes to the logits of some of them, before sampling
     probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids are wanted
     scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
     with_log_probs whether the log-probability of every target token is wanted
+    num_top        how many of the most probable tokens are wanted beside each log-probability
     """
 
     step_id: int
@@ -256,6 +318,20 @@ class StepInput:
     scored_rows: Int32
     scored_tokens: Int32
     with_log_probs: bool = False
+    edits: tuple[LogitEdits, ...] = ()
+    num_top: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopTokens:
+    """The most probable tokens of some rows, best first, by the unprocessed law.
+
+    ids       int32 [rows, num_top]
+    log_probs float32 [rows, num_top]  nats
+    """
+
+    ids: Int32
+    log_probs: Float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,6 +342,8 @@ class StepOutput:
     probe_ids     int32 [len(probe_rows), probe_top_k], best first
     scores        float32 [len(scored_rows)]  unprocessed log-probabilities, nats
     log_probs     float32 [len(logits_rows)]  the same of `target_tokens`; None if not wanted
+    top           the most probable tokens of `logits_rows`; None if not wanted
+    scored_top    the same of `scored_rows`
     """
 
     step_id: int
@@ -273,3 +351,5 @@ class StepOutput:
     probe_ids: Int32
     scores: Float32
     log_probs: Float32 | None = None
+    top: TopTokens | None = None
+    scored_top: TopTokens | None = None

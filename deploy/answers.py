@@ -13,7 +13,7 @@ from ..models.tokenizer import TextStream
 from .engine_face import EngineFace
 from .errors import to_api_error
 from .event_stream import DONE
-from .generation import Answer, Job, run_job
+from .generation import Job, run_job
 from .metrics import ServerMetrics
 from .responses import Extra, ResponseFormat, metrics_block
 
@@ -24,7 +24,7 @@ async def whole_answer(
     face: EngineFace, job: Job, form: ResponseFormat, metrics: ServerMetrics
 ) -> str:
     """The JSON body of the finished answer. Raises what `run_job` raises."""
-    answers = [Answer() for _ in job.prompts]
+    answers = job.answers()
     async with aclosing(run_job(face, job, metrics)) as deltas:
         async for index, delta in deltas:
             answers[index].add(delta)
@@ -34,7 +34,7 @@ async def whole_answer(
             source_report(answer.token_ids, answer.sources, TextStream(face.codec.tokenizer))
             for answer in answers
         ]
-    return form.body(answers, extra)
+    return form.body(answers, job.num_choices, extra)
 
 
 async def answer_events(
@@ -61,7 +61,7 @@ async def answer_events(
         yield json.dumps(to_api_error(error).body, separators=(",", ":"))
     else:
         if include_usage:
-            yield form.last_chunk(writer.answers, metrics_block(writer.answers))
+            yield form.last_chunk(writer.answers, job.num_choices, metrics_block(writer.answers))
     yield DONE
 
 
@@ -69,26 +69,24 @@ class _ChunkWriter:
     """Makes the chunks of one stream and keeps what its end needs to know."""
 
     def __init__(self, face: EngineFace, job: Job, form: ResponseFormat) -> None:
-        self.answers = [Answer() for _ in job.prompts]
+        self.answers = job.answers()
         self.has_begun = False
         self._form = form
         self._report = job.report
-        self._opened = [False] * len(self.answers)
         self._texts = [TextStream(face.codec.tokenizer) for _ in job.prompts if job.report]
 
     def chunks(self, index: int, delta: Delta) -> list[str]:
         """The chunk of a delta, or nothing where it has nothing to say."""
-        self.answers[index].add(delta)
-        first = not self._opened[index]
-        if not (first or delta.text or delta.finish_reason or self._report):
+        piece = self.answers[index].add(delta)
+        says = piece.text or piece.finish_reason or piece.log_probs
+        if not (piece.is_first or says or self._report):
             return []
-        self.has_begun = self._opened[index] = True
+        self.has_begun = True
         extra: Extra = {}
         if self._report:
             stream = self._texts[index]
             extra["draftline"] = source_report(delta.token_ids, delta.sources, stream)
-        chunk = self._form.chunk(index, delta.text, delta.finish_reason, first=first, extra=extra)
-        return [chunk]
+        return [self._form.chunk(index, piece, extra)]
 
 
 def source_report(

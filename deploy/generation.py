@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ..core.errors import StageLost
-from ..core.output import Delta, FinishReason, RequestMetrics
+from ..core.output import Delta, FinishReason, RequestMetrics, TokenLogProb
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .engine_face import EngineFace
@@ -17,37 +17,101 @@ from .metrics import ServerMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to generate.
+    """What to generate: one answer to each prompt, which may come several times.
 
-    deadline  time of the event loop's clock after which the request ends with 408; None: never
-    report    whether the answer names the source of every token
+    params       of each answer
+    num_choices  answers to one prompt; they stand side by side
+    echo         texts of the prompts, to begin the answers with; none: they begin with themselves
+    deadline     time of the event loop's clock after which the request ends with 408; None: never
+    report       whether the answer names the source of every token
     """
 
     request_id: str
     prompts: Sequence[Sequence[int]]
-    params: SamplingParams
+    params: Sequence[SamplingParams]
+    num_choices: int
+    echo: Sequence[str]
     options: RequestOptions
     report: bool
     deadline: float | None
 
+    def answers(self) -> list[Answer]:
+        """One for each prompt, with nothing in it yet."""
+        echo = self.echo or [None] * len(self.prompts)
+        parts = zip(self.prompts, self.params, echo, strict=True)
+        return [
+            Answer(prompt_ids=prompt, params=params, echo=text) for prompt, params, text in parts
+        ]
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of an answer as a client sees it, or the whole.
+
+    is_first         nothing came before it
+    text_offset      characters that came before it
+    log_probs        of its tokens, None for the first token of an echoed prompt; None: not wanted
+    prompt_log_probs of the prompt, where they are wanted beside the answer
+    """
+
+    text: str
+    finish_reason: FinishReason | None
+    is_first: bool
+    text_offset: int
+    prompt_ids: Sequence[int]
+    log_probs: Sequence[TokenLogProb | None] | None
+    prompt_log_probs: Sequence[TokenLogProb | None] | None
+
+
+@dataclass(slots=True, kw_only=True)
 class Answer:
-    """What one prompt has got so far."""
+    """What one prompt has got so far. `echo` is the text that it begins with."""
 
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    echo: str | None
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     metrics: RequestMetrics | None = None
+    log_probs: list[TokenLogProb | None] = field(default_factory=list)
+    prompt_log_probs: Sequence[TokenLogProb | None] | None = None
 
-    def add(self, delta: Delta) -> None:
-        """Append a delta."""
-        self.text += delta.text
+    def add(self, delta: Delta) -> Piece:
+        """Append a delta; what it adds."""
+        is_first, offset = not self.token_ids, len(self.text)
+        text, log_probs = delta.text, list[TokenLogProb | None](delta.log_probs)
+        if is_first:
+            self.prompt_log_probs = delta.prompt_log_probs
+        if is_first and self.echo is not None:
+            text = self.echo + text
+            log_probs = [*(delta.prompt_log_probs or ()), *log_probs]
+        self.text += text
+        self.log_probs += log_probs
         self.token_ids += delta.token_ids
         self.sources += delta.sources
         self.finish_reason = delta.finish_reason
         self.metrics = delta.metrics
+        return self._piece(text, log_probs, is_first, offset)
+
+    def whole(self) -> Piece:
+        """All of it."""
+        return self._piece(self.text, self.log_probs, True, 0)
+
+    def _piece(
+        self, text: str, log_probs: list[TokenLogProb | None], is_first: bool, offset: int
+    ) -> Piece:
+        params = self.params
+        return Piece(
+            text=text,
+            finish_reason=self.finish_reason,
+            is_first=is_first,
+            text_offset=offset,
+            prompt_ids=self.prompt_ids,
+            log_probs=None if params.logprobs is None else log_probs,
+            prompt_log_probs=self.prompt_log_probs if self.echo is None else None,
+        )
 
 
 async def run_job(
@@ -59,13 +123,8 @@ async def run_job(
     `TimeoutError` after the job's deadline.
     """
     streams = [
-        face.stream(
-            prompt,
-            job.params,
-            job.options,
-            request_id=f"{job.request_id}-{index}",
-        )
-        for index, prompt in enumerate(job.prompts)
+        face.stream(prompt, params, job.options, request_id=f"{job.request_id}-{index}")
+        for index, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))
     ]
     last: dict[int, float] = {}
     now = asyncio.get_running_loop().time

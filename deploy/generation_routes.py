@@ -6,11 +6,12 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from fastapi import Request, Response
 
-from ..core.sampling_params import SamplingParams
+from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
 from .engine_face import EngineFace
 from .errors import bad_request
@@ -21,6 +22,7 @@ from .middleware import read_body
 from .model_card import ServedModel
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .responses import ChatFormat, CompletionFormat, Heading
+from .sampling_fields import MAX_CHOICES
 from .settings import ServerConfig
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
@@ -46,14 +48,20 @@ class GenerationRoutes:
             await codec.encode(prompt) if isinstance(prompt, str) else prompt
             for prompt in body.prompt
         ]
-        return await self._answer(request, body, prompts, CompletionFormat(self._heading("cmpl")))
+        echo = []
+        if body.echo:
+            pairs = zip(body.prompt, prompts, strict=True)
+            echo = [own if isinstance(own, str) else codec.decode(ids) for own, ids in pairs]
+        form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
+        return await self._answer(request, body, prompts, form, echo)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
         body = await self._read(request, ChatRequest)
         messages = [message.for_template() for message in body.messages]
         prompt = await self._face.codec.encode_chat(messages)
-        return await self._answer(request, body, [prompt], ChatFormat(self._heading("chatcmpl")))
+        form = ChatFormat(self._heading("chatcmpl"), self._face.codec.bytes_of)
+        return await self._answer(request, body, [prompt], form)
 
     async def _read(self, request: Request, kind: type[RequestT]) -> RequestT:
         body = kind.parse(await read_body(request, self._config.max_body_bytes))
@@ -69,12 +77,18 @@ class GenerationRoutes:
         body: GenerationRequest,
         prompts: Prompts,
         form: CompletionFormat | ChatFormat,
+        echo: Sequence[str] = (),
     ) -> Response:
         timeout = self._config.request_timeout_s
+        each = body.num_choices
+        if len(prompts) * each > MAX_CHOICES:
+            raise bad_request("n", f"at most {MAX_CHOICES} answers in one request")
         job = Job(
             request_id=form.heading.response_id,
-            prompts=prompts,
-            params=self._params(body, prompts),
+            prompts=[prompt for prompt in prompts for _ in range(each)],
+            params=_choices(self._params(body, prompts), each) * len(prompts),
+            num_choices=each,
+            echo=[text for text in echo for _ in range(each)],
             options=body.request_options(),
             report=body.speculative.report,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
@@ -109,3 +123,11 @@ class GenerationRoutes:
                 f"{context} tokens; at most {room} fit",
             )
         return body.sampling_params(room if limit is None else min(limit, room))
+
+
+def _choices(params: SamplingParams, count: int) -> list[SamplingParams]:
+    """Several answers to one prompt: each has a seed of its own, the first the given one."""
+    if params.seed is None:
+        return [params] * count
+    seeds = [(params.seed + index) % (MAX_SEED + 1) for index in range(count)]
+    return [replace(params, seed=seed) for seed in seeds]

@@ -1,13 +1,13 @@
 """Request bodies of the OpenAI API, and what each asks of the engine.
 
-Field names, types and defaults follow OpenAI's API; `top_k`, `min_p`, `ignore_eos`,
-`stop_token_ids`, `priority`, `cache_salt` and `speculative` are extra (`extra_body` of the openai
-client).
+Field names, types and defaults follow OpenAI's API; further ones (`extra_body` of the openai
+client) have vLLM's names, but for `speculative`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -17,10 +17,11 @@ from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .errors import bad_request
 from .refused_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
-from .request_models import MAX_PROMPTS, MAX_STOP_TEXTS, RequestModel, StrictModel
+from .request_models import MAX_PROMPTS, RequestModel, StrictModel
+from .sampling_fields import SamplingFields, check_token_ids
 
 DEFAULT_COMPLETION_TOKENS = 16
-MAX_TOKEN_ID = 2**31 - 1
+MAX_TOP_LOGPROBS = 20
 
 
 class StreamOptions(StrictModel):
@@ -45,57 +46,28 @@ class SpeculativeOptions(StrictModel):
     report: bool = False
 
 
-class GenerationRequest(RequestModel):
+class GenerationRequest(SamplingFields):
     """The fields that completions and chat completions share."""
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Annotated[int, Field(le=MAX_TOKEN_ID)] | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    max_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int = 0
     cache_salt: str = ""
     speculative: SpeculativeOptions = SpeculativeOptions()
 
-    @field_validator("stop_token_ids")
-    @classmethod
-    def _check_stop_ids(cls, value: list[int] | None) -> list[int] | None:
-        return None if value is None else list(check_token_ids(value))
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _check_stop(cls, value: Any) -> Any:
-        texts = [value] if isinstance(value, str) else value
-        if texts is None:
-            return None
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise ValueError("must be a text or a list of texts")
-        if len(texts) > MAX_STOP_TEXTS:
-            raise ValueError(f"at most {MAX_STOP_TEXTS} texts")
-        return texts
-
     @model_validator(mode="after")
     def _check_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs does not go with a stream")
         return self
 
     @property
     def include_usage(self) -> bool:
         """Whether the stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def token_limit(self) -> tuple[str, int | None]:
-        """The field that limits the answer, and its value."""
-        return "max_tokens", self.max_tokens
 
     def request_options(self) -> RequestOptions:
         """How to serve this body. Raises `ApiError` 400 naming the field."""
@@ -110,27 +82,6 @@ class GenerationRequest(RequestModel):
         except RequestError as error:
             raise bad_request(error.field, error.message) from error
 
-    def sampling_params(self, max_tokens: int) -> SamplingParams:
-        """The sampling that this body asks for. Raises `ApiError` 400 naming the field."""
-        given = {
-            name: getattr(self, name)
-            for name in ("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos")
-            if getattr(self, name) is not None
-        }
-        # Both ways of saying "off".
-        if given.get("top_k") == -1:
-            given["top_k"] = 0
-        try:
-            return SamplingParams(
-                max_tokens=max_tokens,
-                stop=tuple(self.stop or ()),
-                stop_token_ids=tuple(self.stop_token_ids or ()),
-                **given,
-            )
-        except RequestError as error:
-            field = self.token_limit[0] if error.field == "max_tokens" else error.field
-            raise bad_request(field, error.message) from error
-
 
 def _as_tuple(names: list[str] | None) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
@@ -142,6 +93,8 @@ class CompletionRequest(GenerationRequest):
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = COMPLETION_NEUTRAL
     prompt: Any
     max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
+    logprobs: int | None = None
+    echo: bool | None = None
 
     @field_validator("prompt")
     @classmethod
@@ -152,6 +105,18 @@ class CompletionRequest(GenerationRequest):
             raise ValueError(f"at most {MAX_PROMPTS} prompts in one request")
         return tuple(_one_prompt(prompt) for prompt in prompts)
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """`logprobs` itself."""
+        return self.logprobs
+
+    def sampling_params(self, max_tokens: int) -> SamplingParams:
+        """As for all requests; an echoed prompt has log-probabilities where the answer has."""
+        params = super().sampling_params(max_tokens)
+        if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
+            return replace(params, prompt_logprobs=self.logprobs)
+        return params
+
 
 def _one_prompt(value: Any) -> str | tuple[int, ...]:
     if not value and isinstance(value, str | list):
@@ -161,14 +126,6 @@ def _one_prompt(value: Any) -> str | tuple[int, ...]:
     if isinstance(value, list):
         return check_token_ids(value)
     raise ValueError("must be a text, a list of token ids, or a list of either")
-
-
-def check_token_ids(value: list[Any]) -> tuple[int, ...]:
-    """Token ids as a tuple. Raises `ValueError`."""
-    for item in value:
-        if type(item) is not int or not 0 <= item <= MAX_TOKEN_ID:
-            raise ValueError(f"{item!r} is not a token id")
-    return tuple(value)
 
 
 class TextPart(StrictModel):
@@ -198,6 +155,19 @@ class ChatRequest(GenerationRequest):
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_NEUTRAL
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`top_logprobs` where `logprobs` asks for any."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
 
     @model_validator(mode="after")
     def _check_limits(self) -> ChatRequest:

@@ -11,27 +11,17 @@ from typing import Any
 from .errors import bad_request
 
 _SHARED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "store": (False,),
     "metadata": ({},),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
 }
 
 COMPLETION_NEUTRAL: dict[str, tuple[Any, ...]] = _SHARED | {
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
-    "logprobs": (),
 }
 
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = _SHARED | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),

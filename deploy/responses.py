@@ -11,21 +11,24 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from openai import BaseModel
 from openai.types import Completion, CompletionChoice, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogprobs
 from openai.types.completion_usage import PromptTokensDetails
 
-from ..core.output import FinishReason, RequestMetrics
-from .generation import Answer
+from ..core.output import RequestMetrics
+from .generation import Answer, Piece
+from .logprob_bodies import BytesOf, chat_logprobs, completion_logprobs, prompt_logprobs
 
 # Fields beyond OpenAI's, such as `draftline`.
 Extra = dict[str, Any]
+LogprobsT = TypeVar("LogprobsT", ChoiceLogprobs, ChunkLogprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,63 +43,54 @@ class Heading:
 class ResponseFormat(Protocol):
     """One endpoint's spelling of answers; texts are JSON."""
 
-    def body(self, answers: Sequence[Answer], extra: Extra) -> str:
-        """The whole answer."""
+    def body(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
+        """The whole answer; `num_choices` answers stand for one prompt."""
         ...
 
-    def chunk(
-        self,
-        index: int,
-        text: str,
-        finish_reason: FinishReason | None,
-        *,
-        first: bool,
-        extra: Extra,
-    ) -> str:
-        """A part of a stream: the next text of choice `index`; `first` opens the choice."""
+    def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
+        """A part of a stream: the next piece of choice `index`."""
         ...
 
-    def last_chunk(self, answers: Sequence[Answer], extra: Extra) -> str:
+    def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The usage chunk that ends a stream; it has no choices."""
         ...
 
 
 class CompletionFormat:
-    """`/v1/completions`."""
+    """`/v1/completions`. `bytes_of` gives a token's bytes."""
 
-    def __init__(self, heading: Heading) -> None:
+    def __init__(self, heading: Heading, bytes_of: BytesOf) -> None:
         self.heading = heading
+        self._bytes_of = bytes_of
 
-    def body(self, answers: Sequence[Answer], extra: Extra) -> str:
+    def body(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The whole answer."""
-        choices = [
-            self._choice(index, answer.text, answer.finish_reason)
-            for index, answer in enumerate(answers)
-        ]
-        return self._completion(choices, usage(answers), extra)
+        choices = [self._choice(index, answer.whole()) for index, answer in enumerate(answers)]
+        return self._completion(choices, usage(answers, num_choices), extra)
 
-    def chunk(
-        self,
-        index: int,
-        text: str,
-        finish_reason: FinishReason | None,
-        *,
-        first: bool,
-        extra: Extra,
-    ) -> str:
-        """A part of a stream; completions have nothing to say at its start."""
-        del first
-        return self._completion([self._choice(index, text, finish_reason)], None, extra)
+    def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
+        """A part of a stream."""
+        return self._completion([self._choice(index, piece)], None, extra)
 
-    def last_chunk(self, answers: Sequence[Answer], extra: Extra) -> str:
+    def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The usage chunk that ends a stream."""
-        return self._completion([], usage(answers), extra)
+        return self._completion([], usage(answers, num_choices), extra)
 
-    def _choice(
-        self, index: int, text: str, finish_reason: FinishReason | None
-    ) -> CompletionChoice:
+    def _choice(self, index: int, piece: Piece) -> CompletionChoice:
+        extra: Extra = {}
+        if piece.prompt_log_probs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs(piece.prompt_log_probs, self._bytes_of)
+        logprobs = None
+        if piece.log_probs is not None:
+            logprobs = completion_logprobs(
+                piece.log_probs, piece.prompt_ids, self._bytes_of, piece.text_offset
+            )
         return CompletionChoice.model_construct(
-            index=index, text=text, logprobs=None, finish_reason=finish_reason
+            index=index,
+            text=piece.text,
+            logprobs=logprobs,
+            finish_reason=piece.finish_reason,
+            **extra,
         )
 
     def _completion(
@@ -117,25 +111,30 @@ class CompletionFormat:
 
 
 class ChatFormat:
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`. `bytes_of` gives a token's bytes."""
 
-    def __init__(self, heading: Heading) -> None:
+    def __init__(self, heading: Heading, bytes_of: BytesOf) -> None:
         self.heading = heading
+        self._bytes_of = bytes_of
 
-    def body(self, answers: Sequence[Answer], extra: Extra) -> str:
+    def body(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The whole answer."""
         head = self.heading
+        pieces = [answer.whole() for answer in answers]
         choices = [
             Choice.model_construct(
                 index=index,
                 message=ChatCompletionMessage.model_construct(
-                    role="assistant", content=answer.text, refusal=None
+                    role="assistant", content=piece.text, refusal=None
                 ),
-                logprobs=None,
-                finish_reason=answer.finish_reason,
+                logprobs=self._logprobs(piece, ChoiceLogprobs),
+                finish_reason=piece.finish_reason,
             )
-            for index, answer in enumerate(answers)
+            for index, piece in enumerate(pieces)
         ]
+        if pieces[0].prompt_log_probs is not None:
+            of_prompt = prompt_logprobs(pieces[0].prompt_log_probs, self._bytes_of)
+            extra = extra | {"prompt_logprobs": of_prompt}
         return _to_json(
             ChatCompletion.model_construct(
                 id=head.response_id,
@@ -143,33 +142,31 @@ class ChatFormat:
                 created=head.created,
                 model=head.model,
                 choices=choices,
-                usage=usage(answers),
+                usage=usage(answers, num_choices),
                 **extra,
             )
         )
 
-    def chunk(
-        self,
-        index: int,
-        text: str,
-        finish_reason: FinishReason | None,
-        *,
-        first: bool,
-        extra: Extra,
-    ) -> str:
+    def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
         """A part of a stream; the first one tells the role."""
-        role: dict[str, Any] = {"role": "assistant"} if first else {}
+        role: dict[str, Any] = {"role": "assistant"} if piece.is_first else {}
         choice = ChunkChoice.model_construct(
             index=index,
-            delta=ChoiceDelta.model_construct(**role, content=text),
-            logprobs=None,
-            finish_reason=finish_reason,
+            delta=ChoiceDelta.model_construct(**role, content=piece.text),
+            logprobs=self._logprobs(piece, ChunkLogprobs),
+            finish_reason=piece.finish_reason,
         )
         return self._chunk([choice], None, extra)
 
-    def last_chunk(self, answers: Sequence[Answer], extra: Extra) -> str:
+    def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The usage chunk that ends a stream."""
-        return self._chunk([], usage(answers), extra)
+        return self._chunk([], usage(answers, num_choices), extra)
+
+    def _logprobs(self, piece: Piece, kind: type[LogprobsT]) -> LogprobsT | None:
+        if piece.log_probs is None:
+            return None
+        tokens = [token for token in piece.log_probs if token is not None]
+        return kind(content=chat_logprobs(tokens, self._bytes_of), refusal=None)
 
     def _chunk(self, choices: list[ChunkChoice], use: CompletionUsage | None, extra: Extra) -> str:
         head = self.heading
@@ -186,17 +183,17 @@ class ChatFormat:
         )
 
 
-def usage(answers: Sequence[Answer]) -> CompletionUsage:
-    """Tokens of all prompts and answers."""
-    metrics = _finished(answers)
-    prompt = sum(one.prompt_tokens for one in metrics)
-    generated = sum(one.generated_tokens for one in metrics)
+def usage(answers: Sequence[Answer], num_choices: int) -> CompletionUsage:
+    """Tokens of all prompts, each of which counts once, and of all answers."""
+    prompts = _finished(answers[::num_choices])
+    prompt = sum(one.prompt_tokens for one in prompts)
+    generated = sum(one.generated_tokens for one in _finished(answers))
     return CompletionUsage(
         prompt_tokens=prompt,
         completion_tokens=generated,
         total_tokens=prompt + generated,
         prompt_tokens_details=PromptTokensDetails(
-            cached_tokens=sum(one.cached_tokens for one in metrics)
+            cached_tokens=sum(one.cached_tokens for one in prompts)
         ),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from ..models.token_bytes import TokenBytes
 from .errors import bad_request
 
 # Above this many characters encoding takes milliseconds and must not hold up other streams.
@@ -19,6 +20,7 @@ class TextCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self.bytes_of = TokenBytes(tokenizer)
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Token ids of `text`; `special` adds the model's own special tokens."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..core.types import Float32, Int32, SamplingRows, StepInput
+from ..core.types import Int32, SamplingRows, StepInput
 
 
 @dataclass(slots=True)
@@ -117,12 +117,8 @@ def build_step(batch: ChainBatch, block_size: int, top_k: int) -> StepInput:
 
 def _sampling(jobs: Sequence[ChainJob], last_positions: Int32) -> SamplingRows:
     """The noise of each request, so that the drafter's choice is the target's where they agree."""
-    none: Float32 = np.zeros(len(jobs), dtype=np.float32)
-    return SamplingRows(
+    return SamplingRows.unfiltered(
         temperature=np.array([job.temperature for job in jobs], dtype=np.float32),
-        top_k=np.zeros(len(jobs), dtype=np.int32),
-        top_p=none + 1,
-        min_p=none,
         seed=np.array([job.seed for job in jobs], dtype=np.int64),
         position=last_positions.astype(np.int64) + 1,
     )

@@ -16,7 +16,7 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
 
     argmax of `processed logits / temperature + gumbel(seed, position, token)`; at temperature 0
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
-    top_k, top_p, min_p, each on the law that the former leaves. Equals `core.sampling`.
+    top_k, top_p, min_p, typical_p, each on the law that the former leaves. Equals `core.sampling`.
     """
     chosen = _argmax(logits)
     sampled = np.flatnonzero(sampling.temperature)
@@ -47,6 +47,8 @@ def _sample(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
         with np.errstate(divide="ignore"):
             floor = np.log(sampling.min_p.astype(np.float64))
         scaled = scaled.masked_fill(scaled < column(floor), -torch.inf)
+    if (sampling.typical_p[rows] < 1).any():
+        scaled = _keep_typical(scaled, column(sampling.typical_p))
     return _noisy_argmax(scaled, column(sampling.seed), column(sampling.position))
 
 
@@ -63,6 +65,22 @@ def _keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     outside[:, 0] = False
     ranked = ranked.masked_fill(outside, -torch.inf)
     return torch.empty_like(scaled).scatter_(-1, order, ranked)
+
+
+def _keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
+    """As `core.sampling`; rows with a typical_p of 1 stay as they are."""
+    weights = torch.exp(scaled.double())
+    total = weights.sum(dim=-1, keepdim=True)
+    surprise = torch.log(total) - scaled
+    terms = weights * surprise.masked_fill(weights == 0, 0.0)
+    entropy = terms.sum(dim=-1, keepdim=True) / total
+    order = (surprise - entropy).abs().argsort(dim=-1, stable=True)
+    ranked = weights.gather(-1, order)
+    outside = ranked.cumsum(dim=-1) - ranked >= typical_p.double() * total
+    outside[:, 0] = False
+    dropped = torch.zeros_like(outside).scatter_(-1, order, outside) & (typical_p < 1)
+    kept = scaled.masked_fill(dropped, -torch.inf)
+    return kept - kept.amax(dim=-1, keepdim=True)
 
 
 def _noisy_argmax(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

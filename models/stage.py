@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.types import Int32, StepInput, StepOutput
+from ..core.types import Int32, StepInput, StepOutput, TopTokens
+from .logit_edits import edit_logits
 from .model_info import head_dim, num_kv_heads
 from .model_slice import ModelSlice, load_slice
 from .paged_kv import PagedKv
@@ -117,16 +118,21 @@ class Stage:
         probes = np.empty((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
         scores = np.empty(0, dtype=np.float32)
         if len(step.logits_rows):
-            targets = choose_tokens(of(step.logits_rows), step.sampling).cpu().numpy()
+            edited = edit_logits(of(step.logits_rows), step.edits)
+            targets = choose_tokens(edited, step.sampling).cpu().numpy()
         if probes.size:
             top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
             probes = top.to(torch.int32).cpu().numpy()
+        log_probs = top = scored_top = None
         if len(step.scored_rows):
-            scores = _log_probs(of(step.scored_rows), self._tensor(step.scored_tokens))
-        log_probs = None
+            laws = torch.log_softmax(of(step.scored_rows), dim=-1)
+            scores = _log_probs(laws, self._tensor(step.scored_tokens))
+            scored_top = _top(laws, step.num_top)
         if step.with_log_probs:
-            log_probs = _log_probs(of(step.logits_rows), self._tensor(targets))
-        return StepOutput(step.step_id, targets, probes, scores, log_probs)
+            laws = torch.log_softmax(of(step.logits_rows), dim=-1)
+            log_probs = _log_probs(laws, self._tensor(targets))
+            top = _top(laws, step.num_top)
+        return StepOutput(step.step_id, targets, probes, scores, log_probs, top, scored_top)
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part
@@ -143,7 +149,13 @@ class Stage:
         return torch.from_numpy(array.astype(np.int64)).to(self._part.device)
 
 
-def _log_probs(logits: Tensor, tokens: Tensor) -> np.ndarray:
+def _log_probs(laws: Tensor, tokens: Tensor) -> np.ndarray:
     """Log-probability of one token a row, float32 [rows]."""
-    log_probs = torch.log_softmax(logits, dim=-1)
-    return log_probs.gather(-1, tokens[:, None])[:, 0].cpu().numpy()
+    return laws.gather(-1, tokens[:, None])[:, 0].cpu().numpy()
+
+
+def _top(laws: Tensor, count: int) -> TopTokens | None:
+    if not count:
+        return None
+    best = laws.topk(count, dim=-1)
+    return TopTokens(best.indices.to(torch.int32).cpu().numpy(), best.values.cpu().numpy())

@@ -15,19 +15,21 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 
 def sampling_rows(
     num_rows: int, temperature: object = 0, top_k: object = 0, top_p: object = 1,
-    min_p: object = 0, *, seed: object = 0, position: object = 0,
+    min_p: object = 0, typical_p: object = 1, *, seed: object = 0, position: object = 0,
 ) -> SamplingRows:  # fmt: skip
     def rows(value: object, dtype: type) -> np.ndarray:
         return np.ascontiguousarray(np.broadcast_to(np.asarray(value, dtype=dtype), num_rows))
 
     return SamplingRows(
         rows(temperature, np.float32), rows(top_k, np.int32), rows(top_p, np.float32),
-        rows(min_p, np.float32), rows(seed, np.int64), rows(position, np.int64),
+        rows(min_p, np.float32), rows(typical_p, np.float32), rows(seed, np.int64),
+        rows(position, np.int64),
     )  # fmt: skip
 
 
@@ -49,6 +51,7 @@ def test_torch_chooses_what_numpy_chooses(case: int, vocab_size: int, spread: fl
         top_k=random.choice([0, 1, 2, 20, vocab_size, 10 * vocab_size], num_rows),
         top_p=random.choice([1, 1e-6, 0.1, 0.5, 0.9, 0.999], num_rows),
         min_p=random.choice([0, 1e-3, 0.1, 0.5, 1], num_rows),
+        typical_p=random.choice([1, 1e-6, 0.2, 0.9], num_rows),
         seed=random.integers(0, 2**63 - 1, num_rows),
         position=random.integers(0, 10**6, num_rows),
     )
@@ -96,12 +99,17 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"),
-    [(0, 1, 0), (5, 1, 0), (0, 0.8, 0), (0, 1, 0.1), (12, 0.9, 0.05), (30, 0.5, 0.3)],
-)
-def test_the_processed_law_is_that_of_transformers(top_k: int, top_p: float, min_p: float) -> None:
+    ("top_k", "top_p", "min_p", "typical_p"),
+    [
+        (0, 1, 0, 1), (5, 1, 0, 1), (0, 0.8, 0, 1), (0, 1, 0.1, 1), (0, 1, 0, 0.3), (0, 1, 0, 0.9),
+        (12, 0.9, 0.05, 1), (30, 0.5, 0.3, 1), (12, 0.9, 0.05, 0.7),
+    ],
+)  # fmt: skip
+def test_the_processed_law_is_that_of_transformers(
+    top_k: int, top_p: float, min_p: float, typical_p: float
+) -> None:
     random = np.random.default_rng(2)
-    sampling = sampling_rows(1, 0.7, top_k, top_p, min_p)
+    sampling = sampling_rows(1, 0.7, top_k, top_p, min_p, typical_p)
     for _ in range(50):
         logits = random.normal(size=40).astype(np.float32) * 2
         scores = TemperatureLogitsWarper(0.7)(None, torch.from_numpy(logits)[None])  # type: ignore[arg-type]
@@ -111,13 +119,22 @@ def test_the_processed_law_is_that_of_transformers(top_k: int, top_p: float, min
             scores = TopPLogitsWarper(top_p)(None, scores)  # type: ignore[arg-type]
         if min_p:
             scores = MinPLogitsWarper(min_p)(None, scores)  # type: ignore[arg-type]
+        if typical_p < 1:
+            scores = TypicalLogitsWarper(typical_p)(None, scores)  # type: ignore[arg-type]
         ours = torch.from_numpy(reference.process_logits(logits, sampling, 0))
         torch.testing.assert_close(torch.softmax(ours, -1), torch.softmax(scores[0], -1))
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"top_k": 4}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.8, "min_p": 0.1}],
+    [
+        {},
+        {"top_k": 4},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"typical_p": 0.5},
+        {"top_k": 6, "top_p": 0.8, "min_p": 0.1},
+    ],
 )
 def test_chosen_tokens_follow_the_processed_law(options: dict[str, float]) -> None:
     """Chi-square over 8 tokens; a correct sampler with other seeds would fail once in a million."""

@@ -65,13 +65,6 @@ class PagedRequest:
         )  # fmt: skip
 
 
-def greedy_rows(num_rows: int) -> SamplingRows:
-    zeros = np.zeros(num_rows, dtype=np.float32)
-    ids = np.zeros(num_rows, dtype=np.int64)
-    ones = np.ones(num_rows, dtype=np.float32)
-    return SamplingRows(zeros, np.zeros(num_rows, dtype=np.int32), ones, zeros, ids, ids)
-
-
 def make_step(
     requests: Sequence[Rows], *, moves: object = (), logits_rows: object = None,
     probe_rows: object = NONE, probe_top_k: int = 0,
@@ -98,7 +91,7 @@ def make_step(
         block_tables=tables,
         trees=tuple(rows.tree for rows in requests),
         logits_rows=chosen,
-        sampling=greedy_rows(len(chosen)),
+        sampling=SamplingRows.greedy(np.zeros(len(chosen), dtype=np.int64)),
         probe_rows=int32(probe_rows),
         probe_top_k=probe_top_k,
         scored_rows=int32(scored_rows),

@@ -1,0 +1,64 @@
+"""What a request's parameters change in the logits of one step's rows."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+
+from .request import RequestState
+from .tree import TokenTree
+from .types import ROOT, LogitEdits, Penalties
+
+NO_IDS = np.empty(0, dtype=np.int32)
+NO_BIAS = np.empty(0, dtype=np.float32)
+
+
+def build_edits(state: RequestState, tree: TokenTree, first_row: int) -> LogitEdits | None:
+    """Edits of the rows after the root and after each node, the first of which is `first_row`.
+
+    Every row is changed by the text that it follows, its own path included, so that a token's
+    choice does not depend on what was drafted beside it. None: nothing is changed.
+    """
+    params, rules = state.request.params, state.request.rules
+    mask = rules.masks(tree, state.num_answered) if rules is not None else None
+    if mask is None and not params.logit_bias and not params.has_penalties:
+        return None
+    bias = params.logit_bias
+    return LogitEdits(
+        first_row=first_row,
+        num_rows=1 + len(tree),
+        bias_tokens=np.array([*bias], dtype=np.int32) if bias else NO_IDS,
+        bias=np.array([*bias.values()], dtype=np.float32) if bias else NO_BIAS,
+        penalties=_penalties(state, tree) if params.has_penalties else None,
+        mask=mask,
+    )
+
+
+def _penalties(state: RequestState, tree: TokenTree) -> Penalties:
+    params, counts = state.request.params, state.token_counts
+    # Tokens that only stand in the tree count where they are on a row's path.
+    distinct = dict.fromkeys(chain(counts, tree.tokens.tolist()))
+    place = {token: index for index, token in enumerate(distinct)}
+    num_new = len(place) - len(counts)
+    paths = _paths(tree, place)
+    lengths = [len(path) for path in paths]
+    return Penalties(
+        tokens=np.fromiter(place, dtype=np.int32, count=len(place)),
+        counts=np.array([*counts.values(), *[0] * num_new], dtype=np.int32),
+        in_prompt=np.arange(len(place)) < state.num_prompt_distinct,
+        path_rows=np.repeat(np.arange(1, 1 + len(tree), dtype=np.int32), lengths),
+        path_tokens=np.fromiter(chain.from_iterable(paths), dtype=np.int32, count=sum(lengths)),
+        repetition=params.repetition_penalty,
+        presence=params.presence_penalty,
+        frequency=params.frequency_penalty,
+    )
+
+
+def _paths(tree: TokenTree, place: dict[int, int]) -> list[list[int]]:
+    """Of each node, the places of its own token and of those above it."""
+    paths: list[list[int]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        above = [] if parent == ROOT else paths[parent]
+        paths.append([*above, place[token]])
+    return paths

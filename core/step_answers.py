@@ -1,0 +1,84 @@
+"""Cuts a step's answer into those of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .output import TokenLogProb
+from .step_builder import PromptChunk, TreeStep
+from .types import Float32, Int32, StepOutput, TopTokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """The target's tokens after some rows of one request.
+
+    tokens     int32 [rows]
+    log_probs  float32 [rows]; None if nobody in the step wants them
+    top        of the same rows; None likewise
+    """
+
+    tokens: Int32
+    log_probs: Float32 | None
+    top: TopTokens | None
+
+    def logprobs_of(self, rows: Iterable[int], num_top: int | None) -> tuple[TokenLogProb, ...]:
+        """Log-probabilities of the tokens after `rows`; none if `num_top` is None."""
+        if num_top is None or self.log_probs is None:
+            return ()
+        return tuple(
+            _token(int(self.tokens[row]), self.log_probs, self.top, row, num_top) for row in rows
+        )
+
+
+class StepAnswers:
+    """Takes the answers in the order in which `build_step` asked."""
+
+    __slots__ = ("_next_chosen", "_next_probe", "_next_scored", "_output")
+
+    def __init__(self, output: StepOutput) -> None:
+        self._output = output
+        self._next_chosen = self._next_probe = self._next_scored = 0
+
+    def of_tree(self, step: TreeStep) -> tuple[Chosen, Mapping[str, Int32]]:
+        """What was chosen after the root and each node, and the answers to probes, by source."""
+        probe_ids = {}
+        for source, probe in step.probes.items():
+            first, self._next_probe = self._next_probe, self._next_probe + len(probe.wanted)
+            probe_ids[source] = self._output.probe_ids[first : self._next_probe, : probe.top_k]
+        return self._chosen(1 + len(step.tree)), probe_ids
+
+    def of_chunk(self, chunk: PromptChunk) -> Chosen:
+        """What was chosen after the chunk, if it asked; keeps its tokens' log-probabilities."""
+        state = chunk.state
+        if state.prompt_log_probs is not None and chunk.num_scored:
+            first = self._next_scored
+            self._next_scored += chunk.num_scored
+            num_top = state.request.params.prompt_logprobs or 0
+            scores, top = self._output.scores, self._output.scored_top
+            for index in range(chunk.num_scored):
+                position = chunk.start + index + 1
+                token = int(state.request.prompt_ids[position])
+                found = _token(token, scores, top, first + index, num_top)
+                state.prompt_log_probs[position] = found
+        return self._chosen(int(chunk.wants_token))
+
+    def _chosen(self, count: int) -> Chosen:
+        first, self._next_chosen = self._next_chosen, self._next_chosen + count
+        rows, output, top = slice(first, first + count), self._output, self._output.top
+        return Chosen(
+            output.target_tokens[rows],
+            None if output.log_probs is None else output.log_probs[rows],
+            None if top is None else TopTokens(top.ids[rows], top.log_probs[rows]),
+        )
+
+
+def _token(
+    token: int, log_probs: Float32, top: TopTokens | None, row: int, num_top: int
+) -> TokenLogProb:
+    pairs: list[tuple[int, float]] = []
+    if top is not None:
+        ids, values = top.ids[row, :num_top].tolist(), top.log_probs[row, :num_top].tolist()
+        pairs = list(zip(ids, values, strict=True))
+    return TokenLogProb(token, float(log_probs[row]), tuple(pairs))

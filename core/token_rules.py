@@ -1,0 +1,87 @@
+"""Which tokens a request may take, node by node: lists of tokens, a least length and a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .token_mask import contains
+from .tree import TokenTree
+from .types import ROOT, Bool, UInt32
+
+FIRST = np.zeros(1, dtype=np.int32)
+EVERY = ~np.uint32(0)
+
+
+class Constraint(Protocol):
+    """A form that an answer must have; one object a request, which follows its answer."""
+
+    def masks(self, tree: TokenTree) -> UInt32:
+        """uint32 [1 + nodes, words]: the tokens allowed after the root and after each node.
+
+        Rows of nodes that are not allowed themselves mean nothing.
+        """
+        ...
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Tokens were committed; they are allowed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRules:
+    """What a request forbids, whatever it chooses by.
+
+    always      uint32 [words]  tokens that may be chosen; None: all
+    ends        uint32 [words]  tokens that end the answer, which may not be chosen before
+    min_tokens  so many tokens are there
+    constraint  follows the answer; None: any form
+    """
+
+    always: UInt32 | None
+    ends: UInt32 | None
+    min_tokens: int
+    constraint: Constraint | None
+
+    def masks(self, tree: TokenTree, num_answered: int) -> UInt32 | None:
+        """uint32 [1 or 1 + nodes, words]: the tokens allowed after the root and after each node.
+
+        None where all are. `num_answered` tokens of the answer are committed. Where two rules leave
+        nothing together, a form goes before a list of tokens, and both before a least length.
+        """
+        mask = None if self.always is None else self.always[None]
+        if self.constraint is not None:
+            form = self.constraint.masks(tree)
+            mask = form if mask is None else _both(form, mask)
+        if self.ends is None or num_answered >= self.min_tokens:
+            return mask
+        lengths = num_answered + np.concatenate([FIRST, tree.depths])
+        longer = np.where((lengths < self.min_tokens)[:, None], ~self.ends, EVERY)
+        return longer if mask is None else _both(mask, longer)
+
+    def allowed(self, tree: TokenTree, num_answered: int) -> Bool:
+        """bool [nodes]: whether a node and all above it may be chosen."""
+        masks = self.masks(tree, num_answered)
+        allowed = np.ones(len(tree), dtype=np.bool_)
+        if masks is None or not len(tree):
+            return allowed
+        rows = np.broadcast_to(masks, (1 + len(tree), masks.shape[1]))[tree.parents + 1]
+        allowed &= contains(rows, tree.tokens)
+        for node, parent in enumerate(tree.parents.tolist()):
+            if parent != ROOT and not allowed[parent]:
+                allowed[node] = False
+        return allowed
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Tokens were committed, and the answer goes on."""
+        if self.constraint is not None:
+            self.constraint.advance(token_ids)
+
+
+def _both(first: UInt32, second: UInt32) -> UInt32:
+    """What both allow; where that is nothing, what the first does."""
+    both = first & second
+    return np.where(both.any(axis=1, keepdims=True), both, first)
