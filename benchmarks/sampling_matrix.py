@@ -133,10 +133,16 @@ def run_matrix(
     """All cells over the bundled model in one process."""
     torch.set_num_threads(1)
     texts = [prompt.text for prompt in held_out_prompts(prompts)]
-    config = EngineConfig(model="demo", drafters=list(DRAFTERS.values()), max_num_seqs=prompts)
-    judge = Judge(
-        TransformersPeer("demo", "demo-drafter").target, plan_model(config).request_factory()
+    config = EngineConfig(
+        model="demo",
+        drafters=list(DRAFTERS.values()),
+        max_num_seqs=prompts,
+        # What does not pay or comes late on this machine is to be compared as well.
+        node_budget="full",
+        draft_deadline_ms=10_000,
     )
+    target = TransformersPeer("demo", "demo-drafter").target
+    judge = Judge(target, plan_model(config).request_factory())
     cells = []
     with Engine(config) as engine:
         for parameter in parameters:

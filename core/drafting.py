@@ -71,17 +71,21 @@ class Drafting:
 
         One message a drafter for all requests, which also tells what was committed.
         """
-        queries = self._queries(states)
+        drafting = [state for state in states if self._max_query(state, len(states)) > 0]
         costs = self._drafters.costs()
         asked: frozenset[str] = frozenset()
-        if queries:
-            others = len(states) - len(queries) + self._scheduler.num_prefill_rows(len(states))
-            asked = self._budget.whom_to_ask(costs, len(queries), others)
+        if drafting:
+            others = len(states) - len(drafting) + self._scheduler.num_prefill_rows(len(states))
+            wanted = {name: cost for name, cost in costs.items() if _is_wanted(name, drafting)}
+            asked = self._budget.whom_to_ask(wanted, len(drafting), others)
         commits, self._commits = self._commits, []
         if not asked:
             if commits:
                 await self._drafters.exchange(commits, ())
             return None
+        queries = [
+            Query(s.request_id, len(s.token_ids), self._max_query(s, len(states))) for s in drafting
+        ]
         start = self._clock()
         found = await self._drafters.exchange(commits, queries, costs.keys() - asked)
         return Offers(found, self._clock() - start, asked, costs)
@@ -108,14 +112,12 @@ class Drafting:
             TreeStep(state, tree, self._probes(found), full) for state, tree, found, full in parts
         ]
 
-    def _queries(self, states: Sequence[RequestState]) -> list[Query]:
-        most = self._scheduler.nodes_each(len(states))
-        found = []
-        for state in states:
-            size = min(_max_nodes(state, most), _max_depth(state))
-            if size > 0 and state.request.options.speculative:
-                found.append(Query(state.request_id, len(state.token_ids), size))
-        return found
+    def _max_query(self, state: RequestState, num_decoding: int) -> int:
+        """Nodes to ask for; 0 where the request takes none."""
+        if not state.request.options.speculative:
+            return 0
+        most = _max_nodes(state, self._scheduler.nodes_each(num_decoding))
+        return max(0, min(most, _max_depth(state)))
 
     def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
         probes: dict[str, Probe] = {}
@@ -130,6 +132,12 @@ class Drafting:
 def bare(state: RequestState) -> TreeStep:
     """Plain decoding: the root alone."""
     return TreeStep(state, NO_TREE, {}, NO_TREE)
+
+
+def _is_wanted(drafter: str, states: Sequence[RequestState]) -> bool:
+    """Whether any of the requests takes proposals of the drafter."""
+    chosen = [state.request.options.drafters for state in states]
+    return any(names is None or drafter in names for names in chosen)
 
 
 def _allowed(state: RequestState, tree: TokenTree) -> TokenTree:

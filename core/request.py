@@ -92,7 +92,7 @@ class RequestState:
             self.num_prompt_distinct = len(self.token_counts)
         if params.prompt_logprobs is not None:
             # Nothing comes before the first token that could predict it.
-            self.prompt_log_probs = [None] * self.prompt_len
+            self.prompt_log_probs = list[TokenLogProb | None]([None] * self.prompt_len)
 
     @property
     def request_id(self) -> str:

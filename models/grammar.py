@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -95,7 +96,7 @@ def _grammar(output: StructuredOutput) -> str:
         case "json_object":
             return LLMatcher.grammar_from_json_schema({"type": "object"})
         case "json":
-            return LLMatcher.grammar_from_json_schema(_json(output.value, "json"))
+            return LLMatcher.grammar_from_json_schema(_schema(output.value))
         case "choice":
             return LLMatcher.grammar_from_lark(_choice(_json(output.value, "choice")))
         case "regex":
@@ -109,6 +110,13 @@ def _json(text: str, kind: str) -> object:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise RequestError(FIELD, f"{kind}: is not valid JSON: {error}") from None
+
+
+def _schema(text: str) -> dict[str, Any]:
+    schema = _json(text, "json")
+    if not isinstance(schema, dict):
+        raise RequestError(FIELD, "json: must be an object, the schema")
+    return schema
 
 
 def _choice(texts: object) -> str:

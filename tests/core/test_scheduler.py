@@ -116,6 +116,18 @@ async def test_a_second_request_reuses_the_blocks_of_the_first() -> None:
     assert bench.tokens("bb") == plain_answer([*PREFIX, 2], 10, 2, VOCAB, None)
 
 
+async def test_equal_prompts_that_come_together_are_computed_once() -> None:
+    bench = Bench(seed=3, num_blocks=60, rows=8)
+    prompt = PREFIX * 3
+    for name in ("a", "b", "c"):
+        bench.add(name, prompt, 4, False)
+    bench.add("other", [*prompt[1:], 1], 4, False)
+    await bench.run()
+    cached = {name: metrics(bench, name).cached_tokens for name in ("a", "b", "c", "other")}
+    whole_blocks = (len(prompt) - 1) // bench.pool.block_size * bench.pool.block_size
+    assert cached == {"a": 0, "b": whole_blocks, "c": whole_blocks, "other": 0}
+
+
 async def test_an_answer_is_reused_by_the_next_turn() -> None:
     bench = Bench(memory=None)
     bench.add("a", PREFIX, 30)

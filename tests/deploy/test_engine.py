@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.errors import RequestError
 from draftline.core.request_options import RequestOptions
+from draftline.core.structured_output import StructuredOutput
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
@@ -23,6 +28,69 @@ def engine(checkpoint: Path) -> Iterator[Engine]:
     )
     with Engine(config) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def peer(checkpoint: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+
+
+def test_log_probabilities_are_those_of_transformers(engine: Engine, peer: PreTrainedModel) -> None:
+    """Whatever the request does to the law that it chooses by."""
+    params = replace(
+        PARAMS, logprobs=3, prompt_logprobs=2, banned_token_ids=(7,), temperature=0.9, seed=3
+    )
+    (out,) = engine.generate(["abcabcab"], params)
+    text = torch.tensor([[*out.prompt_token_ids, *out.token_ids]])
+    with torch.inference_mode():
+        law = peer(input_ids=text).logits[0].log_softmax(dim=-1)
+    assert out.prompt_log_probs is not None
+    found = [*out.prompt_log_probs, *out.log_probs]
+    assert found[0] is None
+    assert len(found) == text.shape[1]
+    for position, token in enumerate(found[1:], start=1):
+        assert token is not None
+        assert token.token_id == text[0, position]
+        assert token.log_prob == pytest.approx(float(law[position - 1, token.token_id]), abs=1e-4)
+        count = 2 if position < len(out.prompt_token_ids) else 3
+        best = law[position - 1].topk(count)
+        assert [log_prob for _, log_prob in token.top] == pytest.approx(
+            best.values.tolist(), abs=1e-4
+        )
+
+
+def test_repetition_penalty_is_that_of_transformers(engine: Engine, peer: PreTrainedModel) -> None:
+    (out,) = engine.generate(["abcabcabcabc"], replace(PARAMS, repetition_penalty=1.2))
+    expected = peer.generate(
+        torch.tensor([out.prompt_token_ids]),
+        do_sample=False,
+        max_new_tokens=PARAMS.max_tokens,
+        repetition_penalty=1.2,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert [*out.prompt_token_ids, *out.token_ids] == expected[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"logit_bias": {256: 1.0}}, "logit_bias"),
+        ({"allowed_token_ids": (256,)}, "allowed_token_ids"),
+        ({"banned_token_ids": (-1,)}, "banned_token_ids"),
+        ({"banned_token_ids": tuple(range(256))}, "banned_token_ids"),
+        ({"allowed_token_ids": (1,), "banned_token_ids": (1, 2)}, "banned_token_ids"),
+        (
+            {"structured_output": StructuredOutput(kind="json_object"), "ignore_eos": False},
+            "structured_outputs",
+        ),
+    ],
+)
+def test_parameters_that_this_model_cannot_follow(
+    engine: Engine, changes: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(RequestError, match=field):
+        engine.generate(["abc"], replace(PARAMS, **changes))
 
 
 def test_unknown_drafter_of_a_request(engine: Engine) -> None:

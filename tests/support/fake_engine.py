@@ -7,7 +7,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from draftline.core.errors import CapacityError, RequestError
-from draftline.core.output import TARGET_SOURCE, Delta, FinishReason, RequestMetrics
+from draftline.core.output import (
+    TARGET_SOURCE,
+    Delta,
+    FinishReason,
+    RequestMetrics,
+    TokenLogProb,
+)
 from draftline.core.request_options import RequestOptions
 from draftline.core.sampling_params import SamplingParams
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -29,6 +35,14 @@ def byte_tokenizer(*, chat: bool = True) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     template = CHAT_TEMPLATE if chat else None
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template)
+
+
+def log_probs(tokens: Sequence[int], num_top: int | None) -> tuple[TokenLogProb, ...]:
+    """-0.25 for every token, and falling values for the first tokens of the vocabulary."""
+    if num_top is None:
+        return ()
+    top = tuple((token, -1.0 - token) for token in range(num_top))
+    return tuple(TokenLogProb(token, -0.25, top) for token in tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +166,10 @@ class FakeEngine:
                 text=self.tokenizer.decode(pair),
                 finish_reason=reason if index == len(pairs) - 1 else None,
                 metrics=metrics if index == len(pairs) - 1 else None,
+                log_probs=log_probs(pair, params.logprobs),
+                prompt_log_probs=None
+                if index or params.prompt_logprobs is None
+                else (None, *log_probs(prompt[1:], params.prompt_logprobs)),
             )
             for index, pair in enumerate(pairs)
         ]
