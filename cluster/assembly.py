@@ -13,6 +13,7 @@ from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
 from ..core.errors import ConfigError
 from ..core.scheduler import Scheduler, SchedulerLimits
+from ..core.step_trace import StepTrace
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import partition_layers
 from ..models.tokenizer import load_tokenizer
@@ -23,7 +24,9 @@ from .drafter_link import DrafterLink
 from .local_pipeline import LocalPipeline
 from .pipeline import Pipeline, StageSpec
 from .request_factory import RequestFactory
+from .stage_spans import wall_clock
 from .step_calibration import measure_step_cost
+from .trace_file import TraceFile
 
 # Rows that a request's drafters may probe with in one step, whatever they ask for.
 MAX_PROBE_ROWS = 64
@@ -92,6 +95,7 @@ class Assembly:
     ) -> None:
         config = plan.config
         self._plan = plan
+        self._trace_file = TraceFile(config.trace_steps) if config.trace_steps else None
         self._make_pipeline = make_pipeline
         self.hub = DrafterHub(
             links,
@@ -112,7 +116,10 @@ class Assembly:
             ),
         )
         self.budget = NodeBudget(config.tree_nodes)
-        self.core = EngineCore(self.pipeline, self.hub, self.scheduler, self.budget, time.monotonic)
+        trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
+        self.core = EngineCore(
+            self.pipeline, self.hub, self.scheduler, self.budget, time.monotonic, trace
+        )
 
     async def start(self) -> None:
         """Start the pipeline, measure it, then connect the drafters."""
@@ -137,6 +144,8 @@ class Assembly:
         """Stop drafters and stages."""
         await self.hub.stop()
         await self.pipeline.close()
+        if self._trace_file is not None:
+            self._trace_file.close()
 
 
 def _device(config: EngineConfig) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from .ports import ProposalSource, StepPipeline
 from .request import Request, RequestState
 from .scheduler import Scheduler
 from .step_builder import PromptChunk, TreeStep, build_step, slots_of
+from .step_trace import StepTrace, TracedStep
 from .stop import StopRule
 from .types import Int32, StepCommit, StepOutput
 from .verify import walk
@@ -32,6 +33,7 @@ class _Flight:
     offers: Offers | None
     num_rows: int
     sent_at: float
+    traced: TracedStep | None
 
     @property
     def states(self) -> list[RequestState]:
@@ -51,12 +53,14 @@ class EngineCore:
         scheduler: Scheduler,
         budget: NodeBudget,
         clock: Callable[[], float],
+        trace: StepTrace | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._budget = budget
         self._drafting = Drafting(drafters, scheduler, budget, clock)
         self._clock = clock
+        self._trace = trace
         self._flights: deque[_Flight] = deque()
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
@@ -109,6 +113,7 @@ class EngineCore:
 
     async def _submit(self) -> bool:
         """Plan a step over everything that is ready; False if nothing is."""
+        planned_at = self._trace.clock() if self._trace is not None else 0.0
         for state in self._scheduler.admit():
             self._drafting.open(state)
         decoding = self._scheduler.decoding()
@@ -120,9 +125,13 @@ class EngineCore:
         if not trees and not chunks:
             return False
         step = build_step(self.num_steps, chunks, trees, self._scheduler.block_size)
+        traced = None
+        if self._trace is not None:
+            step = replace(step, is_traced=True)
+            traced = self._trace.submitting(planned_at, step, trees, chunks, offers)
         sent_at = self._clock()
         answer = self._pipeline.submit(step)
-        flight = _Flight(trees, chunks, answer, offers, len(step.token_ids), sent_at)
+        flight = _Flight(trees, chunks, answer, offers, len(step.token_ids), sent_at, traced)
         for state in flight.states:
             state.in_flight += 1
         self._flights.append(flight)
@@ -138,6 +147,8 @@ class EngineCore:
                 self._fail(state, error)
             return
         outcome = self._outcome(flight)
+        if flight.traced is not None:
+            flight.traced.answered(output)
         for state in flight.states:
             state.in_flight -= 1
         targets = _Cursor(output.target_tokens)
@@ -155,6 +166,8 @@ class EngineCore:
             if chunk.wants_token:
                 self._commit_first(chunk.state, int(targets.take(1)[0]))
         self._budget.note_step(outcome)
+        if flight.traced is not None:
+            flight.traced.committed()
 
     def _fit(self, trees: Sequence[TreeStep]) -> list[TreeStep]:
         """Trees of all that have KV slots for them; they come in order."""

@@ -29,6 +29,8 @@ Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
+# Begin and end, seconds.
+Span = tuple[float, float]
 
 ROOT = -1
 LOG_PROB_SLACK = 1e-3
@@ -238,6 +240,7 @@ class StepInput:
     probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids are wanted
     scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
     with_log_probs whether the log-probability of every target token is wanted
+    is_traced      whether each stage notes when it began and ended the step
     """
 
     step_id: int
@@ -256,6 +259,7 @@ class StepInput:
     scored_rows: Int32
     scored_tokens: Int32
     with_log_probs: bool = False
+    is_traced: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,6 +270,8 @@ class StepOutput:
     probe_ids     int32 [len(probe_rows), probe_top_k], best first
     scores        float32 [len(scored_rows)]  unprocessed log-probabilities, nats
     log_probs     float32 [len(logits_rows)]  the same of `target_tokens`; None if not wanted
+    stage_spans   when each stage began and ended the step, wall-clock seconds of its own host; empty
+                  if not traced
     """
 
     step_id: int
@@ -273,3 +279,4 @@ class StepOutput:
     probe_ids: Int32
     scores: Float32
     log_probs: Float32 | None = None
+    stage_spans: tuple[Span, ...] = ()
