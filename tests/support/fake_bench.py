@@ -17,6 +17,7 @@ from draftline.core.request import Request
 from draftline.core.request_options import RequestOptions
 from draftline.core.sampling_params import SamplingParams
 from draftline.core.scheduler import Scheduler, SchedulerLimits
+from draftline.core.step_trace import StepTrace
 from draftline.core.stop import StopRule
 from draftline.core.types import ROOT, DraftRequest, Probe, Proposal, Query, StepCommit
 from support.fake_target import FakeTarget, next_token
@@ -119,6 +120,7 @@ class Bench:
     memory: int | None = 2
     clock: Callable[[], float] = lambda: 0.0
     share_prefixes: bool = True
+    trace: StepTrace | None = None
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +144,9 @@ class Bench:
 
     def use_target(self, target: FakeTarget) -> None:
         self.target = target
-        self.core = EngineCore(target, self.drafters, self.scheduler, self.budget, self.clock)
+        self.core = EngineCore(
+            target, self.drafters, self.scheduler, self.budget, self.clock, self.trace
+        )
 
     def add(
         self,
