@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -65,6 +65,8 @@ class EngineCore:
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
+        # Nodes of ended requests that were verified and thrown away.
+        self.wasted_by_source: Counter[str] = Counter()
 
     @property
     def has_work(self) -> bool:
@@ -115,6 +117,7 @@ class EngineCore:
         """Plan a step over everything that is ready; False if nothing is."""
         planned_at = self._trace.clock() if self._trace is not None else 0.0
         for state in self._scheduler.admit():
+            state.start_time = state.start_time or self._clock()
             self._drafting.open(state)
         decoding = self._scheduler.decoding()
         offers = await self._drafting.ask(decoding)
@@ -285,6 +288,7 @@ class EngineCore:
     def _forget(self, state: RequestState) -> None:
         del self._states[state.request_id]
         self._scheduler.remove(state)
+        self.wasted_by_source.update(state.wasted_by_source())
         self._drafting.close(state)
 
     def _is_alive(self, state: RequestState) -> bool:

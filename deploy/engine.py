@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -28,20 +28,32 @@ from .placement import Placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """What an engine does now, and totals since its start. `kv_usage` is 0 to 1."""
+    """What an engine does now, and totals since its start. `kv_usage` is 0 to 1.
 
+    engine_id            tells the engines behind one server apart; a restarted one has another
+    num_prefix_queries   prompt tokens that were looked for in the prefix cache
+    num_prefix_hits      of these, how many were there
+    wasted_by_source     nodes of ended requests that were verified and not committed
+    """
+
+    engine_id: str
     num_running: int
     num_waiting: int
     kv_usage: float
     num_steps: int
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    wasted_by_source: Mapping[str, int]
     drafters: tuple[DrafterStats, ...]
 
 
 class _Replica:
     """One engine with its thread: what `Engine` and `AsyncEngine` share."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, engine_id: str = "0") -> None:
         self.config = config
+        self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config)
         self._placement = Placement(config)
         self._factory: RequestFactory = self._plan.request_factory()
@@ -71,11 +83,17 @@ class _Replica:
         """A snapshot; read without waiting for the step that runs."""
         assert self._assembly is not None, "the engine is not started"
         scheduler = self._assembly.scheduler
+        core = self._assembly.core
         return EngineStats(
+            engine_id=self.engine_id,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             kv_usage=scheduler.kv_usage,
-            num_steps=self._assembly.core.num_steps,
+            num_steps=core.num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+            wasted_by_source=dict(core.wasted_by_source),
             drafters=self._assembly.hub.stats(),
         )
 

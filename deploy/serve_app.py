@@ -64,7 +64,8 @@ class EngineReplica:
         # The ingress and the driver never load the engine's code.
         from .engine import AsyncEngine  # noqa: PLC0415
 
-        self._engine = AsyncEngine(config)
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        self._engine = AsyncEngine(config, engine_id=replica_id)
         face = LocalFace(self._engine)
         await face.start()
         self._face = face
