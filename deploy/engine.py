@@ -157,7 +157,7 @@ class Engine(_Replica):
 
         `RequestOptions(speculative=False)` decodes plainly; the answers are the same. Raises
         `RequestError` if a prompt does not fit, `CapacityError` if there are more than the queue
-        holds, `StageLost`.
+        holds, `StageLost`, `EngineClosed`.
         """
         params, options = params or SamplingParams(), options or RequestOptions()
         answers = []
@@ -207,7 +207,7 @@ class AsyncEngine(_Replica):
     ) -> AsyncGenerator[Delta, None]:
         """Deltas of one answer as they are committed; closing the iterator cancels the request.
 
-        Raises `RequestError`, `CapacityError`, `StageLost`.
+        Raises `RequestError`, `CapacityError`, `StageLost`, `EngineClosed`.
         """
         request_id = request_id or f"request-{uuid.uuid4().hex}"
         loop = asyncio.get_running_loop()

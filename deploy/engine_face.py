@@ -45,7 +45,7 @@ class EngineFace(Protocol):
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas; closing the generator cancels the request.
 
-        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`.
+        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`, `EngineClosed`.
         """
         ...
 

@@ -6,7 +6,7 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from ..core.errors import CapacityError, FieldError, RequestError, StageLost
+from ..core.errors import CapacityError, EngineClosed, FieldError, RequestError, StageLost
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,12 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 f"the model is recovering, please retry ({error})",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        case EngineClosed():
+            return ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"the server is shutting down, please retry ({error})",
                 retry_after_s=RETRY_AFTER_S,
             )
         case TimeoutError():

@@ -17,7 +17,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from ..cluster.config import EngineConfig
-from ..core.errors import CapacityError, StageLost
+from ..core.errors import CapacityError, EngineClosed, StageLost
 from ..core.output import Delta
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
@@ -85,6 +85,10 @@ class RayFace:
         """Whether at least one replica serves."""
         return any(await self._ask_all("is_healthy"))
 
+    async def end_requests(self) -> None:
+        """Close every replica's engine: what it runs ends with an error."""
+        await self._ask_all("end_requests")
+
     async def _ask_all(self, method: str) -> list[Any]:
         response = self._handle.broadcast(method)
         try:
@@ -110,4 +114,4 @@ def _ray_errors() -> Iterator[None]:
     except (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError) as error:
         raise StageLost("the replica of this request died") from error
     except RequestCancelledError as error:
-        raise StageLost("the replica of this request stopped") from error
+        raise EngineClosed("the replica of this request stopped") from error

@@ -22,6 +22,7 @@ from ..core.output import Delta
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .deployment_plan import engine_options
+from .drain import Drain
 from .engine_face import LocalFace
 from .openai_api import create_app
 from .ray_face import RayFace
@@ -34,6 +35,8 @@ ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"
 # The ingress only passes requests on: the replicas behind it say when they are full.
 INGRESS_MAX_ONGOING = 10_000
+# Requests that were ended get so long to tell their clients.
+ENDING_TIMEOUT_S = 3.0
 
 
 def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
@@ -91,6 +94,10 @@ class EngineReplica:
         """Whether a request sent now would be served."""
         return self._engine.is_healthy()
 
+    async def end_requests(self) -> None:
+        """End what runs with an error, for good."""
+        await self._face.close()
+
     async def check_health(self) -> None:
         """Ray Serve replaces the replica when this raises."""
         if not self._engine.is_healthy():
@@ -113,7 +120,17 @@ class Ingress:
         self._face = RayFace(engine, config)
         self._server = server
         self._model_name = model_name
+        self._drain = Drain()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests; those that run get `timeout_s`, and then end with an error."""
+        self._drain.begin()
+        if not await self._drain.finish(timeout_s):
+            await self._face.end_requests()
+            await self._drain.finish(ENDING_TIMEOUT_S)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve serves what this returns."""
-        return create_app(self._face, self._server, self._model_name, behind_proxy=True)
+        return create_app(
+            self._face, self._server, self._model_name, drain=self._drain, behind_proxy=True
+        )
