@@ -118,7 +118,7 @@ class Assembly:
         self.budget = NodeBudget(config.tree_nodes)
         trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
         self.core = EngineCore(
-            self.pipeline, self.hub, self.scheduler, self.budget, time.monotonic, trace
+            self.pipeline, self.hub, self.scheduler, self.budget, time.monotonic, trace=trace
         )
 
     async def start(self) -> None:

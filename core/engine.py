@@ -43,7 +43,7 @@ class _Flight:
 class EngineCore:
     """Runs requests through one pipeline with many drafters. One event loop uses it.
 
-    Owns no thread and no clock; `clock` gives seconds for metrics only.
+    Owns no thread and no clock; `clock` gives seconds for metrics only, `trace` hears of steps.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class EngineCore:
         scheduler: Scheduler,
         budget: NodeBudget,
         clock: Callable[[], float],
+        *,
         trace: StepTrace | None = None,
     ) -> None:
         self._pipeline = pipeline
@@ -146,8 +147,7 @@ class EngineCore:
         try:
             output = await flight.answer
         except StageError as error:
-            for state in flight.states:
-                self._fail(state, error)
+            self._fail_step(flight, error)
             return
         outcome = self._outcome(flight)
         if flight.traced is not None:
@@ -279,6 +279,10 @@ class EngineCore:
                 metrics=state.metrics(self._clock()),
             )
         )
+
+    def _fail_step(self, flight: _Flight, error: DraftlineError) -> None:
+        for state in flight.states:
+            self._fail(state, error)
 
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if self._is_alive(state):

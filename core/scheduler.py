@@ -44,8 +44,8 @@ class Scheduler:
     """
 
     __slots__ = (
-        "_limits", "_num_added", "_pool", "num_prefix_hits", "num_prefix_queries",
-        "num_preemptions", "running", "waiting",
+        "_limits", "_num_added", "_pool", "num_preemptions", "num_prefix_hits",
+        "num_prefix_queries", "running", "waiting",
     )  # fmt: skip
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:

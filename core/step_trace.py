@@ -14,7 +14,7 @@ from .types import Span, StepInput, StepOutput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One answered step. Times are wall-clock seconds since the epoch; `None` where not asked.
+    """One answered step. Times are wall-clock seconds since the epoch.
 
     planned_at       planning began; the drafters are asked right after it
     drafters         who was asked
@@ -23,6 +23,7 @@ class StepRecord:
     answered_at      the engine took its answer
     committed_at     its tokens were in their requests
     rows             of the step: roots, nodes, probe rows and prompt rows
+    prompt_rows      of these, how many belong to prompts
     requests         that verified a tree, be it empty
     tree_nodes       nodes of all trees; nodes_by_source says who proposed them first
     accepted_nodes   of these, how many were committed; likewise by source
@@ -81,7 +82,7 @@ class TracedStep:
     __slots__ = ("_answered_at", "_before", "_chunks", "_offers", "_planned_at", "_spans", "_step",
                  "_submitted_at", "_trace", "_trees")  # fmt: skip
 
-    def __init__(  # noqa: PLR0913, PLR0917 - made by `StepTrace.submitting` alone
+    def __init__(  # noqa: PLR0917 - made by `StepTrace.submitting` alone
         self,
         trace: StepTrace,
         planned_at: float,

@@ -270,8 +270,8 @@ class StepOutput:
     probe_ids     int32 [len(probe_rows), probe_top_k], best first
     scores        float32 [len(scored_rows)]  unprocessed log-probabilities, nats
     log_probs     float32 [len(logits_rows)]  the same of `target_tokens`; None if not wanted
-    stage_spans   when each stage began and ended the step, wall-clock seconds of its own host; empty
-                  if not traced
+    stage_spans   when each stage began and ended the step, wall-clock seconds of its own host;
+                  empty if not traced
     """
 
     step_id: int

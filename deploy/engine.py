@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
 from ..cluster.assembly import Assembly, ModelPlan, plan_model
 from ..cluster.config import EngineConfig
-from ..cluster.drafter_stats import DrafterStats
 from ..cluster.engine_thread import EngineThread
 from ..cluster.request_factory import Prompt, RequestFactory
 from ..core.answer import Answer
@@ -23,29 +21,8 @@ from ..core.request import Sink
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..models.model_info import ModelInfo
+from .engine_stats import EngineStats
 from .placement import Placement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """What an engine does now, and totals since its start. `kv_usage` is 0 to 1.
-
-    engine_id            tells the engines behind one server apart; a restarted one has another
-    num_prefix_queries   prompt tokens that were looked for in the prefix cache
-    num_prefix_hits      of these, how many were there
-    wasted_by_source     nodes of ended requests that were verified and not committed
-    """
-
-    engine_id: str
-    num_running: int
-    num_waiting: int
-    kv_usage: float
-    num_steps: int
-    num_preemptions: int
-    num_prefix_queries: int
-    num_prefix_hits: int
-    wasted_by_source: Mapping[str, int]
-    drafters: tuple[DrafterStats, ...]
 
 
 class _Replica:

@@ -7,7 +7,7 @@ Ray Serve replaces has another `engine` label, so no series ever mixes two engin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -17,9 +17,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from ..cluster.drafter_stats import DrafterStats
-    from .engine import EngineStats
+from ..cluster.drafter_stats import DrafterStats
+from .engine_stats import EngineStats
 
 MetricT = TypeVar("MetricT", GaugeMetricFamily, CounterMetricFamily)
 

@@ -8,15 +8,12 @@ scraped (`engine_metrics.py`). `docs/metrics.md` lists them all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from ..core.output import RequestMetrics
 from .engine_metrics import EngineCollector
-
-if TYPE_CHECKING:
-    from .engine import EngineStats
+from .engine_stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

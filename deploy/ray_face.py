@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import (
@@ -23,10 +23,8 @@ from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..models.model_info import read_model_info
 from ..models.tokenizer import load_tokenizer
+from .engine_stats import EngineStats
 from .text_codec import TextCodec
-
-if TYPE_CHECKING:
-    from .engine import EngineStats
 
 # A replica that does not answer for so long is busy loading or gone.
 CONTROL_TIMEOUT_S = 5.0

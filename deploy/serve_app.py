@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from fastapi import FastAPI
@@ -24,12 +24,10 @@ from ..core.sampling_params import SamplingParams
 from .deployment_plan import engine_options
 from .drain import Drain
 from .engine_face import LocalFace
+from .engine_stats import EngineStats
 from .openai_api import create_app
 from .ray_face import RayFace
 from .settings import ServeArgs, ServerConfig, build_serve_args
-
-if TYPE_CHECKING:
-    from .engine import EngineStats
 
 ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"

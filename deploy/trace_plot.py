@@ -96,7 +96,7 @@ def _draw_lane(axes: Axes, place: int, bars: Sequence[_Bar], seconds: float) -> 
         [(1e3 * bar.begin, 1e3 * bar.length) for bar in bars],
         (place - BAR_HEIGHT / 2, BAR_HEIGHT),
         facecolors=[COLOURS[bar.kind] for bar in bars],
-        # A white rim parts steps that follow one another; it would hide what is thinner than itself.
+        # A white rim parts steps that follow one another; it would hide the thinnest bars.
         edgecolors="white" if any(bar.label for bar in bars) else "face",
         linewidth=0.3,
     )

@@ -23,7 +23,9 @@ async def run_traced(**options: int) -> tuple[Bench, list[StepRecord]]:
 
 async def test_records_add_up_to_what_requests_got() -> None:
     bench, records = await run_traced(seed=5, num_groups=2)
-    deltas = [event for heard in bench.heard.values() for event in heard if isinstance(event, Delta)]
+    deltas = [
+        event for heard in bench.heard.values() for event in heard if isinstance(event, Delta)
+    ]
     metrics = [delta.metrics for delta in deltas if delta.metrics is not None]
     sources = Counter(source for delta in deltas for source in delta.sources)
     accepted, verified = Counter[str](), Counter[str]()

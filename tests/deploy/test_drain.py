@@ -23,6 +23,7 @@ from support.served_model import ServedModel, served_model
 BODY = {"prompt": "abc", "max_tokens": 6}
 NUM_STREAMS = 4
 NUM_TOKENS = 200
+WHOLE = [["length", f"{NUM_TOKENS} tokens"]] * NUM_STREAMS
 
 
 async def test_new_requests_are_refused_while_one_runs() -> None:
@@ -118,10 +119,13 @@ def streams_through_sigterm(served: ServedModel) -> list[list[str]]:
         return [stream.result(60) for stream in running]
 
 
-def serve_tiny(checkpoint: Path, drain_timeout: str) -> tuple[list[list[str]], str, int]:
+def serve_tiny(
+    checkpoint: Path, *, backend: str = "local", drain_timeout: str
+) -> tuple[list[list[str]], str, int]:
     """What the streams heard, what the server printed after it was ready, its exit code."""
     arguments = [str(checkpoint), "--served-model-name", "tiny", "--speculative-config", "[]"]
-    with served_model(*arguments, "--drain-timeout", drain_timeout) as served:
+    arguments += ["--backend", backend, "--drain-timeout", drain_timeout]
+    with served_model(*arguments) as served:
         heard = streams_through_sigterm(served)
         assert served.process.stdout is not None
         return heard, served.process.stdout.read(), served.process.wait(60)
@@ -129,17 +133,23 @@ def serve_tiny(checkpoint: Path, drain_timeout: str) -> tuple[list[list[str]], s
 
 @pytest.mark.net
 def test_streams_end_whole_after_sigterm(checkpoint: Path) -> None:
-    heard, printed, code = serve_tiny(checkpoint, "60")
-    assert heard == [["length", f"{NUM_TOKENS} tokens"]] * NUM_STREAMS
+    heard, printed, code = serve_tiny(checkpoint, drain_timeout="60")
+    assert heard == WHOLE
     assert printed == (
         f"waiting up to 60 s for {NUM_STREAMS} requests (once more ends them)\nstopped\n"
     )
     assert code == 0
 
 
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_streams_end_whole_on_ray_too(checkpoint: Path) -> None:
+    assert serve_tiny(checkpoint, backend="ray", drain_timeout="60") == (WHOLE, "stopped\n", 0)
+
+
 @pytest.mark.net
 def test_streams_end_with_an_error_when_the_time_is_over(checkpoint: Path) -> None:
-    heard, printed, code = serve_tiny(checkpoint, "0")
+    heard, printed, code = serve_tiny(checkpoint, drain_timeout="0")
     for messages in heard:
         assert len(messages) == 1
         assert "the server is shutting down, please retry" in messages[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import draftline
 from draftline.core.output import RequestMetrics
-from draftline.deploy.engine import EngineStats
+from draftline.deploy.engine_stats import EngineStats
 from draftline.deploy.metrics import ServerMetrics
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -54,13 +54,19 @@ def test_the_table_of_the_docs_is_complete_and_true() -> None:
     metrics.record_gap(0.1)
     metrics.record_finish("stop", finished())
     exposed = {
-        (name, family.type, tuple(sorted(set().union(*(s.labels for s in family.samples)) - OWN_LABELS)))
+        (
+            name,
+            family.type,
+            tuple(sorted(set().union(*(s.labels for s in family.samples)) - OWN_LABELS)),
+        )
         for name, family in families(metrics, [engine_stats()]).items()
         # What prometheus_client adds to each counter.
         if not name.endswith("_created")
     }
     rows = [found.groups() for line in TABLE.read_text().splitlines() if (found := ROW.match(line))]
-    told = {(name, kind, tuple(sorted(re.findall(r"`(\w+)`", labels)))) for name, kind, labels in rows}
+    told = {
+        (name, kind, tuple(sorted(re.findall(r"`(\w+)`", labels)))) for name, kind, labels in rows
+    }
     assert told == exposed
     assert len(rows) == len(told)
 

@@ -114,7 +114,7 @@ def test_command_prints_and_draws_the_chosen_steps(
 
 def test_what_cannot_be_traced_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     path = tmp_path / "none" / "steps.jsonl"
-    with pytest.raises(ConfigError, match="trace_steps: cannot write .*steps.jsonl"):
+    with pytest.raises(ConfigError, match=r"trace_steps: cannot write .*steps\.jsonl"):
         Engine(EngineConfig(model=str(checkpoint), trace_steps=path))
     with pytest.raises(ConfigError, match="trace_steps: one file cannot hold"):
         build_serve_args({"trace_steps": "a.jsonl", "deployment": {"num_replicas": 2}})

@@ -145,7 +145,7 @@ class Bench:
     def use_target(self, target: FakeTarget) -> None:
         self.target = target
         self.core = EngineCore(
-            target, self.drafters, self.scheduler, self.budget, self.clock, self.trace
+            target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace
         )
 
     def add(

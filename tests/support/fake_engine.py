@@ -11,7 +11,7 @@ from draftline.core.errors import CapacityError, RequestError
 from draftline.core.output import TARGET_SOURCE, Delta, FinishReason, RequestMetrics
 from draftline.core.request_options import RequestOptions
 from draftline.core.sampling_params import SamplingParams
-from draftline.deploy.engine import EngineStats
+from draftline.deploy.engine_stats import EngineStats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
