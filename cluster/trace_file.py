@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +15,7 @@ from ..core.step_trace import StepRecord
 
 logger = logging.getLogger(__name__)
 
-FIELDS = frozenset(field.name for field in fields(StepRecord))
+FIELDS = tuple(field.name for field in fields(StepRecord))
 
 
 class TraceFile:
@@ -39,7 +39,9 @@ class TraceFile:
         """Append a record; ignored after `close`."""
         if self._is_over:
             return
-        line = json.dumps(asdict(record), separators=(",", ":")) + "\n"
+        # Not `asdict`, which copies every value.
+        values = {name: getattr(record, name) for name in FIELDS}
+        line = json.dumps(values, separators=(",", ":")) + "\n"
         try:
             if self._file is None:
                 # A line is written at once: one system call a step, and a crash loses nothing.
@@ -79,7 +81,7 @@ def _records(path: Path, lines: TextIO) -> Iterator[StepRecord]:
             values = json.loads(line)
         except json.JSONDecodeError:
             values = None
-        if not isinstance(values, dict) or values.keys() != FIELDS:
+        if not isinstance(values, dict) or values.keys() != set(FIELDS):
             raise ConfigError("trace", f"{path}, line {number}: not a step of --trace-steps")
         values["stages"] = tuple((begin, end) for begin, end in values["stages"])
         values["drafters"] = tuple(values["drafters"])

@@ -157,6 +157,8 @@ async def test_the_breaker_spaces_attempts(scene: Scene):
     assert attempts[0] == 0.0
     gaps = [later - earlier for earlier, later in itertools.pairwise(attempts)]
     assert len(attempts) < 12
+    stats = scene.hub.stats()[0]
+    assert (stats.connected, stats.circuit_open) == (False, True)
     for gap, longest in zip(gaps, [1.0, 2.0, 4.0, 8.0, 8.0], strict=False):
         assert longest / 2 <= gap <= longest + 0.11
     scene.link.is_reachable = True
