@@ -10,13 +10,14 @@ from .committed_text import CommittedText
 class ArrivedProposals:
     """The newest proposal for each open request. Late ones are re-rooted where they still fit."""
 
-    __slots__ = ("_arrivals", "num_dropped", "num_late", "num_used")
+    __slots__ = ("_arrivals", "num_dropped", "num_late", "num_late_used", "num_used")
 
     def __init__(self) -> None:
         # By request id: the query that was answered, the text it was about, the answer.
         self._arrivals: dict[str, tuple[Query, CommittedText, Proposal]] = {}
         self.num_used = 0
         self.num_late = 0
+        self.num_late_used = 0
         self.num_dropped = 0
 
     def put(self, query: Query, text: CommittedText, proposal: Proposal) -> None:
@@ -38,13 +39,15 @@ class ArrivedProposals:
         if arrival is None:
             return None
         answered, text, proposal = arrival
-        if answered.committed_len != query.committed_len:
+        is_late = answered.committed_len != query.committed_len
+        if is_late:
             self.num_late += 1
             proposal = reroot(proposal, text.tokens(answered.committed_len, query.committed_len))
             self.num_dropped += proposal is None
         if proposal is None or not (len(proposal.tokens) or proposal.probe):
             return None
         self.num_used += 1
+        self.num_late_used += is_late
         return proposal if len(proposal.tokens) <= query.max_nodes else _cut(proposal, query)
 
 

@@ -13,6 +13,7 @@ from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
 from ..core.errors import ConfigError
 from ..core.scheduler import Scheduler, SchedulerLimits
+from ..core.step_trace import StepTrace
 from ..models.grammar import GrammarFactory
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import partition_layers
@@ -24,7 +25,9 @@ from .drafter_link import DrafterLink
 from .local_pipeline import LocalPipeline
 from .pipeline import Pipeline, StageSpec
 from .request_factory import RequestFactory
+from .stage_spans import wall_clock
 from .step_calibration import measure_step_cost
+from .trace_file import TraceFile
 
 # Rows that a request's drafters may probe with in one step, whatever they ask for.
 MAX_PROBE_ROWS = 64
@@ -95,6 +98,7 @@ class Assembly:
     ) -> None:
         config = plan.config
         self._plan = plan
+        self._trace_file = TraceFile(config.trace_steps) if config.trace_steps else None
         self._make_pipeline = make_pipeline
         self.hub = DrafterHub(
             links,
@@ -116,7 +120,10 @@ class Assembly:
         )
         is_adaptive = config.node_budget == "adaptive"
         self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
-        self.core = EngineCore(self.pipeline, self.hub, self.scheduler, self.budget, time.monotonic)
+        trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
+        self.core = EngineCore(
+            self.pipeline, self.hub, self.scheduler, self.budget, time.monotonic, trace=trace
+        )
 
     async def start(self) -> None:
         """Start the pipeline, measure it, then connect the drafters."""
@@ -141,6 +148,8 @@ class Assembly:
         """Stop drafters and stages."""
         await self.hub.stop()
         await self.pipeline.close()
+        if self._trace_file is not None:
+            self._trace_file.close()
 
 
 def _device(config: EngineConfig) -> str:

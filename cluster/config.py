@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -136,6 +137,15 @@ class EngineConfig(Settings):
         50.0, description="how long a step waits for drafters of other processes"
     )
     drafters: tuple[DrafterConfig, ...] = Field((), description="in order of priority")
+    trace_steps: Path | None = Field(
+        None, description="file that gets one JSON line a step; what it held is lost"
+    )
+
+    @field_validator("trace_steps")
+    @classmethod
+    def _anchor_trace(cls, value: Path | None) -> Path | None:
+        # Ray's processes run in folders of their own.
+        return None if value is None else value.absolute()
 
     @field_validator("drafters", mode="before")
     @classmethod

@@ -20,6 +20,7 @@ from ..core.errors import StageError, StageLost
 from ..core.types import StepInput, StepOutput
 from .frames import encode_frame, receive_frame
 from .pipeline import StageRunner, StageSpec, run_stage
+from .stage_spans import Spans, run_traced
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,9 @@ class DistributedStage:
     """Takes steps from a socket and hidden states from a process group of all stages.
 
     Every stage gets every step straight from the coordinator, so it knows how many rows come
-    before they come. Hidden states follow one another in order; they need no header. Where a stage
-    fails on a step it tells the coordinator and sends zeros on, so that those behind it never wait.
+    before they come. Hidden states follow one another in order, those of a traced step with its
+    spans behind them; they need no header. Where a stage fails on a step it tells the coordinator
+    and sends zeros on, so that those behind it never wait.
     """
 
     def __init__(self, index: int, spec: StageSpec) -> None:
@@ -63,7 +65,7 @@ class DistributedStage:
         self._store: TCPStore | None = None
         self._group: Any = None  # ProcessGroupGloo, whose stubs know neither `send` nor `recv`
         self._max_in_flight = 1
-        self._sending: deque[tuple[Work, torch.Tensor]] = deque()
+        self._sending: deque[list[tuple[Work, torch.Tensor]]] = deque()
 
     def open_store(self, host: str) -> int:
         """Serve the rendezvous on this address only; returns the port."""
@@ -97,11 +99,11 @@ class DistributedStage:
 
     def _step(self, stage: StageRunner, connection: socket.socket, last: bool) -> None:
         sequence, step = receive_frame(connection)
-        result = self._run(stage, step, last)
+        result, spans = self._run(stage, step, last)
         if isinstance(result, StepOutput | StageError):
             connection.sendall(encode_frame((sequence, result)))
         if not last:
-            self._send(result, len(step.token_ids))
+            self._send(result, spans, step)
 
     def _connect(self, link: StageLink) -> None:
         if link.num_stages == 1:
@@ -119,38 +121,51 @@ class DistributedStage:
 
     def _run(
         self, stage: StageRunner, step: StepInput, last: bool
-    ) -> torch.Tensor | StepOutput | StageError:
-        hidden = self._receive(len(step.token_ids)) if self._index else None
+    ) -> tuple[torch.Tensor | StepOutput | StageError, Spans]:
+        """What the stage gave, and the spans of a traced step."""
+        num_rows = len(step.token_ids)
+        hidden, spans = self._receive(step) if self._index else (None, ())
         try:
-            result = run_stage(self._index, stage, step, hidden)
+            if step.is_traced:
+                result, spans = run_traced(self._index, stage, step, hidden, spans)
+            else:
+                result = run_stage(self._index, stage, step, hidden)
         except StageError as error:
-            return error
-        expected = (len(step.token_ids), self._spec.hidden_size)
+            return error, ((0.0, 0.0),) * (self._index + 1)
+        expected = (num_rows, self._spec.hidden_size)
         if not last and (not isinstance(result, torch.Tensor) or result.shape != expected):
-            return StageError(f"stage {self._index} gave no hidden states of shape {expected}")
-        return result
+            message = f"stage {self._index} gave no hidden states of shape {expected}"
+            return StageError(message), spans
+        return result, spans
 
-    def _receive(self, num_rows: int) -> torch.Tensor:
-        assert self._group is not None
-        hidden = torch.empty(num_rows, self._spec.hidden_size, dtype=self._dtype)
-        if num_rows:
-            self._wait(self._group.recv([hidden], self._index - 1, 0), self._index - 1)
-        return hidden
+    def _receive(self, step: StepInput) -> tuple[torch.Tensor, Spans]:
+        hidden = torch.empty(len(step.token_ids), self._spec.hidden_size, dtype=self._dtype)
+        spans = torch.empty(self._index if step.is_traced else 0, 2, dtype=torch.float64)
+        for tensor in (hidden, spans):
+            if len(tensor):
+                self._wait(self._group.recv([tensor], self._index - 1, 0), self._index - 1)
+        return hidden, tuple((begin, end) for begin, end in spans.tolist())
 
-    def _send(self, result: torch.Tensor | StepOutput | StageError, num_rows: int) -> None:
-        """Start to send; this stage goes on with its next step while the tensor is under way."""
-        assert self._group is not None
-        if not num_rows:
-            return
+    def _send(
+        self, result: torch.Tensor | StepOutput | StageError, spans: Spans, step: StepInput
+    ) -> None:
+        """Start to send; this stage goes on with its next step while the tensors are under way."""
         if isinstance(result, torch.Tensor):
             hidden = result.to("cpu", self._dtype).contiguous()
         else:
-            hidden = torch.zeros(num_rows, self._spec.hidden_size, dtype=self._dtype)
-        work = self._group.send([hidden], self._index + 1, 0)
-        self._sending.append((work, hidden))
+            hidden = torch.zeros(len(step.token_ids), self._spec.hidden_size, dtype=self._dtype)
+        tensors = [hidden, torch.tensor(spans, dtype=torch.float64)] if step.is_traced else [hidden]
+        self._sending.append(
+            [
+                (self._group.send([tensor], self._index + 1, 0), tensor)
+                for tensor in tensors
+                if len(tensor)
+            ]
+        )
         # Steps older than `max_in_flight` are answered, so this never waits for the next stage.
         while len(self._sending) > self._max_in_flight:
-            self._wait(self._sending.popleft()[0], self._index + 1)
+            for work, _ in self._sending.popleft():
+                self._wait(work, self._index + 1)
 
     def _wait(self, work: Work, neighbour: int) -> None:
         try:

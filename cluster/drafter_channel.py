@@ -196,9 +196,11 @@ class DrafterChannel:
         return DrafterStats(
             name=self.link.name,
             connected=self.is_up,
+            circuit_open=not self.is_up and self._clock() < self._breaker.retry_at,
             messages=self._num_messages,
             proposals=self._arrived.num_used,
             late=self._arrived.num_late,
+            late_used=self._arrived.num_late_used,
             dropped=self._arrived.num_dropped,
             errors=self._num_errors,
             reconnects=max(0, self._num_connects - 1),

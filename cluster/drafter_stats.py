@@ -10,9 +10,11 @@ class DrafterStats:
     """Totals since start, for metrics.
 
     connected      whether messages can be sent now
+    circuit_open   whether it failed and is not tried again before its delay is over
     messages       sent
     proposals      used: given out by the hub, late ones included
     late           came after their step's deadline
+    late_used      of these, how many still fitted the text
     dropped        late ones that fit the text no more, or were replaced by a newer one
     errors         failures of any kind: raised, broke the contract, never answered, lost
     reconnects     connections after the first
@@ -21,9 +23,11 @@ class DrafterStats:
 
     name: str
     connected: bool
+    circuit_open: bool
     messages: int
     proposals: int
     late: int
+    late_used: int
     dropped: int
     errors: int
     reconnects: int

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from ..core.engine import EngineCore
-from ..core.errors import DraftlineError, StageLost
+from ..core.errors import DraftlineError, EngineClosed, StageLost
 from ..core.request import Request
 from ..core.stop import StopRule
 
@@ -68,7 +68,7 @@ class EngineThread:
         return self._thread.is_alive() and self._started.done() and self._error is None
 
     def add(self, request: Request, stop: StopRule) -> None:
-        """Queue a request. Raises `CapacityError`, `StageLost` while the engine is down."""
+        """Queue a request. Raises `CapacityError`; `StageLost`, `EngineClosed` while it is down."""
         self.call(self._add(request, stop)).result()
 
     def cancel(self, request_id: str) -> None:
@@ -80,7 +80,7 @@ class EngineThread:
         """Run a coroutine on the engine's loop, between two steps."""
         if not self._thread.is_alive():
             work.close()
-            raise StageLost("the engine is closed")
+            raise EngineClosed("the engine is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class EngineThread:
         try:
             await self._serve(parts)
         finally:
-            parts.core.fail_all(StageLost("the engine was closed"))
+            parts.core.fail_all(EngineClosed("the engine was closed"))
             await parts.stop()
 
     async def _serve(self, parts: EngineParts) -> None:

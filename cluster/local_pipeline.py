@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import StageError, StageLost
 from ..core.types import StepInput, StepOutput
 from .pipeline import StageRunner, run_stage
+from .stage_spans import Spans, run_traced
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +61,12 @@ class LocalPipeline:
 
     def _run(self, step: StepInput) -> StepOutput:
         hidden: torch.Tensor | None = None
+        spans: Spans = ()
         for index, stage in enumerate(self._stages):
-            result = run_stage(index, stage, step, hidden)
+            if step.is_traced:
+                result, spans = run_traced(index, stage, step, hidden, spans)
+            else:
+                result = run_stage(index, stage, step, hidden)
             if isinstance(result, StepOutput):
                 return result
             hidden = result

@@ -12,9 +12,13 @@ from ..core.errors import StageError
 from ..core.types import StepInput, StepOutput
 from .distributed_stage import DistributedStage, StageLink
 from .pipeline import StageRunner, StageSpec, run_stage
+from .stage_spans import Spans, run_traced
 
 if TYPE_CHECKING:
     import torch
+
+    # What stages hand on: hidden states, with the spans of the stages so far for a traced step.
+    Carried = torch.Tensor | tuple[torch.Tensor, Spans]
 
 # An empty payload warms a transport up: it passes through all stages without a step.
 WARM_UP = b""
@@ -44,13 +48,13 @@ class StageWorker:
         threading.Event().wait()
 
     def run_payload(
-        self, payload: bytes, hidden: torch.Tensor | StageError | None = None
-    ) -> torch.Tensor | StageError | bytes | None:
+        self, payload: bytes, carried: Carried | StageError | None = None
+    ) -> Carried | StageError | bytes | None:
         """One step of a compiled graph, pickled; the answer of the last stage is pickled too.
 
         A failure travels on in the place of the hidden states.
         """
-        result = hidden if isinstance(hidden, StageError) else self._run(payload, hidden)
+        result = carried if isinstance(carried, StageError) else self._run(payload, carried)
         if self._spec.span.is_last:
             return pickle.dumps(result)
         assert not isinstance(result, StepOutput), "only the last stage answers"
@@ -68,13 +72,17 @@ class StageWorker:
         distributed.serve(self._stage, link)
 
     def _run(
-        self, payload: bytes, hidden: torch.Tensor | None
-    ) -> torch.Tensor | StepOutput | StageError | None:
+        self, payload: bytes, carried: Carried | None
+    ) -> Carried | StepOutput | StageError | None:
         if payload == WARM_UP:
             return None
         assert self._stage is not None, "steps come after build"
         step: StepInput = pickle.loads(payload)
+        hidden, spans = carried if isinstance(carried, tuple) else (carried, ())
         try:
-            return run_stage(self._index, self._stage, step, hidden)
+            if not step.is_traced:
+                return run_stage(self._index, self._stage, step, hidden)
+            result, spans = run_traced(self._index, self._stage, step, hidden, spans)
         except StageError as error:
             return error
+        return result if isinstance(result, StepOutput) else (result, spans)

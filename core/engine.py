@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,7 @@ from .request import Request, RequestState
 from .scheduler import Scheduler
 from .step_answers import Chosen, StepAnswers
 from .step_builder import PromptChunk, TreeStep, build_step, slots_of
+from .step_trace import StepTrace, TracedStep
 from .stop import Advance, StopRule
 from .types import Int32, StepCommit, StepOutput
 from .verify import walk
@@ -33,6 +34,7 @@ class _Flight:
     offers: Offers | None
     num_rows: int
     sent_at: float
+    traced: TracedStep | None
 
     @property
     def states(self) -> list[RequestState]:
@@ -42,7 +44,7 @@ class _Flight:
 class EngineCore:
     """Runs requests through one pipeline with many drafters. One event loop uses it.
 
-    Owns no thread and no clock; `clock` gives seconds for metrics only.
+    Owns no thread and no clock; `clock` gives seconds for metrics only, `trace` hears of steps.
     """
 
     def __init__(
@@ -52,16 +54,21 @@ class EngineCore:
         scheduler: Scheduler,
         budget: NodeBudget,
         clock: Callable[[], float],
+        *,
+        trace: StepTrace | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._budget = budget
         self._drafting = Drafting(drafters, scheduler, budget, clock)
         self._clock = clock
+        self._trace = trace
         self._flights: deque[_Flight] = deque()
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
+        # Nodes of ended requests that were verified and thrown away.
+        self.wasted_by_source: Counter[str] = Counter()
 
     @property
     def has_work(self) -> bool:
@@ -117,7 +124,9 @@ class EngineCore:
 
     async def _submit(self) -> bool:
         """Plan a step over everything that is ready; False if nothing is."""
+        planned_at = self._trace.clock() if self._trace is not None else 0.0
         for state in self._scheduler.admit():
+            state.start_time = state.start_time or self._clock()
             self._drafting.open(state)
         decoding = self._scheduler.decoding()
         offers = await self._drafting.ask(decoding)
@@ -128,9 +137,13 @@ class EngineCore:
         if not trees and not chunks:
             return False
         step = build_step(self.num_steps, chunks, trees, self._scheduler.block_size)
+        traced = None
+        if self._trace is not None:
+            step = replace(step, is_traced=True)
+            traced = self._trace.submitting(planned_at, step, trees, chunks, offers)
         sent_at = self._clock()
         answer = self._pipeline.submit(step)
-        flight = _Flight(trees, chunks, answer, offers, len(step.token_ids), sent_at)
+        flight = _Flight(trees, chunks, answer, offers, len(step.token_ids), sent_at, traced)
         for state in flight.states:
             state.in_flight += 1
         self._flights.append(flight)
@@ -142,10 +155,11 @@ class EngineCore:
         try:
             output = await flight.answer
         except StageError as error:
-            for state in flight.states:
-                self._fail(state, error)
+            self._fail_step(flight, error)
             return
         outcome = self._outcome(flight)
+        if flight.traced is not None:
+            flight.traced.answered(output)
         for state in flight.states:
             state.in_flight -= 1
         answers = StepAnswers(output)
@@ -159,6 +173,8 @@ class EngineCore:
             if chunk.wants_token:
                 self._commit_first(chunk.state, chosen)
         self._budget.note_step(outcome)
+        if flight.traced is not None:
+            flight.traced.committed()
 
     def _fit(self, trees: Sequence[TreeStep]) -> list[TreeStep]:
         """Trees of all that have KV slots for them; they come in order."""
@@ -262,6 +278,10 @@ class EngineCore:
         self._forget(state)
         state.request.sink(replace(last, metrics=state.metrics(self._clock())))
 
+    def _fail_step(self, flight: _Flight, error: DraftlineError) -> None:
+        for state in flight.states:
+            self._fail(state, error)
+
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if self._is_alive(state):
             self._forget(state)
@@ -270,6 +290,7 @@ class EngineCore:
     def _forget(self, state: RequestState) -> None:
         del self._states[state.request_id]
         self._scheduler.remove(state)
+        self.wasted_by_source.update(state.wasted_by_source())
         self._drafting.close(state)
 
     def _is_alive(self, state: RequestState) -> bool:

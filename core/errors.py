@@ -57,3 +57,7 @@ class StageError(DraftlineError):
 
 class StageLost(DraftlineError):
     """A pipeline stage died; its requests end, the replica recovers."""
+
+
+class EngineClosed(DraftlineError):
+    """The engine was closed; the same request may succeed with another one."""

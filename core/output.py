@@ -22,6 +22,7 @@ class RequestMetrics:
     num_draft_tokens   nodes verified
     drafted_by_source, accepted_by_source  nodes credited to the drafter that proposed them first
     accepted_lengths   accepted nodes of each verification step
+    start_time         when it left the queue first
     """
 
     prompt_tokens: int
@@ -34,6 +35,7 @@ class RequestMetrics:
     cached_tokens: int = 0
     num_preemptions: int = 0
     arrival_time: float = 0.0
+    start_time: float = 0.0
     first_token_time: float = 0.0
     finish_time: float = 0.0
 

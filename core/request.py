@@ -78,6 +78,7 @@ class RequestState:
     is_open: bool = False
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
+    start_time: float = 0.0
     first_token_time: float = 0.0
     num_draft_tokens: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
@@ -165,6 +166,10 @@ class RequestState:
         self.accepted_lengths.append(len(path))
         self.accepted_by_source.update(tree.sources[node] for node in path)
 
+    def wasted_by_source(self) -> Counter[str]:
+        """Nodes that were verified and not committed."""
+        return self.drafted_by_source - self.accepted_by_source
+
     def metrics(self, now: float) -> RequestMetrics:
         """Counts and times at the request's end."""
         return RequestMetrics(
@@ -178,6 +183,7 @@ class RequestState:
             accepted_by_source=dict(self.accepted_by_source),
             accepted_lengths=tuple(self.accepted_lengths),
             arrival_time=self.arrival_time,
+            start_time=self.start_time,
             first_token_time=self.first_token_time,
             finish_time=now,
         )

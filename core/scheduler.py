@@ -43,13 +43,18 @@ class Scheduler:
     its KV, waits and computes it again. The first in order always gets on, so all end.
     """
 
-    __slots__ = ("_limits", "_num_added", "_pool", "num_preemptions", "running", "waiting")
+    __slots__ = (
+        "_limits", "_num_added", "_pool", "num_preemptions", "num_prefix_hits",
+        "num_prefix_queries", "running", "waiting",
+    )  # fmt: skip
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
         self._pool = pool
         self._limits = limits
         self._num_added = 0
         self.num_preemptions = 0
+        # Prompt tokens that were looked for in shared blocks, and found there.
+        self.num_prefix_queries = self.num_prefix_hits = 0
         self.waiting: list[RequestState] = []
         self.running: dict[str, RequestState] = {}
 
@@ -96,6 +101,10 @@ class Scheduler:
             state = self.waiting.pop(0)
             self.running[state.request_id] = state
             admitted.append(state)
+            # What a preempted request finds again are its own blocks.
+            if state.keys is not None and not state.num_preemptions:
+                self.num_prefix_queries += state.prompt_len
+                self.num_prefix_hits += state.num_cached_tokens or 0
         return admitted
 
     def remove(self, state: RequestState) -> None:

@@ -30,6 +30,8 @@ UInt32 = NDArray[np.uint32]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
+# Begin and end, seconds.
+Span = tuple[float, float]
 
 ROOT = -1
 LOG_PROB_SLACK = 1e-3
@@ -300,6 +302,7 @@ class StepInput:
     scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
     with_log_probs whether the log-probability of every target token is wanted
     num_top        how many of the most probable tokens are wanted beside each log-probability
+    is_traced      whether each stage notes when it began and ended the step
     """
 
     step_id: int
@@ -320,6 +323,7 @@ class StepInput:
     with_log_probs: bool = False
     edits: tuple[LogitEdits, ...] = ()
     num_top: int = 0
+    is_traced: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -344,6 +348,8 @@ class StepOutput:
     log_probs     float32 [len(logits_rows)]  the same of `target_tokens`; None if not wanted
     top           the most probable tokens of `logits_rows`; None if not wanted
     scored_top    the same of `scored_rows`
+    stage_spans   when each stage began and ended the step, wall-clock seconds of its own host;
+                  empty if not traced
     """
 
     step_id: int
@@ -353,3 +359,4 @@ class StepOutput:
     log_probs: Float32 | None = None
     top: TopTokens | None = None
     scored_top: TopTokens | None = None
+    stage_spans: tuple[Span, ...] = ()

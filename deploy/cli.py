@@ -100,6 +100,13 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     request_timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a request ends with 408.")
     ] = None,
+    drain_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds that running requests may take after SIGTERM or ctrl-c."),
+    ] = None,
+    trace_steps: Annotated[
+        Path | None, typer.Option(help="File for one JSON line a step; see draftline trace.")
+    ] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Running Ray cluster, such as auto. Default: start one.")
     ] = None,
@@ -118,11 +125,13 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         "kv_cache_tokens": kv_cache_tokens,
         "dtype": dtype,
         "device": device,
+        "trace_steps": trace_steps,
         "server": {
             "host": host,
             "port": port,
             "api_keys": tuple(api_key) if api_key else None,
             "request_timeout_s": request_timeout,
+            "drain_timeout_s": drain_timeout,
         },
     }
     run_server(_settings(flags, config, speculative_config), ray_address, console)
@@ -161,6 +170,22 @@ def demo(
     from .demo import DemoJob, run_demo
 
     sys.exit(run_demo(DemoJob(prompts, max_tokens)))
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="What serve --trace-steps wrote.")],
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="PNG of the steps' timeline.")
+    ] = None,
+    from_step: Annotated[int | None, typer.Option(help="First step. Default: the first.")] = None,
+    to_step: Annotated[int | None, typer.Option(help="Last step. Default: the last.")] = None,
+) -> None:
+    """Summarise a step trace, and draw it: who worked on what, and where it waited."""
+    from .trace_cli import run_trace
+
+    run_trace(file, output, (from_step, to_step), console)
 
 
 @app.command()

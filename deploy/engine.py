@@ -6,14 +6,12 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
 from ..cluster.assembly import Assembly, ModelPlan, plan_model
 from ..cluster.config import EngineConfig
-from ..cluster.drafter_stats import DrafterStats
 from ..cluster.engine_thread import EngineThread
 from ..cluster.request_factory import Prompt, RequestFactory
 from ..core.answer import Answer
@@ -23,25 +21,16 @@ from ..core.request import Sink
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..models.model_info import ModelInfo
+from .engine_stats import EngineStats
 from .placement import Placement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """What an engine does now, and totals since its start. `kv_usage` is 0 to 1."""
-
-    num_running: int
-    num_waiting: int
-    kv_usage: float
-    num_steps: int
-    drafters: tuple[DrafterStats, ...]
 
 
 class _Replica:
     """One engine with its thread: what `Engine` and `AsyncEngine` share."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, engine_id: str = "0") -> None:
         self.config = config
+        self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config)
         self._placement = Placement(config)
         self._factory: RequestFactory = self._plan.request_factory()
@@ -71,11 +60,17 @@ class _Replica:
         """A snapshot; read without waiting for the step that runs."""
         assert self._assembly is not None, "the engine is not started"
         scheduler = self._assembly.scheduler
+        core = self._assembly.core
         return EngineStats(
+            engine_id=self.engine_id,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             kv_usage=scheduler.kv_usage,
-            num_steps=self._assembly.core.num_steps,
+            num_steps=core.num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+            wasted_by_source=dict(core.wasted_by_source),
             drafters=self._assembly.hub.stats(),
         )
 
@@ -139,7 +134,7 @@ class Engine(_Replica):
 
         `RequestOptions(speculative=False)` decodes plainly; the answers are the same. Raises
         `RequestError` if a prompt does not fit, `CapacityError` if there are more than the queue
-        holds, `StageLost`.
+        holds, `StageLost`, `EngineClosed`.
         """
         params, options = params or SamplingParams(), options or RequestOptions()
         answers = []
@@ -189,7 +184,7 @@ class AsyncEngine(_Replica):
     ) -> AsyncGenerator[Delta, None]:
         """Deltas of one answer as they are committed; closing the iterator cancels the request.
 
-        Raises `RequestError`, `CapacityError`, `StageLost`.
+        Raises `RequestError`, `CapacityError`, `StageLost`, `EngineClosed`.
         """
         request_id = request_id or f"request-{uuid.uuid4().hex}"
         loop = asyncio.get_running_loop()

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 from ..core.output import Delta
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
+from .engine_stats import EngineStats
 from .text_codec import TextCodec
 
 if TYPE_CHECKING:
-    from .engine import AsyncEngine, EngineStats
+    from .engine import AsyncEngine
 
 
 class EngineFace(Protocol):
@@ -45,7 +46,7 @@ class EngineFace(Protocol):
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas; closing the generator cancels the request.
 
-        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`.
+        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`, `EngineClosed`.
         """
         ...
 

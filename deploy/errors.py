@@ -6,7 +6,7 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from ..core.errors import CapacityError, FieldError, RequestError, StageLost
+from ..core.errors import CapacityError, EngineClosed, FieldError, RequestError, StageLost
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +81,12 @@ def to_api_error(error: Exception) -> ApiError:
             return bad_request(error.field, error.message)
         case CapacityError():
             return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), retry_after_s=RETRY_AFTER_S)
-        case StageLost():
+        case StageLost() | EngineClosed():
+            is_lost = isinstance(error, StageLost)
+            reason = "the model is recovering" if is_lost else "the server is shutting down"
             return ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"the model is recovering, please retry ({error})",
+                f"{reason}, please retry ({error})",
                 retry_after_s=RETRY_AFTER_S,
             )
         case TimeoutError():

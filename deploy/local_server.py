@@ -5,16 +5,34 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from ..core.errors import ConfigError
+from .drain import Drain
 from .settings import ServerConfig
 
-# Running streams get so long to end after the first signal.
+# What is left when requests were ended, such as sending their errors, gets so long.
 SHUTDOWN_TIMEOUT_S = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """What happens at the first signal; a second one ends the waiting.
+
+    timeout_s  how long running requests may take
+    end_rest   ends those that take longer, with an error
+    on_drain   told how many requests are waited for, if any
+    """
+
+    drain: Drain
+    timeout_s: float
+    end_rest: Callable[[], Awaitable[None]]
+    on_drain: Callable[[int], None]
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -46,28 +64,64 @@ def free_port(config: ServerConfig) -> int:
         return listener.getsockname()[1]
 
 
-def serve_local(app: FastAPI, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM. Raises what the app's start raises."""
-    config = uvicorn.Config(
-        app,
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-    )
-    server = uvicorn.Server(config)
-    # uvicorn raises the signal once more after it has stopped; by then all is done.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: None)
-    asyncio.run(_serve(app, server, listener, on_ready))
+def serve_local(
+    app: FastAPI, listener: socket.socket, on_ready: Callable[[], None], shutdown: Shutdown
+) -> None:
+    """Serve until SIGINT or SIGTERM, then drain. Raises what the app's start raises."""
+    asyncio.run(_serve(app, listener, on_ready, shutdown))
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `on_signal`; uvicorn itself would stop listening at once."""
+
+    def __init__(self, app: FastAPI, on_signal: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
+        super().__init__(config)
+        self._on_signal = on_signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Called by uvicorn for each signal."""
+        self._on_signal()
 
 
 async def _serve(
-    app: FastAPI, server: uvicorn.Server, listener: socket.socket, on_ready: Callable[[], None]
+    app: FastAPI, listener: socket.socket, on_ready: Callable[[], None], shutdown: Shutdown
 ) -> None:
+    loop = asyncio.get_running_loop()
+
+    def begin() -> None:
+        # The process may be past its last word.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(shutdown.drain.begin)
+
+    server = _Server(app, begin)
+    # Also while the model loads and while it is closed, when uvicorn does not listen to signals.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
     # Run here and not by uvicorn, which would print the traceback of a failed start.
     async with app.router.lifespan_context(app):
         # From here on connections are kept until uvicorn takes them.
         listener.listen()
         on_ready()
+        stopping = asyncio.create_task(_stop(server, shutdown))
         await server.serve(sockets=[listener])
+        await stopping
+
+
+async def _stop(server: uvicorn.Server, shutdown: Shutdown) -> None:
+    """Wait for a signal and for the requests that run then; stop the server."""
+    drain = shutdown.drain
+    await drain.begun()
+    try:
+        if drain.num_running:
+            shutdown.on_drain(drain.num_running)
+        if not await drain.finish(shutdown.timeout_s):
+            await shutdown.end_rest()
+    finally:
+        server.should_exit = True

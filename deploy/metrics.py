@@ -1,26 +1,28 @@
 """Prometheus metrics under the names that vLLM's dashboards and planners read.
 
 `vllm:` names mean what they mean there; `draftline:` ones are ours and carry the drafter as
-`source`. Request counters are taken from finished requests, gauges from the engines when scraped.
+`source`. What is counted a request is taken from finished requests, the rest from the engines when
+scraped (`engine_metrics.py`). `docs/metrics.md` lists them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from ..core.output import RequestMetrics
-
-if TYPE_CHECKING:
-    from .engine import EngineStats
+from .engine_metrics import EngineCollector
+from .engine_stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Seconds; from one decode step of a small model to a long answer of a large one.
 LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+TOKEN_BUCKETS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
 )  # fmt: skip
 
 
@@ -29,14 +31,32 @@ class ServerMetrics:
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
+        self._engines = EngineCollector(model_name)
+        self._registry.register(self._engines)
         self._model = model_name
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of answers")
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated")
         self._success = self._counter(
             "vllm:request_success", "Requests answered, by how they ended", "finished_reason"
         )
+        self._create_histograms()
+        self._create_speculative()
+
+    def _create_histograms(self) -> None:
+        self._prompt_len = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS
+        )
+        self._answer_len = self._histogram(
+            "vllm:request_generation_tokens", "Tokens of an answer", TOKEN_BUCKETS
+        )
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token"
+        )
+        self._queue_time = self._histogram(
+            "vllm:request_queue_time_seconds", "From arrival to the end of waiting"
+        )
+        self._prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds", "From the end of waiting to the first token"
         )
         self._inter_token = self._histogram(
             "vllm:inter_token_latency_seconds", "Between the deltas of an answer"
@@ -47,8 +67,6 @@ class ServerMetrics:
         self._latency = self._histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the last token"
         )
-        self._create_speculative()
-        self._create_gauges()
 
     def _create_speculative(self) -> None:
         prefix = "vllm:spec_decode_num"
@@ -65,11 +83,6 @@ class ServerMetrics:
             "draftline:spec_decode_num_accepted_tokens", "Nodes accepted, by drafter", "source"
         )
 
-    def _create_gauges(self) -> None:
-        self._running = self._gauge("vllm:num_requests_running", "Requests being computed")
-        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests in the queue")
-        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV cache in use; 1 is full")
-
     def record_gap(self, seconds: float) -> None:
         """Time between two deltas of an answer."""
         self._inter_token.labels(self._model).observe(seconds)
@@ -80,6 +93,10 @@ class ServerMetrics:
         self._prompt_tokens.labels(model).inc(metrics.prompt_tokens)
         self._tokens.labels(model).inc(metrics.generated_tokens)
         self._success.labels(model, reason).inc()
+        self._prompt_len.labels(model).observe(metrics.prompt_tokens)
+        self._answer_len.labels(model).observe(metrics.generated_tokens)
+        self._queue_time.labels(model).observe(metrics.start_time - metrics.arrival_time)
+        self._prefill_time.labels(model).observe(metrics.first_token_time - metrics.start_time)
         self._first_token.labels(model).observe(metrics.first_token_time - metrics.arrival_time)
         self._decode_time.labels(model).observe(metrics.finish_time - metrics.first_token_time)
         self._latency.labels(model).observe(metrics.finish_time - metrics.arrival_time)
@@ -100,23 +117,13 @@ class ServerMetrics:
 
     def render(self, stats: Sequence[EngineStats]) -> bytes:
         """The text that `/metrics` answers; `stats` has one entry an engine replica."""
-        for gauge in (self._running, self._waiting, self._kv_usage):
-            # A replica that is gone must not leave its last value behind.
-            gauge.clear()
-        for index, engine in enumerate(stats):
-            labels = (self._model, str(index))
-            self._running.labels(*labels).set(engine.num_running)
-            self._waiting.labels(*labels).set(engine.num_waiting)
-            self._kv_usage.labels(*labels).set(engine.kv_usage)
+        self._engines.stats = stats
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ("model_name", *labels), registry=self._registry)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(
-            name, text, ("model_name",), registry=self._registry, buckets=LATENCY_BUCKETS
-        )
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, ("model_name", "engine"), registry=self._registry)
+    def _histogram(
+        self, name: str, text: str, buckets: Sequence[float] = LATENCY_BUCKETS
+    ) -> Histogram:
+        return Histogram(name, text, ("model_name",), registry=self._registry, buckets=buckets)

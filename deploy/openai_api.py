@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from .. import __version__
 from ..core.errors import DraftlineError
+from .drain import Drain, RefuseWhileDraining
 from .engine_face import EngineFace
 from .errors import ApiError, to_api_error
 from .generation_routes import GenerationRoutes
@@ -24,12 +25,19 @@ from .token_routes import TokenRoutes
 
 
 def create_app(
-    face: EngineFace, config: ServerConfig, model_name: str, *, behind_proxy: bool = False
+    face: EngineFace,
+    config: ServerConfig,
+    model_name: str,
+    *,
+    drain: Drain | None = None,
+    behind_proxy: bool = False,
 ) -> FastAPI:
     """The API of one model. The app's start starts `face`, its end closes it.
 
-    `behind_proxy`: what stands before the app answers with request ids already.
+    drain         counts requests, and refuses new ones once it has begun
+    behind_proxy  what stands before the app answers with request ids already
     """
+    drain = drain or Drain()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -49,10 +57,11 @@ def create_app(
     app.add_api_route("/tokenize", tokens.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", tokens.detokenize, methods=["POST"])
     _add_model_routes(app, face, model)
-    _add_operator_routes(app, face, metrics)
+    _add_operator_routes(app, face, metrics, drain)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the outermost: a refused request has an id too.
+    app.add_middleware(RefuseWhileDraining, drain=drain)
     app.add_middleware(ApiKeys, keys=config.api_keys)
     if not behind_proxy:
         app.add_middleware(RequestIds)
@@ -72,11 +81,15 @@ def _add_model_routes(app: FastAPI, face: EngineFace, model: ServedModel) -> Non
         return model.card(face.max_model_len)
 
 
-def _add_operator_routes(app: FastAPI, face: EngineFace, metrics: ServerMetrics) -> None:
+def _add_operator_routes(
+    app: FastAPI, face: EngineFace, metrics: ServerMetrics, drain: Drain
+) -> None:
     @app.get("/health")
     @app.get("/ping")
     async def health() -> Response:
         """200 while requests are served, else 503."""
+        if drain.is_draining:
+            raise drain.refusal()
         if await face.is_healthy():
             return JSONResponse({"status": "ok"})
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is not ready")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import (
@@ -17,16 +17,14 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from ..cluster.config import EngineConfig
-from ..core.errors import CapacityError, StageLost
+from ..core.errors import CapacityError, EngineClosed, StageLost
 from ..core.output import Delta
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..models.model_info import read_model_info
 from ..models.tokenizer import load_tokenizer
+from .engine_stats import EngineStats
 from .text_codec import TextCodec
-
-if TYPE_CHECKING:
-    from .engine import EngineStats
 
 # A replica that does not answer for so long is busy loading or gone.
 CONTROL_TIMEOUT_S = 5.0
@@ -85,6 +83,10 @@ class RayFace:
         """Whether at least one replica serves."""
         return any(await self._ask_all("is_healthy"))
 
+    async def end_requests(self) -> None:
+        """Close every replica's engine: what it runs ends with an error."""
+        await self._ask_all("end_requests")
+
     async def _ask_all(self, method: str) -> list[Any]:
         response = self._handle.broadcast(method)
         try:
@@ -110,4 +112,4 @@ def _ray_errors() -> Iterator[None]:
     except (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError) as error:
         raise StageLost("the replica of this request died") from error
     except RequestCancelledError as error:
-        raise StageLost("the replica of this request stopped") from error
+        raise EngineClosed("the replica of this request stopped") from error

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 APP_NAME = "draftline"
 # Ray gives a node 30 seconds to come up, which a busy machine may need more than once.
 START_ATTEMPTS = 3
+# Beyond the time of the requests: what it takes to end the rest and to hear of it.
+DRAIN_SLACK_S = 10.0
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 # Ray reads these when it is imported or started. They silence lines that are of no use to users,
 # and give stages the priority of this process: Ray's default of nice 15 starves them on a machine
@@ -76,10 +78,27 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
         is_deployed = True
         yield
     finally:
+        if is_deployed:
+            _drain(args.server.drain_timeout_s)
         # A cluster of our own ends with all that is in it; there, only what is up stops in order.
         if is_deployed or (address is not None and ray.is_initialized()):
             serve.delete(APP_NAME)
         ray.shutdown()
+
+
+def _drain(timeout_s: float) -> None:
+    """Let the running requests end; an interrupt ends the waiting."""
+    from ray import serve  # noqa: PLC0415
+    from ray.exceptions import RayError  # noqa: PLC0415
+    from ray.serve.exceptions import RayServeException  # noqa: PLC0415
+
+    try:
+        draining = serve.get_app_handle(APP_NAME).broadcast("drain", timeout_s)
+        draining.results(timeout_s=timeout_s + DRAIN_SLACK_S, return_exceptions=True)
+    except KeyboardInterrupt:
+        logger.info("event=drain_interrupted")
+    except (RayError, RayServeException, TimeoutError) as error:
+        logger.warning("event=drain_failed reason=%r", _reason(error))
 
 
 def _start_ray(args: ServeArgs, address: str | None) -> None:

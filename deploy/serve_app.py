@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from fastapi import FastAPI
@@ -22,18 +22,19 @@ from ..core.output import Delta
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .deployment_plan import engine_options
+from .drain import Drain
 from .engine_face import LocalFace
+from .engine_stats import EngineStats
 from .openai_api import create_app
 from .ray_face import RayFace
 from .settings import ServeArgs, ServerConfig, build_serve_args
-
-if TYPE_CHECKING:
-    from .engine import EngineStats
 
 ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"
 # The ingress only passes requests on: the replicas behind it say when they are full.
 INGRESS_MAX_ONGOING = 10_000
+# Requests that were ended get so long to tell their clients.
+ENDING_TIMEOUT_S = 3.0
 
 
 def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
@@ -64,7 +65,8 @@ class EngineReplica:
         # The ingress and the driver never load the engine's code.
         from .engine import AsyncEngine  # noqa: PLC0415
 
-        self._engine = AsyncEngine(config)
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        self._engine = AsyncEngine(config, engine_id=replica_id)
         face = LocalFace(self._engine)
         await face.start()
         self._face = face
@@ -90,6 +92,10 @@ class EngineReplica:
         """Whether a request sent now would be served."""
         return self._engine.is_healthy()
 
+    async def end_requests(self) -> None:
+        """End what runs with an error, for good."""
+        await self._face.close()
+
     async def check_health(self) -> None:
         """Ray Serve replaces the replica when this raises."""
         if not self._engine.is_healthy():
@@ -112,7 +118,17 @@ class Ingress:
         self._face = RayFace(engine, config)
         self._server = server
         self._model_name = model_name
+        self._drain = Drain()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests; those that run get `timeout_s`, and then end with an error."""
+        self._drain.begin()
+        if not await self._drain.finish(timeout_s):
+            await self._face.end_requests()
+            await self._drain.finish(ENDING_TIMEOUT_S)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve serves what this returns."""
-        return create_app(self._face, self._server, self._model_name, behind_proxy=True)
+        return create_app(
+            self._face, self._server, self._model_name, drain=self._drain, behind_proxy=True
+        )

@@ -15,7 +15,7 @@ from rich.console import Console
 from .. import __version__
 from ..cluster.assembly import plan_model
 from .engine_face import LocalFace
-from .local_server import bind, free_port, serve_local
+from .local_server import Shutdown, bind, free_port, serve_local
 from .ray_runtime import quiet_libraries, serve_on_ray
 from .settings import ServeArgs, build_serve_args
 
@@ -70,14 +70,21 @@ def with_port(args: ServeArgs, port: int) -> ServeArgs:
 
 def _serve_here(args: ServeArgs, console: Console) -> None:
     # Each takes a second to import, which the other backend need not wait for.
+    from .drain import Drain  # noqa: PLC0415
     from .engine import AsyncEngine  # noqa: PLC0415
     from .openai_api import create_app  # noqa: PLC0415
 
     with bind(args.server) as listener:
         bound = with_port(args, listener.getsockname()[1])
         face = LocalFace(AsyncEngine(args.engine))
-        app = create_app(face, bound.server, bound.model_name)
-        serve_local(app, listener, lambda: _print_ready(bound, console))
+        shutdown = Shutdown(
+            drain=Drain(),
+            timeout_s=bound.server.drain_timeout_s,
+            end_rest=face.close,
+            on_drain=lambda count: _print_draining(count, bound, console),
+        )
+        app = create_app(face, bound.server, bound.model_name, drain=shutdown.drain)
+        serve_local(app, listener, lambda: _print_ready(bound, console), shutdown)
 
 
 def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:
@@ -87,6 +94,12 @@ def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) ->
     with suppress(KeyboardInterrupt), serve_on_ray(bound, ray_address):
         _print_ready(bound, console)
         threading.Event().wait()
+
+
+def _print_draining(count: int, args: ServeArgs, console: Console) -> None:
+    requests = "one request" if count == 1 else f"{count} requests"
+    seconds = args.server.drain_timeout_s
+    console.print(f"waiting up to {seconds:g} s for {requests} (once more ends them)")
 
 
 def _print_ready(args: ServeArgs, console: Console) -> None:

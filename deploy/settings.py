@@ -36,6 +36,9 @@ class ServerConfig(Settings):
     request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="a request that takes longer ends with 408"
     )
+    drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=20.0, description="how long running requests may take when the server stops"
+    )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=4 * 1024 * 1024, description="longer bodies are refused with 413"
     )
@@ -143,11 +146,15 @@ def build_serve_args(settings: Mapping[str, Any]) -> ServeArgs:
     for key in engine:
         if key not in known:
             raise unknown_key(key, key, known)
-    return ServeArgs(
+    args = ServeArgs(
         engine=EngineConfig(**engine),
         server=_build(ServerConfig, "server", server),
         deployment=_build(DeploymentConfig, "deployment", deployment),
     )
+    replicas = args.deployment
+    if args.engine.trace_steps and (replicas.num_replicas > 1 or replicas.autoscaling_config):
+        raise ConfigError("trace_steps", "one file cannot hold the steps of several replicas")
+    return args
 
 
 def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -279,6 +279,8 @@ async def test_a_request_may_limit_its_tree_and_choose_its_drafters() -> None:
     await bench.run()
     sizes = [len(tree.mask) - 1 for s in bench.target.steps for tree in s.trees if tree is not None]
     assert max(sizes) == 2
+    # Nobody takes the proposals of the other one.
+    assert bench.drafters.left_out == {"first"}
     for name in ("a", "bb"):
         last = bench.heard[name][-1]
         assert isinstance(last, Delta)

@@ -98,6 +98,26 @@ def test_unknown_drafter_of_a_request(engine: Engine) -> None:
         engine.generate(["abc"], PARAMS, RequestOptions(drafters=("spectre",)))
 
 
+def test_totals_of_the_engine(engine: Engine) -> None:
+    before = engine.stats()
+    prompts = [[1, 2, 3, 1, 2, 3] * 8, [1, 2, 3, 1, 2, 3] * 8]
+    outputs = [engine.generate([prompt], PARAMS)[0] for prompt in prompts]
+    after = engine.stats()
+    assert after.num_prefix_queries - before.num_prefix_queries == 2 * 48
+    cached = [output.metrics.cached_tokens for output in outputs]
+    assert cached[1] > 0
+    assert after.num_prefix_hits - before.num_prefix_hits == sum(cached)
+    drafted = sum(output.metrics.num_draft_tokens for output in outputs)
+    accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
+    wasted = sum(after.wasted_by_source.values()) - sum(before.wasted_by_source.values())
+    assert wasted == drafted - accepted
+    for output in outputs:
+        metrics = output.metrics
+        times = (metrics.arrival_time, metrics.start_time, metrics.first_token_time)
+        assert list(times) == sorted(times)
+        assert metrics.start_time > 0
+
+
 def test_a_request_chooses_its_drafters(engine: Engine) -> None:
     prompt = ["abcabcabcabcabc"]
     (plain,) = engine.generate(prompt, PARAMS, RequestOptions(speculative=False))

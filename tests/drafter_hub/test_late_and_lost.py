@@ -57,7 +57,7 @@ async def test_a_late_proposal_is_used_re_rooted(scene: Scene):
     scene.link.answer()
     assert await step(session, 3) == session.expected(5)
     stats = scene.hub.stats()[0]
-    assert (stats.late, stats.proposals, stats.dropped) == (1, 1, 0)
+    assert (stats.late, stats.late_used, stats.proposals, stats.dropped) == (1, 1, 1, 0)
 
 
 async def test_a_late_proposal_that_fits_no_more_is_dropped(scene: Scene):
@@ -66,7 +66,7 @@ async def test_a_late_proposal_that_fits_no_more_is_dropped(scene: Scene):
     scene.link.answer()
     assert await step(session, 9) is None
     stats = scene.hub.stats()[0]
-    assert (stats.late, stats.proposals, stats.dropped) == (1, 0, 1)
+    assert (stats.late, stats.late_used, stats.proposals, stats.dropped) == (1, 0, 0, 1)
 
 
 async def test_a_newer_proposal_replaces_a_late_one(scene: Scene):
@@ -157,6 +157,8 @@ async def test_the_breaker_spaces_attempts(scene: Scene):
     assert attempts[0] == 0.0
     gaps = [later - earlier for earlier, later in itertools.pairwise(attempts)]
     assert len(attempts) < 12
+    stats = scene.hub.stats()[0]
+    assert (stats.connected, stats.circuit_open) == (False, True)
     for gap, longest in zip(gaps, [1.0, 2.0, 4.0, 8.0, 8.0], strict=False):
         assert longest / 2 <= gap <= longest + 0.11
     scene.link.is_reachable = True

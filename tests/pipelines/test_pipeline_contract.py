@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +16,14 @@ from draftline.cluster.pipeline import Pipeline
 from draftline.cluster.ray_pipeline import RayPipeline
 from draftline.core.errors import CapacityError, StageError
 from draftline.core.types import StepInput, StepOutput
-from support.fake_stage import FAIL_TOKEN, RESET_TOKEN, SLOW_TOKEN, fake_specs, fake_step
+from support.fake_stage import (
+    FAIL_TOKEN,
+    RESET_TOKEN,
+    SLOW_SECONDS,
+    SLOW_TOKEN,
+    fake_specs,
+    fake_step,
+)
 from support.ray_cluster import no_actors_left
 
 NUM_STAGES = 3
@@ -128,6 +136,38 @@ async def test_a_failing_stage_ends_only_its_step(twins: Twins, stage: int) -> N
     assert (await behind).step_id == 2
     # Whether the stages behind the failing one ran its step is not promised: forget the past.
     await twins.same([fake_step(3, token=RESET_TOKEN), fake_step(4)])
+
+
+async def test_every_stage_of_a_traced_step_notes_when_it_worked(twins: Twins) -> None:
+    plain = await twins.pipeline.submit(fake_step(1, num_rows=16))
+    assert plain.stage_spans == ()
+    slow = fake_step(2, num_rows=16, token=SLOW_TOKEN, position=1)
+    steps = [replace(step, is_traced=True) for step in (slow, fake_step(3), fake_step(4))]
+    waiting = [twins.pipeline.submit(step) for step in steps]
+    spans = [np.array((await answer).stage_spans) for answer in waiting]
+    for found in spans:
+        assert found.shape == (NUM_STAGES, 2)
+        assert (np.diff(found.ravel()) >= 0).all(), "a stage begins after the one before it ended"
+    begin, end = spans[0][1]
+    assert end - begin >= 0.9 * SLOW_SECONDS
+    for before, after in pairwise(spans):
+        assert (after[:, 0] >= before[:, 1]).all(), "a stage runs one step after the other"
+    await twins.reference.submit(fake_step(1, num_rows=16))
+    for step in steps:
+        await twins.reference.submit(step)
+    await twins.same([fake_step(5)])
+
+
+async def test_a_traced_step_that_fails_leaves_the_next_its_own_spans(twins: Twins) -> None:
+    failing = replace(fake_step(1, token=FAIL_TOKEN, position=1), is_traced=True)
+    waiting = twins.pipeline.submit(failing)
+    behind = twins.pipeline.submit(replace(fake_step(2), is_traced=True))
+    with pytest.raises(StageError, match="stage 1 failed"):
+        await waiting
+    spans = np.array((await behind).stage_spans)
+    assert spans.shape == (NUM_STAGES, 2)
+    assert (spans > 0).all()
+    await twins.same([fake_step(3, token=RESET_TOKEN)])
 
 
 async def test_an_abandoned_step_disturbs_nobody(twins: Twins) -> None:

@@ -17,6 +17,7 @@ from draftline.core.request import Request
 from draftline.core.request_options import RequestOptions
 from draftline.core.sampling_params import SamplingParams
 from draftline.core.scheduler import Scheduler, SchedulerLimits
+from draftline.core.step_trace import StepTrace
 from draftline.core.stop import StopRule
 from draftline.core.types import ROOT, DraftRequest, Probe, Proposal, Query, StepCommit
 from support.fake_target import FakeTarget, next_token
@@ -43,6 +44,7 @@ class RandomDrafters:
         self.texts: dict[str, list[int]] = {}
         self.seeds: dict[str, int] = {}
         self.probe_answers = 0
+        self.left_out: set[str] = set()
 
     def open(self, request: DraftRequest) -> None:
         assert request.request_id not in self.texts
@@ -58,7 +60,7 @@ class RandomDrafters:
         queries: Sequence[Query],
         left_out: Collection[str] = (),
     ) -> dict[str, list[Proposal]]:
-        assert not left_out
+        self.left_out.update(left_out)
         for commit in commits:
             text = self.texts[commit.request_id]
             assert len(text) == commit.base_len
@@ -67,16 +69,17 @@ class RandomDrafters:
                 assert answer.shape == (2, 3)
                 self.probe_answers += 1
         await asyncio.sleep(0)
-        return {query.request_id: self._propose(query) for query in queries}
+        return {query.request_id: self._propose(query, left_out) for query in queries}
 
     def costs(self) -> dict[str, float]:
         return {"first": 0.0, "second": 0.0}
 
-    def _propose(self, query: Query) -> list[Proposal]:
+    def _propose(self, query: Query, left_out: Collection[str]) -> list[Proposal]:
         text = self.texts[query.request_id]
         assert len(text) == query.committed_len
         assert query.max_nodes >= 1
-        return [self._tree(name, query, text) for name in ("first", "second")]
+        asked = [name for name in ("first", "second") if name not in left_out]
+        return [self._tree(name, query, text) for name in asked]
 
     def _tree(self, source: str, query: Query, text: list[int]) -> Proposal:
         tokens, parents, paths = [], [], []
@@ -119,6 +122,7 @@ class Bench:
     memory: int | None = 2
     clock: Callable[[], float] = lambda: 0.0
     share_prefixes: bool = True
+    trace: StepTrace | None = None
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +146,9 @@ class Bench:
 
     def use_target(self, target: FakeTarget) -> None:
         self.target = target
-        self.core = EngineCore(target, self.drafters, self.scheduler, self.budget, self.clock)
+        self.core = EngineCore(
+            target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace
+        )
 
     def add(
         self,

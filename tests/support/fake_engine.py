@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+from draftline.cluster.drafter_stats import DrafterStats
 from draftline.core.errors import CapacityError, RequestError
 from draftline.core.output import (
     TARGET_SOURCE,
@@ -16,6 +17,7 @@ from draftline.core.output import (
 )
 from draftline.core.request_options import RequestOptions
 from draftline.core.sampling_params import SamplingParams
+from draftline.deploy.engine_stats import EngineStats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -51,11 +53,17 @@ class FakeModelInfo:
     max_context_len: int = 128
 
 
-@dataclass(frozen=True, slots=True)
-class FakeStats:
-    num_running: int
-    num_waiting: int = 0
-    kv_usage: float = 0.25
+def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0) -> EngineStats:
+    """Stats of an engine with one drafter; no two of its figures are equal."""
+    drafter = DrafterStats(
+        name="spectra", connected=True, circuit_open=False, messages=40, proposals=30, late=9,
+        late_used=5, dropped=7, errors=3, reconnects=2, latency_sum_s=1.5, latency_count=35,
+    )  # fmt: skip
+    return EngineStats(
+        engine_id=engine_id, num_running=num_running, num_waiting=0, kv_usage=0.25,
+        num_steps=num_steps, num_preemptions=4, num_prefix_queries=100, num_prefix_hits=64,
+        wasted_by_source={"spectra": 11}, drafters=(drafter,),
+    )  # fmt: skip
 
 
 class FakeEngine:
@@ -102,8 +110,8 @@ class FakeEngine:
     def is_healthy(self) -> bool:
         return self.healthy
 
-    def stats(self) -> FakeStats:
-        return FakeStats(num_running=len(self._running))
+    def stats(self) -> EngineStats:
+        return engine_stats(num_running=len(self._running))
 
     async def stream(
         self,
@@ -155,6 +163,7 @@ class FakeEngine:
             accepted_by_source={"spectra": sum(accepted)},
             accepted_lengths=accepted,
             arrival_time=10.0,
+            start_time=10.25,
             first_token_time=10.5,
             finish_time=12.0,
         )

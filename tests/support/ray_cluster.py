@@ -19,7 +19,7 @@ TESTS = Path(__file__).parents[1]
 def ray_cluster(num_cpus: int = 4) -> Iterator[None]:
     """Ray with this many logical CPUs; its workers can import `support`."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(TESTS)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *([before] if before else [])])
     try:
         _start(num_cpus)
         yield
