@@ -150,7 +150,10 @@ def test_streams_end_whole_on_ray_too(checkpoint: Path) -> None:
 @pytest.mark.net
 def test_streams_end_with_an_error_when_the_time_is_over(checkpoint: Path) -> None:
     heard, printed, code = serve_tiny(checkpoint, drain_timeout="0")
-    for messages in heard:
+    # On a busy machine the first streams may be over when the last one begins.
+    cut = [messages for messages in heard if messages != WHOLE[0]]
+    assert cut
+    for messages in cut:
         assert len(messages) == 1
         assert "the server is shutting down, please retry" in messages[0]
     assert printed.endswith("stopped\n")
