@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -24,10 +24,16 @@ from .token_routes import TokenRoutes
 
 
 def create_app(
-    face: EngineFace, config: ServerConfig, model_name: str, *, behind_proxy: bool = False
+    face: EngineFace,
+    config: ServerConfig,
+    model_name: str,
+    *,
+    drafters: Sequence[str] = (),
+    behind_proxy: bool = False,
 ) -> FastAPI:
     """The API of one model. The app's start starts `face`, its end closes it.
 
+    `drafters`: the names that `/v1/models` tells clients.
     `behind_proxy`: what stands before the app answers with request ids already.
     """
 
@@ -40,7 +46,7 @@ def create_app(
             await face.close()
 
     app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
-    model = ServedModel(model_name)
+    model = ServedModel(model_name, drafters)
     metrics = ServerMetrics(model_name)
     generation = GenerationRoutes(face, config, metrics, model)
     tokens = TokenRoutes(face, config, model)

@@ -112,7 +112,14 @@ class Ingress:
         self._face = RayFace(engine, config)
         self._server = server
         self._model_name = model_name
+        self._drafters = [drafter.source for drafter in config.drafters]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve serves what this returns."""
-        return create_app(self._face, self._server, self._model_name, behind_proxy=True)
+        return create_app(
+            self._face,
+            self._server,
+            self._model_name,
+            drafters=self._drafters,
+            behind_proxy=True,
+        )

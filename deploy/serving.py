@@ -76,7 +76,8 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
     with bind(args.server) as listener:
         bound = with_port(args, listener.getsockname()[1])
         face = LocalFace(AsyncEngine(args.engine))
-        app = create_app(face, bound.server, bound.model_name)
+        drafters = [drafter.source for drafter in bound.engine.drafters]
+        app = create_app(face, bound.server, bound.model_name, drafters=drafters)
         serve_local(app, listener, lambda: _print_ready(bound, console))
 
 
