@@ -32,17 +32,26 @@ class ServerInfo:
 class HttpEndpoint:
     """One server. A context manager.
 
-    report  ask a draftline server for each token's id and source; other servers are never asked
-            for more than OpenAI's fields and `ignore_eos`
+    report       ask a draftline server for each token's id and source; other servers are never
+                 asked for more than OpenAI's fields and `ignore_eos`
+    http_client  of httpx, instead of one of its own
     """
 
-    def __init__(self, base_url: str, api_key: str | None = None, *, report: bool = True) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        report: bool = True,
+        http_client: Any = None,
+    ) -> None:
         url = base_url.rstrip("/")
         self.client = openai.AsyncOpenAI(
             base_url=url if url.endswith("/v1") else f"{url}/v1",
             api_key=api_key or NO_KEY,
             max_retries=0,
             timeout=TIMEOUT_S,
+            http_client=http_client,
         )
         self.info = ServerInfo("", is_draftline=False, drafters=())
         self._report = report

@@ -90,8 +90,8 @@ def _seeds_line(seeds: SeedCheck) -> str:
     same = seeds.num_seeds - len(seeds.differences)
     line = (
         f"distribution: {same} of {seeds.num_seeds} seeds draw the same tokens with drafts of "
-        f"one token and without ({seeds.num_distinct} different answers, {seeds.num_drafted} drafted, "
-        f"{seeds.num_accepted} accepted)"
+        f"one token and without ({seeds.num_distinct} different answers, "
+        f"{seeds.num_drafted} drafted, {seeds.num_accepted} accepted)"
     )
     return line if seeds.num_drafted else f"{line}; [yellow]nothing was drafted[/]"
 
