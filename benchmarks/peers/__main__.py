@@ -11,7 +11,9 @@ benchmarks/results/peers.json. `--install` first makes vLLM's environment with p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,7 @@ from rich.console import Console
 from ...bench.machine import machine
 from ...bench.matched import Plan
 from ...bench.prompts import spread
+from ...core.errors import DraftlineError
 from ...deploy.bench_prompts import bench_prompts
 from ..transformers_peer import TransformersPeer
 from .environment import PeerEnvironment
@@ -71,19 +74,14 @@ def main(  # noqa: PLR0913 - one parameter a flag
         peer.install()
     if peer.version() is None:
         console.print(f"no vLLM in {environment}: left out; --install installs it")
-    plan = Plan(prompts=spread(bench_prompts(prompts), num_prompts), max_tokens=tokens)
-    counts = [int(count) for count in streams.split(",")]
+    plan = Plan(
+        prompts=spread(bench_prompts(prompts), num_prompts), max_tokens=tokens, rounds=rounds
+    )
     specs = [spec for spec in _specs(peer, best, threads, eager=eager) if only in spec.name]
-    rows = Rows()
-    for turn in range(rounds):
-        shift = turn % max(len(specs), 1)
-        for spec in specs[shift:] + specs[:shift]:
-            console.print(f"round {turn + 1} of {rounds}: {spec.name}")
-            with running(spec, LOGS) as url:
-                for count, measured in measure_server(url, plan, counts).items():
-                    rows.add_server(spec.name, count, measured)
-        if only in TRANSFORMERS:
-            _run_transformers(plan, rows)
+    counts = [int(count) for count in streams.split(",")]
+    rows = _run_rounds(plan, specs, counts, console)
+    if only in TRANSFORMERS:
+        _run_transformers(plan, rows)
     print_table(rows, console)
     console.print(machine().line(), f"vLLM {peer.version()}", sep="; ")
     what = {
@@ -93,22 +91,49 @@ def main(  # noqa: PLR0913 - one parameter a flag
         "threads": threads,
         "num_prompts": num_prompts,
         "max_tokens": tokens,
-        "commands": {spec.name: spec.command for spec in specs},
+        "commands": {spec.name: _shown(spec) for spec in specs},
     }
     output.write_text(json.dumps(fields(rows, what), indent=1) + "\n")
 
 
+def _shown(spec: ServerSpec) -> str:
+    """The command without the folders of this machine."""
+    command = shlex.join([*spec.command, "0"])
+    return command.replace(sys.executable, "python").replace(str(ROOT), ".")
+
+
+def _run_rounds(
+    plan: Plan, specs: Sequence[ServerSpec], streams: Sequence[int], console: Console
+) -> Rows:
+    """All servers in each round, beginning with another one each time."""
+    rows = Rows()
+    for turn in range(plan.rounds if specs else 0):
+        first = turn % len(specs)
+        for spec in [*specs[first:], *specs[:first]]:
+            console.print(f"round {turn + 1} of {plan.rounds}: {spec.name}")
+            try:
+                with running(spec, LOGS) as url:
+                    found = measure_server(url, plan, streams)
+            except DraftlineError as error:
+                console.print(f"LEFT OUT in this round: {error}", style="bold red")
+                continue
+            for count, measured in found.items():
+                rows.add_server(spec.name, count, measured)
+    return rows
+
+
 def _run_transformers(plan: Plan, rows: Rows) -> None:
-    """One round of its own kinds of decoding, in this process."""
+    """Its own kinds of decoding, in this process, in turn."""
     peer = TransformersPeer(TARGET, DRAFTER)
     modes = {
         "plain": {},
         "prompt lookup": {"prompt_lookup_num_tokens": 10},
         "assisted": {"assistant_model": peer.assistant},
     }
-    for name, options in modes.items():
-        run = measure_transformers(peer, plan, options)
-        rows.add_in_process(f"{TRANSFORMERS}, {name}, in process", run)
+    for _ in range(plan.rounds):
+        for name, options in modes.items():
+            run = measure_transformers(peer, plan, options)
+            rows.add_in_process(f"{TRANSFORMERS}, {name}, in process", run)
 
 
 def _specs(peer: PeerEnvironment, best: str, threads: int, *, eager: bool) -> Iterator[ServerSpec]:
