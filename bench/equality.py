@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from .matched import Run, Runs
@@ -78,14 +78,6 @@ def _of_run(
             continue
         if explain is not None and one.token_ids is not None and other.token_ids is not None:
             why, is_fault = explain(index, one.token_ids, other.token_ids)
-            parting = Difference(
-                setting=setting,
-                prompt=parting.prompt,
-                position=parting.position,
-                expected=parting.expected,
-                found=parting.found,
-                explanation=why,
-                is_fault=is_fault,
-            )
+            parting = replace(parting, explanation=why, is_fault=is_fault)
         found.append(parting)
     return found

@@ -143,11 +143,13 @@ class _Answer:
         extra = chunk.model_extra or {}
         if chunk.choices:
             text = chunk.choices[0].text or ""
+            # A last chunk without text only says why the answer ends.
+            is_part = text or chunk.choices[0].finish_reason is None
             report = extra.get("draftline")
             if report is not None and report["token_ids"]:
                 ids, sources = tuple(report["token_ids"]), tuple(report["sources"])
                 self._arrivals.append(Arrival(seconds, ids, sources))
-            elif text and report is None:
+            elif is_part and report is None:
                 self._arrivals.append(Arrival(seconds))
             self._text += text
         if chunk.usage is not None:

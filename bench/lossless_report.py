@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .distribution import ChiSquare, SeedCheck
@@ -98,7 +99,7 @@ def _seeds_line(seeds: SeedCheck) -> str:
 
 def _first_token_line(first: ChiSquare | str) -> str:
     if isinstance(first, str):
-        return f"chi-square of first tokens: skipped, {first}"
+        return f"chi-square of first tokens: skipped, {escape(first)}"
     verdict = "as the target's probabilities say" if first.is_sound else "[bold red]WRONG[/]"
     return (
         f"chi-square of first tokens: {verdict}: {first.statistic:.2f} over {first.num_bins} bins, "

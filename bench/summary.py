@@ -42,16 +42,20 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Everything that was measured. `what` says on what and how, for JSON."""
+    """Everything that was measured.
+
+    what         on what and how, for JSON
+    differences  None where answers were not compared
+    """
 
     what: dict[str, Any]
     summaries: tuple[Summary, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[Difference, ...] | None
 
     @property
     def faults(self) -> list[Difference]:
         """Differences that float rounding does not explain."""
-        return [difference for difference in self.differences if difference.is_fault]
+        return [difference for difference in self.differences or () if difference.is_fault]
 
     def fields(self) -> dict[str, Any]:
         """The same for JSON; seconds stay seconds."""
@@ -70,7 +74,7 @@ class BenchResult:
                 }
                 for one in self.summaries
             },
-            "differences": [asdict(difference) for difference in self.differences],
+            "differences": self.differences and [asdict(one) for one in self.differences],
         }
 
 

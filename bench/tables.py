@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
+from .equality import Difference
 from .run_metrics import Latency
 from .spec_counts import SpecCounts
 from .summary import BenchResult, Summary
@@ -27,7 +29,8 @@ def print_result(result: BenchResult, console: Console) -> None:
     drafted = [one for one in summaries if one.whole.counts and one.whole.counts.drafted]
     if drafted:
         console.print(_acceptance(drafted))
-    console.print(_equality(result))
+    if result.differences is not None:
+        console.print(_equality(result.differences))
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -103,15 +106,16 @@ def _sources(counts: SpecCounts) -> str:
     return "\n".join(parts)
 
 
-def _equality(result: BenchResult) -> Group | str:
-    if not result.differences:
+def _equality(differences: Sequence[Difference]) -> Group | str:
+    if not differences:
         return "all answers are the same under every setting"
-    lines = [str(difference) for difference in result.differences[:SHOWN_DIFFERENCES]]
-    left = len(result.differences) - len(lines)
+    lines = [Text(str(difference)) for difference in differences[:SHOWN_DIFFERENCES]]
+    left = len(differences) - len(lines)
     if left:
-        lines.append(f"... and {left} more, in the JSON")
-    if result.faults:
-        head = f"[bold red]ANSWERS DIFFER: {len(result.faults)} differences[/]"
+        lines.append(Text(f"... and {left} more, in the JSON"))
+    num_faults = sum(difference.is_fault for difference in differences)
+    if num_faults:
+        head = f"[bold red]ANSWERS DIFFER: {num_faults} differences[/]"
     else:
-        head = f"[bold yellow]{len(result.differences)} differences, all at near-ties[/]"
+        head = f"[bold yellow]{len(differences)} differences, all at near-ties[/]"
     return Group(head, *lines)

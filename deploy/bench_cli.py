@@ -65,8 +65,9 @@ def bench(  # noqa: PLR0913 - one parameter a flag
         bool,
         typer.Option(
             "--one-engine",
-            help="All settings share one engine: for models too large to load once for each. "
-            "Drafters that a setting leaves out then take time still, as on a server.",
+            help="All settings share one engine, with drafters where the settings put them: for "
+            "models too large to load once for each. Drafters that a setting leaves out then take "
+            "time still, as on a server.",
         ),
     ] = False,
     base_url: BaseUrl = None,

@@ -76,12 +76,18 @@ class BenchJob:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Ready to measure. `what` tells what is measured; `explain` judges answers that differ."""
+    """Ready to measure.
+
+    what      is measured, for JSON
+    compares  whether seeds make answers comparable
+    explain   judges answers that differ
+    """
 
     endpoints: Mapping[Setting, Endpoint]
     plan: Plan
     what: dict[str, Any]
-    explain: Explain | None
+    compares: bool = True
+    explain: Explain | None = None
 
 
 def run_bench(job: BenchJob, settings: Mapping[str, Any], console: Console) -> int:
@@ -113,8 +119,8 @@ async def _measure(job: BenchJob, settings: Mapping[str, Any], console: Console)
         console.print(_headline(bench, len(prompts)))
         runs = await run_matched(bench.endpoints, bench.plan, tell)
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
-    found = differences(runs, TARGET_ONLY, bench.explain)
-    return BenchResult(what, summarise(runs, TARGET_ONLY), tuple(found))
+    found = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
+    return BenchResult(what, summarise(runs, TARGET_ONLY), found)
 
 
 @asynccontextmanager
@@ -126,7 +132,7 @@ async def _server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterato
             raise ConfigError("drafters", f"{job.base_url} is no draftline server; leave it out")
         what = {"base_url": job.base_url, "model": info.model, "is_draftline": info.is_draftline}
         found = matched_settings(info.drafters, job.drafters)
-        yield _Bench(dict.fromkeys(found, endpoint), job.plan(prompts), what, None)
+        yield _Bench(dict.fromkeys(found, endpoint), job.plan(prompts), what, info.is_draftline)
 
 
 @asynccontextmanager
@@ -151,12 +157,20 @@ async def _engines(
             for setting, one in zip(found, configs, strict=True)
         }
         what = {"engine": config.model_dump(mode="json"), "one_engine": job.one_engine}
-        yield _Bench(endpoints, plan, what, explain_by_model(config.model, plan, tokenizer))
+        explain = explain_by_model(config.model, plan, tokenizer)
+        yield _Bench(endpoints, plan, what, explain=explain)
 
 
 def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
-    """The engine with this setting's drafters only, so that no other one takes its time."""
-    chosen = [one for one in config.drafters if one.source in (setting.drafters or ())]
+    """The engine with this setting's drafters only, so that no other one takes its time.
+
+    Those that it would start processes for run in this one: several engines would start too many.
+    """
+    chosen = [
+        one.model_copy(update={"transport": "inproc"}) if one.is_spawned else one
+        for one in config.drafters
+        if one.source in (setting.drafters or ())
+    ]
     return config.model_copy(update={"drafters": tuple(chosen)})
 
 

@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
-
 from ...bench.http_endpoint import HttpEndpoint
 from ...bench.load import Load, run_load
 from ...bench.matched import Plan
+from ...bench.record import Record
 from ...bench.run_metrics import RunMetrics, run_metrics
 from ...bench.setting import Setting
+from ...bench.spec_counts import total
 from ..transformers_peer import TransformersPeer
 
 # Whatever the server does by itself.
 SERVED = Setting("served", None)
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,33 +42,27 @@ async def _measure(url: str, plan: Plan, streams: Sequence[int]) -> dict[int, Me
         await endpoint.connect()
         await run_load(endpoint, plan.asks(SERVED, "warm-up"), Load(concurrency=max(streams)))
         for count in streams:
-            before = _accepted(url)
             asks = plan.asks(SERVED, f"{count} streams")
             records, seconds = await run_load(endpoint, asks, Load(concurrency=count))
-            metrics = run_metrics(records, seconds)
             found[count] = Measured(
-                metrics=metrics,
-                tau=tau(metrics.num_tokens, metrics.num_requests, _accepted(url) - before),
+                metrics=run_metrics(records, seconds),
+                tau=tau(records),
                 texts=tuple(record.text for record in records),
             )
     return found
 
 
-def tau(num_tokens: int, num_requests: int, num_accepted: float) -> float:
-    """Tokens a pass of the target.
+def tau(records: Sequence[Record]) -> float:
+    """Tokens a pass of the target, without the prompts' passes.
 
-    The prompt's pass brings a token; every other one the nodes that it accepts and one more.
+    As the server counts them; else tokens a part of the stream, which is a pass unless the server
+    joined several: vLLM's counter of accepted tokens holds those that `max_tokens` cut off.
     """
-    decoded = num_tokens - num_requests
-    return decoded / (decoded - num_accepted) if decoded else 1.0
-
-
-def _accepted(url: str) -> float:
-    """Drafted tokens that the server has accepted so far; both kinds of server count them."""
-    text = httpx.get(f"{url}/metrics", timeout=30).text
-    families = text_string_to_metric_families(text)
-    samples = (sample for family in families for sample in family.samples)
-    return sum(sample.value for sample in samples if sample.name == ACCEPTED)
+    counts = [record.counts for record in records if record.counts is not None]
+    if len(counts) == len(records):
+        return total(counts).tau
+    tokens = sum(record.num_tokens - 1 for record in records)
+    return tokens / max(1, sum(len(record.arrivals) - 1 for record in records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +85,6 @@ def measure_transformers(
     tokens = sum(len(output.token_ids) for output in outputs)
     return InProcess(
         tokens / seconds,
-        tokens / sum(output.passes for output in outputs),
+        (tokens - len(outputs)) / sum(output.passes - 1 for output in outputs),
         tuple(output.token_ids for output in outputs),
     )

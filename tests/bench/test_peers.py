@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from draftline.bench.record import Arrival
 from draftline.bench.run_metrics import run_metrics
 from draftline.benchmarks.peers.environment import PeerEnvironment
 from draftline.benchmarks.peers.measure import InProcess, Measured, tau
@@ -21,11 +23,16 @@ def measured(seconds: float, text: str) -> Measured:
     return Measured(metrics=run_metrics([record(ANSWER)], seconds), tau=2.0, texts=(text,))
 
 
-def test_tau_of_a_server_that_counts_accepted_tokens() -> None:
-    """Two answers of 11 tokens: 20 after the prompts' passes, 12 of them accepted in 8 passes."""
-    assert tau(22, 2, 12) == 20 / 8
-    assert tau(22, 2, 0) == 1
-    assert tau(2, 2, 0) == 1
+def test_tau_is_what_the_server_counts_or_tokens_a_part() -> None:
+    """Five tokens: the prompt's pass gives one, two passes two each."""
+    told = record(ANSWER)
+    assert tau([told, told]) == 2
+    silent = replace(told, counts=None)
+    assert tau([silent, silent]) == 2
+    # A third part without tokens of its own: four tokens in three passes.
+    assert tau([replace(silent, arrivals=(*silent.arrivals, Arrival(4.0)))]) == 4 / 3
+    one = replace(silent, arrivals=silent.arrivals[:1], num_tokens=1)
+    assert tau([one, silent]) == 2
 
 
 def test_servers_get_the_same_threads_and_arithmetic(tmp_path: Path) -> None:

@@ -56,6 +56,13 @@ def test_a_wrong_answer_is_told_loudly() -> None:
     assert "all, prompt p[0], position 2: expected 3, found 9" in text
 
 
+def test_answers_that_were_not_compared_are_not_called_the_same() -> None:
+    result = BenchResult({}, summarise(RUNS, "target"), None)
+    assert "answers are the same" not in printed(result)
+    assert result.faults == []
+    assert result.fields()["differences"] is None
+
+
 def test_json_holds_every_round_and_difference() -> None:
     result = BenchResult({"of": "x"}, summarise(RUNS, "target"), (WRONG,))
     data = json.loads(json.dumps(result.fields()))
