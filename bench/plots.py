@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DPI = 140
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-MAX_POSITIONS = 16
+MIN_POSITIONS, MAX_POSITIONS = 4, 16
 
 
 def write_plots(result: BenchResult, folder: Path) -> list[Path]:
@@ -102,7 +102,7 @@ def _acceptance(summaries: Sequence[Summary]) -> Figure:
         left.plot(range(len(shares)), shares, marker="o", markersize=3, label=one.name)
     left.set_xlabel("position in the draft")
     left.set_ylabel("share of steps that accepted it")
-    left.set_ylim(0, 1)
+    left.set_ylim(0, 1.05)
     _whole_numbers(left)
     left.legend(frameon=False)
     mixed = max(summaries, key=lambda one: len(one.whole.position_by_source))
@@ -113,7 +113,8 @@ def _acceptance(summaries: Sequence[Summary]) -> Figure:
 def _whole_numbers(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(-0.6, max(MIN_POSITIONS - 0.4, axes.get_xlim()[1]))
 
 
 def _stack(axes: Axes, one: Summary) -> None:
