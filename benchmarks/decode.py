@@ -22,11 +22,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..bench.machine import machine
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..core.sampling_params import SamplingParams
 from ..deploy.engine import Engine
 from ..deploy.held_out_prompts import held_out_prompts
-from .machine import machine
 from .step_overhead import StepOverhead, measure_overhead
 from .transformers_peer import TransformersPeer
 

@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..bench.machine import machine
 from ..cluster.config import EngineConfig
 from ..core.output import RequestOutput
 from ..core.request_options import RequestOptions
@@ -28,7 +29,6 @@ from ..core.sampling_params import SamplingParams
 from ..deploy.engine import Engine
 from ..deploy.held_out_prompts import held_out_prompts
 from .decode import DRAFTERS
-from .machine import machine
 
 RESULTS = Path(__file__).parent / "results" / "load.json"
 

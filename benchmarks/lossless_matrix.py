@@ -21,14 +21,14 @@ import torch
 import typer
 from rich.console import Console
 
+from ..bench.machine import machine
+from ..bench.near_tie import Judge, Parting
 from ..cluster.assembly import plan_model
 from ..cluster.config import Backend, DrafterConfig, EngineConfig
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..deploy.engine import Engine
 from ..deploy.held_out_prompts import held_out_prompts
-from .machine import machine
-from .near_tie import Judge, Parting
 from .transformers_peer import TransformersPeer
 
 RESULTS = Path(__file__).parent / "results"

@@ -17,6 +17,7 @@ from typing import Annotated
 import torch
 import typer
 
+from ..bench.near_tie import Judge, Parting
 from ..cluster.assembly import plan_model
 from ..cluster.config import EngineConfig
 from ..core.output import RequestOutput
@@ -26,7 +27,6 @@ from ..core.structured_output import StructuredOutput
 from ..deploy.engine import Engine
 from ..deploy.held_out_prompts import held_out_prompts
 from .lossless_matrix import DRAFTERS, MIXES
-from .near_tie import Judge, Parting
 from .transformers_peer import TransformersPeer
 
 PAGE = Path(__file__).parent.parent / "docs" / "sampling.md"

@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..bench.machine import machine
 from ..core.block_pool import BlockPool
 from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
@@ -31,7 +32,6 @@ from ..core.sampling_params import SamplingParams
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..core.stop import StopRule
 from ..core.types import ROOT, DraftRequest, Proposal, Query, StepCommit, StepInput, StepOutput
-from .machine import machine
 
 RESULTS = Path(__file__).parent / "results" / "simulated_pipeline.json"
 VOCAB = 4096

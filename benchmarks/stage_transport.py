@@ -26,12 +26,12 @@ import ray
 import torch
 
 from ..actors.stage_actor import spawn_stage
+from ..bench.machine import machine
 from ..cluster.pipeline import StageSpec
 from ..cluster.ray_pipeline import RayPipeline, Transport
 from ..core.errors import StageLost
 from ..core.types import SamplingRows, StepInput, StepOutput
 from ..models.partition import LayerSpan
-from .machine import machine
 
 RESULTS = Path(__file__).parent / "results"
 HIDDEN_SIZE = 256

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from .. import __version__
 from ..core.errors import DraftlineError
+from .bench_cli import bench, lossless
+from .cli_options import ConfigFile, Model, Speculative, Stages, command_settings
 from .corpus_cli import corpus_app
 
 app = typer.Typer(
@@ -23,30 +25,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(corpus_app, name="corpus")
+for command in (bench, lossless):
+    app.command()(command)
 console = Console(highlight=False, soft_wrap=True)
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        help="Model folder or hub id. Default: the bundled demo model.", metavar="MODEL"
-    ),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file of settings; flags override it.")
-]
 Backend = Annotated[
     str | None, typer.Option(help="local: this process; ray: Ray Serve. Default: local.")
-]
-Stages = Annotated[
-    int | None,
-    typer.Option("--pipeline-parallel-size", "-pp", help="Stages that the layers are cut into."),
-]
-Speculative = Annotated[
-    str | None,
-    typer.Option(
-        "--speculative-config",
-        help='Drafters as JSON, such as \'[{"kind": "spectra"}]\'; [] switches drafting off.',
-    ),
 ]
 
 
@@ -134,7 +118,7 @@ def serve(  # noqa: PLR0913 - one parameter a flag
             "drain_timeout_s": drain_timeout,
         },
     }
-    run_server(_settings(flags, config, speculative_config), ray_address, console)
+    run_server(command_settings(flags, config, speculative_config), ray_address, console)
 
 
 @app.command()
@@ -157,7 +141,7 @@ def generate(  # noqa: PLR0913 - one parameter a flag
     flags = {"model": model, "pipeline_parallel_size": pipeline_parallel_size}
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    run_generate(_settings(flags, config, speculative_config), text, params)
+    run_generate(command_settings(flags, config, speculative_config), text, params)
 
 
 @app.command()
@@ -194,21 +178,6 @@ def doctor() -> None:
     from .doctor import run_doctor
 
     sys.exit(run_doctor(console))
-
-
-def _settings(
-    flags: dict[str, Any], config: Path | None, speculative_config: str | None
-) -> dict[str, Any]:
-    """Settings of the file under those of the flags; the demo's where neither names a model."""
-    from .settings import DEMO_FILE, merge_settings, read_settings
-    from .speculative_config import read_speculative_config
-
-    settings = read_settings(config) if config is not None else {}
-    if settings.get("model") is None and flags.get("model") is None:
-        settings = read_settings(DEMO_FILE) | settings
-    if speculative_config is not None:
-        settings |= read_speculative_config(speculative_config)
-    return merge_settings(settings, flags)
 
 
 def main() -> None:

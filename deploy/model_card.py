@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -10,10 +11,11 @@ from .errors import ApiError
 
 
 class ServedModel:
-    """The one model of a server."""
+    """The one model of a server. `drafters`: names that requests may give."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, drafters: Sequence[str] = ()) -> None:
         self.name = name
+        self._drafters = list(drafters)
         self._created = int(time.time())
 
     def require(self, asked: str | None) -> None:
@@ -26,7 +28,7 @@ class ServedModel:
             )
 
     def card(self, max_model_len: int) -> dict[str, Any]:
-        """The model's entry, with vLLM's extra fields; the length is in tokens."""
+        """The model's entry, with vLLM's extra fields and ours; the length is in tokens."""
         return {
             "id": self.name,
             "object": "model",
@@ -36,4 +38,5 @@ class ServedModel:
             "parent": None,
             "max_model_len": max_model_len,
             "permission": [],
+            "drafters": self._drafters,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -30,11 +30,13 @@ def create_app(
     model_name: str,
     *,
     drain: Drain | None = None,
+    drafters: Sequence[str] = (),
     behind_proxy: bool = False,
 ) -> FastAPI:
     """The API of one model. The app's start starts `face`, its end closes it.
 
     drain         counts requests, and refuses new ones once it has begun
+    drafters      the names that `/v1/models` tells clients
     behind_proxy  what stands before the app answers with request ids already
     """
     drain = drain or Drain()
@@ -48,7 +50,7 @@ def create_app(
             await face.close()
 
     app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
-    model = ServedModel(model_name)
+    model = ServedModel(model_name, drafters)
     metrics = ServerMetrics(model_name)
     generation = GenerationRoutes(face, config, metrics, model)
     tokens = TokenRoutes(face, config, model)

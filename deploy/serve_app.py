@@ -118,6 +118,7 @@ class Ingress:
         self._face = RayFace(engine, config)
         self._server = server
         self._model_name = model_name
+        self._drafters = [drafter.source for drafter in config.drafters]
         self._drain = Drain()
 
     async def drain(self, timeout_s: float) -> None:
@@ -130,5 +131,10 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve serves what this returns."""
         return create_app(
-            self._face, self._server, self._model_name, drain=self._drain, behind_proxy=True
+            self._face,
+            self._server,
+            self._model_name,
+            drafters=self._drafters,
+            drain=self._drain,
+            behind_proxy=True,
         )

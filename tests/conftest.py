@@ -30,7 +30,7 @@ if "CI" not in os.environ:
     settings.load_profile("local")
 
 UNIT_AREAS = frozenset(
-    {"core", "drafters", "kernels", "models", "retrieval_store", "training", "unit_guard"}
+    {"bench", "core", "drafters", "kernels", "models", "retrieval_store", "training", "unit_guard"}
 )
 OUTSIDE_MARKERS = ("cluster", "redis", "net")
 TESTS = Path(__file__).parent

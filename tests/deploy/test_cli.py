@@ -14,7 +14,7 @@ from draftline.deploy import cli
 from support.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 
-COMMANDS = ("serve", "generate", "demo", "doctor", "corpus")
+COMMANDS = ("serve", "generate", "demo", "doctor", "corpus", "bench", "lossless")
 runner = CliRunner()
 
 
@@ -52,6 +52,10 @@ def test_every_flag_has_help() -> None:
         (["serve", "-pp", "0"], "pipeline_parallel_size: Input should be greater"),
         (["generate", "x", "--top-p", "3"], "top_p: must be above 0"),
         (["corpus", "list", "--store", "http://x"], "store: 'http://x' is neither"),
+        (["bench", "--concurrency", "0"], "concurrency: must be at least 1"),
+        (["bench", "--request-rate", "-1"], "request-rate: must be above 0"),
+        (["bench", "--prompts", "none.jsonl"], "prompts: cannot read none.jsonl"),
+        (["bench", "--drafters", "medusa"], "drafters: 'medusa' is not there; known: spectra"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
-from draftline.benchmarks.near_tie import Judge
+from draftline.bench.near_tie import Judge
 from draftline.benchmarks.sampling_matrix import PARAMETERS
 from draftline.benchmarks.transformers_peer import TransformersPeer
 from draftline.cluster.assembly import plan_model

@@ -96,5 +96,10 @@ def test_the_wheel_carries_its_licences(wheel_names: frozenset[str]) -> None:
 
 def test_every_folder_with_code_is_a_listed_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    folders = {f"draftline.{path.parent.name}" for path in ROOT.glob("*/__init__.py")}
+    folders = {
+        f"draftline.{'.'.join(path.parent.relative_to(ROOT).parts)}"
+        for package in ROOT.glob("*/__init__.py")
+        for path in package.parent.rglob("__init__.py")
+        if "runs" not in path.parts
+    }
     assert set(project["tool"]["setuptools"]["packages"]) == folders | {"draftline"}

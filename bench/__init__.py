@@ -1,0 +1,1 @@
+"""What `draftline bench` and `lossless` measure; knows no engine, only streams of tokens."""

@@ -1,0 +1,88 @@
+"""What a client saw of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from .spec_counts import SpecCounts
+
+# No pass of a model is quicker: what arrives closer together left together, and was only read late.
+SAME_ARRIVAL_S = 2e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A part of an answer.
+
+    seconds    since its request was sent
+    token_ids  None where the server does not tell
+    sources    parallel to token_ids; empty where the server does not tell
+    """
+
+    seconds: float
+    token_ids: tuple[int, ...] | None = None
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One answered request. Times are in seconds, and as vLLM's benchmark defines them.
+
+    arrivals    at least one
+    num_tokens  of the answer, as the server counts them
+    counts      None where the server does not tell
+    """
+
+    prompt: str
+    text: str
+    num_tokens: int
+    arrivals: tuple[Arrival, ...]
+    counts: SpecCounts | None = None
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token."""
+        return self.arrivals[0].seconds
+
+    @property
+    def e2el(self) -> float:
+        """End-to-end latency: until the last token."""
+        return self.arrivals[-1].seconds
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token without the first; None for an answer of one token."""
+        if self.num_tokens < 2:
+            return None
+        return (self.e2el - self.ttft) / (self.num_tokens - 1)
+
+    @property
+    def itl(self) -> list[float]:
+        """Inter-token latencies: gaps between arrivals, each of one token or more."""
+        return [late.seconds - early.seconds for early, late in pairwise(self.arrivals)]
+
+    @cached_property
+    def token_ids(self) -> tuple[int, ...] | None:
+        """The whole answer; None where the server does not tell."""
+        parts = [arrival.token_ids for arrival in self.arrivals]
+        known = [part for part in parts if part is not None]
+        return sum(known, ()) if len(known) == len(parts) else None
+
+    @property
+    def step_rates(self) -> list[float]:
+        """Tokens a second of every step after the first arrival; empty where tokens are not told.
+
+        Arrivals that the client read together are one step.
+        """
+        if self.token_ids is None:
+            return []
+        rates, begin, tokens = [], self.arrivals[0].seconds, 0
+        for arrival in self.arrivals[1:]:
+            tokens += len(arrival.token_ids or ())
+            gap = arrival.seconds - begin
+            if gap >= SAME_ARRIVAL_S and tokens:
+                rates.append(tokens / gap)
+                begin, tokens = arrival.seconds, 0
+        return rates

@@ -1,0 +1,1 @@
+"""draftline beside transformers and vLLM: `python -m draftline.benchmarks.peers`."""

@@ -1,0 +1,90 @@
+"""Measures one server, or transformers in this process, on the same prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...bench.http_endpoint import HttpEndpoint
+from ...bench.load import Load, run_load
+from ...bench.matched import Plan
+from ...bench.record import Record
+from ...bench.run_metrics import RunMetrics, run_metrics
+from ...bench.setting import Setting
+from ...bench.spec_counts import total
+from ..transformers_peer import TransformersPeer
+
+# Whatever the server does by itself.
+SERVED = Setting("served", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One round of one server at one number of streams; `texts` are the answers."""
+
+    metrics: RunMetrics
+    tau: float
+    texts: tuple[str, ...]
+
+
+def measure_server(url: str, plan: Plan, streams: Sequence[int]) -> dict[int, Measured]:
+    """What a healthy server does at each number of streams, after a warm-up at the largest."""
+    return asyncio.run(_measure(url, plan, streams))
+
+
+async def _measure(url: str, plan: Plan, streams: Sequence[int]) -> dict[int, Measured]:
+    found = {}
+    # Reports of sources would be work that other servers do not do.
+    async with HttpEndpoint(url, report=False) as endpoint:
+        await endpoint.connect()
+        await run_load(endpoint, plan.asks(SERVED, "warm-up"), Load(concurrency=max(streams)))
+        for count in streams:
+            asks = plan.asks(SERVED, f"{count} streams")
+            records, seconds = await run_load(endpoint, asks, Load(concurrency=count))
+            found[count] = Measured(
+                metrics=run_metrics(records, seconds),
+                tau=tau(records),
+                texts=tuple(record.text for record in records),
+            )
+    return found
+
+
+def tau(records: Sequence[Record]) -> float:
+    """Tokens a pass of the target, without the prompts' passes.
+
+    As the server counts them; else tokens a part of the stream, which is a pass unless the server
+    joined several: vLLM's counter of accepted tokens holds those that `max_tokens` cut off.
+    """
+    counts = [record.counts for record in records if record.counts is not None]
+    if len(counts) == len(records):
+        return total(counts).tau
+    tokens = sum(record.num_tokens - 1 for record in records)
+    return tokens / max(1, sum(len(record.arrivals) - 1 for record in records))
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """transformers' `generate` on all prompts, one after another."""
+
+    rate: float
+    tau: float
+    texts: tuple[tuple[int, ...], ...]
+
+
+def measure_transformers(
+    peer: TransformersPeer, plan: Plan, options: Mapping[str, Any]
+) -> InProcess:
+    """One round; `options` go to `generate`."""
+    prompts = [peer.encode(prompt.text) for prompt in plan.prompts]
+    start = time.perf_counter()
+    outputs = [peer.generate(prompt, plan.max_tokens, options) for prompt in prompts]
+    seconds = time.perf_counter() - start
+    tokens = sum(len(output.token_ids) for output in outputs)
+    return InProcess(
+        tokens / seconds,
+        (tokens - len(outputs)) / sum(output.passes - 1 for output in outputs),
+        tuple(output.token_ids for output in outputs),
+    )

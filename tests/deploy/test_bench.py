@@ -1,0 +1,104 @@
+"""`draftline bench` and `draftline lossless` from the command line, on real engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftline.cluster.config import EngineConfig
+from draftline.core.output import Delta
+from draftline.deploy import bench_run, cli
+from support.fake_engine import FakeEngine
+from support.served_model import served_model
+from typer.testing import CliRunner
+
+DRAFTERS = '[{"kind": "prompt_lookup"}, {"kind": "spectra"}]'
+runner = CliRunner()
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"name": "a", "prompt": "abcabcabc"}, {"task_id": "b", "prompt": "x = 1\nx = "}]
+    path.write_text("\n".join(map(json.dumps, [*rows, {"name": "long", "prompt": "y" * 250}])))
+    return path
+
+
+@pytest.mark.parametrize("shared", [[], ["--one-engine"]])
+def test_bench_of_an_engine(
+    checkpoint: Path, prompts: Path, tmp_path: Path, shared: list[str]
+) -> None:
+    output, plots = tmp_path / "out" / "b.json", tmp_path / "plots"
+    arguments = ["bench", str(checkpoint), "--speculative-config", DRAFTERS, *shared]
+    arguments += ["--prompts", str(prompts), "--num-prompts", "3", "--max-tokens", "12"]
+    arguments += ["--rounds", "1", "--concurrency", "2", "--temperature", "0.5"]
+    arguments += ["--output", str(output), "--plots", str(plots)]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "2 prompts (1 too long for the context left out), 12 tokens each" in result.output
+    assert "all answers are the same" in result.output
+    data = json.loads(output.read_text())
+    assert list(data["settings"]) == ["target", "prompt_lookup", "spectra", "all"]
+    assert data["settings"]["target"]["tau"] == 1
+    assert data["settings"]["all"]["all_rounds"]["num_tokens"] == 24
+    assert data["of"]["one_engine"] is bool(shared)
+    assert {path.name for path in plots.iterdir()} >= {"speed.png", "latency.png"}
+
+
+class WrongEngine(FakeEngine):
+    """Answers one letter less well if it has drafters."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__("aabb" if config.drafters else "aaba")
+
+    async def stream(
+        self, prompt: Any, params: Any = None, options: Any = None, *, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        ids = self.tokenizer.encode(prompt)
+        async for delta in super().stream(ids, params, options, request_id="r"):
+            yield delta
+
+
+def test_bench_fails_on_a_wrong_answer(monkeypatch: pytest.MonkeyPatch, prompts: Path) -> None:
+    monkeypatch.setattr(bench_run, "AsyncEngine", WrongEngine)
+    arguments = ["bench", "--speculative-config", '[{"kind": "spectra"}]', "--rounds", "1"]
+    arguments += ["--prompts", str(prompts), "--num-prompts", "1", "--max-tokens", "4"]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 1
+    assert "ANSWERS DIFFER: 1 differences" in result.output
+    assert "spectra, prompt a, position 3" in result.output
+    assert "NO NEAR-TIE" in result.output
+
+
+@pytest.mark.net
+@pytest.mark.timeout(300)
+def test_bench_and_lossless_of_a_server(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    report = tmp_path / "lossless.json"
+    short = ["--prompts", str(prompts), "--num-prompts", "1", "--max-tokens", "8"]
+    with served_model(str(checkpoint), "--speculative-config", DRAFTERS) as served:
+        url = served.url.removesuffix("/v1")
+        flags = ["--rounds", "1", "--request-rate", "50", "--drafters", "spectra+prompt_lookup"]
+        bench = runner.invoke(cli.app, ["bench", "--base-url", url, *short, *flags])
+        lossless = runner.invoke(
+            cli.app,
+            ["lossless", "--base-url", url, *short, "--seeds", "8", "--output", str(report)],
+        )
+        unknown = runner.invoke(cli.app, ["lossless", "--base-url", url, "--drafters", "medusa"])
+    assert bench.exit_code == 0, bench.output
+    assert "50 a second" in bench.output
+    assert "spectra+prompt_lookup" in bench.output
+    assert lossless.exit_code == 0, lossless.output
+    assert "no difference" in lossless.output
+    data = json.loads(report.read_text())
+    assert data["drafters"] == ["prompt_lookup", "spectra"]
+    assert data["seeds"]["num_seeds"] == 8
+    assert "'medusa' is not there" in str(unknown.exception)
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    for command in ("bench", "lossless"):
+        result = runner.invoke(cli.app, [command, "--base-url", "http://127.0.0.1:9"])
+        assert "base-url: http://127.0.0.1:9/v1/ does not answer" in str(result.exception)
