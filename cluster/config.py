@@ -104,6 +104,12 @@ class EngineConfig(Settings):
         "auto", description="arithmetic; auto: float32 on CPU, the checkpoint's own on a GPU"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where one is")
+    compile: Literal["off", "on"] = Field(
+        "off", description="stages as compiled graphs: slower start, faster steps; needs g++"
+    )
+    compile_cache: str | None = Field(
+        None, description="folder of what compile makes; default: ~/.cache/draftline/compile"
+    )
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="longest prompt plus answer, tokens; default: the model's context"
     )
@@ -130,6 +136,12 @@ class EngineConfig(Settings):
         50.0, description="how long a step waits for drafters of other processes"
     )
     drafters: tuple[DrafterConfig, ...] = Field((), description="in order of priority")
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _read_switch(cls, value: Any) -> Any:
+        # YAML reads a bare on or off as a boolean.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("drafters", mode="before")
     @classmethod
