@@ -31,6 +31,7 @@ from .step_attention import StepAttention
 DEFAULT_CACHE = Path("~/.cache/draftline/compile")
 # torch's own variable of where compiled graphs are kept.
 GRAPH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+BACKEND: str | Callable[..., Any] = "inductor"
 
 
 def prepare(part: ModelSlice, cache: str | Path | None = None) -> ModelSlice:
@@ -95,7 +96,7 @@ def _compiled(cpp_wrapper: bool) -> Callable[..., Tensor]:
     options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     if cpp_wrapper:
         options["cpp_wrapper"] = True
-    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(own, fullgraph=True, dynamic=False, backend=BACKEND, options=options)
 
 
 def _forward(
