@@ -107,8 +107,8 @@ class EngineConfig(Settings):
     compile: Literal["off", "on"] = Field(
         "off", description="stages as compiled graphs: slower start, faster steps; needs g++"
     )
-    compile_cache: str | None = Field(
-        None, description="folder of what compile makes; default: ~/.cache/draftline/compile"
+    compile_cache: str = Field(
+        "~/.cache/draftline/compile", description="folder that keeps what compile makes"
     )
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="longest prompt plus answer, tokens; default: the model's context"

@@ -35,7 +35,7 @@ class StageSpec:
 
     num_blocks   KV blocks of the stage's cache, each of `block_size` slots
     hidden_size  columns of the hidden states between stages
-    compiled     its layers are one compiled graph, kept in the folder `compile_cache`
+    compile_cache  folder of its compiled graph; None: not compiled
     num_cpus, num_gpus  Ray resources that the stage's actor reserves
     """
 
@@ -48,11 +48,10 @@ class StageSpec:
     device: str = "cpu"
     num_cpus: float = 1.0
     num_gpus: float = 0.0
-    compiled: bool = False
     compile_cache: str | None = None
 
     def build(self) -> StageRunner:
-        """Load the stage. Raises `CheckpointError`, or `ConfigError` where it cannot be compiled."""
+        """Load the stage. Raises `CheckpointError`; `ConfigError` where it cannot be compiled."""
         # Workers build their stage; the coordinator that sends specs never loads the model code.
         from ..models.stage import load_stage  # noqa: PLC0415
 
@@ -63,7 +62,6 @@ class StageSpec:
             self.block_size,
             dtype=self.dtype,
             device=self.device,
-            compiled=self.compiled,
             compile_cache=self.compile_cache,
         )
 

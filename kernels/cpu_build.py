@@ -101,7 +101,9 @@ def _build(command: list[str], library: Path) -> None:
     # Stages that start together may build it twice; the last one in puts the same file there.
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         made = Path(scratch) / library.name
-        result = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
+        result = subprocess.run(
+            [*command, "-o", str(made)], capture_output=True, text=True, check=False
+        )
         if result.returncode:
             lines = [line for line in result.stderr.splitlines() if "error" in line]
             reason = (lines or result.stderr.splitlines() or ["no message"])[0]

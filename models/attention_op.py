@@ -33,7 +33,7 @@ def attending(step: StepAttention) -> Iterator[None]:
         del _now.step
 
 
-def attend(
+def attend(  # noqa: PLR0917 - the operator's
     heads: Tensor, layer: int, num_heads: int, scaling: float,
     window: int | None, softcap: float | None,
 ) -> Tensor:  # fmt: skip
@@ -55,7 +55,7 @@ def _attend(  # noqa: PLR0917 - the operator's
     return out.reshape(num_rows, num_heads * head_dim)
 
 
-def _shape(heads: Tensor, layer: int, num_heads: int, *_options: object) -> Tensor:
+def _shape(heads: Tensor, _layer: int, num_heads: int, *_options: object) -> Tensor:
     return heads.new_empty(heads.shape[0], num_heads * heads.shape[2])
 
 

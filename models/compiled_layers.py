@@ -28,16 +28,15 @@ from .model_slice import ModelSlice
 from .rotary import Rotation
 from .step_attention import StepAttention
 
-DEFAULT_CACHE = Path("~/.cache/draftline/compile")
 # torch's own variable of where compiled graphs are kept.
 GRAPH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 BACKEND: str | Callable[..., Any] = "inductor"
 
 
-def prepare(part: ModelSlice, cache: str | Path | None = None) -> ModelSlice:
+def prepare(part: ModelSlice, cache: str | Path) -> ModelSlice:
     """The slice with modules that `CompiledLayers` can compile; `part` is of no use afterwards.
 
-    What is compiled is kept in `cache` (default: `DEFAULT_CACHE`). Raises `ConfigError` (`compile`)
+    What is compiled is kept in the folder `cache`. Raises `ConfigError` (`compile`)
     where the model, the number format, the device or the machine's tools do not allow it.
     """
     if not part.fast:
@@ -46,7 +45,7 @@ def prepare(part: ModelSlice, cache: str | Path | None = None) -> ModelSlice:
             "compile", f"on supports float32 on a CPU, not {kind} in {dtype} on {part.device}; "
             "set dtype: float32 and device: cpu, or compile: off",
         )  # fmt: skip
-    folder = Path(cache or DEFAULT_CACHE).expanduser()
+    folder = Path(cache).expanduser()
     load_cpu_ops(folder)
     os.environ.setdefault(GRAPH_CACHE, str(folder / "graphs"))
     head = PackedLinear(part.head) if isinstance(part.head, FastLinear) else part.head
@@ -80,7 +79,7 @@ class CompiledLayers:
             with shape_config.patch(backed_size_oblivious=True):
                 out = self._run(self._layers, self._layer_types, states, rotations)
         except TorchDynamoException as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = " ".join(str(error).strip().split("\n")[:2])
             raise ConfigError("compile", f"on failed: {reason}; {FIX}") from error
         self._is_compiled = True
         return out

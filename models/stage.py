@@ -22,14 +22,14 @@ from .warm_up import warm_up
 NO_ROWS = np.empty(0, dtype=np.int32)
 
 
-def load_stage(
+def load_stage(  # noqa: PLR0913 - one parameter a setting
     model_path: str | Path, span: LayerSpan, num_blocks: int, block_size: int,
-    dtype: str = "float32", *, device: str = "cpu", compiled: bool = False,
+    dtype: str = "float32", *, device: str = "cpu",
     compile_cache: str | Path | None = None,
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
-    `compiled` makes the layers one compiled graph, kept in `compile_cache`, and runs it once.
+    With `compile_cache` the layers become one compiled graph, kept in that folder, and run once.
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
     part = load_slice(model_path, span, dtype, device)
@@ -37,7 +37,7 @@ def load_stage(
         len(part.layers), num_blocks * block_size, num_kv_heads(part.config),
         head_dim(part.config), dtype=part.dtype, device=device,
     )  # fmt: skip
-    if not compiled:
+    if compile_cache is None:
         return Stage(part, kv, block_size)
     part = prepare(part, compile_cache)
     stage = Stage(part, kv, block_size, CompiledLayers(part))

@@ -67,6 +67,6 @@ def test_a_failing_compiler_is_an_error_that_quotes_it(tmp_path: Path) -> None:
     compiler = tmp_path / "fails"
     compiler.write_text("#!/bin/sh\necho 'error: no such flag' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    with pytest.raises(ConfigError, match="compile: .*error: no such flag"):
+    with pytest.raises(ConfigError, match=r"compile: .*error: no such flag"):
         cpu_build._build([str(compiler)], tmp_path / "library.so")
     assert not (tmp_path / "library.so").exists()
