@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigError
 
-SOURCE = Path(__file__).parent / "cpu_ops.cpp"
+SOURCES = [Path(__file__).parent / name for name in ("cpu_attention.cpp", "cpu_linear.cpp")]
 FIX = "or use compile: off"
 
 
@@ -49,24 +49,29 @@ def vectors() -> Vectors:
 
 
 def load_cpu_ops(folder: Path) -> None:
-    """Register `torch.ops.draftline.packed_linear`, built in `folder` where it is not there yet.
+    """Register `torch.ops.draftline`, built in `folder` where it is not there yet.
 
     Raises `ConfigError` (`compile`) where the compiler or Python's headers are missing or fail.
     """
     if hasattr(torch.ops.draftline, "packed_linear"):
         return
     command = [_compiler(), *_arguments()]
-    key = hashlib.sha256(repr((command, torch.__version__, SOURCE.read_text())).encode())
+    key = hashlib.sha256(repr((command, torch.__version__, [source.read_text() for source in SOURCES])).encode())
     library = folder / f"cpu_ops-{key.hexdigest()[:16]}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         _build(command, library)
     torch.ops.load_library(library)
-    torch.library.register_fake("draftline::packed_linear", _shape)
+    torch.library.register_fake("draftline::packed_linear", _product)
+    torch.library.register_fake("draftline::attend", _attention)
 
 
-def _shape(x: Tensor, _weight: Tensor, outputs: int) -> Tensor:
+def _product(x: Tensor, _weight: Tensor, outputs: int) -> Tensor:
     return x.new_empty(x.shape[0], outputs)
+
+
+def _attention(heads: Tensor, _layer: int, num_heads: int, *_options: object) -> Tensor:
+    return heads.new_empty(heads.shape[0], num_heads * heads.shape[2])
 
 
 def _compiler() -> str:
@@ -90,10 +95,10 @@ def _arguments() -> list[str]:
     wanted = vectors()
     home = Path(torch.__file__).parent
     return [
-        "-O3", "-std=c++20", "-fopenmp", "-shared", "-fPIC", *wanted.flags,
+        "-O3", "-std=c++20", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", *wanted.flags,
         f"-DDRAFTLINE_LANES={wanted.lanes}", f"-DDRAFTLINE_VECTORS={wanted.count}",
         f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}",
-        str(SOURCE), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10",
+        *map(str, SOURCES), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10",
     ]  # fmt: skip
 
 

@@ -21,12 +21,10 @@ from torch._dynamo.exc import TorchDynamoException
 
 from ..core.errors import ConfigError
 from ..kernels.cpu_build import FIX, load_cpu_ops
-from .attention_op import attending
 from .compiled_modules import PackedLinear, make_compilable
 from .fast_modules import FastLinear
 from .model_slice import ModelSlice
 from .rotary import Rotation
-from .step_attention import StepAttention
 
 # torch's own variable of where compiled graphs are kept.
 GRAPH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -62,14 +60,14 @@ class CompiledLayers:
         self._run = _compiled(cpp_wrapper)
         self._is_compiled = False
 
-    def __call__(
-        self, states: Tensor, rotations: dict[str | None, Rotation], step: StepAttention
-    ) -> Tensor:
-        """Hidden states [rows, hidden_size], in and out. Raises `ConfigError` on a failure."""
-        with attending(step):
-            if self._is_compiled:
-                return self._run(self._layers, self._layer_types, states, rotations)
-            return self._first_run(states, rotations)
+    def __call__(self, states: Tensor, rotations: dict[str | None, Rotation]) -> Tensor:
+        """Hidden states [rows, hidden_size], in and out; within `attending`.
+
+        Raises `ConfigError` where the compiler fails.
+        """
+        if self._is_compiled:
+            return self._run(self._layers, self._layer_types, states, rotations)
+        return self._first_run(states, rotations)
 
     def _first_run(self, states: Tensor, rotations: dict[str | None, Rotation]) -> Tensor:
         for tensor in (states, *(half for pair in rotations.values() for half in pair)):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.types import Int32, StepInput, StepOutput
+from .attention_op import attending
 from .compiled_layers import CompiledLayers, prepare
 from .model_info import head_dim, num_kv_heads
 from .model_slice import ModelSlice, load_slice
@@ -105,10 +106,11 @@ class Stage:
             return hidden
         positions = self._tensor(step.positions)
         rotations = self._rotary.rotations(positions, int(step.positions.max()))
-        attention = StepAttention(step, self.kv, self.block_size)
         states = hidden.to(part.device)
         if self._compiled is not None:
-            return self._compiled(states, rotations, attention)
+            with attending(step, self.kv, self.block_size):
+                return self._compiled(states, rotations)
+        attention = StepAttention(step, self.kv, self.block_size)
         if not part.fast:
             states = states.unsqueeze(0)
         for layer, kind in zip(part.layers, part.layer_types, strict=True):
