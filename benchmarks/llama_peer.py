@@ -31,7 +31,8 @@ class LlamaPeer:
         tensors = load_file(checkpoint / "model.safetensors")
         if config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
-        np.savez(folder / "weights.npz", **{k: v.astype(np.float32) for k, v in tensors.items()})
+        arrays: dict[str, Any] = {name: array.astype(np.float32) for name, array in tensors.items()}
+        np.savez(folder / "weights.npz", **arrays)
         names = ("weights.npz", "config.json", "model.gguf")
         self._process = subprocess.Popen(
             [str(python), str(WORKER), *(str(folder / name) for name in names)],

@@ -12,6 +12,7 @@ one thread. Each line of stdin asks for one thing; each line of stdout answers i
 The vocabulary is left out: everything is token ids.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import json

@@ -97,6 +97,10 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    compile_: Annotated[
+        str | None,
+        typer.Option("--compile", help="on: compiled stages, slower to start; needs g++. Or off."),
+    ] = None,
     request_timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a request ends with 408.")
     ] = None,
@@ -118,6 +122,7 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         "kv_cache_tokens": kv_cache_tokens,
         "dtype": dtype,
         "device": device,
+        "compile": compile_,
         "server": {
             "host": host,
             "port": port,

@@ -56,7 +56,8 @@ def load_cpu_ops(folder: Path) -> None:
     if hasattr(torch.ops.draftline, "packed_linear"):
         return
     command = [_compiler(), *_arguments()]
-    key = hashlib.sha256(repr((command, torch.__version__, [source.read_text() for source in SOURCES])).encode())
+    sources = [source.read_text() for source in SOURCES]
+    key = hashlib.sha256(repr((command, torch.__version__, sources)).encode())
     library = folder / f"cpu_ops-{key.hexdigest()[:16]}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The layers of a stage as one graph of torch.compile, dynamic in the number of rows.
 
-Attention stays an operator of its own (`attention_op.py`), so that neither the length of a
-context nor the shape of a tree is seen by the graph: one graph serves all steps.
+Attention is an operator of its own (`attention_op.py`), so that neither the length of a context
+nor the shape of a tree is seen by the graph: one graph serves all steps.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def prepare(part: ModelSlice, cache: str | Path) -> ModelSlice:
 class CompiledLayers:
     """Runs a prepared slice's layers; the first call compiles, for every number of rows."""
 
-    def __init__(self, part: ModelSlice, *, cpp_wrapper: bool = False) -> None:
-        """`cpp_wrapper` lets inductor write the calls of its kernels in C++ too."""
+    def __init__(self, part: ModelSlice, *, cpp_wrapper: bool = True) -> None:
+        """`cpp_wrapper` lets inductor write the calls of the kernels in C++ too."""
         self._layers = part.layers
         self._layer_types = part.layer_types
         self._run = _compiled(cpp_wrapper)
@@ -74,7 +74,7 @@ class CompiledLayers:
             mark_dynamic(tensor, 0)
         try:
             # One row is a number of rows like any other, and not a graph of its own.
-            with shape_config.patch(backed_size_oblivious=True):
+            with shape_config.patch(backed_size_oblivious=True):  # pyright: ignore[reportAttributeAccessIssue]
                 out = self._run(self._layers, self._layer_types, states, rotations)
         except TorchDynamoException as error:
             reason = " ".join(str(error).strip().split("\n")[:2])
@@ -91,8 +91,8 @@ def _compiled(cpp_wrapper: bool) -> Callable[..., Tensor]:
     """
     own = types.FunctionType(_forward.__code__.replace(), _forward.__globals__)
     options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    if cpp_wrapper:
-        options["cpp_wrapper"] = True
+    if BACKEND == "inductor":
+        options["cpp_wrapper"] = cpp_wrapper
     return torch.compile(own, fullgraph=True, dynamic=False, backend=BACKEND, options=options)
 
 
