@@ -95,10 +95,6 @@ struct Block {
     return call.kv + (pair * call.kv_heads + kv_head) * call.head_dim;
   }
 
-  const float* value(int64_t column) const {
-    return key(column) + call.kv_heads * call.head_dim;
-  }
-
   bool sees(int64_t lane, int64_t column, int32_t position) const {
     if (call.window && position - request.positions[column] >= *call.window) return false;
     const int64_t own = column - request.context;
@@ -113,6 +109,17 @@ struct Block {
     return request.mask ? all : std::min(all, request.context + row[lanes - 1] + 1);
   }
 
+  // Several columns at once, so that a sum need not wait for its last addition.
+  template <int N>
+  void multiply(const std::vector<Vector>& query, int64_t column, std::vector<Vector>& to) const {
+    const float* keys[N];
+    Vector sums[N] = {};
+    for (int n = 0; n < N; ++n) keys[n] = key(column + n);
+    for (int64_t d = 0; d < call.head_dim; ++d)
+      for (int n = 0; n < N; ++n) sums[n] += query[d] * keys[n][d];
+    for (int n = 0; n < N; ++n) to[column + n] = sums[n];
+  }
+
   void score(std::vector<Vector>& scores, const int32_t* positions) const {
     std::vector<Vector> query(call.head_dim);
     for (int64_t d = 0; d < call.head_dim; ++d)
@@ -121,24 +128,8 @@ struct Block {
             call.heads[((request.first + row[lane]) * call.all_heads + head[lane]) * call.head_dim + d];
     const int64_t count = scores.size();
     int64_t column = 0;
-    for (; column + 4 <= count; column += 4) {
-      const float *a = key(column), *b = key(column + 1), *c = key(column + 2), *e = key(column + 3);
-      Vector sum_a{}, sum_b{}, sum_c{}, sum_e{};
-      for (int64_t d = 0; d < call.head_dim; ++d) {
-        sum_a += query[d] * a[d];
-        sum_b += query[d] * b[d];
-        sum_c += query[d] * c[d];
-        sum_e += query[d] * e[d];
-      }
-      scores[column] = sum_a, scores[column + 1] = sum_b;
-      scores[column + 2] = sum_c, scores[column + 3] = sum_e;
-    }
-    for (; column < count; ++column) {
-      const float* a = key(column);
-      Vector sum{};
-      for (int64_t d = 0; d < call.head_dim; ++d) sum += query[d] * a[d];
-      scores[column] = sum;
-    }
+    for (; column + 4 <= count; column += 4) multiply<4>(query, column, scores);
+    for (; column < count; ++column) multiply<1>(query, column, scores);
     if (call.softcap)
       for (Vector& value : scores) value = capped(value, *call.softcap);
     for (int64_t c = call.window ? 0 : request.context; c < count; ++c)
@@ -151,7 +142,7 @@ struct Block {
       const int64_t width = std::min(CHUNK, call.head_dim - d);
       Vector sums[CHUNK] = {};
       for (size_t column = 0; column < weights.size(); ++column) {
-        const float* v = value(column) + d;
+        const float* v = key(column) + call.kv_heads * call.head_dim + d;
         const Vector weight = weights[column];
         if (width == CHUNK)
           for (int64_t i = 0; i < CHUNK; ++i) sums[i] += weight * v[i];

@@ -99,7 +99,27 @@ def test_one_graph_serves_every_step_and_texts_are_equal(tmp_path: Path, cache: 
     texts = [greedy(stage, request) for stage in (eager, compiled)]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 3
+    assert_rows_do_not_depend_on_their_company(compiled)
     assert counters["stats"]["unique_graphs"] == before + 1
+
+
+def assert_rows_do_not_depend_on_their_company(stage: Stage) -> None:
+    """Logits are the same bit by bit in a prompt, alone, in a tree, and beside a stranger."""
+    request, stranger = PagedRequest(range(1, 16)), PagedRequest(range(20, 40))
+
+    def logits(*requests: Rows) -> torch.Tensor:
+        step = make_step(requests)
+        return stage.logits(step, None, np.arange(len(step.token_ids), dtype=np.int32))
+
+    alone = [logits(request.chunk(TOKENS[at : at + 1], at)) for at in range(40)]
+    prompt = logits(request.chunk(TOKENS[:40], 0))
+    assert torch.equal(prompt, torch.cat(alone))
+    chain = range(-1, 9)
+    tree = logits(
+        request.tree([*TOKENS[30:40], 9], [*chain, 2], 30), stranger.chunk(TOKENS[:33], 0)
+    )
+    assert torch.equal(tree[:10], prompt[30:40])
+    assert torch.equal(tree[11:], prompt[:33])
 
 
 def greedy(stage: Stage, request: PagedRequest) -> list[int]:
