@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
 WORKER = Path(__file__).parent / "llama_worker.py"
@@ -31,7 +31,7 @@ class LlamaPeer:
         tensors = load_file(checkpoint / "model.safetensors")
         if config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
-        arrays: dict[str, Any] = {name: array.astype(np.float32) for name, array in tensors.items()}
+        arrays: dict[str, Any] = {name: tensor.float().numpy() for name, tensor in tensors.items()}
         np.savez(folder / "weights.npz", **arrays)
         names = ("weights.npz", "config.json", "model.gguf")
         self._process = subprocess.Popen(

@@ -16,7 +16,6 @@
 #include <vector>
 
 namespace {
-
 constexpr int64_t LANES = DRAFTLINE_LANES;
 // Values of a head whose sums stay in registers.
 constexpr int64_t CHUNK = LANES == 16 ? 16 : 8;
@@ -52,9 +51,8 @@ struct Call {
 };
 
 Vector exp_of(Vector x) {  // Cephes' polynomial
-  const Vector lowest = Vector{} - 87.0f, highest = Vector{} + 88.0f;
-  x = x < lowest ? lowest : x;
-  x = x > highest ? highest : x;
+  x = x < -87.0f ? Vector{} - 87.0f : x;
+  x = x > 88.0f ? Vector{} + 88.0f : x;
   const Vector n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
   const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Vector y = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -173,9 +171,8 @@ struct Block {
 
 void begin_step(const at::Tensor& kv, int64_t block_size, const at::Tensor& slots,
                 const at::Tensor& positions, const at::Tensor& starts, const at::Tensor& contexts,
-                const at::Tensor& tables, const at::Tensor& tree_starts,
-                const at::Tensor& tree_slots, const at::Tensor& tree_positions,
-                const at::Tensor& mask) {
+                const at::Tensor& tables, const at::Tensor& tree_starts, const at::Tensor& tree_slots,
+                const at::Tensor& tree_positions, const at::Tensor& mask) {
   now = Step{kv, slots, positions, mask, {}};
   const int32_t* start = starts.const_data_ptr<int32_t>();
   const int32_t* tree = tree_starts.const_data_ptr<int32_t>();
@@ -205,8 +202,6 @@ void begin_step(const at::Tensor& kv, int64_t block_size, const at::Tensor& slot
     now.requests.push_back(std::move(request));
   }
 }
-
-void end_step() { now = Step{}; }
 
 at::Tensor attend(const at::Tensor& heads, int64_t layer, int64_t num_heads, double scaling,
                   std::optional<int64_t> window, std::optional<double> softcap) {
@@ -239,10 +234,10 @@ at::Tensor attend(const at::Tensor& heads, int64_t layer, int64_t num_heads, dou
 
 TORCH_LIBRARY_FRAGMENT(draftline, library) {
   library.def(
-      "begin_step(Tensor kv, int block_size, Tensor slots, Tensor positions, Tensor starts, "
-      "Tensor contexts, Tensor tables, Tensor tree_starts, Tensor tree_slots, "
-      "Tensor tree_positions, Tensor mask) -> ()");
-  library.def("end_step() -> ()", &end_step);
+      "begin_step(Tensor kv, int block_size, Tensor slots, Tensor positions, Tensor starts, Tensor "
+      "contexts, Tensor tables, Tensor tree_starts, Tensor tree_slots, Tensor tree_positions, Tensor "
+      "mask) -> ()");
+  library.def("end_step() -> ()", [] { now = Step{}; });
   library.def(
       "attend(Tensor heads, int layer, int num_heads, float scaling, int? window, float? softcap)"
       " -> Tensor");
