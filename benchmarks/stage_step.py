@@ -94,17 +94,17 @@ def _peer_step(peer: LlamaForCausalLM, num_rows: int) -> Callable[[], object]:
 
 def _step_maker(stage: Stage, temperature: float) -> Callable[[int], Callable[[], object]]:
     def prepare(num_rows: int) -> Callable[[], object]:
-        step = _tree_step(num_rows, temperature)
+        step = tree_step(num_rows, temperature)
         return lambda: stage.run(step, None)
 
     return prepare
 
 
-def _tree_step(num_rows: int, temperature: float) -> StepInput:
+def tree_step(num_rows: int, temperature: float, context_len: int = CONTEXT_LEN) -> StepInput:
     """A chain of `num_rows` nodes after the context: what a verification pass is."""
     none = np.empty(0, dtype=np.int32)
     rows = np.arange(num_rows, dtype=np.int32)
-    positions = CONTEXT_LEN + rows
+    positions = context_len + rows
     temperatures = np.full(num_rows, temperature, dtype=np.float32)
     sampling = SamplingRows.unfiltered(
         temperatures, np.full(num_rows, 7), positions.astype(np.int64) + 1
@@ -112,8 +112,8 @@ def _tree_step(num_rows: int, temperature: float) -> StepInput:
     return StepInput(
         step_id=0, moves=none.reshape(0, 2), token_ids=rows, positions=positions, slots=positions,
         request_starts=np.array([0, num_rows], dtype=np.int32),
-        context_lens=np.array([CONTEXT_LEN], dtype=np.int32),
-        block_tables=np.arange(NUM_BLOCKS, dtype=np.int32)[None],
+        context_lens=np.array([context_len], dtype=np.int32),
+        block_tables=np.arange(-(-context_len // BLOCK_SIZE), dtype=np.int32)[None],
         trees=(TreeRows(np.tri(num_rows, dtype=np.bool_), positions, positions),),
         logits_rows=rows, sampling=sampling, probe_rows=none, probe_top_k=0, scored_rows=none,
         scored_tokens=none,

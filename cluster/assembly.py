@@ -79,6 +79,7 @@ def plan_model(config: EngineConfig) -> ModelPlan:
             device=device,
             num_cpus=config.cpus_per_stage,
             num_gpus=1.0 if device == "cuda" else 0.0,
+            compile_cache=config.compile_cache if config.compile == "on" else None,
         )
         for span in partition_layers(info.path, config.pipeline_parallel_size)
     )

@@ -106,6 +106,12 @@ class EngineConfig(Settings):
         "auto", description="arithmetic; auto: float32 on CPU, the checkpoint's own on a GPU"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where one is")
+    compile: Literal["off", "on"] = Field(
+        "off", description="stages as compiled graphs: slower start, faster steps; needs g++"
+    )
+    compile_cache: str = Field(
+        "~/.cache/draftline/compile", description="folder that keeps what compile makes"
+    )
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="longest prompt plus answer, tokens; default: the model's context"
     )
@@ -146,6 +152,12 @@ class EngineConfig(Settings):
     def _anchor_trace(cls, value: Path | None) -> Path | None:
         # Ray's processes run in folders of their own.
         return None if value is None else value.absolute()
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _read_switch(cls, value: Any) -> Any:
+        # YAML reads a bare on or off as a boolean.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("drafters", mode="before")
     @classmethod

@@ -35,6 +35,7 @@ class StageSpec:
 
     num_blocks   KV blocks of the stage's cache, each of `block_size` slots
     hidden_size  columns of the hidden states between stages
+    compile_cache  folder of its compiled graph; None: not compiled
     num_cpus, num_gpus  Ray resources that the stage's actor reserves
     """
 
@@ -47,9 +48,10 @@ class StageSpec:
     device: str = "cpu"
     num_cpus: float = 1.0
     num_gpus: float = 0.0
+    compile_cache: str | None = None
 
     def build(self) -> StageRunner:
-        """Load the stage. Raises `CheckpointError`."""
+        """Load the stage. Raises `CheckpointError`; `ConfigError` where it cannot be compiled."""
         # Workers build their stage; the coordinator that sends specs never loads the model code.
         from ..models.stage import load_stage  # noqa: PLC0415
 
@@ -60,6 +62,7 @@ class StageSpec:
             self.block_size,
             dtype=self.dtype,
             device=self.device,
+            compile_cache=self.compile_cache,
         )
 
 

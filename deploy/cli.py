@@ -81,6 +81,10 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    compile_: Annotated[
+        str | None,
+        typer.Option("--compile", help="on: compiled stages, slower to start; needs g++. Or off."),
+    ] = None,
     request_timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a request ends with 408.")
     ] = None,
@@ -110,6 +114,7 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         "dtype": dtype,
         "device": device,
         "trace_steps": trace_steps,
+        "compile": compile_,
         "server": {
             "host": host,
             "port": port,

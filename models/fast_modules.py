@@ -85,21 +85,21 @@ class FastLinear:
     No `nn.Module`: looking one up in another and calling it takes as long as a small operation.
     """
 
-    __slots__ = ("_bias", "_weight")
+    __slots__ = ("bias", "weight")
 
     def __init__(self, *linears: nn.Linear) -> None:
         """Several layers of the same input become one, their outputs side by side."""
         weight = torch.cat([linear.weight.detach() for linear in linears])
-        self._weight = weight.t().contiguous()
-        self._bias: Tensor | None = None
+        self.weight = weight.t().contiguous()
+        self.bias: Tensor | None = None
         if linears[0].bias is not None:
-            self._bias = torch.cat([linear.bias.detach() for linear in linears])
+            self.bias = torch.cat([linear.bias.detach() for linear in linears])
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [rows, inputs] -> [rows, outputs]."""
-        if self._bias is None:
-            return torch.mm(x, self._weight)
-        return torch.addmm(self._bias, x, self._weight)
+        if self.bias is None:
+            return torch.mm(x, self.weight)
+        return torch.addmm(self.bias, x, self.weight)
 
 
 class FastRmsNorm(nn.Module):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.types import Int32, StepInput, StepOutput, TopTokens
+from .attention_op import attending
+from .compiled_layers import CompiledLayers, prepare
 from .logit_edits import edit_logits
 from .model_info import head_dim, num_kv_heads
 from .model_slice import ModelSlice, load_slice
@@ -17,16 +19,19 @@ from .partition import LayerSpan
 from .rotary import RotaryTable
 from .sampler import choose_tokens
 from .step_attention import StepAttention
+from .warm_up import warm_up
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 
 
-def load_stage(
+def load_stage(  # noqa: PLR0913 - one parameter a setting
     model_path: str | Path, span: LayerSpan, num_blocks: int, block_size: int,
     dtype: str = "float32", *, device: str = "cpu",
+    compile_cache: str | Path | None = None,
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
+    With `compile_cache` the layers become one compiled graph, kept in that folder, and run once.
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
     part = load_slice(model_path, span, dtype, device)
@@ -34,16 +39,24 @@ def load_stage(
         len(part.layers), num_blocks * block_size, num_kv_heads(part.config),
         head_dim(part.config), dtype=part.dtype, device=device,
     )  # fmt: skip
-    return Stage(part, kv, block_size)
+    if compile_cache is None:
+        return Stage(part, kv, block_size)
+    part = prepare(part, compile_cache)
+    stage = Stage(part, kv, block_size, CompiledLayers(part))
+    warm_up(stage)
+    return stage
 
 
 class Stage:
     """Runs steps, in the order of the calls, on one span of layers. Owns the span's KV cache."""
 
-    def __init__(self, part: ModelSlice, kv: PagedKv, block_size: int) -> None:
+    def __init__(
+        self, part: ModelSlice, kv: PagedKv, block_size: int, compiled: CompiledLayers | None = None
+    ) -> None:
         self.kv = kv
         self.block_size = block_size
         self._part = part
+        self._compiled = compiled
         self._softcap = getattr(part.config, "final_logit_softcapping", None)
         like = torch.empty(0, dtype=part.dtype, device=part.device)
         layer_types = [kind for kind in part.layer_types if kind is not None]
@@ -53,6 +66,11 @@ class Stage:
     def is_first(self) -> bool:
         """Whether `run` embeds tokens; it takes no hidden states then."""
         return self._part.embed is not None
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of hidden states."""
+        return self._part.config.hidden_size
 
     @property
     def is_last(self) -> bool:
@@ -89,8 +107,11 @@ class Stage:
             return hidden
         positions = self._tensor(step.positions)
         rotations = self._rotary.rotations(positions, int(step.positions.max()))
-        attention = StepAttention(step, self.kv, self.block_size)
         states = hidden.to(part.device)
+        if self._compiled is not None:
+            with attending(step, self.kv, self.block_size):
+                return self._compiled(states, rotations)
+        attention = StepAttention(step, self.kv, self.block_size)
         if not part.fast:
             states = states.unsqueeze(0)
         for layer, kind in zip(part.layers, part.layer_types, strict=True):

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from draftline.cluster.assembly import plan_model
 from draftline.cluster.bundle import ANY, replica_bundles
+from draftline.cluster.config import EngineConfig
 from draftline.core.errors import ConfigError
 from draftline.deploy.deployment_plan import engine_options, placement_bundles
 from draftline.deploy.settings import (
@@ -25,6 +27,18 @@ def test_defaults() -> None:
     args = build_serve_args({})
     assert (args.server.host, args.server.port) == ("127.0.0.1", 8000)
     assert args.model_name == args.engine.model == "demo"
+
+
+@pytest.mark.parametrize(("written", "read"), [("on", "on"), ("off", "off"), ("'on'", "on")])
+def test_compile_is_read_from_yaml_which_takes_on_for_a_boolean(written: str, read: str) -> None:
+    args = build_serve_args(yaml.safe_load(f"compile: {written}"))
+    assert args.engine.compile == read
+
+
+def test_compile_reaches_the_stages() -> None:
+    for switch, folder in (("off", None), ("on", "kept")):
+        plan = plan_model(EngineConfig(model="demo", compile=switch, compile_cache="kept"))
+        assert [spec.compile_cache for spec in plan.specs] == [folder]
 
 
 def test_sections() -> None:
@@ -49,6 +63,7 @@ def test_sections() -> None:
         ({"server": {"prot": 1}}, "server.prot", "did you mean 'port'"),
         ({"server": {"port": 70000}}, "server.port", "65535"),
         ({"server": {"port": "x"}}, "server.port", "integer"),
+        ({"compile": "yes"}, "compile", "'off' or 'on'"),
         ({"server": {"api_keys": [""]}}, "server.api_keys", "empty"),
         ({"server": {"request_timeout_s": 0}}, "server.request_timeout_s", "greater"),
         ({"server": 3}, "server", "mapping"),

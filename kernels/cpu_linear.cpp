@@ -1,0 +1,99 @@
+// A product of few rows with a matrix, bound by reading the matrix once.
+//
+// The weight lies in panels of PANEL columns, [panels, inputs, PANEL], the last one padded with
+// zeros. A row's sums run over the inputs in order, whatever the number of rows: a row's result
+// does not depend on the rows beside it, bit by bit.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+namespace {
+
+constexpr int64_t VECTORS = DRAFTLINE_VECTORS;
+constexpr int64_t LANES = DRAFTLINE_LANES;
+constexpr int64_t PANEL = VECTORS * LANES;
+// As many rows as leave registers for the sums of one panel.
+constexpr int64_t ROWS = 6;
+// Inputs of a panel that stay in the second-level cache while all rows pass.
+constexpr int64_t DEPTH = 512;
+// How many inputs ahead the panel is asked for.
+constexpr int64_t AHEAD = 16;
+
+typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4)));
+
+struct Product {
+  const float* x;
+  const float* weight;
+  float* out;
+  int64_t rows, inputs, outputs;
+};
+
+template <int R>
+void add_rows(const Product& p, int64_t row, int64_t panel, int64_t first, int64_t last) {
+  const float* x = p.x + row * p.inputs;
+  const float* weight = p.weight + panel * p.inputs * PANEL;
+  float* out = p.out + row * p.outputs + panel * PANEL;
+  const int64_t width = std::min(PANEL, p.outputs - panel * PANEL);
+  Vector sums[R][VECTORS] = {};
+  if (first > 0) {
+    for (int r = 0; r < R; ++r)
+      __builtin_memcpy(&sums[r][0], out + r * p.outputs, width * sizeof(float));
+  }
+  for (int64_t k = first; k < last; ++k) {
+    const Vector* w = reinterpret_cast<const Vector*>(weight + k * PANEL);
+    for (int v = 0; v < VECTORS; ++v) __builtin_prefetch(w + AHEAD * VECTORS + v);
+    for (int r = 0; r < R; ++r) {
+      const float value = x[r * p.inputs + k];
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] += w[v] * value;
+    }
+  }
+  if (width == PANEL) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < VECTORS; ++v)
+        *reinterpret_cast<Vector*>(out + r * p.outputs + v * LANES) = sums[r][v];
+  } else {
+    for (int r = 0; r < R; ++r)
+      __builtin_memcpy(out + r * p.outputs, &sums[r][0], width * sizeof(float));
+  }
+}
+
+void add_panel(const Product& p, int64_t panel) {
+  for (int64_t first = 0; first < p.inputs; first += DEPTH) {
+    const int64_t last = std::min(p.inputs, first + DEPTH);
+    int64_t row = 0;
+    for (; row + ROWS <= p.rows; row += ROWS) add_rows<ROWS>(p, row, panel, first, last);
+    switch (p.rows - row) {
+      case 5: add_rows<5>(p, row, panel, first, last); break;
+      case 4: add_rows<4>(p, row, panel, first, last); break;
+      case 3: add_rows<3>(p, row, panel, first, last); break;
+      case 2: add_rows<2>(p, row, panel, first, last); break;
+      case 1: add_rows<1>(p, row, panel, first, last); break;
+      default: break;
+    }
+  }
+}
+
+at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weight, int64_t outputs) {
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kFloat);
+  TORCH_CHECK(weight.dim() == 3 && weight.is_contiguous() && weight.scalar_type() == at::kFloat);
+  TORCH_CHECK(weight.size(1) == x.size(1) && weight.size(2) == PANEL);
+  TORCH_CHECK(weight.size(0) == (outputs + PANEL - 1) / PANEL);
+  at::Tensor out = at::empty({x.size(0), outputs}, x.options());
+  const Product product{x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
+                        out.data_ptr<float>(), x.size(0), x.size(1), outputs};
+  at::parallel_for(0, weight.size(0), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) add_panel(product, panel);
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(draftline, library) {
+  library.def("packed_linear(Tensor x, Tensor weight, int outputs) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(draftline, CPU, library) { library.impl("packed_linear", &packed_linear); }

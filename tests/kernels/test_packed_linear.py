@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from draftline.core.errors import ConfigError
+from draftline.kernels import cpu_build
+from draftline.kernels.cpu_build import load_cpu_ops, vectors
+from draftline.kernels.packed_linear import (
+    pack_weight,
+    packed_linear,
+    packed_linear_reference,
+)
+
+# The last has more inputs than one pass over a panel takes.
+SIZES = [(8, 5), (32, 64), (33, 130), (1100, 70)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(tmp_path_factory: pytest.TempPathFactory) -> None:
+    load_cpu_ops(tmp_path_factory.mktemp("ops"))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 13])
+def test_equals_the_reference(inputs: int, outputs: int, rows: int) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, inputs), torch.randn(inputs, outputs)
+    packed = pack_weight(weight, vectors().panel)
+    ours = packed_linear(x, packed, outputs)
+    torch.testing.assert_close(ours, x @ weight, rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        packed_linear_reference(x, packed, outputs), x @ weight, rtol=0, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+def test_a_row_is_the_same_bit_by_bit_in_any_company(inputs: int, outputs: int) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(13, inputs)
+    packed = pack_weight(torch.randn(inputs, outputs), vectors().panel)
+    together = packed_linear(x, packed, outputs)
+    for rows in (1, 2, 5, 6):
+        for first in range(13 - rows):
+            part = slice(first, first + rows)
+            assert torch.equal(packed_linear(x[part], packed, outputs), together[part])
+
+
+def test_a_wrong_shape_is_refused() -> None:
+    packed = pack_weight(torch.randn(8, 5), vectors().panel)
+    with pytest.raises(RuntimeError):
+        packed_linear(torch.randn(2, 9), packed, 5)
+    with pytest.raises(RuntimeError):
+        packed_linear(torch.randn(2, 8), packed, 5 + vectors().panel)
+
+
+def test_a_missing_compiler_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"compile: .*no-such-compiler.*apt install g\+\+"):
+        cpu_build._compiler()
+
+
+def test_a_failing_compiler_is_an_error_that_quotes_it(tmp_path: Path) -> None:
+    compiler = tmp_path / "fails"
+    compiler.write_text("#!/bin/sh\necho 'error: no such flag' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"compile: .*error: no such flag"):
+        cpu_build._build([str(compiler)], tmp_path / "library.so")
+    assert not (tmp_path / "library.so").exists()
