@@ -71,7 +71,9 @@ class Drafting:
 
         One message a drafter for all requests, which also tells what was committed.
         """
-        drafting = [state for state in states if self._max_query(state, len(states)) > 0]
+        most = self._scheduler.nodes_each(len(states))
+        sizes = [(state, _query_size(state, most)) for state in states]
+        drafting = [state for state, size in sizes if size > 0]
         costs = self._drafters.costs()
         asked: frozenset[str] = frozenset()
         if drafting:
@@ -84,7 +86,7 @@ class Drafting:
                 await self._drafters.exchange(commits, ())
             return None
         queries = [
-            Query(s.request_id, len(s.token_ids), self._max_query(s, len(states))) for s in drafting
+            Query(state.request_id, len(state.token_ids), size) for state, size in sizes if size > 0
         ]
         start = self._clock()
         found = await self._drafters.exchange(commits, queries, costs.keys() - asked)
@@ -111,13 +113,6 @@ class Drafting:
         return [
             TreeStep(state, tree, self._probes(found), full) for state, tree, found, full in parts
         ]
-
-    def _max_query(self, state: RequestState, num_decoding: int) -> int:
-        """Nodes to ask for; 0 where the request takes none."""
-        if not state.request.options.speculative:
-            return 0
-        most = _max_nodes(state, self._scheduler.nodes_each(num_decoding))
-        return max(0, min(most, _max_depth(state)))
 
     def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
         probes: dict[str, Probe] = {}
@@ -151,6 +146,12 @@ def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:
     found = offers.by_request.get(state.request_id, ())
     drafters = state.request.options.drafters
     return found if drafters is None else [p for p in found if p.source in drafters]
+
+
+def _query_size(state: RequestState, most: int) -> int:
+    """Nodes to ask for; 0 or less where the request takes none."""
+    is_drafted = state.request.options.speculative
+    return min(_max_nodes(state, most), _max_depth(state)) if is_drafted else 0
 
 
 def _max_nodes(state: RequestState, most: int) -> int:

@@ -137,24 +137,43 @@ class _Growing:
         self.children: dict[tuple[int, int], int] = {}
 
     def add(self, proposal: Proposal) -> None:
-        """Merge one proposal."""
+        """Merge one proposal. Of several drafters that propose a node, the surest judges it."""
+        # One loop without calls: this runs for every node of every request in every step.
+        table, source, children = self.table, proposal.source, self.children
+        depths, values, cells = self.depths, self.values, self.cells
         # merged[i]: the tree node that the proposal's node i became; None where it was cut.
         merged: list[int | None] = []
-        num_children = [0] * (len(proposal.tokens) + 1)
-        nodes = zip(
-            proposal.tokens.tolist(),
-            proposal.parents.tolist(),
-            proposal.log_probs.tolist(),
-            strict=True,
-        )
+        ranks = [0] * (len(proposal.tokens) + 1)
+        log_probs = proposal.log_probs.tolist()
+        nodes = zip(proposal.tokens.tolist(), proposal.parents.tolist(), log_probs, strict=True)
         for token, own_parent, log_prob in nodes:
-            rank = num_children[own_parent]
-            num_children[own_parent] = rank + 1
-            parent = ROOT if own_parent == ROOT else merged[own_parent]
-            node = None if parent is None else self._place(parent, token, proposal.source)
+            rank = ranks[own_parent]
+            ranks[own_parent] = rank + 1
+            parent, depth, above = ROOT, 1, 1.0
+            if own_parent != ROOT:
+                placed = merged[own_parent]
+                if placed is None:
+                    merged.append(None)
+                    continue
+                parent, depth, above = placed, depths[placed] + 1, values[placed]
+            node = children.get((parent, token))
+            if node is None:
+                node = len(depths)
+                if node >= self.max_nodes or depth > self.max_depth:
+                    merged.append(None)
+                    continue
+                children[parent, token] = node
+                self.tokens.append(token)
+                self.parents.append(parent)
+                self.sources.append(source)
+                depths.append(depth)
+                values.append(1.0 if table is None else 0.0)
+                cells.append(())
             merged.append(node)
-            if node is not None and self.table is not None:
-                self._judge(node, self.table, proposal.source, log_prob, rank)
+            if table is not None:
+                cell, rate = table.judge(source, log_prob, depth, rank)
+                cells[node] += (cell,)
+                values[node] = max(values[node], rate * above)
 
     def tree(self) -> TokenTree:
         """What was merged."""
@@ -167,33 +186,6 @@ class _Growing:
             np.array(self.values, dtype=np.float64),
             tuple(self.cells),
         )
-
-    def _place(self, parent: int, token: int, source: str) -> int | None:
-        node = self.children.get((parent, token))
-        if node is not None:
-            return node
-        depth = 1 if parent == ROOT else self.depths[parent] + 1
-        node = len(self.tokens)
-        if node >= self.max_nodes or depth > self.max_depth:
-            return None
-        self.children[parent, token] = node
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(depth)
-        self.sources.append(source)
-        self.values.append(0.0 if self.table else 1.0)
-        self.cells.append(())
-        return node
-
-    def _judge(
-        self, node: int, table: AcceptanceTable, source: str, log_prob: float, rank: int
-    ) -> None:
-        """Of several drafters that propose a node, the surest decides."""
-        parent = self.parents[node]
-        cell = table.cell(source, log_prob, self.depths[node], rank)
-        value = table.estimate(cell) * (1.0 if parent == ROOT else self.values[parent])
-        self.values[node] = max(self.values[node], value)
-        self.cells[node] = (*self.cells[node], cell)
 
 
 NO_TREE = merge((), 0, 0)
