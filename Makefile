@@ -2,7 +2,7 @@
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo serve test test-full lint types redis clean
+.PHONY: help demo serve test test-full lint types redis compiler clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -13,10 +13,10 @@ demo: $(READY) ## serve the bundled model, show speculation at work, shut down
 serve: $(READY) ## serve the bundled model with the OpenAI API; ARGS="--port 8000 ..."
 	@.venv/bin/draftline serve $(ARGS)
 
-test: $(READY) redis ## lint, types and tests
+test: $(READY) redis compiler ## lint, types and tests
 	@scripts/test.sh -m "not full" $(ARGS)
 
-test-full: $(READY) redis ## the same with the whole matrix of the lossless tests
+test-full: $(READY) redis compiler ## the same with the whole matrix of the lossless tests
 	@scripts/test.sh $(ARGS)
 
 lint: $(READY) ## style, formatting, spelling, layers of imports
@@ -27,6 +27,9 @@ types: $(READY) ## types
 
 redis:
 	@command -v redis-server >/dev/null || scripts/setup.sh redis
+
+compiler: $(READY)
+	@scripts/setup.sh compiler
 
 clean: ## remove .venv and what was built
 	rm -rf .venv build dist draftline.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

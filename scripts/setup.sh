@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# scripts/setup.sh venv    make .venv and install draftline with its development tools in it
-# scripts/setup.sh redis   install redis-server from the system's packages (the tests need it)
+# scripts/setup.sh venv      make .venv and install draftline with its development tools in it
+# scripts/setup.sh redis     install redis-server from the system's packages (the tests need it)
+# scripts/setup.sh compiler  install g++ and Python's headers, if missing (tests of compile: on)
 #
 # Set PYTHON to choose the interpreter. Output of the tools goes to build/setup-*.log.
 set -euo pipefail
@@ -87,6 +88,19 @@ install_redis() {
     fi
 }
 
+has_compiler() {
+    command -v g++ >/dev/null && .venv/bin/python - <<'PYTHON'
+import pathlib, sys, sysconfig
+sys.exit(not (pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h").exists())
+PYTHON
+}
+
+# Headers of a Python that did not come from the system's packages came with it.
+install_compiler() {
+    apt_install g++ "python$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')-dev" ||
+        apt_install g++
+}
+
 mkdir -p build
 : >"$LOG"
 case ${1:-} in
@@ -95,5 +109,11 @@ redis)
     need_apt redis-server
     phase "installing redis-server" install_redis
     ;;
-*) fail "usage: scripts/setup.sh venv|redis" ;;
+compiler)
+    if ! has_compiler; then
+        need_apt g++
+        phase "installing g++ and Python's headers" install_compiler
+    fi
+    ;;
+*) fail "usage: scripts/setup.sh venv|redis|compiler" ;;
 esac
