@@ -40,6 +40,21 @@ class PromptChunk:
     wants_token: bool
 
     @property
+    def context_len(self) -> int:
+        """Tokens that are cached before it."""
+        return self.start
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the step."""
+        return self.end - self.start
+
+    @property
+    def num_chosen(self) -> int:
+        """Rows, the last ones, that get a target token."""
+        return int(self.wants_token)
+
+    @property
     def num_scored(self) -> int:
         """Rows, from the first on, whose next token's log-probability is wanted."""
         state = self.state
@@ -61,29 +76,19 @@ class TreeStep:
     offered: TokenTree
 
     @property
+    def context_len(self) -> int:
+        """Tokens that are cached before the root."""
+        return len(self.state.token_ids) - 1
+
+    @property
     def num_rows(self) -> int:
         """Rows in the step."""
-        return 1 + len(self.tree) + sum(len(probe.tokens) for probe in self.probes.values())
+        return self.num_chosen + sum(len(probe.tokens) for probe in self.probes.values())
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The rows of one request; `logits` and `probe` count from the request's first row.
-
-    scored_tokens  of its first rows, the tokens whose log-probabilities are wanted
-    """
-
-    state: RequestState
-    token_ids: Int32
-    positions: Int32
-    slots: Int32
-    context_len: int
-    tree: TreeRows | None
-    nodes: TokenTree
-    logits: Int32
-    chosen_positions: Int64
-    probe: Int32
-    scored_tokens: Int32
+    @property
+    def num_chosen(self) -> int:
+        """Rows, the first ones, that get a target token."""
+        return 1 + len(self.tree)
 
 
 def slots_of(blocks: Sequence[int], first: int, count: int, block_size: int) -> Int32:
@@ -103,82 +108,92 @@ def build_step(
     Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
     the requests' last commits left.
     """
-    rows = [_tree_rows(tree, block_size) for tree in trees]
-    rows += [_chunk_rows(chunk, block_size) for chunk in chunks]
-    starts = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(r.token_ids) for r in rows], out=starts[1:])
-    logits_rows = np.concatenate([r.logits + s for r, s in zip(rows, starts, strict=False)])
-    probe_rows = np.concatenate([r.probe + s for r, s in zip(rows, starts, strict=False)])
-    probes = [probe for tree in trees for probe in tree.probes.values()]
-    scored = [s + np.arange(len(r.scored_tokens)) for r, s in zip(rows, starts, strict=False)]
-    params = [r.state.request.params for r in rows]
+    parts = [*trees, *chunks]
+    states = [part.state for part in parts]
+    params = [state.request.params for state in states]
+    counts = np.array([part.num_rows for part in parts], dtype=np.int32)
+    starts = np.concatenate([FIRST_ROW, np.cumsum(counts, dtype=np.int32)])
+    context_lens = np.array([part.context_len for part in parts], dtype=np.int32)
+    tables = _block_tables(states)
+    own = _runs(np.zeros_like(counts), counts)
+    owner = np.repeat(np.arange(len(parts)), counts)
+    # A row's KV stands where its place in the request says, not its depth in a tree.
+    places = context_lens[owner] + own
+    slots = tables[owner, places // block_size] * np.int32(block_size) + places % block_size
+    positions = context_lens[owner] + _offsets(trees, own)
+    chosen = np.array([part.num_chosen for part in parts], dtype=np.int32)
+    firsts = np.concatenate([starts[: len(trees)], (starts[1:] - chosen)[len(trees) :]])
+    logits_rows = _runs(firsts, chosen)
+    num_scored = np.array([chunk.num_scored for chunk in chunks], dtype=np.int32)
     return StepInput(
         step_id=step_id,
-        moves=_take_moves(rows),
-        token_ids=np.concatenate([r.token_ids for r in rows]),
-        positions=np.concatenate([r.positions for r in rows]),
-        slots=np.concatenate([r.slots for r in rows]),
+        moves=_take_moves(states),
+        token_ids=_token_ids(chunks, trees),
+        positions=positions,
+        slots=slots,
         request_starts=starts,
-        context_lens=np.array([r.context_len for r in rows], dtype=np.int32),
-        block_tables=_block_tables(rows),
-        trees=tuple(r.tree for r in rows),
-        logits_rows=logits_rows.astype(np.int32),
-        sampling=_sampling(rows),
-        probe_rows=probe_rows.astype(np.int32),
-        probe_top_k=max((probe.top_k for probe in probes), default=0),
-        scored_rows=np.concatenate(scored).astype(np.int32),
-        scored_tokens=np.concatenate([r.scored_tokens for r in rows]),
+        context_lens=context_lens,
+        block_tables=tables,
+        trees=_tree_rows(trees, starts, slots, positions) + (None,) * len(chunks),
+        logits_rows=logits_rows,
+        sampling=sampling_rows(
+            params,
+            [state.request.seed for state in states],
+            positions[logits_rows].astype(np.int64) + 1,
+            chosen,
+        ),
+        probe_rows=_probe_rows(trees, starts),
+        probe_top_k=max((probe.top_k for t in trees for probe in t.probes.values()), default=0),
+        scored_rows=_runs(starts[len(trees) : -1], num_scored),
+        scored_tokens=_scored_tokens(chunks),
         with_log_probs=any(one.logprobs is not None for one in params),
-        edits=_edits(rows),
+        edits=_edits(parts),
         num_top=max(max(one.logprobs or 0, one.prompt_logprobs or 0) for one in params),
     )
 
 
-def _chunk_rows(chunk: PromptChunk, block_size: int) -> _Rows:
-    state, count = chunk.state, chunk.end - chunk.start
-    logits = np.array([count - 1] if chunk.wants_token else [], dtype=np.int32)
-    return _Rows(
-        state=state,
-        token_ids=np.array(state.token_ids[chunk.start : chunk.end], dtype=np.int32),
-        positions=np.arange(chunk.start, chunk.end, dtype=np.int32),
-        slots=slots_of(state.blocks, chunk.start, count, block_size),
-        context_len=chunk.start,
-        tree=None,
-        nodes=NO_TREE,
-        logits=logits,
-        chosen_positions=np.full(len(logits), chunk.end, dtype=np.int64),
-        probe=NO_ROWS,
-        scored_tokens=_scored_tokens(chunk),
-    )
+def _runs(firsts: Int32, counts: Int32) -> Int32:
+    """`counts[i]` whole numbers from `firsts[i]` on, for every i."""
+    ends = np.cumsum(counts, dtype=np.int32)
+    size = ends[-1] if len(ends) else 0
+    return np.repeat(firsts - ends + counts, counts) + np.arange(size, dtype=np.int32)
 
 
-def _scored_tokens(chunk: PromptChunk) -> Int32:
-    if not chunk.num_scored:
-        return NO_ROWS
-    return chunk.state.request.prompt_ids[chunk.start + 1 : chunk.start + 1 + chunk.num_scored]
+def _offsets(trees: Sequence[TreeStep], own: Int32) -> Int32:
+    """Position of each row minus its request's context; that of a prompt's row is its index."""
+    pieces = [
+        piece
+        for step in trees
+        for piece in (FIRST_ROW, step.tree.depths, *(p.offsets for p in step.probes.values()))
+    ]
+    offsets = np.concatenate([NO_ROWS, *pieces])
+    return np.concatenate([offsets, own[len(offsets) :]])
 
 
-def _tree_rows(step: TreeStep, block_size: int) -> _Rows:
-    state, tree = step.state, step.tree
-    root_position = len(state.token_ids) - 1
-    probes = list(step.probes.values())
-    offsets = np.concatenate([FIRST_ROW, tree.depths, *(probe.offsets for probe in probes)])
-    positions = offsets + np.int32(root_position)
-    root = np.array(state.token_ids[-1:], dtype=np.int32)
-    slots = slots_of(state.blocks, root_position, len(positions), block_size)
-    num_verified = 1 + len(tree)
-    return _Rows(
-        state=state,
-        token_ids=np.concatenate([root, tree.tokens, *(probe.tokens for probe in probes)]),
-        positions=positions,
-        slots=slots,
-        context_len=root_position,
-        tree=TreeRows(_mask(tree, probes), slots, positions),
-        nodes=tree,
-        logits=np.arange(num_verified, dtype=np.int32),
-        chosen_positions=positions[:num_verified].astype(np.int64) + 1,
-        probe=_wanted_rows(num_verified, probes),
-        scored_tokens=NO_ROWS,
+def _token_ids(chunks: Sequence[PromptChunk], trees: Sequence[TreeStep]) -> Int32:
+    roots = np.array([step.state.token_ids[-1] for step in trees], dtype=np.int32)
+    pieces = [
+        piece
+        for index, step in enumerate(trees)
+        for piece in (
+            roots[index : index + 1],
+            step.tree.tokens,
+            *(probe.tokens for probe in step.probes.values()),
+        )
+    ]
+    pieces += [
+        np.array(chunk.state.token_ids[chunk.start : chunk.end], dtype=np.int32) for chunk in chunks
+    ]
+    return np.concatenate(pieces)
+
+
+def _tree_rows(
+    trees: Sequence[TreeStep], starts: Int32, slots: Int32, positions: Int32
+) -> tuple[TreeRows | None, ...]:
+    ends = starts.tolist()
+    return tuple(
+        TreeRows(_mask(step.tree, [*step.probes.values()]), slots[first:end], positions[first:end])
+        for step, first, end in zip(trees, ends, ends[1:], strict=False)
     )
 
 
@@ -199,58 +214,57 @@ def _mask(tree: TokenTree, probes: Sequence[Probe]) -> Bool:
     return mask
 
 
-def _wanted_rows(first: int, probes: Sequence[Probe]) -> Int32:
-    if not probes:
-        return NO_ROWS
+def _probe_rows(trees: Sequence[TreeStep], starts: Int32) -> Int32:
     wanted = [NO_ROWS]
-    for probe in probes:
-        wanted.append(probe.wanted + first)
-        first += len(probe.tokens)
+    for step, start in zip(trees, starts, strict=False):
+        first = start + step.num_chosen
+        for probe in step.probes.values():
+            wanted.append(probe.wanted + first)
+            first += len(probe.tokens)
     return np.concatenate(wanted)
 
 
-def _take_moves(rows: Sequence[_Rows]) -> Int32:
+def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
+    return np.concatenate(
+        [NO_ROWS]
+        + [
+            chunk.state.request.prompt_ids[chunk.start + 1 : chunk.start + 1 + chunk.num_scored]
+            for chunk in chunks
+        ]
+    )
+
+
+def _take_moves(states: Sequence[RequestState]) -> Int32:
     moves: list[tuple[int, int]] = []
-    for r in rows:
-        moves += r.state.moves
-        r.state.moves = []
+    for state in states:
+        moves += state.moves
+        state.moves = []
     return np.array(moves, dtype=np.int32).reshape(-1, 2)
 
 
-def _block_tables(rows: Sequence[_Rows]) -> Int32:
-    width = max(len(r.state.blocks) for r in rows)
-    tables = np.zeros((len(rows), width), dtype=np.int32)
-    for index, r in enumerate(rows):
-        tables[index, : len(r.state.blocks)] = r.state.blocks
-    return tables
+def _block_tables(states: Sequence[RequestState]) -> Int32:
+    width = max(len(state.blocks) for state in states)
+    rows = [state.blocks + [0] * (width - len(state.blocks)) for state in states]
+    return np.array(rows, dtype=np.int32)
 
 
-def _edits(rows: Sequence[_Rows]) -> tuple[LogitEdits, ...]:
+def _edits(parts: Sequence[TreeStep | PromptChunk]) -> tuple[LogitEdits, ...]:
     found = []
     first_row = 0
-    for r in rows:
-        if len(r.logits) and (edits := build_edits(r.state, r.nodes, first_row)):
-            found.append(edits)
-        first_row += len(r.logits)
+    for part in parts:
+        if part.num_chosen:
+            tree = part.tree if isinstance(part, TreeStep) else NO_TREE
+            if edits := build_edits(part.state, tree, first_row):
+                found.append(edits)
+            first_row += part.num_chosen
     return tuple(found)
-
-
-def _sampling(rows: Sequence[_Rows]) -> SamplingRows:
-    counts = [len(r.logits) for r in rows]
-    requests = [r.state.request for r in rows]
-    return sampling_rows(
-        [request.params for request in requests],
-        [request.seed for request in requests],
-        np.concatenate([r.chosen_positions for r in rows]),
-        counts,
-    )
 
 
 def sampling_rows(
     params: Sequence[SamplingParams],
     seeds: Sequence[int],
     positions: Int64,
-    counts: Sequence[int] | None = None,
+    counts: Sequence[int] | Int32 | None = None,
 ) -> SamplingRows:
     """Rows of some requests, `counts` of each; by default one. `positions` is int64 [rows]."""
     counts = [1] * len(params) if counts is None else counts
