@@ -13,6 +13,8 @@ from draftline.kernels.packed_linear import (
     packed_linear_reference,
 )
 
+pytestmark = pytest.mark.compiler
+
 # The last has more inputs than one pass over a panel takes.
 SIZES = [(8, 5), (32, 64), (33, 130), (1100, 70)]
 

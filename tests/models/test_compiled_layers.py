@@ -18,7 +18,10 @@ from support.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
 from torch._dynamo.utils import counters
 
 # Inductor imports parts of torch that torch itself deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
 
 TOKENS = np.random.default_rng(5).integers(2, VOCAB_SIZE, 60).tolist()
 NODES, PARENTS = [5, 6, 7, 8, 9, 10, 11], [-1, 0, 0, 1, -1, 4, 3]

@@ -64,7 +64,7 @@ def test_the_unit_tests_pass(bare_tree: Path) -> None:
     areas = [bare_tree / "tests" / area for area in UNIT_AREAS]
     for area in areas:
         assert list(area.glob("test_*.py")), f"no test of {area.name} is free of the distribution"
-    marked = "not (cluster or redis or net or gpu or full)"
+    marked = "not (cluster or redis or net or gpu or compiler or full)"
     quick = "--hypothesis-profile=quick"
     _run(bare_tree, "-m", "pytest", "-q", "-x", quick, "-m", marked, *map(str, areas))
 
