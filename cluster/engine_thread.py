@@ -17,6 +17,7 @@ from ..core.engine import EngineCore
 from ..core.errors import DraftlineError, EngineClosed, StageLost
 from ..core.request import Request
 from ..core.stop import StopRule
+from .loop_calls import call_on_loop
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +74,7 @@ class EngineThread:
 
     def cancel(self, request_id: str) -> None:
         """End a request soon; an unknown id is ignored. Does not wait."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._cancel, request_id)
+        call_on_loop(self._loop, self._cancel, request_id)
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the engine's loop, between two steps."""
@@ -86,7 +86,7 @@ class EngineThread:
     def close(self) -> None:
         """End all requests and the thread; twice is once."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._ask_to_close)
+            call_on_loop(self._loop, self._ask_to_close)
             self._thread.join()
 
     def _ask_to_close(self) -> None:

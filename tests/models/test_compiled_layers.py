@@ -33,7 +33,8 @@ QUICK = ["llama_scaled_rope", "mistral", "qwen2_windowed", "qwen3", "gemma", "ge
 def stages(kind: str, folder: Path, cache: Path) -> tuple[Stage, Stage]:
     """An eager stage and a compiled one."""
     save_tiny_model(kind, folder)
-    load = partial(load_stage, folder, LayerSpan(0, 4, 4), NUM_BLOCKS, BLOCK_SIZE)
+    layers = KINDS[kind].config().num_hidden_layers
+    load = partial(load_stage, folder, LayerSpan(0, layers, layers), NUM_BLOCKS, BLOCK_SIZE)
     return load(), load(compile_cache=cache)
 
 
