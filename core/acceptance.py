@@ -33,12 +33,7 @@ class AcceptanceTable:
     def cell(self, source: str, log_prob: float, depth: int, rank: int) -> Cell:
         """The bin of a node; depth is 1 for children of the root, rank 0 for the first child."""
         likely = bisect_right(LOG_PROB_BINS, log_prob) if log_prob < 0 else -1
-        return (
-            source,
-            likely,
-            bisect_right(DEPTH_BINS, depth),
-            rank if rank < MAX_RANK else MAX_RANK,
-        )
+        return source, likely, bisect_right(DEPTH_BINS, depth), min(rank, MAX_RANK)
 
     def estimate(self, cell: Cell) -> float:
         """The probability of this bin, above 0 and below 1."""
@@ -50,8 +45,7 @@ class AcceptanceTable:
     def judge(self, source: str, log_prob: float, depth: int, rank: int) -> tuple[Cell, float]:
         """The bin of a node and its estimate."""
         cell = self.cell(source, log_prob, depth, rank)
-        known = self._cache.get(cell)
-        return cell, self.estimate(cell) if known is None else known
+        return cell, self.estimate(cell)
 
     def record(self, cell: Cell, accepted: bool) -> None:
         """Learn from a node whose parent was accepted."""

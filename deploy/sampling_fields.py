@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
@@ -89,9 +90,10 @@ class SamplingFields(RequestModel):
         return "max_tokens", self.max_tokens
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Tokens whose log-probabilities stand beside each of the answer's; None: none at all."""
-        raise NotImplementedError
+        ...
 
     def sampling_params(self, max_tokens: int) -> SamplingParams:
         """The sampling that this body asks for. Raises `ApiError` 400 naming the field."""
