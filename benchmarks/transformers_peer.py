@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,25 +38,34 @@ class TransformersPeer:
         """Token ids of a prompt."""
         return list(self._tokenizer(text)["input_ids"])
 
-    @torch.inference_mode()
     def generate(
         self, prompt: list[int], num_tokens: int, options: Mapping[str, Any]
     ) -> PeerOutput:
         """Exactly `num_tokens` greedy tokens; `options` go to `generate`."""
+        (output,) = self.generate_batch([prompt], num_tokens, options)
+        return output
+
+    @torch.inference_mode()
+    def generate_batch(
+        self, prompts: Sequence[list[int]], num_tokens: int, options: Mapping[str, Any]
+    ) -> list[PeerOutput]:
+        """The same for several prompts together, padded at the left; each counts every pass."""
         self._passes = 0
-        ids = torch.tensor([prompt])
+        width = max(map(len, prompts))
+        rows = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         # Its declared type is that of any attribute of a module.
         generate: Any = self.target.generate
         output = generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+            torch.tensor(rows),
+            attention_mask=torch.tensor(mask),
             do_sample=False,
             max_new_tokens=num_tokens,
             eos_token_id=None,
             pad_token_id=0,
             **options,
         )
-        return PeerOutput(tuple(output[0, len(prompt) :].tolist()), self._passes)
+        return [PeerOutput(tuple(row[width:].tolist()), self._passes) for row in output]
 
     def _count(self, *_: object) -> None:
         self._passes += 1

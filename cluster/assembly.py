@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ..core.engine import EngineCore
 from ..core.errors import ConfigError
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..core.step_trace import StepTrace
+from ..core.tree import load_kernels
 from ..models.grammar import GrammarFactory
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import partition_layers
@@ -129,6 +131,7 @@ class Assembly:
     async def start(self) -> None:
         """Start the pipeline, measure it, then connect the drafters."""
         await self.pipeline.start()
+        await asyncio.to_thread(load_kernels)
         config = self._plan.config
         self.budget.cost = await measure_step_cost(
             self.pipeline,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import numpy as np
+
+from .compiled import compiled
+from .types import Float64
 
 # Lower ends of the bins of a drafter's own log-probability; 0 means that it knows none.
 LOG_PROB_BINS = (-6.0, -4.0, -3.0, -2.0, -1.4, -0.9, -0.5, -0.2, -0.05)
@@ -13,55 +16,80 @@ PRIOR_NODES = 8.0
 # Beyond this a bin forgets half, so that it follows a change of the texts.
 MAX_NODES = 512.0
 
-Cell = tuple[str, int, int, int]
+_RANKS = MAX_RANK + 1
+_DEPTHS = len(DEPTH_BINS) + 1
+NUM_BINS = (len(LOG_PROB_BINS) + 2) * _DEPTHS * _RANKS
 
 
 class AcceptanceTable:
     """P(node is accepted | its parent is), by drafter, its log-probability, depth and rank.
 
-    rank is the node's place among its drafter's children of one parent. Estimates are means over
-    a bin, drawn towards the drafter's own mean while the bin is young.
+    depth is 1 for children of the root; rank is the node's place among its drafter's children of
+    one parent. Estimates are means over a bin, drawn towards the drafter's own mean while the bin
+    is young.
+
+    names   drafters; their places are their ids
+    counts  float64 [drafters, bins + 1, 2]: accepted and judged nodes of each bin, and last of all
     """
 
-    __slots__ = ("_bins", "_cache", "_sources")
+    __slots__ = ("_ids", "counts", "names")
 
     def __init__(self) -> None:
-        self._bins: dict[Cell, list[float]] = {}
-        self._sources: dict[str, list[float]] = {}
-        self._cache: dict[Cell, float] = {}
+        self._ids: dict[str, int] = {}
+        self.names: tuple[str, ...] = ()
+        self.counts: Float64 = np.zeros((0, NUM_BINS + 1, 2))
 
-    def cell(self, source: str, log_prob: float, depth: int, rank: int) -> Cell:
-        """The bin of a node; depth is 1 for children of the root, rank 0 for the first child."""
-        likely = bisect_right(LOG_PROB_BINS, log_prob) if log_prob < 0 else -1
-        return source, likely, bisect_right(DEPTH_BINS, depth), min(rank, MAX_RANK)
+    def source_id(self, name: str) -> int:
+        """The id of a drafter, which is new if it has none."""
+        found = self._ids.get(name)
+        if found is None:
+            found = self._ids[name] = len(self.names)
+            self.names = (*self.names, name)
+            self.counts = np.concatenate([self.counts, np.zeros((1, NUM_BINS + 1, 2))])
+        return found
 
-    def estimate(self, cell: Cell) -> float:
-        """The probability of this bin, above 0 and below 1."""
-        known = self._cache.get(cell)
-        if known is None:
-            known = self._cache[cell] = self._estimate(cell)
-        return known
+    def estimate(self, source: str, log_prob: float, depth: int, rank: int) -> float:
+        """The probability of such a node, above 0 and below 1."""
+        source_id = self.source_id(source)
+        return float(estimate(self.counts, source_id, bin_of(log_prob, depth, rank)))
 
-    def judge(self, source: str, log_prob: float, depth: int, rank: int) -> tuple[Cell, float]:
-        """The bin of a node and its estimate."""
-        cell = self.cell(source, log_prob, depth, rank)
-        return cell, self.estimate(cell)
-
-    def record(self, cell: Cell, accepted: bool) -> None:
+    def record(
+        self, source: str, log_prob: float, depth: int, rank: int, *, accepted: bool
+    ) -> None:
         """Learn from a node whose parent was accepted."""
-        bin_counts = self._bins.setdefault(cell, [0.0, 0.0])
-        for counts in (bin_counts, self._sources.setdefault(cell[0], [0.0, 0.0])):
-            counts[0] += accepted
-            counts[1] += 1
-            if counts[1] > MAX_NODES:
-                counts[0] /= 2
-                counts[1] /= 2
-        # Others of the source follow when they learn: its mean moves slowly.
-        self._cache.pop(cell, None)
+        source_id = self.source_id(source)
+        record(self.counts, source_id, bin_of(log_prob, depth, rank), accepted)
 
-    def _estimate(self, cell: Cell) -> float:
-        hits, count = self._sources.get(cell[0], (0.0, 0.0))
-        # Half of the nodes, before any was seen: an optimist finds out, a pessimist never does.
-        mean = (hits + 1.0) / (count + 2.0)
-        hits, count = self._bins.get(cell, (0.0, 0.0))
-        return (hits + PRIOR_NODES * mean) / (count + PRIOR_NODES)
+
+@compiled
+def bin_of(log_prob: float, depth: int, rank: int) -> int:
+    """The bin of a node."""
+    likely = 0
+    if log_prob < 0:
+        likely = 1
+        for bound in LOG_PROB_BINS:
+            likely += log_prob >= bound
+    deep = 0
+    for bound in DEPTH_BINS:
+        deep += depth >= bound
+    return (likely * _DEPTHS + deep) * _RANKS + min(rank, MAX_RANK)
+
+
+@compiled
+def estimate(counts: Float64, source: int, node_bin: int) -> float:
+    """The mean of a bin, with the drafter's mean as its prior."""
+    total, own = counts[source, NUM_BINS], counts[source, node_bin]
+    # Half of the nodes, before any was seen: an optimist finds out, a pessimist never does.
+    mean = (total[0] + 1.0) / (total[1] + 2.0)
+    return (own[0] + PRIOR_NODES * mean) / (own[1] + PRIOR_NODES)
+
+
+@compiled
+def record(counts: Float64, source: int, node_bin: int, accepted: bool) -> None:
+    """Count a node in its bin and in its drafter's total."""
+    for row in (counts[source, node_bin], counts[source, NUM_BINS]):
+        row[0] += accepted
+        row[1] += 1.0
+        if row[1] > MAX_NODES:
+            row[0] /= 2.0
+            row[1] /= 2.0

@@ -8,17 +8,17 @@ plain decoding, so under load, where a row costs what it gains, speculation fade
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
 from .acceptance import AcceptanceTable
-from .source_choice import SourceChoice, credited
+from .source_choice import SourceChoice
 from .step_cost import StepCost
 from .tree import TokenTree
-from .types import Float64
+from .types import Float64, Int32
 
 # Weight of the newest step in what drafting is expected to bring and to take.
 WEIGHT = 0.1
@@ -41,12 +41,12 @@ class StepOutcome:
     asked: frozenset[str]
     costs: Mapping[str, float]
     num_tokens: int = 0
-    accepted: Counter[str] = field(default_factory=Counter)
+    walks: list[tuple[TokenTree, Int32]] = field(default_factory=list)
 
-    def count(self, tree: TokenTree, path: Sequence[int]) -> None:
+    def count(self, tree: TokenTree, path: Int32) -> None:
         """Nodes on the path of a request were accepted, and a bonus token followed."""
         self.num_tokens += len(path) + 1
-        self.accepted.update(credited(tree, node, self.costs) for node in path)
+        self.walks.append((tree, path))
 
 
 class NodeBudget:
@@ -99,11 +99,12 @@ class NodeBudget:
         """Drafters were asked: their trees before anything is cut, and the time that it took."""
         self._steps_unasked = 0
         self._draft_s += WEIGHT * (draft_s - self._draft_s)
-        best = np.zeros(len(self._profile))
-        for tree in trees:
-            values = np.sort(tree.values)[::-1][: len(best)]
-            best[: len(values)] += values
-        self._profile += WEIGHT * (best / max(len(trees), 1) - self._profile)
+        width = max(len(self._profile), *map(len, trees))
+        values = np.zeros((len(trees), width))
+        for row, tree in zip(values, trees, strict=True):
+            row[: len(tree)] = tree.values
+        best = np.sort(values, axis=1)[:, ::-1][:, : len(self._profile)]
+        self._profile += WEIGHT * (best.mean(axis=0) - self._profile)
 
     def note_step(self, outcome: StepOutcome) -> None:
         """Learn from a step that was committed."""
@@ -114,7 +115,7 @@ class NodeBudget:
             weight = WEIGHT if self._tokens else 1.0
             self._step_s += weight * (outcome.seconds - self._step_s)
             self._tokens += weight * (outcome.num_tokens - self._tokens)
-        self._sources.learn(outcome.costs, outcome.asked, outcome.accepted)
+        self._sources.learn(outcome.costs, outcome.asked, self._credits(outcome))
 
     def learn(self, offered: TokenTree, path_tokens: Sequence[int]) -> None:
         """What was offered to a request, and what the target said; a few of a step are enough."""
@@ -139,9 +140,19 @@ class NodeBudget:
         rows = len(trees) + num_other_rows + np.arange(len(tokens))
         kept = np.zeros(len(values), dtype=np.bool_)
         kept[order[: int(np.argmax(tokens / self.cost.seconds(rows)))]] = True
-        ends = np.cumsum([len(tree) for tree in trees])
-        masks = np.split(kept, ends[:-1]) if trees else []
-        return [tree.keep(mask) for tree, mask in zip(trees, masks, strict=True)]
+        ends = accumulate(map(len, trees))
+        return [
+            tree.keep(kept[end - len(tree) : end]) for tree, end in zip(trees, ends, strict=True)
+        ]
+
+    def _credits(self, outcome: StepOutcome) -> dict[str, int]:
+        """The accepted nodes of each drafter; of several that proposed one, the cheapest has it."""
+        names = self.table.names
+        costs = np.array([outcome.costs.get(name, 0.0) for name in names])
+        credits = np.zeros(len(names), dtype=np.int64)
+        for tree, path in outcome.walks:
+            tree.credit(path, costs, credits)
+        return dict(zip(names, credits.tolist(), strict=True))
 
     def _is_worth_it(self, num_requests: int, num_other_rows: int) -> bool:
         if self._steps_unasked >= EXPLORE_EVERY:

@@ -10,7 +10,7 @@ from .ports import ProposalSource
 from .request import RequestState
 from .scheduler import Scheduler
 from .step_builder import TreeStep
-from .tree import NO_TREE, TokenTree, merge
+from .tree import NO_TREE, TokenTree, merge_all
 from .types import Probe, Proposal, Query, StepCommit
 
 # A budget can only choose where more is offered than a tree may hold.
@@ -99,13 +99,13 @@ class Drafting:
         most = self._scheduler.nodes_each(len(states))
         proposals = [_wanted(state, offers) for state in states]
         limits = [_max_nodes(state, most) for state in states]
-        offered = [
-            _allowed(
-                state,
-                merge(found, OFFERED_TREES * limit, _max_depth(state), self._budget.table),
-            )
-            for state, found, limit in zip(states, proposals, limits, strict=True)
-        ]
+        offered = merge_all(
+            proposals,
+            [OFFERED_TREES * limit for limit in limits],
+            [_max_depth(state) for state in states],
+            self._budget.table,
+        )
+        offered = [_allowed(*pair) for pair in zip(states, offered, strict=True)]
         self._budget.note_asked(offered, offers.seconds)
         prefill_rows = self._scheduler.num_prefill_rows(len(states))
         trees = self._budget.choose(offered, limits, prefill_rows)

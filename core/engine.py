@@ -212,19 +212,20 @@ class EngineCore:
         if not self._is_alive(state):
             return
         path, bonus = walk(tree, chosen.tokens)
+        outcome.count(tree, path)
+        nodes = path.tolist()
         tokens = [*tree.tokens[path].tolist(), bonus]
         self._budget.learn(step.offered, tokens)
-        outcome.count(tree, path)
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
-        state.record_walk(tree, path[:taken])
+        sources = tree.sources_of(nodes[:taken])
+        state.record_walk(tree, sources)
         self._append(state, tokens[:taken], probe_ids)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
-            state.moves = _moves(state, path, self._scheduler.block_size)
-        rows = [0, *(node + 1 for node in path)][:taken]
-        sources = [*(tree.sources[node] for node in path), TARGET_SOURCE][:taken]
-        self._emit(state, advance, chosen, rows, sources)
+            state.moves = _moves(state, nodes, self._scheduler.block_size)
+        rows = [0, *(node + 1 for node in nodes)][:taken]
+        self._emit(state, advance, chosen, rows, [*sources, TARGET_SOURCE][:taken])
 
     def _commit_first(self, state: RequestState, chosen: Chosen) -> None:
         """Take the token that the last prompt chunk predicts."""

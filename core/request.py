@@ -65,6 +65,7 @@ class RequestState:
     blocks: list[int]
     arrival_time: float
     token_ids: list[int] = field(default_factory=list)
+    prompt_len: int = 0
     order: tuple[int, int] = (0, 0)
     keys: PrefixKeys | None = None
     prefill_len: int = 0
@@ -87,6 +88,7 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.token_ids = self.request.prompt_ids.tolist()
+        self.prompt_len = len(self.token_ids)
         params = self.request.params
         if params.has_penalties:
             self.token_counts = dict.fromkeys(self.token_ids, 0)
@@ -99,11 +101,6 @@ class RequestState:
     def request_id(self) -> str:
         """The request's id."""
         return self.request.request_id
-
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_ids)
 
     @property
     def num_answered(self) -> int:
@@ -159,12 +156,14 @@ class RequestState:
             namespace=self.request.options.namespace,
         )
 
-    def record_walk(self, tree: TokenTree, path: list[int]) -> None:
-        """Count one verification step."""
+    def record_walk(self, tree: TokenTree, accepted: Sequence[str]) -> None:
+        """Count one verification step; `accepted` are the sources of the nodes that were taken."""
         self.num_draft_tokens += len(tree)
-        self.drafted_by_source.update(tree.sources)
-        self.accepted_lengths.append(len(path))
-        self.accepted_by_source.update(tree.sources[node] for node in path)
+        for source, count in tree.count_sources():
+            self.drafted_by_source[source] += count
+        self.accepted_lengths.append(len(accepted))
+        for source in accepted:
+            self.accepted_by_source[source] += 1
 
     def wasted_by_source(self) -> Counter[str]:
         """Nodes that were verified and not committed."""

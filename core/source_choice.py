@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from .tree import TokenTree
-
 # Weight of the newest step in what a drafter is expected to bring.
 WEIGHT = 0.05
 # A drafter is left out only where it clearly costs more than it brings.
@@ -58,9 +56,3 @@ class SourceChoice:
                 old = self._gains.get(source, 0.0)
                 weight = max(WEIGHT, 1 / count)
                 self._gains[source] = old + weight * (accepted.get(source, 0) - old)
-
-
-def credited(tree: TokenTree, node: int, costs: Mapping[str, float]) -> str:
-    """The drafter of a node that takes least time."""
-    sources = [cell[0] for cell in tree.cells[node]] or [tree.sources[node]]
-    return min(sources, key=lambda source: costs.get(source, 0.0))

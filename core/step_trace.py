@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from .drafting import Offers
 from .step_builder import PromptChunk, TreeStep
@@ -109,7 +108,9 @@ class TracedStep:
         """Its tokens are in the requests: the record is complete."""
         committed_at = self._trace.clock()
         totals = self._totals()
-        nodes = Counter(chain.from_iterable(part.tree.sources for part in self._trees))
+        nodes = Counter[str]()
+        for part in self._trees:
+            nodes.update(dict(part.tree.count_sources()))
         accepted = totals.accepted - self._before.accepted
         offers = self._offers
         record = StepRecord(
@@ -127,7 +128,7 @@ class TracedStep:
             accepted_nodes=accepted.total(),
             tokens=totals.tokens - self._before.tokens,
             first_tokens=totals.first_tokens - self._before.first_tokens,
-            nodes_by_source=dict(nodes),
+            nodes_by_source=dict(+nodes),
             accepted_by_source=dict(accepted),
             stages=self._spans,
         )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from . import tree_kernels
 from .tree import TokenTree
 from .types import ROOT, Int32
 
 
 class Walk(NamedTuple):
-    """The accepted nodes, from the root down, and the target's token after the last of them."""
+    """The accepted nodes int32 [k], from the root down, and the target's token after the last."""
 
-    path: list[int]
+    path: Int32
     bonus: int
 
 
@@ -22,10 +23,6 @@ def walk(tree: TokenTree, target_tokens: Int32) -> Walk:
     node (row i + 1). Each is a function of the text before it and of noise keyed by position, so
     the committed tokens are those of plain decoding, whatever stands in the tree.
     """
-    targets = target_tokens.tolist()
-    path: list[int] = []
-    node = ROOT
-    while (child := tree.children.get((node, targets[node + 1]))) is not None:
-        path.append(child)
-        node = child
-    return Walk(path, targets[node + 1])
+    path = tree_kernels.follow(tree.nodes, target_tokens)
+    last = path[-1] if len(path) else ROOT
+    return Walk(path, int(target_tokens[last + 1]))

@@ -1,10 +1,11 @@
 """draftline beside transformers and vLLM: same prompts, model, threads and client.
 
-    python -m draftline.benchmarks.peers [--install] [--rounds 3] [--prompts 16] [--tokens 128]
+    python -m draftline.benchmarks.peers [--install] [--rounds 3] [--num-prompts 32] [--tokens 128]
 
 Greedy, float32, no prefix shared. Every server answers through its OpenAI endpoint, streamed to the
-client of `draftline bench`, at 1 and 8 streams; only one runs at a time, and each round starts them
-all anew. transformers runs in this process, one prompt after another. Prints a table and writes
+client of `draftline bench`, at each number of streams; only one runs at a time, and each round
+starts them all anew. transformers runs in this process, as many prompts together as there are
+streams. Prints a table and writes
 benchmarks/results/peers.json. `--install` first makes vLLM's environment with pip, in build/.
 """
 
@@ -50,10 +51,10 @@ TRANSFORMERS = "transformers"
 def main(  # noqa: PLR0913 - one parameter a flag
     *,
     prompts: Annotated[Path | None, typer.Option(help="Prompt file. Default: bundled.")] = None,
-    num_prompts: Annotated[int, typer.Option(help="Prompts of a round.")] = 16,
+    num_prompts: Annotated[int, typer.Option(help="Prompts of a round.")] = 32,
     tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
     rounds: Annotated[int, typer.Option(help="Times that every server runs.")] = 3,
-    streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,8",
+    streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32",
     threads: Annotated[int, typer.Option(help="Threads of each server's model.")] = 1,
     best: Annotated[
         str, typer.Option(help="Drafters of draftline's best setting.")
@@ -81,7 +82,7 @@ def main(  # noqa: PLR0913 - one parameter a flag
     counts = [int(count) for count in streams.split(",")]
     rows = _run_rounds(plan, specs, counts, console)
     if only in TRANSFORMERS:
-        _run_transformers(plan, rows)
+        _run_transformers(plan, counts, rows)
     print_table(rows, console)
     console.print(machine().line(), f"vLLM {peer.version()}", sep="; ")
     what = {
@@ -122,8 +123,8 @@ def _run_rounds(
     return rows
 
 
-def _run_transformers(plan: Plan, rows: Rows) -> None:
-    """Its own kinds of decoding, in this process, in turn."""
+def _run_transformers(plan: Plan, streams: Sequence[int], rows: Rows) -> None:
+    """Its own kinds of decoding, in this process, in turn; it speculates for one prompt only."""
     peer = TransformersPeer(TARGET, DRAFTER)
     modes = {
         "plain": {},
@@ -132,8 +133,9 @@ def _run_transformers(plan: Plan, rows: Rows) -> None:
     }
     for _ in range(plan.rounds):
         for name, options in modes.items():
-            run = measure_transformers(peer, plan, options)
-            rows.add_in_process(f"{TRANSFORMERS}, {name}, in process", run)
+            for batch in (1,) if options else streams:
+                run = measure_transformers(peer, plan, options, batch)
+                rows.add_in_process(f"{TRANSFORMERS}, {name}, in process", batch, run)
 
 
 def _specs(peer: PeerEnvironment, best: str, threads: int, *, eager: bool) -> Iterator[ServerSpec]:
@@ -147,6 +149,8 @@ def _specs(peer: PeerEnvironment, best: str, threads: int, *, eager: bool) -> It
     }
     for name, drafters in chosen.items():
         yield draftline_server(name, drafters, threads)
+    for name in ("plain", best.replace(",", " + ")):
+        yield draftline_server(f"{name}, compiled", chosen[name], threads, compiled=True)
     if peer.version() is not None:
         for name in VLLM_SPECULATION:
             yield vllm_server(name, peer, threads, eager=eager)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,7 @@ def tau(records: Sequence[Record]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """transformers' `generate` on all prompts, one after another."""
+    """transformers' `generate` on all prompts, `batch` at a time."""
 
     rate: float
     tau: float
@@ -75,12 +75,16 @@ class InProcess:
 
 
 def measure_transformers(
-    peer: TransformersPeer, plan: Plan, options: Mapping[str, Any]
+    peer: TransformersPeer, plan: Plan, options: Mapping[str, Any], batch: int = 1
 ) -> InProcess:
     """One round; `options` go to `generate`."""
     prompts = [peer.encode(prompt.text) for prompt in plan.prompts]
     start = time.perf_counter()
-    outputs = [peer.generate(prompt, plan.max_tokens, options) for prompt in prompts]
+    outputs = [
+        output
+        for group in batched(prompts, batch)
+        for output in peer.generate_batch(group, plan.max_tokens, options)
+    ]
     seconds = time.perf_counter() - start
     tokens = sum(len(output.token_ids) for output in outputs)
     return InProcess(
@@ -88,3 +92,9 @@ def measure_transformers(
         (tokens - len(outputs)) / sum(output.passes - 1 for output in outputs),
         tuple(output.token_ids for output in outputs),
     )
+
+
+def batched(prompts: Sequence[list[int]], size: int) -> Iterator[Sequence[list[int]]]:
+    """Prompts in their order, `size` at a time."""
+    for first in range(0, len(prompts), size):
+        yield prompts[first : first + size]

@@ -17,18 +17,18 @@ BASE = "draftline, plain"
 
 @dataclass(slots=True)
 class Rows:
-    """Rounds by name and number of streams, and those of this process by name."""
+    """Rounds by name and number of streams: of servers, and of this process."""
 
     servers: dict[tuple[str, int], list[Measured]] = field(default_factory=dict)
-    in_process: dict[str, list[InProcess]] = field(default_factory=dict)
+    in_process: dict[tuple[str, int], list[InProcess]] = field(default_factory=dict)
 
     def add_server(self, name: str, streams: int, measured: Measured) -> None:
         """One round of a server."""
         self.servers.setdefault((name, streams), []).append(measured)
 
-    def add_in_process(self, name: str, run: InProcess) -> None:
-        """One round in this process."""
-        self.in_process.setdefault(name, []).append(run)
+    def add_in_process(self, name: str, batch: int, run: InProcess) -> None:
+        """One round in this process, so many prompts at a time."""
+        self.in_process.setdefault((name, batch), []).append(run)
 
     def same(self, name: str, streams: int) -> int | None:
         """Answers of the first round that read as draftline's own without drafters, alone."""
@@ -59,9 +59,9 @@ def print_table(rows: Rows, console: Console) -> None:
             f"{statistics.median(one.tau for one in rounds):.2f}",
             "-" if same is None else f"{same} of {len(rounds[0].texts)}",
         )
-    for name, runs in rows.in_process.items():
+    for (name, batch), runs in rows.in_process.items():
         tau = f"{statistics.median(run.tau for run in runs):.2f}"
-        table.add_row(name, "1", *_rates([run.rate for run in runs]), "-", "-", tau, "-")
+        table.add_row(name, str(batch), *_rates([run.rate for run in runs]), "-", "-", tau, "-")
     console.print(table)
 
 
@@ -77,8 +77,13 @@ def fields(rows: Rows, what: Mapping[str, Any]) -> dict[str, Any]:
         for (name, streams), rounds in rows.servers.items()
     ]
     local = [
-        {"name": name, "rates": [run.rate for run in runs], "tau": [run.tau for run in runs]}
-        for name, runs in rows.in_process.items()
+        {
+            "name": name,
+            "batch": batch,
+            "rates": [run.rate for run in runs],
+            "tau": [run.tau for run in runs],
+        }
+        for (name, batch), runs in rows.in_process.items()
     ]
     return {**what, "servers": servers, "in_process": local}
 

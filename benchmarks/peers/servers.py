@@ -25,7 +25,7 @@ from .environment import PeerEnvironment
 START_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 60.0
 MAX_MODEL_LEN = 1024
-MAX_SEQS = 16
+MAX_SEQS = 32
 TARGET, DRAFTER = "demo", "demo-drafter"
 
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -60,13 +60,16 @@ class ServerSpec:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def draftline_server(name: str, drafters: Sequence[str], threads: int) -> ServerSpec:
-    """draftline with these drafters."""
+def draftline_server(
+    name: str, drafters: Sequence[str], threads: int, *, compiled: bool = False
+) -> ServerSpec:
+    """draftline with these drafters; `compiled` turns compiled stages on."""
     config = json.dumps([DRAFTERS[drafter] for drafter in drafters])
     command = (
         sys.executable, "-c", "from draftline.deploy.cli import main; main()", "serve", TARGET,
         "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN),
-        "--max-num-seqs", str(MAX_SEQS), "--speculative-config", config, "--port",
+        "--max-num-seqs", str(MAX_SEQS), "--speculative-config", config,
+        "--compile", "on" if compiled else "off", "--port",
     )  # fmt: skip
     return ServerSpec(f"draftline, {name}", command, _threads(threads))
 

@@ -72,7 +72,7 @@ def test_the_table_and_its_json() -> None:
     for seconds in (5.0, 2.5, 2.0):
         rows.add_server(BASE, 1, measured(seconds, "a"))
         rows.add_server("vLLM, plain", 8, measured(seconds / 2, "b"))
-    rows.add_in_process("transformers, plain, in process", InProcess(3.0, 1.0, ((1,),)))
+    rows.add_in_process("transformers, plain, in process", 1, InProcess(3.0, 1.0, ((1,),)))
     console = Console(file=io.StringIO(), width=110)
     print_table(rows, console)
     assert isinstance(console.file, io.StringIO)

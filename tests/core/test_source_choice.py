@@ -9,7 +9,6 @@ from draftline.core.source_choice import (
     EXPLORE_STEPS,
     TRIAL_STEPS,
     SourceChoice,
-    credited,
 )
 from draftline.core.tree import merge
 from draftline.core.types import chain_proposal
@@ -59,4 +58,7 @@ def test_a_node_of_two_drafters_is_credited_to_the_cheaper() -> None:
     both = [chain_proposal(name, tokens) for name in ("dear", "cheap")]
     longer = chain_proposal("dear", np.array([1, 2, 3], dtype=np.int32))
     tree = merge([*both, longer], 9, 9, AcceptanceTable())
-    assert [credited(tree, node, COSTS) for node in range(3)] == ["cheap", "cheap", "dear"]
+    credits = np.zeros(2, dtype=np.int64)
+    costs = np.array([COSTS[name] for name in tree.names])
+    tree.credit(np.arange(3, dtype=np.int32), costs, credits)
+    assert dict(zip(tree.names, credits.tolist(), strict=True)) == {"cheap": 2, "dear": 1}

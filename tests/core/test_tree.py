@@ -53,7 +53,8 @@ def test_merges_by_prefix_in_order_of_priority() -> None:
     assert tree.tokens.tolist() == [7, 8, 9, 4, 5]
     assert tree.parents.tolist() == [ROOT, 0, 0, 2, ROOT]
     assert tree.depths.tolist() == [1, 2, 2, 3, 1]
-    assert tree.sources == ("spectra", "spectra", "spectra", "retrieval", "retrieval")
+    assert tree.sources_of(range(5)) == ["spectra"] * 3 + ["retrieval"] * 2
+    assert dict(tree.count_sources()) == {"spectra": 3, "retrieval": 2}
 
 
 def test_a_cut_node_takes_its_descendants_along() -> None:
@@ -105,11 +106,12 @@ def test_walk_follows_the_target_until_it_leaves_the_tree(
         assert tree.tokens[step] == targets[node + 1]
         node = step
     assert bonus == targets[node + 1]
-    assert (node, bonus) not in tree.children
+    pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+    assert (node, bonus) not in set(pairs)
 
 
 def test_check_notices_a_broken_tree() -> None:
     tree = merge([proposal("a", [(1, ROOT), (2, 0)])], 9, 9)
-    broken = replace(tree, depths=tree.depths + 1)
+    broken = replace(tree, nodes=tree.nodes + np.array([0, 0, 1, 0], dtype=np.int32))
     with pytest.raises(AssertionError):
         broken.check()
