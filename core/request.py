@@ -159,7 +159,7 @@ class RequestState:
     def record_walk(self, tree: TokenTree, accepted: Sequence[str]) -> None:
         """Count one verification step; `accepted` are the sources of the nodes that were taken."""
         self.num_draft_tokens += len(tree)
-        for source, count in tree.count_sources():
+        for source, count in tree.count_sources().items():
             self.drafted_by_source[source] += count
         self.accepted_lengths.append(len(accepted))
         for source in accepted:

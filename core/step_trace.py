@@ -110,7 +110,7 @@ class TracedStep:
         totals = self._totals()
         nodes = Counter[str]()
         for part in self._trees:
-            nodes.update(dict(part.tree.count_sources()))
+            nodes.update(part.tree.count_sources())
         accepted = totals.accepted - self._before.accepted
         offers = self._offers
         record = StepRecord(
@@ -128,7 +128,7 @@ class TracedStep:
             accepted_nodes=accepted.total(),
             tokens=totals.tokens - self._before.tokens,
             first_tokens=totals.first_tokens - self._before.first_tokens,
-            nodes_by_source=dict(+nodes),
+            nodes_by_source=dict(nodes),
             accepted_by_source=dict(accepted),
             stages=self._spans,
         )

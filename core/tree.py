@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -61,9 +61,10 @@ class TokenTree:
         """The names of the drafters that proposed these nodes first."""
         return [self.names[self.nodes[node, 3]] for node in nodes]
 
-    def count_sources(self) -> Iterator[tuple[str, int]]:
-        """How many nodes each drafter proposed first."""
-        return zip(self.names, np.bincount(self.nodes[:, 3]).tolist(), strict=False)
+    def count_sources(self) -> dict[str, int]:
+        """How many nodes each drafter proposed first; nothing of those with none."""
+        counts = np.bincount(self.nodes[:, 3]).tolist()
+        return {name: count for name, count in zip(self.names, counts, strict=False) if count}
 
     def mask(self) -> Bool:
         """bool [n + 1, n + 1]: row i sees row j; row 0 is the root, and every row sees itself."""

@@ -62,6 +62,11 @@ class Piece:
     log_probs: Sequence[TokenLogProb | None] | None
     prompt_log_probs: Sequence[TokenLogProb | None] | None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing to say but its text and its end."""
+        return not self.is_first and self.log_probs is None and self.prompt_log_probs is None
+
 
 @dataclass(slots=True, kw_only=True)
 class Answer:

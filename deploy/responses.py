@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from openai import BaseModel
@@ -23,6 +24,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogpr
 from openai.types.completion_usage import PromptTokensDetails
 
 from ..core.output import RequestMetrics
+from .chunk_template import ChunkTemplate
 from .generation import Answer, Piece
 from .logprob_bodies import BytesOf, chat_logprobs, completion_logprobs, prompt_logprobs
 
@@ -70,7 +72,15 @@ class CompletionFormat:
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
         """A part of a stream."""
+        if piece.is_plain and not extra:
+            return self._template.chunk(index, piece)
         return self._completion([self._choice(index, piece)], None, extra)
+
+    @cached_property
+    def _template(self) -> ChunkTemplate:
+        return ChunkTemplate(
+            lambda index, piece: self._completion([self._choice(index, piece)], None, {})
+        )
 
     def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The usage chunk that ends a stream."""
@@ -149,6 +159,15 @@ class ChatFormat:
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
         """A part of a stream; the first one tells the role."""
+        if piece.is_plain and not extra:
+            return self._template.chunk(index, piece)
+        return self._full_chunk(index, piece, extra)
+
+    @cached_property
+    def _template(self) -> ChunkTemplate:
+        return ChunkTemplate(lambda index, piece: self._full_chunk(index, piece, {}))
+
+    def _full_chunk(self, index: int, piece: Piece, extra: Extra) -> str:
         role: dict[str, Any] = {"role": "assistant"} if piece.is_first else {}
         choice = ChunkChoice.model_construct(
             index=index,

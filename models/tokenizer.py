@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..core.errors import CheckpointError
 from .checkpoint import resolve_model_path
@@ -34,13 +36,14 @@ class TextStream:
     the prompt's text, if the prompt's last tokens are given). Special tokens have no text.
     """
 
-    __slots__ = ("_border", "_given", "_silent", "_skip", "_tokenizer", "_window")
+    __slots__ = ("_border", "_decoder", "_given", "_silent", "_skip", "_tokenizer", "_window")
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = (),
         *, skip_special_tokens: bool = True,
     ) -> None:  # fmt: skip
         self._tokenizer = tokenizer
+        self._decoder = _decoder(tokenizer)
         self._skip = skip_special_tokens
         self._silent = frozenset(tokenizer.all_special_ids if skip_special_tokens else ())
         # The window is the tokens that last gave text, whose text is `_given`, and from `_border`
@@ -78,9 +81,12 @@ class TextStream:
         return isinstance(token, str) and len(token) == 6 and token.startswith("<0x")
 
     def _decode(self) -> str:
-        if not self._window:
-            return ""
-        text = self._tokenizer.decode(
-            self._window, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
-        )
-        return text if isinstance(text, str) else text[0]
+        return self._decoder(self._window, skip_special_tokens=self._skip) if self._window else ""
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
+    """Text of tokens. The library under a fast tokenizer does without a wrapper's checks."""
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        return tokenizer.backend_tokenizer.decode
+    decode: Any = tokenizer.decode
+    return partial(decode, clean_up_tokenization_spaces=False)

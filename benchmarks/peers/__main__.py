@@ -1,11 +1,11 @@
 """draftline beside transformers and vLLM: same prompts, model, threads and client.
 
-    python -m draftline.benchmarks.peers [--install] [--rounds 3] [--num-prompts 32] [--tokens 128]
+    python -m draftline.benchmarks.peers [--install] [--rounds 3] [--num-prompts 16] [--tokens 128]
 
-Greedy, float32, no prefix shared. Every server answers through its OpenAI endpoint, streamed to the
-client of `draftline bench`, at each number of streams; only one runs at a time, and each round
-starts them all anew. transformers runs in this process, as many prompts together as there are
-streams. Prints a table and writes
+Greedy, float32, no prefix shared, and no prompt twice: some draft from earlier answers. Every
+server answers through its OpenAI endpoint, streamed to the client of `draftline bench`, at each
+number of streams; only one runs at a time, and each round starts them all anew. transformers runs
+in this process, as many prompts together as there are streams. Prints a table and writes
 benchmarks/results/peers.json. `--install` first makes vLLM's environment with pip, in build/.
 """
 
@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Annotated
 
 import torch
@@ -24,12 +25,11 @@ from rich.console import Console
 
 from ...bench.machine import machine
 from ...bench.matched import Plan
-from ...bench.prompts import spread
 from ...core.errors import DraftlineError
 from ...deploy.bench_prompts import bench_prompts
 from ..transformers_peer import TransformersPeer
 from .environment import PeerEnvironment
-from .measure import measure_server, measure_transformers
+from .measure import Plans, make_plans, measure_server, measure_transformers
 from .report import Rows, fields, print_table
 from .servers import (
     DRAFTER,
@@ -51,7 +51,9 @@ TRANSFORMERS = "transformers"
 def main(  # noqa: PLR0913 - one parameter a flag
     *,
     prompts: Annotated[Path | None, typer.Option(help="Prompt file. Default: bundled.")] = None,
-    num_prompts: Annotated[int, typer.Option(help="Prompts of a round.")] = 32,
+    num_prompts: Annotated[
+        int, typer.Option(help="Least prompts for each number of streams.")
+    ] = 16,
     tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
     rounds: Annotated[int, typer.Option(help="Times that every server runs.")] = 3,
     streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32",
@@ -75,14 +77,15 @@ def main(  # noqa: PLR0913 - one parameter a flag
         peer.install()
     if peer.version() is None:
         console.print(f"no vLLM in {environment}: left out; --install installs it")
-    plan = Plan(
-        prompts=spread(bench_prompts(prompts), num_prompts), max_tokens=tokens, rounds=rounds
-    )
-    specs = [spec for spec in _specs(peer, best, threads, eager=eager) if only in spec.name]
+    found = bench_prompts(prompts)
+    # Neighbours in a file are alike.
+    Random(0).shuffle(found)
     counts = [int(count) for count in streams.split(",")]
-    rows = _run_rounds(plan, specs, counts, console)
+    plans = make_plans(Plan(prompts=found, max_tokens=tokens), counts, num_prompts)
+    specs = [spec for spec in _specs(peer, best, threads, eager=eager) if only in spec.name]
+    rows = _run_rounds(plans, specs, rounds, console)
     if only in TRANSFORMERS:
-        _run_transformers(plan, counts, rows)
+        _run_transformers(plans, rounds, rows)
     print_table(rows, console)
     console.print(machine().line(), f"vLLM {peer.version()}", sep="; ")
     what = {
@@ -104,17 +107,17 @@ def _shown(spec: ServerSpec) -> str:
 
 
 def _run_rounds(
-    plan: Plan, specs: Sequence[ServerSpec], streams: Sequence[int], console: Console
+    plans: Plans, specs: Sequence[ServerSpec], num_rounds: int, console: Console
 ) -> Rows:
     """All servers in each round, beginning with another one each time."""
     rows = Rows()
-    for turn in range(plan.rounds if specs else 0):
+    for turn in range(num_rounds if specs else 0):
         first = turn % len(specs)
         for spec in [*specs[first:], *specs[:first]]:
-            console.print(f"round {turn + 1} of {plan.rounds}: {spec.name}")
+            console.print(f"round {turn + 1} of {num_rounds}: {spec.name}")
             try:
                 with running(spec, LOGS) as url:
-                    found = measure_server(url, plan, streams)
+                    found = measure_server(url, plans)
             except DraftlineError as error:
                 console.print(f"LEFT OUT in this round: {error}", style="bold red")
                 continue
@@ -123,7 +126,7 @@ def _run_rounds(
     return rows
 
 
-def _run_transformers(plan: Plan, streams: Sequence[int], rows: Rows) -> None:
+def _run_transformers(plans: Plans, num_rounds: int, rows: Rows) -> None:
     """Its own kinds of decoding, in this process, in turn; it speculates for one prompt only."""
     peer = TransformersPeer(TARGET, DRAFTER)
     modes = {
@@ -131,9 +134,11 @@ def _run_transformers(plan: Plan, streams: Sequence[int], rows: Rows) -> None:
         "prompt lookup": {"prompt_lookup_num_tokens": 10},
         "assisted": {"assistant_model": peer.assistant},
     }
-    for _ in range(plan.rounds):
+    for _ in range(num_rounds):
         for name, options in modes.items():
-            for batch in (1,) if options else streams:
+            for batch, plan in plans.by_streams.items():
+                if options and batch > 1:
+                    continue
                 run = measure_transformers(peer, plan, options, batch)
                 rows.add_in_process(f"{TRANSFORMERS}, {name}, in process", batch, run)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from ...bench.http_endpoint import HttpEndpoint
@@ -15,10 +16,41 @@ from ...bench.record import Record
 from ...bench.run_metrics import RunMetrics, run_metrics
 from ...bench.setting import Setting
 from ...bench.spec_counts import total
+from ...core.errors import ConfigError
 from ..transformers_peer import TransformersPeer
 
+# Prompts of the warm-up.
+WARM_UP = 2
 # Whatever the server does by itself.
 SERVED = Setting("served", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """What every server is asked: no prompt twice, since some remember what they answered."""
+
+    warm_up: Plan
+    by_streams: dict[int, Plan]
+
+
+def make_plans(plan: Plan, streams: Sequence[int], least: int) -> Plans:
+    """Deal the prompts of `plan` out: to a warm-up, and to each number of streams.
+
+    Each gets one for every stream and at least `least`. Raises `ConfigError` if there are too few.
+    """
+    sizes = [WARM_UP, *(max(least, count) for count in streams)]
+    if sum(sizes) > len(plan.prompts):
+        raise ConfigError(
+            "prompts",
+            f"{sum(sizes)} different ones are needed for {streams} streams, there are "
+            f"{len(plan.prompts)}; give a longer file, fewer streams or a lower --num-prompts",
+        )
+    ends = list(accumulate(sizes))
+    parts = [
+        replace(plan, prompts=plan.prompts[end - size : end])
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+    return Plans(parts[0], dict(zip(streams, parts[1:], strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +62,19 @@ class Measured:
     texts: tuple[str, ...]
 
 
-def measure_server(url: str, plan: Plan, streams: Sequence[int]) -> dict[int, Measured]:
-    """What a healthy server does at each number of streams, after a warm-up at the largest."""
-    return asyncio.run(_measure(url, plan, streams))
+def measure_server(url: str, plans: Plans) -> dict[int, Measured]:
+    """What a healthy server does at each number of streams, after a warm-up."""
+    return asyncio.run(_measure(url, plans))
 
 
-async def _measure(url: str, plan: Plan, streams: Sequence[int]) -> dict[int, Measured]:
+async def _measure(url: str, plans: Plans) -> dict[int, Measured]:
     found = {}
     # Reports of sources would be work that other servers do not do.
     async with HttpEndpoint(url, report=False) as endpoint:
         await endpoint.connect()
-        await run_load(endpoint, plan.asks(SERVED, "warm-up"), Load(concurrency=max(streams)))
-        for count in streams:
+        warm_up = plans.warm_up.asks(SERVED, "warm-up")
+        await run_load(endpoint, warm_up, Load(concurrency=len(warm_up)))
+        for count, plan in plans.by_streams.items():
             asks = plan.asks(SERVED, f"{count} streams")
             records, seconds = await run_load(endpoint, asks, Load(concurrency=count))
             found[count] = Measured(

@@ -32,7 +32,7 @@ class Rows:
 
     def same(self, name: str, streams: int) -> int | None:
         """Answers of the first round that read as draftline's own without drafters, alone."""
-        base = next((rounds for (one, _), rounds in self.servers.items() if one == BASE), None)
+        base = self.servers.get((BASE, streams))
         if base is None:
             return None
         texts = self.servers[name, streams][0].texts

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from draftline.bench.matched import Plan
+from draftline.bench.prompts import BenchPrompt
 from draftline.bench.record import Arrival
 from draftline.bench.run_metrics import run_metrics
 from draftline.benchmarks.peers.environment import PeerEnvironment
-from draftline.benchmarks.peers.measure import InProcess, Measured, tau
+from draftline.benchmarks.peers.measure import InProcess, Measured, make_plans, tau
 from draftline.benchmarks.peers.report import BASE, Rows, fields, print_table
 from draftline.benchmarks.peers.servers import draftline_server, running, vllm_server
-from draftline.core.errors import DraftlineError
+from draftline.core.errors import ConfigError, DraftlineError
 from rich.console import Console
 from support.fake_endpoint import ANSWER, record
 
@@ -42,7 +44,7 @@ def test_servers_get_the_same_threads_and_arithmetic(tmp_path: Path) -> None:
     for spec in (ours, theirs):
         assert spec.environment["OMP_NUM_THREADS"] == "2"
         assert spec.command[spec.command.index("--dtype") + 1] == "float32"
-        assert spec.command[spec.command.index("--max-num-seqs") + 1] == "16"
+        assert spec.command[spec.command.index("--max-num-seqs") + 1] == "32"
         assert spec.command[-1] == "--port"
     assert theirs.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
     config = json.loads(ours.command[ours.command.index("--speculative-config") + 1])
@@ -53,6 +55,16 @@ def test_servers_get_the_same_threads_and_arithmetic(tmp_path: Path) -> None:
 
 def test_without_an_environment_there_is_no_vllm(tmp_path: Path) -> None:
     assert PeerEnvironment(tmp_path, "cpu").version() is None
+
+
+def test_no_prompt_is_asked_twice() -> None:
+    prompts = [BenchPrompt(str(index), "text") for index in range(12)]
+    plans = make_plans(Plan(prompts=prompts), [1, 8], 2)
+    parts = [plans.warm_up, *plans.by_streams.values()]
+    assert [len(part.prompts) for part in parts] == [2, 2, 8]
+    assert [prompt for part in parts for prompt in part.prompts] == prompts
+    with pytest.raises(ConfigError, match=r"13 different ones are needed for .* there are 12"):
+        make_plans(Plan(prompts=prompts), [1, 8], 3)
 
 
 @pytest.mark.net
@@ -71,6 +83,7 @@ def test_the_table_and_its_json() -> None:
     rows = Rows()
     for seconds in (5.0, 2.5, 2.0):
         rows.add_server(BASE, 1, measured(seconds, "a"))
+        rows.add_server(BASE, 8, measured(seconds, "a"))
         rows.add_server("vLLM, plain", 8, measured(seconds / 2, "b"))
     rows.add_in_process("transformers, plain, in process", 1, InProcess(3.0, 1.0, ((1,),)))
     console = Console(file=io.StringIO(), width=110)
@@ -82,5 +95,5 @@ def test_the_table_and_its_json() -> None:
     assert "transformers, plain, in process 1 3.0 (3.0 - 3.0) - - 1.00 -" in lines
     data = json.loads(json.dumps(fields(rows, {"threads": 1})))
     assert data["threads"] == 1
-    assert [one["same_text"] for one in data["servers"]] == [1, 0]
+    assert [one["same_text"] for one in data["servers"]] == [1, 1, 0]
     assert [one["seconds"] for one in data["servers"][0]["rounds"]] == [5.0, 2.5, 2.0]

@@ -54,7 +54,7 @@ def test_merges_by_prefix_in_order_of_priority() -> None:
     assert tree.parents.tolist() == [ROOT, 0, 0, 2, ROOT]
     assert tree.depths.tolist() == [1, 2, 2, 3, 1]
     assert tree.sources_of(range(5)) == ["spectra"] * 3 + ["retrieval"] * 2
-    assert dict(tree.count_sources()) == {"spectra": 3, "retrieval": 2}
+    assert tree.count_sources() == {"spectra": 3, "retrieval": 2}
 
 
 def test_a_cut_node_takes_its_descendants_along() -> None:
