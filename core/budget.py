@@ -43,10 +43,10 @@ class StepOutcome:
     num_tokens: int = 0
     walks: list[tuple[TokenTree, Int32]] = field(default_factory=list)
 
-    def count(self, tree: TokenTree, path: Int32) -> None:
-        """Nodes on the path of a request were accepted, and a bonus token followed."""
-        self.num_tokens += len(path) + 1
-        self.walks.append((tree, path))
+    def count(self, tree: TokenTree, rows: Int32) -> None:
+        """The target went through these rows of a request: the root's, and of nodes."""
+        self.num_tokens += len(rows)
+        self.walks.append((tree, rows))
 
 
 class NodeBudget:
@@ -150,8 +150,8 @@ class NodeBudget:
         names = self.table.names
         costs = np.array([outcome.costs.get(name, 0.0) for name in names])
         credits = np.zeros(len(names), dtype=np.int64)
-        for tree, path in outcome.walks:
-            tree.credit(path, costs, credits)
+        for tree, rows in outcome.walks:
+            tree.credit(rows, costs, credits)
         return dict(zip(names, credits.tolist(), strict=True))
 
     def _is_worth_it(self, num_requests: int, num_other_rows: int) -> bool:

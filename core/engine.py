@@ -12,7 +12,7 @@ import numpy as np
 from .budget import NodeBudget, StepOutcome
 from .drafting import Drafting, Offers, bare
 from .errors import DraftlineError, StageError, StageLost
-from .output import TARGET_SOURCE, Delta
+from .output import TARGET_SOURCE, Delta, TokenLogProb
 from .ports import ProposalSource, StepPipeline
 from .request import Request, RequestState
 from .scheduler import Scheduler
@@ -211,21 +211,18 @@ class EngineCore:
         state, tree = step.state, step.tree
         if not self._is_alive(state):
             return
-        path, bonus = walk(tree, chosen.tokens)
-        outcome.count(tree, path)
-        nodes = path.tolist()
-        tokens = [*tree.tokens[path].tolist(), bonus]
+        rows, tokens, sources = walk(tree, chosen.tokens)
+        outcome.count(tree, rows)
         self._budget.learn(step.offered, tokens)
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
-        sources = tree.sources_of(nodes[:taken])
-        state.record_walk(tree, sources)
+        state.record_walk(tree, sources[:taken])
         self._append(state, tokens[:taken], probe_ids)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
-            state.moves = _moves(state, nodes, self._scheduler.block_size)
-        rows = [0, *(node + 1 for node in nodes)][:taken]
-        self._emit(state, advance, chosen, rows, [*sources, TARGET_SOURCE][:taken])
+            state.moves = _moves(state, rows, self._scheduler.block_size)
+        log_probs = chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
+        self._emit(state, advance, tokens[:taken], sources[:taken], log_probs)
 
     def _commit_first(self, state: RequestState, chosen: Chosen) -> None:
         """Take the token that the last prompt chunk predicts."""
@@ -235,7 +232,8 @@ class EngineCore:
         tokens = chosen.tokens.tolist()
         advance = state.stop.advance(tokens)
         self._append(state, tokens, {})
-        self._emit(state, advance, chosen, [0], [TARGET_SOURCE])
+        log_probs = chosen.logprobs_of([0], state.request.params.logprobs)
+        self._emit(state, advance, tokens, [TARGET_SOURCE], log_probs)
 
     def _append(
         self, state: RequestState, tokens: list[int], probe_ids: Mapping[str, Int32]
@@ -251,21 +249,20 @@ class EngineCore:
         self,
         state: RequestState,
         advance: Advance,
-        chosen: Chosen,
-        rows: Sequence[int],
+        tokens: Sequence[int],
         sources: Sequence[str],
+        log_probs: tuple[TokenLogProb, ...],
     ) -> None:
-        """Tell of the tokens chosen after these rows, which are committed."""
-        tokens = tuple(chosen.tokens[rows].tolist())
+        """Tell of committed tokens."""
         is_first = state.num_answered == len(tokens)
         prompt_log_probs = state.prompt_log_probs if is_first else None
         delta = Delta(
             request_id=state.request_id,
-            token_ids=tokens,
+            token_ids=tuple(tokens),
             sources=tuple(sources),
             text=advance.text,
             finish_reason=advance.finish_reason,
-            log_probs=chosen.logprobs_of(rows, state.request.params.logprobs),
+            log_probs=log_probs,
             prompt_log_probs=None if prompt_log_probs is None else tuple(prompt_log_probs),
         )
         if advance.finish_reason is None:
@@ -303,14 +300,14 @@ def _ignore(answer: asyncio.Future[StepOutput]) -> None:
         answer.exception()
 
 
-def _moves(state: RequestState, path: Sequence[int], block_size: int) -> list[tuple[int, int]]:
-    """KV copies that bring the accepted nodes behind the root, in position order.
+def _moves(state: RequestState, rows: Int32, block_size: int) -> list[tuple[int, int]]:
+    """KV copies that bring the rows of the root and the accepted nodes together, in order.
 
-    The root's KV stands where it belongs; node i stands i + 1 slots behind it, and belongs
-    where it is on the path.
+    A row's KV stands as many slots behind the root's as the row does in the step.
     """
-    root_position = len(state.token_ids) - len(path) - 2
-    if list(path) == list(range(len(path))):
+    last = int(rows[-1])
+    if last == len(rows) - 1:
         return []
-    slots = slots_of(state.blocks, root_position + 1, max(path) + 1, block_size).tolist()
-    return [(slots[node], slots[place]) for place, node in enumerate(path) if node != place]
+    root_position = len(state.token_ids) - len(rows) - 1
+    slots = slots_of(state.blocks, root_position, last + 1, block_size).tolist()
+    return [(slots[row], slots[place]) for place, row in enumerate(rows.tolist()) if row != place]

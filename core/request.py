@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .errors import DraftlineError
-from .output import Delta, RequestMetrics, TokenLogProb
+from .output import TARGET_SOURCE, Delta, RequestMetrics, TokenLogProb
 from .prefix_keys import PrefixKeys
 from .request_options import RequestOptions
 from .sampling_params import SamplingParams
@@ -156,11 +156,12 @@ class RequestState:
             namespace=self.request.options.namespace,
         )
 
-    def record_walk(self, tree: TokenTree, accepted: Sequence[str]) -> None:
-        """Count one verification step; `accepted` are the sources of the nodes that were taken."""
+    def record_walk(self, tree: TokenTree, sources: Sequence[str]) -> None:
+        """Count one verification step; `sources` are those of the tokens that were taken."""
         self.num_draft_tokens += len(tree)
         for source, count in tree.count_sources().items():
             self.drafted_by_source[source] += count
+        accepted = [source for source in sources if source != TARGET_SOURCE]
         self.accepted_lengths.append(len(accepted))
         for source in accepted:
             self.accepted_by_source[source] += 1

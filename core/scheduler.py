@@ -181,10 +181,12 @@ class Scheduler:
         """Let others share the KV of a request's first `num_tokens` tokens, which is final."""
         if state.keys is None or not state.blocks:
             return
+        if num_tokens // self._pool.block_size <= state.num_shared:
+            return
         keys = state.keys.upto(state.token_ids, num_tokens)
         for index in range(state.num_shared, len(keys)):
             self._pool.register(state.blocks[index], keys[index])
-        state.num_shared = max(state.num_shared, len(keys))
+        state.num_shared = len(keys)
 
     def forget_kv(self) -> None:
         """All KV is lost. No request may run."""

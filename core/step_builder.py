@@ -83,7 +83,9 @@ class TreeStep:
     @property
     def num_rows(self) -> int:
         """Rows in the step."""
-        return self.num_chosen + sum(len(probe.tokens) for probe in self.probes.values())
+        own = 1 + len(self.tree)
+        # Nearly never any: a property that every step reads several times for every request.
+        return own + sum(len(p.tokens) for p in self.probes.values()) if self.probes else own
 
     @property
     def num_chosen(self) -> int:

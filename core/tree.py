@@ -57,14 +57,10 @@ class TokenTree:
         """int32 [n]; the drafter that proposed the node first."""
         return self.nodes[:, 3]
 
-    def sources_of(self, nodes: Sequence[int]) -> list[str]:
-        """The names of the drafters that proposed these nodes first."""
-        return [self.names[self.nodes[node, 3]] for node in nodes]
-
     def count_sources(self) -> dict[str, int]:
         """How many nodes each drafter proposed first; nothing of those with none."""
-        counts = np.bincount(self.nodes[:, 3]).tolist()
-        return {name: count for name, count in zip(self.names, counts, strict=False) if count}
+        counts = tree_kernels.count_sources(self.nodes, len(self.names)).tolist()
+        return {name: count for name, count in zip(self.names, counts, strict=True) if count}
 
     def mask(self) -> Bool:
         """bool [n + 1, n + 1]: row i sees row j; row 0 is the root, and every row sees itself."""
@@ -77,12 +73,12 @@ class TokenTree:
         arrays = (self.nodes, self.values, self.claims, self.claim_log_probs)
         return TokenTree(*tree_kernels.keep_nodes(*arrays, kept), self.names)
 
-    def credit(self, path: Int32, costs: Float64, credits: Int64) -> None:
-        """Count each node of `path` for the drafter that takes least of those that proposed it.
+    def credit(self, rows: Int32, costs: Float64, credits: Int64) -> None:
+        """Count the node of each row for the drafter that takes least of those that proposed it.
 
         Both are by drafter: `costs` float64 seconds, `credits` int64, which is added to.
         """
-        tree_kernels.credit(self.claims, path, costs, credits)
+        tree_kernels.credit(self.claims, rows, costs, credits)
 
     def learn(self, table: AcceptanceTable, path_tokens: Sequence[int]) -> None:
         """Tell the `table` of its merge which nodes were right, for the target's own tokens.
@@ -171,7 +167,9 @@ def load_kernels() -> None:
     tree.keep(ids < 1)
     tree.mask()
     tree.learn(table, [0])
-    tree.credit(tree_kernels.follow(tree.nodes, ids), np.zeros(1), np.zeros(1, dtype=np.int64))
+    tree.count_sources()
+    rows = tree_kernels.follow(tree.nodes, np.arange(3, dtype=np.int32))[0]
+    tree.credit(rows, np.zeros(1), np.zeros(1, dtype=np.int64))
 
 
 NO_COUNTS = AcceptanceTable().counts

@@ -155,16 +155,34 @@ def ancestor_mask(nodes: Int32) -> Bool:
 
 @compiled
 def follow(nodes: Int32, targets: Int32) -> Int32:
-    """The nodes that the target's choices go through: `targets[0]` after the root, and so on."""
-    path = np.empty(len(nodes), dtype=np.int32)
+    """The rows that the target's choices go through, `targets[row]` after each.
+
+    Gives int32 [3, k + 1]: the root's row 0 and those of the k nodes, the tokens that the target
+    chose after them, and the sources of these tokens, of which the last is no node's: -1.
+    """
+    found = np.empty((3, len(nodes) + 1), dtype=np.int32)
+    found[0, 0] = 0
     count = 0
     last = ROOT
     for node in range(len(nodes)):
         if nodes[node, 1] == last and nodes[node, 0] == targets[last + 1]:
             last = node
-            path[count] = node
+            found[1, count] = nodes[node, 0]
+            found[2, count] = nodes[node, 3]
             count += 1
-    return path[:count]
+            found[0, count] = node + 1
+    found[1, count] = targets[last + 1]
+    found[2, count] = -1
+    return found[:, : count + 1]
+
+
+@compiled
+def count_sources(nodes: Int32, num_sources: int) -> Int64:
+    """int64 [num_sources]: the nodes of each drafter."""
+    counts = np.zeros(num_sources, dtype=np.int64)
+    for node in range(len(nodes)):
+        counts[nodes[node, 3]] += 1
+    return counts
 
 
 @compiled
@@ -188,12 +206,13 @@ def learn(
 
 
 @compiled
-def credit(claims: Int32, path: Int32, costs: Float64, credits: Int64) -> None:
-    """Add 1 in `credits` [drafters] for each node of `path`, to its drafter of least cost.
+def credit(claims: Int32, rows: Int32, costs: Float64, credits: Int64) -> None:
+    """Add 1 in `credits` [drafters] for each of `rows` but the root's, to its cheapest drafter.
 
     costs  float64 [drafters]
     """
-    for node in path:
+    for index in range(1, len(rows)):
+        node = rows[index] - 1
         best = -1
         for claim in range(len(claims)):
             source = claims[claim, 1]

@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import tree_kernels
+from .output import TARGET_SOURCE
 from .tree import TokenTree
-from .types import ROOT, Int32
+from .types import Int32
 
 
 class Walk(NamedTuple):
-    """The accepted nodes int32 [k], from the root down, and the target's token after the last."""
+    """What is committed.
 
-    path: Int32
-    bonus: int
+    rows     int32 [k + 1]  of the tree's step: the root's, then those of the k accepted nodes
+    tokens   the target's tokens after these rows: those of the nodes, and the bonus token
+    sources  whom they are from: drafters, and the target
+    """
+
+    rows: Int32
+    tokens: list[int]
+    sources: list[str]
 
 
 def walk(tree: TokenTree, target_tokens: Int32) -> Walk:
@@ -23,6 +30,7 @@ def walk(tree: TokenTree, target_tokens: Int32) -> Walk:
     node (row i + 1). Each is a function of the text before it and of noise keyed by position, so
     the committed tokens are those of plain decoding, whatever stands in the tree.
     """
-    path = tree_kernels.follow(tree.nodes, target_tokens)
-    last = path[-1] if len(path) else ROOT
-    return Walk(path, int(target_tokens[last + 1]))
+    found = tree_kernels.follow(tree.nodes, target_tokens)
+    _, tokens, sources = found.tolist()
+    names = [tree.names[source] for source in sources[:-1]]
+    return Walk(found[0], tokens, [*names, TARGET_SOURCE])

@@ -155,14 +155,14 @@ def test_a_lone_drafter_that_was_left_out_comes_back_when_texts_change() -> None
     asked_at = []
     for step in range(1500):
         asked = under.whom_to_ask(costs, 1, 0)
-        outcome = StepOutcome(1, 1.0, asked, costs, num_tokens=1)
+        outcome = StepOutcome(1, 1.0, asked, costs, num_tokens=0 if asked else 1)
         if asked:
             asked_at.append(step)
             tree = merge([chain("a", 4)], 4, 4, under.table)
             under.note_asked([tree], costs["a"])
             accepted = 4 if step > 500 else 0
             under.learn(tree, [*range(accepted), 9])
-            outcome.count(tree, np.arange(accepted, dtype=np.int32))
+            outcome.count(tree, np.arange(accepted + 1, dtype=np.int32))
         under.note_step(outcome)
     assert 0 < len([step for step in asked_at if 200 < step <= 500]) < 30
     assert len([step for step in asked_at if step > 1300]) > 150

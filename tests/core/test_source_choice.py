@@ -60,5 +60,5 @@ def test_a_node_of_two_drafters_is_credited_to_the_cheaper() -> None:
     tree = merge([*both, longer], 9, 9, AcceptanceTable())
     credits = np.zeros(2, dtype=np.int64)
     costs = np.array([COSTS[name] for name in tree.names])
-    tree.credit(np.arange(3, dtype=np.int32), costs, credits)
+    tree.credit(np.arange(4, dtype=np.int32), costs, credits)
     assert dict(zip(tree.names, credits.tolist(), strict=True)) == {"cheap": 2, "dear": 1}

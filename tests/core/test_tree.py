@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draftline.core.output import TARGET_SOURCE
 from draftline.core.tree import TokenTree, merge
 from draftline.core.types import ROOT, Proposal, chain_proposal
 from draftline.core.verify import walk
@@ -53,7 +54,8 @@ def test_merges_by_prefix_in_order_of_priority() -> None:
     assert tree.tokens.tolist() == [7, 8, 9, 4, 5]
     assert tree.parents.tolist() == [ROOT, 0, 0, 2, ROOT]
     assert tree.depths.tolist() == [1, 2, 2, 3, 1]
-    assert tree.sources_of(range(5)) == ["spectra"] * 3 + ["retrieval"] * 2
+    names = [tree.names[source] for source in tree.sources.tolist()]
+    assert names == ["spectra"] * 3 + ["retrieval"] * 2
     assert tree.count_sources() == {"spectra": 3, "retrieval": 2}
 
 
@@ -99,7 +101,12 @@ def test_walk_follows_the_target_until_it_leaves_the_tree(
     tree = merge(found, 64, 64)
     size = len(tree) + 1
     targets = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size))
-    path, bonus = walk(tree, np.array(targets, dtype=np.int32))
+    rows, tokens, sources = walk(tree, np.array(targets, dtype=np.int32))
+    assert rows[0] == 0
+    path = rows[1:] - 1
+    *accepted, bonus = tokens
+    assert accepted == tree.tokens[path].tolist()
+    assert sources == [*(tree.names[i] for i in tree.sources[path].tolist()), TARGET_SOURCE]
     node = ROOT
     for step in path:
         assert tree.parents[step] == node
