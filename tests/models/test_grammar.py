@@ -10,13 +10,14 @@ from draftline.core.errors import RequestError
 from draftline.core.structured_output import StructuredOutput
 from draftline.core.token_mask import full_mask, unpack
 from draftline.core.token_rules import TokenRules
-from draftline.core.tree import NO_TREE, TokenTree, merge
-from draftline.core.types import ROOT, Proposal
+from draftline.core.tree import NO_TREE, TokenTree
+from draftline.core.types import ROOT
 from draftline.models.bundled import demo_path
 from draftline.models.grammar import GrammarConstraint, GrammarFactory
 from draftline.models.tokenizer import load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from support.trees import tree_of
 from transformers import PreTrainedTokenizerBase
 
 VOCAB_SIZE = 4096
@@ -30,12 +31,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="module")
 def factory(tokenizer: PreTrainedTokenizerBase) -> GrammarFactory:
     return GrammarFactory(tokenizer, VOCAB_SIZE, [tokenizer.eos_token_id])
-
-
-def tree_of(tokens: list[int], parents: list[int]) -> TokenTree:
-    log_probs = np.zeros(len(tokens), dtype=np.float32)
-    ids, above = np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32)
-    return merge([Proposal("any", ids, above, log_probs)], 99, 99)
 
 
 def one(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
