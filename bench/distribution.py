@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import openai
 import torch
@@ -23,6 +24,8 @@ PROMPT = "for name in names:\n    print(name)\nfor name in names:\n    print("
 NUM_TOKENS = 8
 TOP_LOGPROBS = 5
 MIN_EXPECTED = 5.0
+# Stands for bytes that are no whole character.
+UNDECODED = "\ufffd"
 # A sound server fails one check in a million.
 LEAST_P = 1e-6
 
@@ -79,7 +82,7 @@ async def check_seeds(
 async def check_first_token(
     endpoint: HttpEndpoint, setting: Setting, *, seeds: int
 ) -> ChiSquare | str:
-    """A chi-square test, or why there is none: the server does not give log-probabilities.
+    """A chi-square test, or why there is none: no log-probabilities, or too few draws.
 
     Raises `DraftlineError`.
     """
@@ -95,7 +98,10 @@ async def check_first_token(
         draws[token] += 1
     if not probabilities:
         return "the server sends no logprobs"
-    return chi_square(draws, probabilities)
+    found = chi_square(draws, probabilities)
+    if found.num_bins == 1:
+        return f"{seeds} draws are too few to tell the likely tokens apart"
+    return found
 
 
 def chi_square(draws: Mapping[str, int], probabilities: Mapping[str, float]) -> ChiSquare:
@@ -138,7 +144,10 @@ def _ask(setting: Setting, seed: int) -> Ask:
 
 
 async def _draw(endpoint: HttpEndpoint, ask: Ask) -> tuple[str, dict[str, float]]:
-    """The first token, and the probabilities of the likeliest ones. Raises `openai.APIError`."""
+    """The first token's text, and the probabilities of the likeliest ones.
+
+    A text that several tokens may have is not among them. Raises `openai.APIError`.
+    """
     answer = await endpoint.client.completions.create(
         model=endpoint.info.model,
         prompt=ask.prompt,
@@ -151,4 +160,8 @@ async def _draw(endpoint: HttpEndpoint, ask: Ask) -> tuple[str, dict[str, float]
     told = answer.choices[0].logprobs
     if told is None or not told.tokens or not told.top_logprobs:
         return "", {}
-    return told.tokens[0], {name: math.exp(one) for name, one in told.top_logprobs[0].items()}
+    # The chosen token is told, too, where it is not one of the likeliest.
+    likeliest = sorted(told.top_logprobs[0].items(), key=itemgetter(1))[-TOP_LOGPROBS:]
+    return told.tokens[0], {
+        text: math.exp(log_prob) for text, log_prob in likeliest if UNDECODED not in text
+    }

@@ -36,7 +36,7 @@ class Check:
 
     together     requests at once
     num_tokens   that were compared
-    num_drafted, num_accepted  nodes; a check in which nothing was drafted proves nothing
+    num_drafted, num_accepted  nodes
     """
 
     sampling: str
@@ -47,6 +47,11 @@ class Check:
     num_drafted: int
     num_accepted: int
     differences: tuple[Difference, ...]
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether there was nothing to be wrong: drafters were named, and nothing was drafted."""
+        return self.setting != TARGET_ONLY and not self.num_drafted
 
 
 async def check_answers(

@@ -54,17 +54,28 @@ class LosslessReport:
         """A table of the checks, the distribution, and a list of what differs."""
         console.width = max(console.width, MIN_WIDTH)
         console.print(_table(self.checks))
+        if idle := sum(check.proves_nothing for check in self.checks):
+            console.print(
+                f"[yellow]nothing was drafted in {idle} of the checks[/]: the engine found it not "
+                "worth its time; with node_budget: full it always drafts"
+            )
         console.print(_seeds_line(self.seeds), _first_token_line(self.first_token), sep="\n")
-        answers = sum(check.num_answers for check in self.checks) + self.seeds.num_seeds
-        if self.is_lossless:
-            console.print(f"[green]lossless:[/] {answers} answers compared, no difference")
-            return
+        console.print(self._verdict())
         partings = self.differences
-        console.print(f"[bold red]NOT LOSSLESS:[/] {len(partings)} of {answers} answers differ")
         for parting in partings[:SHOWN_DIFFERENCES]:
             console.print(str(parting), markup=False)
         if len(partings) > SHOWN_DIFFERENCES:
             console.print(f"... and {len(partings) - SHOWN_DIFFERENCES} more, in the JSON")
+
+    def _verdict(self) -> str:
+        answers = sum(check.num_answers for check in self.checks) + self.seeds.num_seeds
+        if self.is_lossless:
+            return f"[green]lossless:[/] {answers} answers compared, no difference"
+        if not self.differences:
+            found = "no answer differs, but first tokens are drawn wrongly"
+        else:
+            found = f"{len(self.differences)} of {answers} answers differ"
+        return f"[bold red]NOT LOSSLESS:[/] {found}"
 
 
 def _table(checks: Sequence[Check]) -> Table:
@@ -102,6 +113,6 @@ def _first_token_line(first: ChiSquare | str) -> str:
         return f"chi-square of first tokens: skipped, {escape(first)}"
     verdict = "as the target's probabilities say" if first.is_sound else "[bold red]WRONG[/]"
     return (
-        f"chi-square of first tokens: {verdict}: {first.statistic:.2f} over {first.num_bins} bins, "
-        f"p = {first.p_value:.3g}, {first.num_draws} draws"
+        f"chi-square of first tokens: {first.statistic:.2f} over {first.num_bins} bins of "
+        f"{first.num_draws} draws, p = {first.p_value:.3g}: {verdict}"
     )

@@ -101,7 +101,7 @@ class Assembly:
     ) -> None:
         config = plan.config
         self._plan = plan
-        self._trace_file = TraceFile(config.trace_steps) if config.trace_steps else None
+        self._trace_file = _trace_file(config)
         self._make_pipeline = make_pipeline
         self.hub = DrafterHub(
             links,
@@ -154,6 +154,12 @@ class Assembly:
         await self.pipeline.close()
         if self._trace_file is not None:
             self._trace_file.close()
+
+
+def _trace_file(config: EngineConfig) -> TraceFile | None:
+    if config.trace_steps is None:
+        return None
+    return TraceFile(config.trace_steps, config.trace_steps_max_mb * 1_000_000)
 
 
 def _device(config: EngineConfig) -> str:

@@ -146,6 +146,9 @@ class EngineConfig(Settings):
     trace_steps: Path | None = Field(
         None, description="file that gets one JSON line a step; what it held is lost"
     )
+    trace_steps_max_mb: Annotated[int, Field(ge=1)] = Field(
+        256, description="most 10^6 bytes of the trace; the newest steps are kept"
+    )
 
     @field_validator("trace_steps")
     @classmethod

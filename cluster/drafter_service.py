@@ -9,15 +9,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import grpc
 
 from ..core.drafter import Drafter
 from ..core.errors import ProtocolError
-from ..core.types import Proposal
 from . import drafter_pb2 as pb
-from .drafter_link import DrafterMessage
+from .drafter_session import DrafterSession
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
@@ -29,54 +27,6 @@ from .wire import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-class DrafterSession:
-    """One coordinator's requests at a drafter. Its ids are prefixed, so that sessions never mix."""
-
-    def __init__(
-        self, drafter: Drafter, number: int, max_bytes: int, clock: Callable[[], float]
-    ) -> None:
-        self._drafter = drafter
-        self._prefix = f"{number}/"
-        self._max_bytes = max_bytes
-        self._clock = clock
-        self._open_ids: set[str] = set()
-
-    def answer(self, data: bytes) -> bytes:
-        """Do what one message says. Raises `ProtocolError` if it is no message."""
-        message = decode_step(data, self._clock())
-        try:
-            return encode_answer(message, self._run(message), self._max_bytes)
-        except Exception as error:
-            logger.warning("drafter=%s event=raised", self._drafter.name, exc_info=True)
-            return encode_error(message.sequence, f"{type(error).__name__}: {error}")
-
-    def close(self) -> None:
-        """Close every request of the session."""
-        for request_id in self._open_ids:
-            try:
-                self._drafter.close(request_id)
-            except Exception:
-                logger.warning("drafter=%s event=close_raised", self._drafter.name, exc_info=True)
-        self._open_ids.clear()
-
-    def _run(self, message: DrafterMessage) -> list[Proposal]:
-        prefix, drafter = self._prefix, self._drafter
-        for request_id in message.closes:
-            drafter.close(prefix + request_id)
-            self._open_ids.discard(prefix + request_id)
-        for request in message.opens:
-            own = replace(request, request_id=prefix + request.request_id)
-            self._open_ids.add(own.request_id)
-            drafter.open(own)
-        if message.commits:
-            commits = message.commits
-            drafter.observe([replace(c, request_id=prefix + c.request_id) for c in commits])
-        if not message.queries:
-            return []
-        queries = [replace(q, request_id=prefix + q.request_id) for q in message.queries]
-        return drafter.propose(queries, message.deadline)
 
 
 class DrafterService:
@@ -107,14 +57,14 @@ class DrafterService:
     async def _exchange(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes]:
-        session = DrafterSession(self._drafter, next(self._numbers), self._max_bytes, self._clock)
+        session = DrafterSession(self._drafter, f"{next(self._numbers)}/")
         loop = asyncio.get_running_loop()
         try:
             decode_hello(await anext(requests, b""), pb.ToDrafter)
             yield encode_hello(self._drafter.name, pb.FromDrafter)
             # The next message is read after this one is answered: gRPC holds the sender back.
             async for data in requests:
-                yield await loop.run_in_executor(self._worker, session.answer, data)
+                yield await loop.run_in_executor(self._worker, self._answer, session, data)
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
@@ -122,3 +72,12 @@ class DrafterService:
             with contextlib.suppress(RuntimeError):
                 # In the worker, which may still be at this session's last message.
                 self._worker.submit(session.close)
+
+    def _answer(self, session: DrafterSession, data: bytes) -> bytes:
+        """Do what one message says. Raises `ProtocolError` if it is no message."""
+        message = decode_step(data, self._clock())
+        try:
+            return encode_answer(message, session.run(message), self._max_bytes)
+        except Exception as error:
+            logger.warning("drafter=%s event=raised", self._drafter.name, exc_info=True)
+            return encode_error(message.sequence, f"{type(error).__name__}: {error}")

@@ -1,4 +1,8 @@
-"""The file of `--trace-steps`: one JSON line a step."""
+"""The file of `--trace-steps`: one JSON line a step, and beside it the part that came before.
+
+When the file holds half of what the trace may take, it is renamed to FILE.1, over the one that was
+there, and a new one is begun: the newest steps are always kept.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +25,25 @@ FIELDS = tuple(field.name for field in fields(StepRecord))
 class TraceFile:
     """Writes records as they come; each line is in the file when `write` returns.
 
-    Raises `ConfigError` if the file cannot be written. What it held before is lost. A disk that
-    fills up later ends the trace and nothing else.
+    Both parts together take at most `max_bytes`. Raises `ConfigError` if the file cannot be
+    written. What the parts held before is lost. A disk that fills up later ends the trace and
+    nothing else.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
+        self._max_part_bytes = max_bytes // 2
+        self._part_bytes = 0
         self._file: TextIO | None = None
         self._is_over = False
         try:
             # Opened for good with the first record: an engine that does not start closes nothing.
             path.write_text("")
+            # A part of an earlier run would be read with this one's.
+            older_part(path).unlink(missing_ok=True)
         except OSError as error:
-            raise ConfigError("trace_steps", f"cannot write {path}: {error.strerror}") from error
+            where, reason = error.filename, error.strerror
+            raise ConfigError("trace_steps", f"cannot write {where}: {reason}") from error
 
     def write(self, record: StepRecord) -> None:
         """Append a record; ignored after `close`."""
@@ -43,13 +53,24 @@ class TraceFile:
         values = {name: getattr(record, name) for name in FIELDS}
         line = json.dumps(values, separators=(",", ":")) + "\n"
         try:
-            if self._file is None:
-                # A line is written at once: one system call a step, and a crash loses nothing.
-                self._file = self._path.open("a", buffering=1, encoding="utf-8")
-            self._file.write(line)
+            # JSON escapes what is not ASCII: a character is a byte.
+            self._part_for(len(line)).write(line)
         except OSError as error:
             logger.error("event=trace_ended reason=%r", error.strerror)
             self.close()
+
+    def _part_for(self, num_bytes: int) -> TextIO:
+        """The file, with room for so many bytes more."""
+        if self._file is not None and self._part_bytes + num_bytes > self._max_part_bytes:
+            self._file.close()
+            self._file = None
+            self._path.replace(older_part(self._path))
+            self._part_bytes = 0
+        if self._file is None:
+            # A line is written at once: one system call a step, and a crash loses nothing.
+            self._file = self._path.open("a", buffering=1, encoding="utf-8")
+        self._part_bytes += num_bytes
+        return self._file
 
     def close(self) -> None:
         """Close the file; twice is once."""
@@ -61,15 +82,32 @@ class TraceFile:
                 file.close()
 
 
+def older_part(path: Path) -> Path:
+    """Where the steps before those of the file are, once it was full."""
+    return path.with_name(f"{path.name}.1")
+
+
 def read_trace(path: Path) -> list[StepRecord]:
-    """The records of a file, in the order of their steps. Raises `ConfigError` naming the line."""
+    """The records of a file and of its older part, if there is one, in the order of their steps.
+
+    Raises `ConfigError` naming the line.
+    """
+    records = _read_part(path)
+    older = older_part(path)
+    if older.exists():
+        records += _read_part(older)
+    # A server that is writing may have renamed what was just read: the same steps come twice.
+    by_step = {record.step: record for record in records}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _read_part(path: Path) -> list[StepRecord]:
     try:
         with path.open(encoding="utf-8") as file:
-            records = list(_records(path, file))
+            return list(_records(path, file))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError("trace", f"cannot read {path}: {reason}") from error
-    return sorted(records, key=lambda record: record.step)
 
 
 def _records(path: Path, lines: TextIO) -> Iterator[StepRecord]:

@@ -26,6 +26,15 @@ class Constraint(Protocol):
         """
         ...
 
+    def accepts(self, tree: TokenTree) -> Bool:
+        """bool [nodes]: whether a node and all above it fit the form, and may go on.
+
+        Quicker than `masks`, which may allow only one of several spellings of a text: a node that
+        is accepted here and forbidden there is a wasted row. An end is not accepted; it comes as
+        the bonus token.
+        """
+        ...
+
     def advance(self, token_ids: Sequence[int]) -> None:
         """Tokens were committed; they are allowed."""
         ...
@@ -56,14 +65,21 @@ class TokenRules:
         if self.constraint is not None:
             form = self.constraint.masks(tree)
             mask = form if mask is None else _both(form, mask)
-        if self.ends is None or num_answered >= self.min_tokens:
+        ends = self._early_ends(num_answered)
+        if ends is None:
             return mask
         lengths = num_answered + np.concatenate([FIRST, tree.depths])
-        longer = np.where((lengths < self.min_tokens)[:, None], ~self.ends, EVERY)
+        longer = np.where((lengths < self.min_tokens)[:, None], ~ends, EVERY)
         return longer if mask is None else _both(mask, longer)
 
     def allowed(self, tree: TokenTree, num_answered: int) -> Bool:
-        """bool [nodes]: whether a node and all above it may be chosen."""
+        """bool [nodes]: whether a node and all above it may be chosen; see `Constraint.accepts`."""
+        if (
+            self.constraint is not None
+            and self.always is None
+            and self._early_ends(num_answered) is None
+        ):
+            return self.constraint.accepts(tree)
         masks = self.masks(tree, num_answered)
         allowed = np.ones(len(tree), dtype=np.bool_)
         if masks is None or not len(tree):
@@ -79,6 +95,10 @@ class TokenRules:
         """Tokens were committed, and the answer goes on."""
         if self.constraint is not None:
             self.constraint.advance(token_ids)
+
+    def _early_ends(self, num_answered: int) -> UInt32 | None:
+        """Tokens that the least length forbids still."""
+        return self.ends if num_answered < self.min_tokens else None
 
 
 def _both(first: UInt32, second: UInt32) -> UInt32:

@@ -95,6 +95,10 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     trace_steps: Annotated[
         Path | None, typer.Option(help="File for one JSON line a step; see draftline trace.")
     ] = None,
+    trace_steps_max_mb: Annotated[
+        int | None,
+        typer.Option(help="Most megabytes of that file and its older part, FILE.1. Default: 256."),
+    ] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Running Ray cluster, such as auto. Default: start one.")
     ] = None,
@@ -114,6 +118,7 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         "dtype": dtype,
         "device": device,
         "trace_steps": trace_steps,
+        "trace_steps_max_mb": trace_steps_max_mb,
         "compile": compile_,
         "server": {
             "host": host,
@@ -163,7 +168,9 @@ def demo(
 
 @app.command()
 def trace(
-    file: Annotated[Path, typer.Argument(help="What serve --trace-steps wrote.")],
+    file: Annotated[
+        Path, typer.Argument(help="What serve --trace-steps wrote; FILE.1 is read, too.")
+    ],
     *,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="PNG of the steps' timeline.")

@@ -6,8 +6,8 @@ Ray Serve replaces has another `engine` label, so no series ever mixes two engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,7 +20,73 @@ from prometheus_client.registry import Collector
 from ..cluster.drafter_stats import DrafterStats
 from .engine_stats import EngineStats
 
-MetricT = TypeVar("MetricT", GaugeMetricFamily, CounterMetricFamily)
+# Of one engine: the values of the labels that a family adds to these two, and a number.
+Samples = Iterable[tuple[tuple[str, ...], float]]
+LABELS = ("model_name", "engine")
+SOURCE = ("source",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One family of metrics."""
+
+    kind: type[GaugeMetricFamily | CounterMetricFamily]
+    name: str
+    text: str
+    samples: Callable[[EngineStats], Samples]
+    labels: tuple[str, ...] = ()
+
+
+def _engine(value: Callable[[EngineStats], float]) -> Callable[[EngineStats], Samples]:
+    return lambda engine: [((), value(engine))]
+
+
+def _drafters(value: Callable[[DrafterStats], float]) -> Callable[[EngineStats], Samples]:
+    return lambda engine: [((drafter.name,), value(drafter)) for drafter in engine.drafters]
+
+
+def _wasted(engine: EngineStats) -> Samples:
+    return [((source,), count) for source, count in engine.wasted_by_source.items()]
+
+
+def _proposals(engine: EngineStats) -> Samples:
+    for drafter in engine.drafters:
+        yield (drafter.name, "in_time"), drafter.proposals - drafter.late_used
+        yield (drafter.name, "late_used"), drafter.late_used
+        yield (drafter.name, "dropped"), drafter.dropped
+
+
+TABLE = (
+    _Row(GaugeMetricFamily, "vllm:num_requests_running", "Requests being computed",
+         _engine(lambda e: e.num_running)),
+    _Row(GaugeMetricFamily, "vllm:num_requests_waiting", "Requests in the queue",
+         _engine(lambda e: e.num_waiting)),
+    _Row(GaugeMetricFamily, "vllm:kv_cache_usage_perc", "KV cache in use; 1 is full",
+         _engine(lambda e: e.kv_usage)),
+    _Row(CounterMetricFamily, "draftline:engine_steps", "Steps submitted",
+         _engine(lambda e: e.num_steps)),
+    _Row(CounterMetricFamily, "vllm:num_preemptions", "Requests that gave up their KV",
+         _engine(lambda e: e.num_preemptions)),
+    _Row(CounterMetricFamily, "vllm:prefix_cache_queries",
+         "Prompt tokens looked for in the prefix cache", _engine(lambda e: e.num_prefix_queries)),
+    _Row(CounterMetricFamily, "vllm:prefix_cache_hits",
+         "Prompt tokens found in the prefix cache", _engine(lambda e: e.num_prefix_hits)),
+    _Row(CounterMetricFamily, "draftline:spec_decode_num_wasted_tokens",
+         "Nodes verified and thrown away, by drafter", _wasted, SOURCE),
+    _Row(GaugeMetricFamily, "draftline:drafter_up", "1: connected",
+         _drafters(lambda d: d.connected), SOURCE),
+    _Row(GaugeMetricFamily, "draftline:drafter_circuit_open", "1: failed, and not tried again yet",
+         _drafters(lambda d: d.circuit_open), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_messages", "Messages sent",
+         _drafters(lambda d: d.messages), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_errors", "Failures of any kind",
+         _drafters(lambda d: d.errors), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_reconnects", "Connections after the first",
+         _drafters(lambda d: d.reconnects), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_proposals",
+         "Proposals, by what became of them: in_time, late_used or dropped",
+         _proposals, ("source", "outcome")),
+)  # fmt: skip
 
 
 class EngineCollector(Collector):
@@ -32,121 +98,22 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, those without samples too."""
-        yield from self._engine_gauges()
-        yield from self._engine_counters()
-        yield from self._drafter_gauges()
-        yield from self._drafter_counters()
+        for row in TABLE:
+            family = row.kind(row.name, row.text, labels=(*LABELS, *row.labels))
+            for engine in self.stats:
+                for labels, value in row.samples(engine):
+                    family.add_metric((self._model, engine.engine_id, *labels), value)
+            yield family
         yield self._drafter_latency()
-
-    def _engine_gauges(self) -> Iterator[Metric]:
-        gauge = GaugeMetricFamily
-        yield self._of_engines(
-            gauge, "vllm:num_requests_running", "Requests being computed", lambda e: e.num_running
-        )
-        yield self._of_engines(
-            gauge, "vllm:num_requests_waiting", "Requests in the queue", lambda e: e.num_waiting
-        )
-        yield self._of_engines(
-            gauge, "vllm:kv_cache_usage_perc", "KV cache in use; 1 is full", lambda e: e.kv_usage
-        )
-
-    def _engine_counters(self) -> Iterator[Metric]:
-        counter = CounterMetricFamily
-        yield self._of_engines(
-            counter, "draftline:engine_steps", "Steps submitted", lambda e: e.num_steps
-        )
-        yield self._of_engines(
-            counter,
-            "vllm:num_preemptions",
-            "Requests that gave up their KV",
-            lambda e: e.num_preemptions,
-        )
-        yield self._of_engines(
-            counter,
-            "vllm:prefix_cache_queries",
-            "Prompt tokens looked for in the prefix cache",
-            lambda e: e.num_prefix_queries,
-        )
-        yield self._of_engines(
-            counter,
-            "vllm:prefix_cache_hits",
-            "Prompt tokens found in the prefix cache",
-            lambda e: e.num_prefix_hits,
-        )
-        wasted = CounterMetricFamily(
-            "draftline:spec_decode_num_wasted_tokens",
-            "Nodes verified and thrown away, by drafter",
-            labels=("model_name", "engine", "source"),
-        )
-        for engine in self.stats:
-            for source, count in engine.wasted_by_source.items():
-                wasted.add_metric((self._model, engine.engine_id, source), count)
-        yield wasted
-
-    def _drafter_gauges(self) -> Iterator[Metric]:
-        gauge = GaugeMetricFamily
-        yield self._of_drafters(
-            gauge, "draftline:drafter_up", "1: connected", lambda d: d.connected
-        )
-        yield self._of_drafters(
-            gauge,
-            "draftline:drafter_circuit_open",
-            "1: failed, and not tried again yet",
-            lambda d: d.circuit_open,
-        )
-
-    def _drafter_counters(self) -> Iterator[Metric]:
-        counter = CounterMetricFamily
-        yield self._of_drafters(
-            counter, "draftline:drafter_messages", "Messages sent", lambda d: d.messages
-        )
-        yield self._of_drafters(
-            counter, "draftline:drafter_errors", "Failures of any kind", lambda d: d.errors
-        )
-        yield self._of_drafters(
-            counter,
-            "draftline:drafter_reconnects",
-            "Connections after the first",
-            lambda d: d.reconnects,
-        )
-        proposals = CounterMetricFamily(
-            "draftline:drafter_proposals",
-            "Proposals, by what became of them: in_time, late_used or dropped",
-            labels=("model_name", "engine", "source", "outcome"),
-        )
-        for labels, drafter in self._drafters():
-            proposals.add_metric((*labels, "in_time"), drafter.proposals - drafter.late_used)
-            proposals.add_metric((*labels, "late_used"), drafter.late_used)
-            proposals.add_metric((*labels, "dropped"), drafter.dropped)
-        yield proposals
 
     def _drafter_latency(self) -> Metric:
         latency = SummaryMetricFamily(
             "draftline:drafter_latency_seconds",
             "From a message to its proposals; the sum over the count is the mean",
-            labels=("model_name", "engine", "source"),
+            labels=(*LABELS, *SOURCE),
         )
-        for labels, drafter in self._drafters():
-            latency.add_metric(labels, drafter.latency_count, drafter.latency_sum_s)
-        return latency
-
-    def _drafters(self) -> Iterator[tuple[tuple[str, str, str], DrafterStats]]:
         for engine in self.stats:
             for drafter in engine.drafters:
-                yield (self._model, engine.engine_id, drafter.name), drafter
-
-    def _of_engines(
-        self, kind: type[MetricT], name: str, text: str, value: Callable[[EngineStats], float]
-    ) -> MetricT:
-        family = kind(name, text, labels=("model_name", "engine"))
-        for engine in self.stats:
-            family.add_metric((self._model, engine.engine_id), value(engine))
-        return family
-
-    def _of_drafters(
-        self, kind: type[MetricT], name: str, text: str, value: Callable[[DrafterStats], float]
-    ) -> MetricT:
-        family = kind(name, text, labels=("model_name", "engine", "source"))
-        for labels, drafter in self._drafters():
-            family.add_metric(labels, value(drafter))
-        return family
+                labels = (self._model, engine.engine_id, drafter.name)
+                latency.add_metric(labels, drafter.latency_count, drafter.latency_sum_s)
+        return latency

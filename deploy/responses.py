@@ -41,6 +41,14 @@ class Heading:
     created: int
     model: str
 
+    def body(self, kind: type[BaseModel], name: str, **fields: Any) -> str:
+        """A body as JSON; the API calls its `kind` by `name`."""
+        body = kind.model_construct(
+            id=self.response_id, object=name, created=self.created, model=self.model, **fields
+        )
+        data = body.model_dump(mode="json", exclude_unset=True, warnings=False)
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
 
 class ResponseFormat(Protocol):
     """One endpoint's spelling of answers; texts are JSON."""
@@ -106,18 +114,7 @@ class CompletionFormat:
     def _completion(
         self, choices: list[CompletionChoice], use: CompletionUsage | None, extra: Extra
     ) -> str:
-        head = self.heading
-        return _to_json(
-            Completion.model_construct(
-                id=head.response_id,
-                object="text_completion",
-                created=head.created,
-                model=head.model,
-                choices=choices,
-                usage=use,
-                **extra,
-            )
-        )
+        return self.heading.body(Completion, "text_completion", choices=choices, usage=use, **extra)
 
 
 class ChatFormat:
@@ -129,7 +126,6 @@ class ChatFormat:
 
     def body(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The whole answer."""
-        head = self.heading
         pieces = [answer.whole() for answer in answers]
         choices = [
             Choice.model_construct(
@@ -145,16 +141,9 @@ class ChatFormat:
         if pieces[0].prompt_log_probs is not None:
             of_prompt = prompt_logprobs(pieces[0].prompt_log_probs, self._bytes_of)
             extra = extra | {"prompt_logprobs": of_prompt}
-        return _to_json(
-            ChatCompletion.model_construct(
-                id=head.response_id,
-                object="chat.completion",
-                created=head.created,
-                model=head.model,
-                choices=choices,
-                usage=usage(answers, num_choices),
-                **extra,
-            )
+        use = usage(answers, num_choices)
+        return self.heading.body(
+            ChatCompletion, "chat.completion", choices=choices, usage=use, **extra
         )
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
@@ -188,17 +177,8 @@ class ChatFormat:
         return kind(content=chat_logprobs(tokens, self._bytes_of), refusal=None)
 
     def _chunk(self, choices: list[ChunkChoice], use: CompletionUsage | None, extra: Extra) -> str:
-        head = self.heading
-        return _to_json(
-            ChatCompletionChunk.model_construct(
-                id=head.response_id,
-                object="chat.completion.chunk",
-                created=head.created,
-                model=head.model,
-                choices=choices,
-                usage=use,
-                **extra,
-            )
+        return self.heading.body(
+            ChatCompletionChunk, "chat.completion.chunk", choices=choices, usage=use, **extra
         )
 
 
@@ -254,8 +234,3 @@ def _by_source(metrics: Sequence[RequestMetrics]) -> dict[str, dict[str, int]]:
 
 def _finished(answers: Sequence[Answer]) -> list[RequestMetrics]:
     return [answer.metrics for answer in answers if answer.metrics is not None]
-
-
-def _to_json(body: BaseModel) -> str:
-    data = body.model_dump(mode="json", exclude_unset=True, warnings=False)
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))

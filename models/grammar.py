@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..core.errors import RequestError
 from ..core.structured_output import StructuredOutput
 from ..core.token_mask import num_words
 from ..core.tree import TokenTree
-from ..core.types import ROOT, UInt32
+from ..core.types import ROOT, Bool, UInt32
 
 FIELD = "structured_outputs"
 
@@ -66,28 +66,39 @@ class GrammarConstraint:
     def masks(self, tree: TokenTree) -> UInt32:
         """See `Constraint`."""
         masks = np.zeros((1 + len(tree), self._words), dtype=np.uint32)
-        children: list[list[int]] = [[] for _ in range(1 + len(tree))]
-        for node, parent in enumerate(tree.parents.tolist()):
-            children[parent + 1].append(node)
-        self._fill(ROOT, masks, children, tree.tokens.tolist())
+        for node in self._walk(tree):
+            row = masks[node + 1]
+            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         return masks
+
+    def accepts(self, tree: TokenTree) -> Bool:
+        """See `Constraint`."""
+        accepted = np.zeros(1 + len(tree), dtype=np.bool_)
+        accepted[[node + 1 for node in self._walk(tree)]] = True
+        return accepted[1:]
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """See `Constraint`."""
         consumed = self._matcher.consume_tokens(list(token_ids))
         assert consumed, self._matcher.get_error()
 
-    def _fill(
-        self, node: int, masks: UInt32, children: Sequence[Sequence[int]], tokens: Sequence[int]
-    ) -> None:
-        row = masks[node + 1]
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    def _walk(self, tree: TokenTree) -> Iterator[int]:
+        """The root and every accepted node, each while the matcher stands behind it."""
+        children: list[list[int]] = [[] for _ in range(1 + len(tree))]
+        for node, parent in enumerate(tree.parents.tolist()):
+            children[parent + 1].append(node)
+        return self._walk_below(ROOT, children, tree.tokens.tolist())
+
+    def _walk_below(
+        self, node: int, children: Sequence[Sequence[int]], tokens: Sequence[int]
+    ) -> Iterator[int]:
+        yield node
         for child in children[node + 1]:
             # Nothing follows the end.
             if tokens[child] in self._eos_token_ids:
                 continue
             if self._matcher.try_consume_tokens([tokens[child]]):
-                self._fill(child, masks, children, tokens)
+                yield from self._walk_below(child, children, tokens)
                 self._matcher.rollback(1)
 
 

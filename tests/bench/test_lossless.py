@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from draftline.bench.distribution import ChiSquare, SeedCheck, chi_square
@@ -75,4 +76,14 @@ async def test_frequencies_that_chance_does_not_explain_are_a_fault() -> None:
     assert not found.is_sound
     report = LosslessReport({}, (await report_of()).checks, SOUND, found)
     assert not report.is_lossless
-    assert "WRONG" in printed(report)
+    text = printed(report)
+    assert "50.00 over 2 bins of 200 draws, p = 1.54e-12: WRONG" in text
+    assert "NOT LOSSLESS: no answer differs, but first tokens are drawn wrongly" in text
+
+
+async def test_a_check_without_drafts_is_told() -> None:
+    report = await report_of()
+    assert "nothing was drafted" not in printed(report)
+    idle = replace(report.checks[-1], num_drafted=0, num_accepted=0)
+    report = replace(report, checks=[*report.checks[:-1], idle])
+    assert "nothing was drafted in 1 of the checks: the engine" in printed(report)

@@ -3,16 +3,7 @@ from draftline.core.sampling_params import SamplingParams
 from draftline.core.stop import StopRule
 from hypothesis import given
 from hypothesis import strategies as st
-
-
-class Letters:
-    """Token i is the i-th letter of the alphabet."""
-
-    def push(self, token_id: int) -> str:
-        return chr(ord("a") + token_id)
-
-    def flush(self) -> str:
-        return ""
+from support.letters import Letters
 
 
 def ids(text: str) -> list[int]:

@@ -10,16 +10,12 @@ from draftline.core.sampling_params import SamplingParams
 from draftline.core.stop import StopRule
 from draftline.core.token_mask import mask_of, unpack
 from draftline.core.token_rules import TokenRules
-from draftline.core.tree import NO_TREE, TokenTree, merge
-from draftline.core.types import ROOT, Proposal, UInt32
+from draftline.core.tree import NO_TREE, TokenTree
+from draftline.core.types import ROOT, UInt32
+from support.letters import Letters
+from support.trees import tree_of
 
 VOCAB = 40
-
-
-def tree_of(tokens: list[int], parents: list[int]) -> TokenTree:
-    log_probs = np.zeros(len(tokens), dtype=np.float32)
-    ids, above = np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32)
-    return merge([Proposal("any", ids, above, log_probs)], 99, 99)
 
 
 def sets(masks: UInt32 | None) -> list[set[int]]:
@@ -68,16 +64,6 @@ def state_of(params: SamplingParams, prompt: list[int], answer: list[int]) -> Re
     state = RequestState(request, stop, blocks=[], arrival_time=0.0)
     state.append(answer)
     return state
-
-
-class Letters:
-    """Token n is the n-th letter."""
-
-    def push(self, token_id: int) -> str:
-        return chr(ord("a") + token_id)
-
-    def flush(self) -> str:
-        return ""
 
 
 def test_penalties_count_the_path_of_each_row() -> None:

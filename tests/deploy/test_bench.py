@@ -7,7 +7,11 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from draftline.bench.distribution import ChiSquare, check_first_token
+from draftline.bench.http_endpoint import HttpEndpoint
+from draftline.bench.setting import TARGET_ONLY, Setting
 from draftline.cluster.config import EngineConfig
 from draftline.core.output import Delta
 from draftline.deploy import bench_run, cli
@@ -16,6 +20,7 @@ from support.served_model import served_model
 from typer.testing import CliRunner
 
 DRAFTERS = '[{"kind": "prompt_lookup"}, {"kind": "spectra"}]'
+PLAIN = Setting(TARGET_ONLY, ())
 runner = CliRunner()
 
 
@@ -96,6 +101,26 @@ def test_bench_and_lossless_of_a_server(checkpoint: Path, prompts: Path, tmp_pat
     assert data["drafters"] == ["prompt_lookup", "spectra"]
     assert data["seeds"]["num_seeds"] == 8
     assert "'medusa' is not there" in str(unknown.exception)
+
+
+@pytest.mark.net
+async def test_first_tokens_of_a_server_follow_its_probabilities() -> None:
+    with served_model("demo", "--speculative-config", DRAFTERS) as served:
+        async with HttpEndpoint(served.url) as endpoint:
+            found = await check_first_token(await endpoint.connect(), PLAIN, seeds=60)
+            few = await check_first_token(endpoint, PLAIN, seeds=2)
+    assert isinstance(found, ChiSquare)
+    assert (found.num_draws, found.num_bins) == (60, 3)
+    assert found.p_value > 0.01
+    assert few == "2 draws are too few to tell the likely tokens apart"
+
+
+async def test_first_tokens_that_do_not_are_found(client: httpx.AsyncClient) -> None:
+    """The fake engine says 0.78 of its token, and always gives it."""
+    async with HttpEndpoint("http://test", http_client=client) as endpoint:
+        found = await check_first_token(await endpoint.connect(), PLAIN, seeds=200)
+    assert isinstance(found, ChiSquare)
+    assert not found.is_sound
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:

@@ -147,9 +147,15 @@ def test_streams_end_whole_on_ray_too(checkpoint: Path) -> None:
     assert serve_tiny(checkpoint, backend="ray", drain_timeout="60") == (WHOLE, "stopped\n", 0)
 
 
-@pytest.mark.net
-def test_streams_end_with_an_error_when_the_time_is_over(checkpoint: Path) -> None:
-    heard, printed, code = serve_tiny(checkpoint, drain_timeout="0")
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("local", marks=pytest.mark.net),
+        pytest.param("ray", marks=(pytest.mark.cluster, pytest.mark.timeout(300))),
+    ],
+)
+def test_streams_end_with_an_error_when_the_time_is_over(checkpoint: Path, backend: str) -> None:
+    heard, printed, code = serve_tiny(checkpoint, backend=backend, drain_timeout="0")
     # On a busy machine the first streams may be over when the last one begins.
     cut = [messages for messages in heard if messages != WHOLE[0]]
     assert cut

@@ -33,8 +33,8 @@ def record(step: int, *, prompt_rows: int = 0, requests: int = 1) -> StepRecord:
     )  # fmt: skip
 
 
-def write(path: Path, records: list[StepRecord]) -> None:
-    file = TraceFile(path)
+def write(path: Path, records: list[StepRecord], max_bytes: int = 100_000) -> None:
+    file = TraceFile(path, max_bytes)
     for one in records:
         file.write(one)
     file.close()
@@ -63,6 +63,41 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(json.dumps(asdict(record(2)))[:50])
     assert len(read_trace(path)) == 2
+
+
+def test_a_full_file_keeps_the_newest_steps(tmp_path: Path) -> None:
+    path, older = tmp_path / "steps.jsonl", tmp_path / "steps.jsonl.1"
+    write(path, [record(100)])
+    line_bytes = path.stat().st_size
+    # Steps 100 to 109: all lines are equally long.
+    steps = range(100, 110)
+    write(path, [record(step) for step in steps], 8 * line_bytes)
+    assert [len(part.read_text().splitlines()) for part in (older, path)] == [4, 2]
+    assert [one.step for one in read_trace(path)] == list(steps[4:])
+    # A server that writes may rename the file between two looks.
+    path.write_text(older.read_text())
+    assert [one.step for one in read_trace(path)] == list(steps[4:8])
+    with older.open("a") as file:
+        file.write("nonsense\n")
+    with pytest.raises(ConfigError, match=r"steps\.jsonl\.1, line 5: not a step"):
+        read_trace(path)
+    # A start leaves nothing of what was there.
+    write(path, [record(0)])
+    assert [one.step for one in read_trace(path)] == [0]
+
+
+def test_a_part_that_cannot_be_renamed_ends_the_trace_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    file = TraceFile(path, 1)
+    file.write(record(0))
+    (tmp_path / "steps.jsonl.1").mkdir()
+    file.write(record(1))
+    file.write(record(2))
+    file.close()
+    assert caplog.messages == ["event=trace_ended reason='Is a directory'"]
+    assert path.read_text().count("\n") == 1
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"step": 1}'])
@@ -118,3 +153,5 @@ def test_what_cannot_be_traced_is_refused(checkpoint: Path, tmp_path: Path) -> N
         Engine(EngineConfig(model=str(checkpoint), trace_steps=path))
     with pytest.raises(ConfigError, match="trace_steps: one file cannot hold"):
         build_serve_args({"trace_steps": "a.jsonl", "deployment": {"num_replicas": 2}})
+    with pytest.raises(ConfigError, match=r"trace_steps_max_mb: .*greater than or equal to 1"):
+        EngineConfig(trace_steps_max_mb=0)

@@ -75,7 +75,6 @@ def test_every_size_reaches_its_steady_state_and_stays(ngram: int, window: int) 
 
 def test_a_row_sees_one_token_of_each_position_before_its_own() -> None:
     """So that the target reads a gapless text: offsets 1, 2, ... up to the row's own."""
-    probe = pool_of(5, 4).probe(1)
     for pool in (steady_pool(), pool_of(5, 4)):
         probe = pool.probe(1)
         for row, own in zip(probe.mask, probe.offsets.tolist(), strict=True):

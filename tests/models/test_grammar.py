@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from draftline.core.errors import RequestError
 from draftline.core.structured_output import StructuredOutput
-from draftline.core.token_mask import unpack
+from draftline.core.token_mask import full_mask, unpack
 from draftline.core.token_rules import TokenRules
-from draftline.core.tree import NO_TREE, TokenTree, merge
-from draftline.core.types import ROOT, Proposal
+from draftline.core.tree import NO_TREE, TokenTree
+from draftline.core.types import ROOT
 from draftline.models.bundled import demo_path
 from draftline.models.grammar import GrammarConstraint, GrammarFactory
 from draftline.models.tokenizer import load_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from support.trees import tree_of
 from transformers import PreTrainedTokenizerBase
 
 VOCAB_SIZE = 4096
@@ -28,12 +31,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="module")
 def factory(tokenizer: PreTrainedTokenizerBase) -> GrammarFactory:
     return GrammarFactory(tokenizer, VOCAB_SIZE, [tokenizer.eos_token_id])
-
-
-def tree_of(tokens: list[int], parents: list[int]) -> TokenTree:
-    log_probs = np.zeros(len(tokens), dtype=np.float32)
-    ids, above = np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32)
-    return merge([Proposal("any", ids, above, log_probs)], 99, 99)
 
 
 def one(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
@@ -83,7 +80,36 @@ def test_nothing_follows_the_end(
     constraint = factory.constraint(StructuredOutput(kind="choice", value='["a"]'))
     tree = tree_of([one(tokenizer, "a"), tokenizer.eos_token_id, 5], [ROOT, 0, 1])
     rules = TokenRules(None, None, 0, constraint)
-    assert rules.allowed(tree, 0).tolist() == [True, True, False]
+    # The end itself is worth no row, either: it comes as the bonus token.
+    assert rules.allowed(tree, 0).tolist() == [True, False, False]
+
+
+@given(data=st.data())
+def test_what_is_accepted_is_what_the_masks_allow(
+    factory: GrammarFactory, tokenizer: PreTrainedTokenizerBase, data: st.DataObject
+) -> None:
+    constraint = factory.constraint(StructuredOutput(kind="regex", value="a(b|c)*d?"))
+    eos = tokenizer.eos_token_id
+    names = [one(tokenizer, text) for text in "abcd"]
+    tokens = data.draw(st.lists(st.sampled_from([*names, eos]), min_size=1, max_size=12))
+    parents = [data.draw(st.integers(ROOT, node - 1)) for node in range(len(tokens))]
+    tree = tree_of(tokens, parents)
+    # With a second rule there is no way round the masks.
+    exact = TokenRules(full_mask(VOCAB_SIZE), None, 0, constraint).allowed(tree, 0)
+    accepted = TokenRules(None, None, 0, constraint).allowed(tree, 0)
+    assert accepted.tolist() == (exact & (tree.tokens != eos)).tolist()
+    assert constraint.masks(tree)[1:][accepted].any(axis=1).all()
+
+
+def test_a_forced_text_is_accepted_in_any_spelling(
+    factory: GrammarFactory, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    constraint = factory.constraint(StructuredOutput(kind="choice", value='["xname", "yname"]'))
+    constraint.advance([one(tokenizer, "x")])
+    short, whole = one(tokenizer, "n"), one(tokenizer, "name")
+    tree = tree_of([short, whole], [ROOT, ROOT])
+    assert constraint.accepts(tree).tolist() == [True, True]
+    assert allowed_after(constraint, NO_TREE, tokenizer) == [{"name"}]
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,17 @@ def _start(num_cpus: int) -> None:
                     raise
 
 
-async def no_actors_left() -> bool:
-    """Whether all actors are dead, or soon are: Ray hears of a death a little after it."""
+async def no_actors_left(class_name: str | None = None) -> bool:
+    """Whether all actors, or all of a class, are dead or soon are: Ray hears of it late."""
     for _ in range(200):
-        if not _living_actors():
+        if not living_actors(class_name):
             return True
         await asyncio.sleep(0.1)
     return False
 
 
-def _living_actors() -> list[str]:
+def living_actors(class_name: str | None = None) -> list[str]:
+    """The classes of all actors, or those of one class, that are not known to be dead."""
     actors = ray._private.state.actors().values()
-    return [actor["ActorClassName"] for actor in actors if actor["State"] != "DEAD"]
+    names = [actor["ActorClassName"] for actor in actors if actor["State"] != "DEAD"]
+    return [name for name in names if class_name in (None, name)]

@@ -31,7 +31,9 @@ def test_nothing_is_cut_without_enough_text_on_both_sides(before: str, after: st
 
 
 def test_prompts_of_real_files_are_spread_and_repeatable() -> None:
-    for file in held_out_files():
+    files = held_out_files()
+    assert files
+    for file in files:
         prompts = cut_prompts(file, 2)
         assert prompts == cut_prompts(file, 2)
         assert len({prompt.name for prompt in prompts}) == 2
