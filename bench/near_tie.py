@@ -18,7 +18,7 @@ from ..core.request import RequestState
 from ..core.request_options import RequestOptions
 from ..core.sampling import process_logits
 from ..core.sampling_params import SamplingParams
-from ..core.step_builder import sampling_rows
+from ..core.sampling_rows import sampling_rows
 from ..core.tree import NO_TREE
 
 # float32 logits of two batch shapes differ by some 1e-5 here; two scores closer than this may swap.
@@ -110,7 +110,7 @@ class Judge:
         if params.temperature == 0:
             return logits[0].astype(np.float64)
         position = np.array([text.shape[1]])
-        sampling = sampling_rows([params], [request.seed], position)
+        sampling = sampling_rows([params.temperature], [params], [request.seed], position)
         scaled = process_logits(logits[0], sampling, 0)
         noise = gumbel(np.array([request.seed]), position, np.arange(len(scaled)))
         return scaled.astype(np.float64) + noise

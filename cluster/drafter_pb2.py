@@ -24,33 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63luster/drafter.proto\x12\x11\x64raftline.drafter\"3\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"/\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x99\x01\n\x0c\x44raftRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x11\n\tnamespace\x18\x06 \x01(\t\"\x85\x01\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tprobe_ids\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\"E\n\x05Query\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"\xc1\x01\n\x04Step\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x63loses\x18\x02 \x03(\t\x12.\n\x05opens\x18\x03 \x03(\x0b\x32\x1f.draftline.drafter.DraftRequest\x12*\n\x07\x63ommits\x18\x04 \x03(\x0b\x32\x19.draftline.drafter.Commit\x12)\n\x07queries\x18\x05 \x03(\x0b\x32\x18.draftline.drafter.Query\x12\x10\n\x08\x62udget_s\x18\x06 \x01(\x01\"\xbd\x01\n\x05Probe\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07offsets\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12&\n\x04mask\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12(\n\x06wanted\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\r\n\x05top_k\x18\x05 \x01(\r\"\xc9\x01\n\x08Proposal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07parents\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tlog_probs\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\'\n\x05probe\x18\x05 \x01(\x0b\x32\x18.draftline.drafter.Probe\"Y\n\x06\x41nswer\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\tproposals\x18\x02 \x03(\x0b\x32\x1b.draftline.drafter.Proposal\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"g\n\tToDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.draftline.drafter.StepH\x00\x42\x06\n\x04\x62ody\"m\n\x0b\x46romDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12+\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x19.draftline.drafter.AnswerH\x00\x42\x06\n\x04\x62odyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63luster/drafter.proto\x12\x11\x64raftline.drafter\"3\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"/\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xf9\x03\n\x07Shaping\x12\x12\n\x05top_k\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05min_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\ttypical_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).draftline.drafter.Shaping.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\n \x03(\r\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokens\"\xd7\x01\n\x0c\x44raftRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x11\n\tnamespace\x18\x06 \x01(\t\x12+\n\x07shaping\x18\x07 \x01(\x0b\x32\x1a.draftline.drafter.Shaping\x12\x0f\n\x07\x65nd_ids\x18\x08 \x03(\x05\"\x85\x01\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tprobe_ids\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\"E\n\x05Query\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"\xc1\x01\n\x04Step\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x63loses\x18\x02 \x03(\t\x12.\n\x05opens\x18\x03 \x03(\x0b\x32\x1f.draftline.drafter.DraftRequest\x12*\n\x07\x63ommits\x18\x04 \x03(\x0b\x32\x19.draftline.drafter.Commit\x12)\n\x07queries\x18\x05 \x03(\x0b\x32\x18.draftline.drafter.Query\x12\x10\n\x08\x62udget_s\x18\x06 \x01(\x01\"\xbd\x01\n\x05Probe\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07offsets\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12&\n\x04mask\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12(\n\x06wanted\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\r\n\x05top_k\x18\x05 \x01(\r\"\xc9\x01\n\x08Proposal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07parents\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tlog_probs\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\'\n\x05probe\x18\x05 \x01(\x0b\x32\x18.draftline.drafter.Probe\"Y\n\x06\x41nswer\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\tproposals\x18\x02 \x03(\x0b\x32\x1b.draftline.drafter.Proposal\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"g\n\tToDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.draftline.drafter.StepH\x00\x42\x06\n\x04\x62ody\"m\n\x0b\x46romDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12+\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x19.draftline.drafter.AnswerH\x00\x42\x06\n\x04\x62odyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SHAPING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SHAPING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_ARRAY']._serialized_start=44
   _globals['_ARRAY']._serialized_end=95
   _globals['_HELLO']._serialized_start=97
   _globals['_HELLO']._serialized_end=144
-  _globals['_DRAFTREQUEST']._serialized_start=147
-  _globals['_DRAFTREQUEST']._serialized_end=300
-  _globals['_COMMIT']._serialized_start=303
-  _globals['_COMMIT']._serialized_end=436
-  _globals['_QUERY']._serialized_start=438
-  _globals['_QUERY']._serialized_end=507
-  _globals['_STEP']._serialized_start=510
-  _globals['_STEP']._serialized_end=703
-  _globals['_PROBE']._serialized_start=706
-  _globals['_PROBE']._serialized_end=895
-  _globals['_PROPOSAL']._serialized_start=898
-  _globals['_PROPOSAL']._serialized_end=1099
-  _globals['_ANSWER']._serialized_start=1101
-  _globals['_ANSWER']._serialized_end=1190
-  _globals['_TODRAFTER']._serialized_start=1192
-  _globals['_TODRAFTER']._serialized_end=1295
-  _globals['_FROMDRAFTER']._serialized_start=1297
-  _globals['_FROMDRAFTER']._serialized_end=1406
+  _globals['_SHAPING']._serialized_start=147
+  _globals['_SHAPING']._serialized_end=652
+  _globals['_SHAPING_LOGITBIASENTRY']._serialized_start=479
+  _globals['_SHAPING_LOGITBIASENTRY']._serialized_end=527
+  _globals['_DRAFTREQUEST']._serialized_start=655
+  _globals['_DRAFTREQUEST']._serialized_end=870
+  _globals['_COMMIT']._serialized_start=873
+  _globals['_COMMIT']._serialized_end=1006
+  _globals['_QUERY']._serialized_start=1008
+  _globals['_QUERY']._serialized_end=1077
+  _globals['_STEP']._serialized_start=1080
+  _globals['_STEP']._serialized_end=1273
+  _globals['_PROBE']._serialized_start=1276
+  _globals['_PROBE']._serialized_end=1465
+  _globals['_PROPOSAL']._serialized_start=1468
+  _globals['_PROPOSAL']._serialized_end=1669
+  _globals['_ANSWER']._serialized_start=1671
+  _globals['_ANSWER']._serialized_end=1760
+  _globals['_TODRAFTER']._serialized_start=1762
+  _globals['_TODRAFTER']._serialized_end=1865
+  _globals['_FROMDRAFTER']._serialized_start=1867
+  _globals['_FROMDRAFTER']._serialized_end=1976
 # @@protoc_insertion_point(module_scope)

@@ -14,8 +14,7 @@ from ..core.request import Request, Sink
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..core.stop import StopRule, stop_token_ids
-from ..core.token_mask import full_mask, mask_of
-from ..core.token_rules import TokenRules
+from ..core.token_rules import TokenRules, rules_of
 from ..core.types import Int32
 from ..models.grammar import GrammarFactory
 from ..models.model_info import ModelInfo
@@ -100,19 +99,10 @@ class RequestFactory:
             raise RequestError("banned_token_ids", "leaves no token that may be chosen")
 
     def _rules(self, params: SamplingParams) -> TokenRules | None:
-        size = self.info.vocab_size
-        always = ends = constraint = None
-        if params.allowed_token_ids is not None or params.banned_token_ids:
-            allowed = params.allowed_token_ids
-            always = full_mask(size) if allowed is None else mask_of(allowed, size)
-            always &= ~mask_of(params.banned_token_ids, size)
-        if params.min_tokens:
-            ends = mask_of(stop_token_ids(params, self.info.eos_token_ids), size)
-        if params.structured_output is not None:
-            constraint = self.grammars.constraint(params.structured_output)
-        if always is None and ends is None and constraint is None:
-            return None
-        return TokenRules(always, ends, params.min_tokens, constraint)
+        form = params.structured_output
+        constraint = None if form is None else self.grammars.constraint(form)
+        end_ids = stop_token_ids(params, self.info.eos_token_ids)
+        return rules_of(params, end_ids, self.info.vocab_size, constraint)
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         room = self.max_model_len - prompt_len

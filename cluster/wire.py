@@ -13,7 +13,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from ..core.errors import DrafterError, ProtocolError
+from ..core.errors import DrafterError, ProtocolError, RequestError
+from ..core.shaping import Shaping
 from ..core.types import Commit, DraftRequest, Probe, Proposal, Query
 from . import drafter_pb2 as pb
 from .drafter_link import DrafterMessage
@@ -25,6 +26,11 @@ DEFAULT_MAX_BYTES = 64 * 2**20
 Message = TypeVar("Message", pb.ToDrafter, pb.FromDrafter)
 
 INT32, FLOAT32, BOOL = "<i4", "<f4", "|b1"
+# Fields of `Shaping` that are one number, absent where they are off.
+NUMBERS = (
+    "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "min_tokens",
+)  # fmt: skip
 
 
 def encode_array(array: NDArray, dtype: str) -> pb.Array:
@@ -74,6 +80,8 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
             temperature=request.temperature,
             seed=request.seed,
             namespace=request.namespace,
+            shaping=_encode_shaping(request.shaping),
+            end_ids=request.end_ids,
         )
     for commit in message.commits:
         added = step.commits.add(
@@ -167,7 +175,31 @@ def _decode_request(request: pb.DraftRequest) -> DraftRequest:
         request.temperature,
         request.seed,
         request.namespace,
+        _decode_shaping(request.shaping),
+        tuple(request.end_ids),
     )
+
+
+def _encode_shaping(shaping: Shaping) -> pb.Shaping:
+    return pb.Shaping(
+        **{name: getattr(shaping, name) for name in NUMBERS},
+        logit_bias=shaping.logit_bias,
+        allowed_token_ids=shaping.allowed_token_ids,
+        banned_token_ids=shaping.banned_token_ids,
+    )
+
+
+def _decode_shaping(message: pb.Shaping) -> Shaping:
+    given = {name: getattr(message, name) for name in NUMBERS if message.HasField(name)}
+    try:
+        return Shaping(
+            **given,
+            logit_bias=dict(message.logit_bias),
+            allowed_token_ids=tuple(message.allowed_token_ids) or None,
+            banned_token_ids=tuple(message.banned_token_ids),
+        )
+    except RequestError as error:
+        raise ProtocolError(f"wire: {error}") from error
 
 
 def _decode_commit(commit: pb.Commit) -> Commit:

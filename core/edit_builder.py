@@ -7,8 +7,10 @@ from itertools import chain
 import numpy as np
 
 from .request import RequestState
+from .shaping import Shaping
+from .token_counts import TokenCounts
 from .tree import TokenTree
-from .types import ROOT, LogitEdits, Penalties
+from .types import ROOT, LogitEdits, Penalties, UInt32
 
 NO_IDS = np.empty(0, dtype=np.int32)
 NO_BIAS = np.empty(0, dtype=np.float32)
@@ -22,36 +24,47 @@ def build_edits(state: RequestState, tree: TokenTree, first_row: int) -> LogitEd
     """
     params, rules = state.request.params, state.request.rules
     mask = rules.masks(tree, state.num_answered) if rules is not None else None
-    if mask is None and not params.logit_bias and not params.has_penalties:
+    return edits_of(params, state.token_counts, mask, tree, first_row)
+
+
+def edits_of(
+    shaping: Shaping,
+    counts: TokenCounts | None,
+    mask: UInt32 | None,
+    tree: TokenTree,
+    first_row: int,
+) -> LogitEdits | None:
+    """The same for any text: `counts` of its tokens (None: no penalties), `mask` of the rows."""
+    if mask is None and not shaping.logit_bias and counts is None:
         return None
-    bias = params.logit_bias
+    bias = shaping.logit_bias
     return LogitEdits(
         first_row=first_row,
         num_rows=1 + len(tree),
         bias_tokens=np.array([*bias], dtype=np.int32) if bias else NO_IDS,
         bias=np.array([*bias.values()], dtype=np.float32) if bias else NO_BIAS,
-        penalties=_penalties(state, tree) if params.has_penalties else None,
+        penalties=None if counts is None else _penalties(shaping, counts, tree),
         mask=mask,
     )
 
 
-def _penalties(state: RequestState, tree: TokenTree) -> Penalties:
-    params, counts = state.request.params, state.token_counts
+def _penalties(shaping: Shaping, counts: TokenCounts, tree: TokenTree) -> Penalties:
+    times = counts.times
     # Tokens that only stand in the tree count where they are on a row's path.
-    distinct = dict.fromkeys(chain(counts, tree.tokens.tolist()))
+    distinct = dict.fromkeys(chain(times, tree.tokens.tolist()))
     place = {token: index for index, token in enumerate(distinct)}
-    num_new = len(place) - len(counts)
+    num_new = len(place) - len(times)
     paths = _paths(tree, place)
     lengths = [len(path) for path in paths]
     return Penalties(
         tokens=np.fromiter(place, dtype=np.int32, count=len(place)),
-        counts=np.array([*counts.values(), *[0] * num_new], dtype=np.int32),
-        in_prompt=np.arange(len(place)) < state.num_prompt_distinct,
+        counts=np.array([*times.values(), *[0] * num_new], dtype=np.int32),
+        in_prompt=np.arange(len(place)) < counts.num_in_prompt,
         path_rows=np.repeat(np.arange(1, 1 + len(tree), dtype=np.int32), lengths),
         path_tokens=np.fromiter(chain.from_iterable(paths), dtype=np.int32, count=sum(lengths)),
-        repetition=params.repetition_penalty,
-        presence=params.presence_penalty,
-        frequency=params.frequency_penalty,
+        repetition=shaping.repetition_penalty,
+        presence=shaping.presence_penalty,
+        frequency=shaping.frequency_penalty,
     )
 
 

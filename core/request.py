@@ -14,6 +14,7 @@ from .prefix_keys import PrefixKeys
 from .request_options import RequestOptions
 from .sampling_params import SamplingParams
 from .stop import StopRule
+from .token_counts import TokenCounts
 from .token_rules import TokenRules
 from .tree import TokenTree
 from .types import DraftRequest, Int32
@@ -55,8 +56,7 @@ class RequestState:
     num_shared     of its blocks, how many others may share
     in_flight      steps of this request that were submitted and not committed yet
     moves          KV copies of the last commit, to be sent with this request's next step
-    token_counts   distinct tokens of the text, those of the prompt first, and how often each is in
-                   the answer; empty where no penalty asks for it
+    token_counts   of the text, for penalties; None where there are none
     prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
     """
 
@@ -73,8 +73,7 @@ class RequestState:
     num_shared: int = 0
     in_flight: int = 0
     moves: list[tuple[int, int]] = field(default_factory=list)
-    token_counts: dict[int, int] = field(default_factory=dict)
-    num_prompt_distinct: int = 0
+    token_counts: TokenCounts | None = None
     prompt_log_probs: list[TokenLogProb | None] | None = None
     is_open: bool = False
     num_cached_tokens: int | None = None
@@ -91,8 +90,7 @@ class RequestState:
         self.prompt_len = len(self.token_ids)
         params = self.request.params
         if params.has_penalties:
-            self.token_counts = dict.fromkeys(self.token_ids, 0)
-            self.num_prompt_distinct = len(self.token_counts)
+            self.token_counts = TokenCounts(self.token_ids)
         if params.prompt_logprobs is not None:
             # Nothing comes before the first token that could predict it.
             self.prompt_log_probs = list[TokenLogProb | None]([None] * self.prompt_len)
@@ -133,9 +131,8 @@ class RequestState:
     def append(self, tokens: Sequence[int]) -> None:
         """Commit tokens."""
         self.token_ids += tokens
-        if self.token_counts:
-            for token in tokens:
-                self.token_counts[token] = self.token_counts.get(token, 0) + 1
+        if self.token_counts is not None:
+            self.token_counts.append(tokens)
 
     def release(self) -> list[int]:
         """Give up the KV, to begin anew later; returns the blocks."""
@@ -154,6 +151,8 @@ class RequestState:
             temperature=params.temperature,
             seed=self.request.seed,
             namespace=self.request.options.namespace,
+            shaping=params,
+            end_ids=self.stop.end_ids,
         )
 
     def record_walk(self, tree: TokenTree, sources: Sequence[str]) -> None:

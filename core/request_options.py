@@ -19,7 +19,8 @@ class RequestOptions:
     cache_salt   KV is shared only among requests of the same namespace and salt
     speculative  whether drafters are asked
     max_nodes    most nodes of its tree; None: the engine's limit
-    drafters     whose proposals it takes, by name; None: everyone's
+    drafters     whose proposals it takes, by name, of those that the node budget asks; None:
+                 everyone's
 
     Raises `RequestError` naming the field.
     """

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from .errors import RequestError
+from .request_checks import are_token_ids, is_number, is_whole, require
+from .shaping import Shaping
 from .structured_output import StructuredOutput
 
 MAX_SEED = 2**63 - 1
 MAX_LOG_PROBS = 20
-MAX_BIAS = 100.0
-MAX_PENALTY = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Shaping):
     """How to choose tokens and when to stop.
 
     max_tokens      most tokens to generate; None: up to the model's context
@@ -47,102 +44,46 @@ class SamplingParams:
 
     max_tokens: int | None = 16
     temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    min_tokens: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: tuple[int, ...] | None = None
-    banned_token_ids: tuple[int, ...] = ()
     structured_output: StructuredOutput | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
-    @property
-    def has_penalties(self) -> bool:
-        """Whether a token's place in the text changes its logit."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
-
     def __post_init__(self) -> None:
+        # `super()` does not work in a dataclass with slots.
+        Shaping.__post_init__(self)
         self._check_types()
-        self._check_law()
         self._check_limits()
 
-    def _check_law(self) -> None:
-        _require(0 <= self.temperature <= 100, "temperature", "must be from 0 to 100")
-        _require(self.top_k >= 0, "top_k", "must be 0 (off) or more")
-        _require(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", "must be from 0 to 1")
-        _require(0 < self.typical_p <= 1, "typical_p", "must be above 0 and at most 1")
-        _require(0 < self.repetition_penalty <= 100, "repetition_penalty", "must be above 0")
-        for name in ("presence_penalty", "frequency_penalty"):
-            _require(abs(getattr(self, name)) <= MAX_PENALTY, name, "must be from -2 to 2")
-        biases = self.logit_bias.values()
-        _require(
-            all(abs(bias) <= MAX_BIAS for bias in biases), "logit_bias", "must be from -100 to 100"
-        )
-        _require(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")
+    def _check_types(self) -> None:
+        require(is_number(self.temperature), "temperature", "must be a finite number")
+        for name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            require(value is None or is_whole(value), name, "must be a whole number")
+        listed = isinstance(self.stop, tuple) and all(isinstance(text, str) for text in self.stop)
+        require(listed, "stop", "must be a tuple of str")
+        listed = are_token_ids(self.stop_token_ids)
+        require(listed, "stop_token_ids", "must be a tuple of token ids")
 
     def _check_limits(self) -> None:
+        require(0 <= self.temperature <= 100, "temperature", "must be from 0 to 100")
         most = self.max_tokens
-        _require(most is None or most >= 1, "max_tokens", "must be at least 1")
-        _require(self.min_tokens >= 0, "min_tokens", "must be 0 or more")
-        _require(
-            most is None or self.min_tokens <= most, "min_tokens", "must not exceed max_tokens"
-        )
+        require(most is None or most >= 1, "max_tokens", "must be at least 1")
+        fits = most is None or self.min_tokens <= most
+        require(fits, "min_tokens", "must not exceed max_tokens")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             fits = value is None or 0 <= value <= MAX_LOG_PROBS
-            _require(fits, name, f"must be from 0 to {MAX_LOG_PROBS}")
-        _require(
+            require(fits, name, f"must be from 0 to {MAX_LOG_PROBS}")
+        require(
             self.structured_output is None or not self.ignore_eos,
             "ignore_eos",
             "does not go with a structured output, which ends where its form is complete",
         )
-        _require(
+        require(
             self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", "must be from 0 to 2**63 - 1"
         )
-        _require(all(self.stop), "stop", "must not hold an empty text")
-
-    def _check_types(self) -> None:
-        for name in (
-            *("temperature", "top_p", "min_p", "typical_p"),
-            *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-        ):
-            _require(_is_number(getattr(self, name)), name, "must be a finite number")
-        for name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            _require(value is None or _is_whole(value), name, "must be a whole number")
-        for name in ("top_k", "min_tokens"):
-            _require(_is_whole(getattr(self, name)), name, "must be a whole number")
-        listed = isinstance(self.stop, tuple) and all(isinstance(text, str) for text in self.stop)
-        _require(listed, "stop", "must be a tuple of str")
-        for name in ("stop_token_ids", "banned_token_ids", "allowed_token_ids"):
-            value = getattr(self, name)
-            listed = isinstance(value, tuple) and all(_is_whole(item) for item in value)
-            optional = value is None and name == "allowed_token_ids"
-            _require(optional or listed, name, "must be a tuple of int")
-        pairs = self.logit_bias.items()
-        biases = all(_is_whole(token) and _is_number(bias) for token, bias in pairs)
-        _require(biases, "logit_bias", "must give finite numbers by token id")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _require(condition: bool, field: str, message: str) -> None:
-    if not condition:
-        raise RequestError(field, message)
+        require(all(self.stop), "stop", "must not hold an empty text")

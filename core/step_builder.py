@@ -9,16 +9,13 @@ import numpy as np
 
 from .edit_builder import build_edits
 from .request import RequestState
-from .sampling_params import SamplingParams
+from .sampling_rows import sampling_rows
 from .tree import NO_TREE, TokenTree
 from .types import (
     Bool,
-    Float32,
     Int32,
-    Int64,
     LogitEdits,
     Probe,
-    SamplingRows,
     StepInput,
     TreeRows,
 )
@@ -139,6 +136,7 @@ def build_step(
         trees=_tree_rows(trees, starts, slots, positions) + (None,) * len(chunks),
         logits_rows=logits_rows,
         sampling=sampling_rows(
+            [one.temperature for one in params],
             params,
             [state.request.seed for state in states],
             positions[logits_rows].astype(np.int64) + 1,
@@ -260,26 +258,3 @@ def _edits(parts: Sequence[TreeStep | PromptChunk]) -> tuple[LogitEdits, ...]:
                 found.append(edits)
             first_row += part.num_chosen
     return tuple(found)
-
-
-def sampling_rows(
-    params: Sequence[SamplingParams],
-    seeds: Sequence[int],
-    positions: Int64,
-    counts: Sequence[int] | Int32 | None = None,
-) -> SamplingRows:
-    """Rows of some requests, `counts` of each; by default one. `positions` is int64 [rows]."""
-    counts = [1] * len(params) if counts is None else counts
-
-    def floats(values: list[float]) -> Float32:
-        return np.repeat(np.array(values, dtype=np.float32), counts)
-
-    return SamplingRows(
-        temperature=floats([p.temperature for p in params]),
-        top_k=np.repeat(np.array([p.top_k for p in params], dtype=np.int32), counts),
-        top_p=floats([p.top_p for p in params]),
-        min_p=floats([p.min_p for p in params]),
-        typical_p=floats([p.typical_p for p in params]),
-        seed=np.repeat(np.array(seeds, dtype=np.int64), counts),
-        position=positions,
-    )

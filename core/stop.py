@@ -69,6 +69,11 @@ class StopRule:
         """Tokens that the answer may still take."""
         return self._max_tokens - self._num_tokens
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end the answer."""
+        return tuple(self._stop_ids)
+
     def advance(self, token_ids: Sequence[int]) -> Advance:
         """Offer tokens in order; those after the end are not taken."""
         text = ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from .token_mask import contains
+from .shaping import Shaping
+from .token_mask import contains, full_mask, mask_of
 from .tree import TokenTree
 from .types import ROOT, Bool, UInt32
 
@@ -99,6 +100,28 @@ class TokenRules:
     def _early_ends(self, num_answered: int) -> UInt32 | None:
         """Tokens that the least length forbids still."""
         return self.ends if num_answered < self.min_tokens else None
+
+
+def rules_of(
+    shaping: Shaping,
+    end_ids: Iterable[int],
+    vocab_size: int,
+    constraint: Constraint | None = None,
+) -> TokenRules | None:
+    """The rules of a request whose answer ends with `end_ids`; None: all tokens may be chosen.
+
+    Ids outside the vocabulary are left out.
+    """
+    allowed, banned = shaping.allowed_token_ids, shaping.banned_token_ids
+    always = ends = None
+    if allowed is not None or banned:
+        always = full_mask(vocab_size) if allowed is None else mask_of(allowed, vocab_size)
+        always &= ~mask_of(banned, vocab_size)
+    if shaping.min_tokens:
+        ends = mask_of(end_ids, vocab_size)
+    if always is None and ends is None and constraint is None:
+        return None
+    return TokenRules(always, ends, shaping.min_tokens, constraint)
 
 
 def _both(first: UInt32, second: UInt32) -> UInt32:

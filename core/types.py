@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ProtocolError
+from .shaping import UNSHAPED, Shaping
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -143,6 +144,8 @@ class DraftRequest:
     prompt_len  how many of them are the prompt
     seed        of the request's sampling noise (`core/noise.py`)
     namespace   whose retrieval data may be read besides `shared`
+    shaping     what else changes the law of its tokens
+    end_ids     tokens that end the answer, which are not chosen before `shaping.min_tokens`
     """
 
     request_id: str
@@ -151,6 +154,8 @@ class DraftRequest:
     temperature: float
     seed: int
     namespace: str = "shared"
+    shaping: Shaping = UNSHAPED
+    end_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

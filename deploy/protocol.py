@@ -36,7 +36,7 @@ class SpeculativeOptions(StrictModel):
 
     enabled     whether to draft at all
     max_tokens  most drafted tokens in one step
-    drafters    names of the drafters to take proposals of
+    drafters    names of the drafters to take proposals of, where the node budget asks them
     report      name the source of every token in `draftline`
     """
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..core.types import DraftRequest, Int32
 from .chain_job import ChainJob
+from .text_law import TextLaw
 
 
 class CachedText:
@@ -13,7 +14,9 @@ class CachedText:
 
     blocks        KV blocks, in order of positions
     cached_len    positions 0 to cached_len - 1 of the cache are those of the committed tokens
-    is_draftable  false once the text holds an id that the model does not have
+    law           of the token after the text
+    is_draftable  false once the text holds an id that the model does not have, and where the model
+                  has no token that may be chosen
     """
 
     __slots__ = (
@@ -22,22 +25,19 @@ class CachedText:
         "blocks",
         "cached_len",
         "is_draftable",
-        "seed",
-        "temperature",
+        "law",
         "tokens",
     )
 
     def __init__(self, request: DraftRequest, vocab_size: int) -> None:
-        self.tokens: list[int] = []
+        self.tokens: list[int] = request.token_ids.tolist()
         self.blocks: list[int] = []
         self.cached_len = 0
-        self.temperature = request.temperature
-        self.seed = request.seed
-        self.is_draftable = True
+        self.law = TextLaw.of(request, vocab_size)
         self._vocab_size = vocab_size
+        self.is_draftable = self.law.has_choice and self._knows(request.token_ids)
         # Drawn tokens whose KV stands behind that of the committed ones.
         self._drawn: list[int] = []
-        self.extend(request.token_ids)
 
     @property
     def committed_len(self) -> int:
@@ -46,14 +46,15 @@ class CachedText:
 
     def extend(self, tokens: Int32) -> None:
         """Append committed tokens; the KV of drawn ones is kept as far as they agree."""
-        # The model has no embedding for other ids; a wrong index can end a process on a GPU.
-        self.is_draftable &= bool(np.all((tokens >= 0) & (tokens < self._vocab_size)))
-        for drawn, token in zip(self._drawn, tokens.tolist(), strict=False):
+        self.is_draftable &= self._knows(tokens)
+        added = tokens.tolist()
+        for drawn, token in zip(self._drawn, added, strict=False):
             if drawn != token:
                 break
             self.cached_len += 1
         self._drawn = []
-        self.tokens.extend(tokens.tolist())
+        self.tokens.extend(added)
+        self.law.append(added)
 
     def rewind(self) -> int:
         """Position of the first token to feed: the last committed one is fed again if need be.
@@ -75,3 +76,7 @@ class CachedText:
         self.blocks = []
         self.cached_len = 0
         self._drawn = []
+
+    def _knows(self, tokens: Int32) -> bool:
+        """Whether the model has embeddings for all; a wrong index can end a process on a GPU."""
+        return bool(np.all((tokens >= 0) & (tokens < self._vocab_size)))

@@ -8,7 +8,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..core.types import Int32, SamplingRows, StepInput
+from ..core.sampling_rows import sampling_rows
+from ..core.types import Int32, LogitEdits, SamplingRows, StepInput
+from .text_law import TextLaw
 
 
 @dataclass(slots=True)
@@ -18,6 +20,7 @@ class ChainJob:
     pending    tokens to feed next, the first at absolute position `position`
     blocks     KV blocks of the request, in order of positions
     limit      most tokens to draw
+    law        of the token after the text and what was drawn; grows with it
     with_best  whether the first draw asks for the most probable ids too
     drawn      tokens drawn; all but the last have been fed when nothing is pending but it
     """
@@ -26,8 +29,7 @@ class ChainJob:
     position: int
     blocks: Sequence[int]
     limit: int
-    temperature: float
-    seed: int
+    law: TextLaw
     with_best: bool
     drawn: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -50,6 +52,7 @@ class ChainJob:
         self.drawn.append(token)
         self.log_probs.append(log_prob)
         self.pending = [token]
+        self.law.append(self.pending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,9 @@ def build_step(batch: ChainBatch, block_size: int, top_k: int) -> StepInput:
     tables = _block_tables(jobs)
     owner = np.repeat(np.arange(len(jobs)), counts)
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
-    drawing = batch.drawing
-    rows = _int32([starts[index + 1] - 1 for index in drawing])
-    wants_best = [jobs[index].with_best and not jobs[index].drawn for index in drawing]
+    drawing = [jobs[index] for index in batch.drawing]
+    rows = _int32([starts[index + 1] - 1 for index in batch.drawing])
+    wants_best = [job.with_best and not job.drawn for job in drawing]
     tokens = [token for job, n in zip(jobs, counts, strict=True) for token in job.pending[:n]]
     return StepInput(
         step_id=0,
@@ -106,22 +109,30 @@ def build_step(batch: ChainBatch, block_size: int, top_k: int) -> StepInput:
         block_tables=tables,
         trees=(None,) * len(jobs),
         logits_rows=rows,
-        sampling=_sampling([jobs[index] for index in drawing], positions[rows]),
+        sampling=_sampling(drawing, positions[rows]),
         probe_rows=rows[np.array(wants_best, dtype=np.bool_)],
         probe_top_k=top_k,
         scored_rows=_int32([]),
         scored_tokens=_int32([]),
         with_log_probs=True,
+        edits=_edits(drawing),
     )
 
 
 def _sampling(jobs: Sequence[ChainJob], last_positions: Int32) -> SamplingRows:
-    """The noise of each request, so that the drafter's choice is the target's where they agree."""
-    return SamplingRows.unfiltered(
-        temperature=np.array([job.temperature for job in jobs], dtype=np.float32),
-        seed=np.array([job.seed for job in jobs], dtype=np.int64),
-        position=last_positions.astype(np.int64) + 1,
+    """Each request's own, noise included: where logits agree, the target chooses the same."""
+    laws = [job.law for job in jobs]
+    return sampling_rows(
+        [law.temperature for law in laws],
+        [law.shaping for law in laws],
+        [law.seed for law in laws],
+        last_positions.astype(np.int64) + 1,
     )
+
+
+def _edits(jobs: Sequence[ChainJob]) -> tuple[LogitEdits, ...]:
+    found = [job.law.edits(row) for row, job in enumerate(jobs)]
+    return tuple(edits for edits in found if edits is not None)
 
 
 def _block_tables(jobs: Sequence[ChainJob]) -> Int32:

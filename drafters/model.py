@@ -1,4 +1,4 @@
-"""A small model as drafter: it draws a chain with the request's own sampling noise.
+"""A small model as drafter: it draws a chain by the request's own parameters and sampling noise.
 
 Speculative sampling's drafter (Leviathan et al. 2023, Chen et al. 2023), on draftline's own stage
 with a KV cache of its own. Its tokenizer must be the target's.
@@ -37,7 +37,8 @@ class ModelOptions:
     """Options of `ModelDrafter`; raises `ConfigError` naming the option.
 
     num_tokens            most tokens of the chain
-    branch                at temperature 0: how many next best tokens stand beside the chain's first
+    branch                at temperature 0: how many next best tokens, by the model's own logits,
+                          stand beside the chain's first
     confidence_threshold  the chain ends after a token less probable than this; 0 is off
     num_blocks            KV blocks of all requests; who finds them full gets no proposals
     block_size            tokens of a KV block
@@ -158,9 +159,8 @@ class ModelDrafter:
             position,
             state.blocks,
             limit,
-            state.temperature,
-            state.seed,
-            with_best=self._options.branch > 0 and state.temperature == 0,
+            state.law.copy(),
+            with_best=self._options.branch > 0 and state.law.temperature == 0,
         )
 
     def _reserve(self, state: CachedText, num_drawn: int) -> bool:

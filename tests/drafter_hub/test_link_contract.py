@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from draftline.core.shaping import Shaping
 from draftline.core.types import DraftRequest, Probe, Proposal, Query, chain_proposal
 from support.fake_drafters import (
     VOCAB_SIZE,
@@ -44,12 +45,19 @@ async def test_the_drafter_learns_all_of_a_request(make_hub):
     drafter = CountingDrafter()
     hub = await make_hub(drafter)
     prompt = np.array([4, 5], dtype=np.int32)
-    hub.open(DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant"))
+    shaping = Shaping(
+        top_k=7, top_p=0.9, min_p=0.1, typical_p=0.8,
+        repetition_penalty=1.1, presence_penalty=-0.3, frequency_penalty=0.2,
+        logit_bias={3: 1.5, 70_000: -100.0}, allowed_token_ids=(1, 2, 3), banned_token_ids=(2,),
+        min_tokens=5,
+    )  # fmt: skip
+    hub.open(DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant", shaping, (9, 1)))
     await hub.exchange([], [Query("r", 2, 4)], budget_s=5.0)
     (opened,) = drafter.opened
     assert opened.token_ids.tolist() == [4, 5]
     given = (opened.prompt_len, opened.temperature, opened.seed, opened.namespace)
     assert given == (2, 0.7, 2**62 + 1, "tenant")
+    assert (opened.shaping, opened.end_ids) == (shaping, (9, 1))
 
 
 async def test_a_probe_and_its_answer_travel(make_hub):

@@ -10,6 +10,7 @@ from draftline.cluster import drafter_pb2 as pb
 from draftline.cluster import wire
 from draftline.cluster.drafter_link import DrafterMessage
 from draftline.core.errors import DrafterError, ProtocolError
+from draftline.core.shaping import Shaping
 from draftline.core.types import Commit, DraftRequest, Probe, Proposal, Query
 from google.protobuf import descriptor_pb2
 from hypothesis import given
@@ -24,6 +25,21 @@ ints = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(lambda v: np.array(v,
 floats = st.lists(st.floats(-1e6, 0, width=32), max_size=6).map(
     lambda v: np.array(v, dtype=np.float32)
 )
+lists = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
+shapings = st.builds(
+    Shaping,
+    top_k=st.integers(0, 2**31 - 1),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    typical_p=st.floats(0, 1, exclude_min=True),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=4),
+    allowed_token_ids=st.none() | lists.filter(bool),
+    banned_token_ids=lists,
+    min_tokens=st.integers(0, 2**31 - 1),
+)
 matrices = arrays(np.int32, array_shapes(min_dims=2, max_dims=2, min_side=0))
 requests = st.builds(
     DraftRequest,
@@ -33,6 +49,8 @@ requests = st.builds(
     st.floats(0, 100),
     st.integers(0, 2**63 - 1),
     ids,
+    st.just(Shaping()) | shapings,
+    lists,
 )
 commits = st.builds(Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices)
 queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256))
@@ -76,6 +94,32 @@ def test_a_step_round_trips(message: DrafterMessage):
     assert decoded.deadline == 100.25
     names = ("sequence", "closes", "opens", "commits", "queries")
     assert all(same(getattr(decoded, name), getattr(message, name)) for name in names)
+
+
+def test_a_request_of_an_older_coordinator_is_unshaped():
+    tokens = wire.encode_array(np.array([3], dtype=np.int32), wire.INT32)
+    old = pb.Step(sequence=1, opens=[pb.DraftRequest(request_id="r", token_ids=tokens)])
+    (request,) = wire.decode_step(pb.ToDrafter(step=old).SerializeToString(), 0.0).opens
+    assert (request.shaping, request.end_ids) == (Shaping(), ())
+
+
+@pytest.mark.parametrize(
+    ("field", "shaping"),
+    [
+        ("top_p", pb.Shaping(top_p=0.0)),
+        ("top_k", pb.Shaping(top_k=2**32 - 1)),
+        ("repetition_penalty", pb.Shaping(repetition_penalty=float("nan"))),
+        ("presence_penalty", pb.Shaping(presence_penalty=3.0)),
+        ("logit_bias", pb.Shaping(logit_bias={1: float("inf")})),
+        ("banned_token_ids", pb.Shaping(banned_token_ids=[2**31])),
+    ],
+)
+def test_an_impossible_shaping_is_refused(field: str, shaping: pb.Shaping):
+    tokens = wire.encode_array(np.array([3], dtype=np.int32), wire.INT32)
+    request = pb.DraftRequest(request_id="r", token_ids=tokens, shaping=shaping)
+    data = pb.ToDrafter(step=pb.Step(sequence=1, opens=[request])).SerializeToString()
+    with pytest.raises(ProtocolError, match=f"wire: {field}: "):
+        wire.decode_step(data, 0.0)
 
 
 @given(st.lists(st.tuples(queries, proposals), max_size=3))
@@ -163,10 +207,8 @@ def test_the_generated_module_is_up_to_date(tmp_path: Path):
     committed = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(committed)
     compiled.ClearField("source_code_info")
-    for message in compiled.message_type:
-        for field in message.field:
-            field.ClearField("json_name")
-    for message in committed.message_type:
-        for field in message.field:
-            field.ClearField("json_name")
+    for file in (compiled, committed):
+        for message in file.message_type:
+            for field in (*message.field, *(f for n in message.nested_type for f in n.field)):
+                field.ClearField("json_name")
     assert compiled == committed

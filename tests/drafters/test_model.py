@@ -65,6 +65,9 @@ def test_it_draws_the_model_s_chain_with_the_request_s_noise() -> None:
     [sampling] = [bench.stage.steps[1].sampling]
     assert sampling.seed.tolist() == [SEED]
     assert sampling.position.tolist() == [len(TEXT) + 1]
+    unfiltered = (sampling.top_k, sampling.top_p, sampling.min_p, sampling.typical_p)
+    assert [values.tolist() for values in unfiltered] == [[0], [1], [0], [1]]
+    assert all(step.edits == () for step in bench.stage.steps)
 
 
 def test_after_full_acceptance_two_tokens_are_fed() -> None:
