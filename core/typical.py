@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .candidates import Candidate, Chance, Children, Verdict
@@ -42,7 +44,7 @@ def verify_typical(
 
 
 def _typical(
-    law: Float64, candidates: list[Candidate] | tuple[Candidate, ...], epsilon: float, alpha: float
+    law: Float64, candidates: Sequence[Candidate], epsilon: float, alpha: float
 ) -> list[Candidate]:
     entropy = -float(np.sum(law * np.log(law + LEAST)))
     least = min(epsilon, alpha * float(np.exp(-entropy)))
