@@ -154,7 +154,7 @@ def _specs(peer: PeerEnvironment, best: str, threads: int, *, eager: bool) -> It
     }
     for name, drafters in chosen.items():
         yield draftline_server(name, drafters, threads)
-    for name in ("plain", best.replace(",", " + ")):
+    for name in ("plain", "prompt_lookup", best.replace(",", " + ")):
         yield draftline_server(f"{name}, compiled", chosen[name], threads, compiled=True)
     if peer.version() is not None:
         for name in VLLM_SPECULATION:
