@@ -35,6 +35,9 @@ DRAFTERS: dict[str, DrafterConfig] = {
     "prompt_lookup": DrafterConfig(kind="prompt_lookup"),
     "spectra": DrafterConfig(kind="spectra", pool=False),
     "spectra with pool": DrafterConfig(kind="spectra"),
+    "anpd": DrafterConfig(kind="anpd"),
+    # Every round asks the same again: answers of the round before would be all it needs.
+    "suffix": DrafterConfig(kind="suffix", answer_tokens=0),
     "retrieval": DrafterConfig(kind="retrieval", store="demo"),
     "model": DrafterConfig(kind="model", model="demo-drafter"),
 }

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ..core.drafter import Drafter
 from ..core.errors import ConfigError
 from ..core.lookup import Lookup
+from ..drafters.anpd import AnpdDrafter, AnpdOptions
 from ..drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from ..drafters.retrieval import RetrievalDrafter, RetrievalOptions
 from ..drafters.spectra import SpectraDrafter, SpectraOptions
+from ..drafters.suffix import SuffixDrafter, SuffixOptions
 from ..models.fingerprint import tokenizer_hash
 from ..retrieval_store.open_store import open_store
 from ..retrieval_store.service import Expected, RetrievalService
@@ -79,6 +81,14 @@ def _spectra(recipe: _Recipe) -> Drafter:
     return SpectraDrafter(recipe.name, recipe.options)
 
 
+def _anpd(recipe: _Recipe) -> Drafter:
+    return AnpdDrafter(recipe.name, recipe.options)
+
+
+def _suffix(recipe: _Recipe) -> Drafter:
+    return SuffixDrafter(recipe.name, recipe.options)
+
+
 # torch and transformers take seconds to import, and the servers of the other drafters need
 # neither; so what needs them is imported where it is used.
 
@@ -130,6 +140,8 @@ def _store_lookup(url: str, engine: EngineConfig | None) -> Lookup:
 KINDS: Mapping[str, _Kind] = {
     "prompt_lookup": _Kind(lambda: PromptLookupOptions, _prompt_lookup),
     "spectra": _Kind(lambda: SpectraOptions, _spectra),
+    "anpd": _Kind(lambda: AnpdOptions, _anpd),
+    "suffix": _Kind(lambda: SuffixOptions, _suffix),
     "model": _Kind(_model_options, _model, ("model",)),
     "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "server")),
 }

@@ -12,13 +12,16 @@ from .settings import parse_json
 FIELD = "speculative-config"
 OWN_KEYS = ("drafters", "tree_nodes", "node_budget", "draft_deadline_ms")
 # vLLM's method -> our kind.
-METHODS = {"ngram": "prompt_lookup", "draft_model": "model"}
+METHODS = {"ngram": "prompt_lookup", "draft_model": "model", "suffix": "suffix"}
 # vLLM's key -> the option of our kind.
 OPTIONS = {
     "num_speculative_tokens": "num_tokens",
     "prompt_lookup_max": "max_ngram",
     "prompt_lookup_min": "min_ngram",
     "model": "model",
+    "suffix_decoding_max_tree_depth": "max_match_len",
+    "suffix_decoding_max_spec_factor": "max_spec_factor",
+    "suffix_decoding_min_token_prob": "min_token_prob",
 }
 
 

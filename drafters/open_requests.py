@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from ..core.errors import DrafterError
@@ -31,6 +32,9 @@ class OpenRequests(Generic[S]):
 
     def __len__(self) -> int:
         return len(self._states)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._states.values())
 
     def put(self, request_id: str, state: S) -> None:
         """Keep a request's state in the place of an earlier one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..core.errors import ConfigError
 
 
@@ -9,6 +11,13 @@ def require_whole(field: str, value: object, low: int, high: int = 2**31 - 1) ->
     """Raise `ConfigError` unless `value` is a whole number from `low` to `high`."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigError(field, f"must be a whole number from {low} to {high}, not {value!r}")
+
+
+def require_number(field: str, value: object, low: float) -> None:
+    """Raise `ConfigError` unless `value` is a finite number of at least `low`."""
+    # Not a number compares false, so it is refused too.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < math.inf:
+        raise ConfigError(field, f"must be a finite number of at least {low}, not {value!r}")
 
 
 def require_fraction(field: str, value: object) -> None:

@@ -139,6 +139,11 @@ def test_bundled_files_are_valid() -> None:
             '{"method": "draft_model", "model": "d"}',
             {"drafters": [{"kind": "model", "model": "d"}]},
         ),
+        (
+            '{"method": "suffix", "suffix_decoding_max_tree_depth": 24, '
+            '"suffix_decoding_min_token_prob": 0.2}',
+            {"drafters": [{"kind": "suffix", "max_match_len": 24, "min_token_prob": 0.2}]},
+        ),
     ],
 )
 def test_speculative_config(text: str, settings: dict[str, Any]) -> None:

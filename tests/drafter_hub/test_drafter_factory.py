@@ -8,15 +8,22 @@ from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafter_factory import KINDS, build_drafter
 from draftline.core.errors import ConfigError, StoreError
 from draftline.core.types import DraftRequest, Query
+from draftline.drafters.anpd import AnpdDrafter
 from draftline.drafters.prompt_lookup import PromptLookupDrafter
 from draftline.drafters.spectra import SpectraDrafter
+from draftline.drafters.suffix import SuffixDrafter
 from draftline.training.tokenizer import train_tokenizer
 from support.tiny_models import save_tiny_model
 
 
 @pytest.mark.parametrize(
     ("kind", "drafter_class"),
-    [("prompt_lookup", PromptLookupDrafter), ("spectra", SpectraDrafter)],
+    [
+        ("prompt_lookup", PromptLookupDrafter),
+        ("spectra", SpectraDrafter),
+        ("anpd", AnpdDrafter),
+        ("suffix", SuffixDrafter),
+    ],
 )
 def test_a_kind_becomes_its_drafter_with_the_configured_name(kind, drafter_class):
     assert isinstance(build_drafter(DrafterConfig(kind=kind)), drafter_class)
@@ -42,6 +49,8 @@ def test_options_reach_the_drafter():
         ({"kind": "spectra", "model": "demo"}, "model: unknown key 'model'"),
         ({"kind": "prompt_lookup", "max_ngram": "three"}, "max_ngram"),
         ({"kind": "spectra", "window": -1}, "window"),
+        ({"kind": "anpd", "ngram": 1}, "ngram: must be a whole number from 2 to 64"),
+        ({"kind": "suffix", "max_spec_factor": "x"}, "max_spec_factor: must be a finite number"),
         ({"kind": "model"}, "model: must be given"),
         ({"kind": "retrieval"}, "store: must be given"),
         ({"kind": "retrieval", "store": "ftp://here"}, "store: 'ftp://here' is neither"),

@@ -9,10 +9,12 @@ import pytest
 from draftline.core.drafter import Drafter
 from draftline.core.errors import DrafterError
 from draftline.core.types import Commit, DraftRequest, Int32, Proposal, Query
+from draftline.drafters.anpd import AnpdDrafter, AnpdOptions
 from draftline.drafters.model import ModelDrafter, ModelOptions
 from draftline.drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from draftline.drafters.retrieval import RetrievalDrafter
 from draftline.drafters.spectra import SpectraDrafter, SpectraOptions
+from draftline.drafters.suffix import SuffixDrafter, SuffixOptions
 from draftline.models.model_info import ModelInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,6 +38,12 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "spectra": SpectraDrafter,
     "spectra, tiny dictionaries": lambda: SpectraDrafter(
         options=SpectraOptions(capacity=2, max_keys=3, explore_top_k=4)
+    ),
+    "anpd": AnpdDrafter,
+    "anpd, short window": lambda: AnpdDrafter(options=AnpdOptions(ngram=3, window=7)),
+    "suffix": SuffixDrafter,
+    "suffix, paths, short window": lambda: SuffixDrafter(
+        options=SuffixOptions(tree=False, window=7, answer_tokens=5)
     ),
     "retrieval": lambda: RetrievalDrafter(CountingLookup(VOCAB)),
     "model": model_drafter,

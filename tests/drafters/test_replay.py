@@ -9,9 +9,11 @@ import pytest
 from draftline.core.drafter import Drafter
 from draftline.core.lookup import Subtree
 from draftline.core.types import chain_proposal
+from draftline.drafters.anpd import AnpdDrafter
 from draftline.drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from draftline.drafters.retrieval import RetrievalDrafter
 from draftline.drafters.spectra import SpectraDrafter, SpectraOptions
+from draftline.drafters.suffix import SuffixDrafter, SuffixOptions
 from support.fake_lookup import FakeLookup
 from support.replay import byte_tokens, matching_prefix, replay
 
@@ -22,7 +24,12 @@ def spectra(**options: Any) -> SpectraDrafter:
     return SpectraDrafter(options=SpectraOptions(pool=False, **options))
 
 
-# Measured tau: 2.90, 2.30, 2.85, 2.42, 2.56, 2.76. Other versions of Python have other sources.
+def suffix(**options: Any) -> SuffixDrafter:
+    return SuffixDrafter(options=SuffixOptions(**options))
+
+
+# Measured tau: 2.90, 2.30, 2.85, 2.42, 2.56, 2.76, 2.70, 2.55, 2.54, 2.96.
+# Other versions of Python have other sources.
 @pytest.mark.parametrize(
     ("drafter", "least"),
     [
@@ -32,8 +39,23 @@ def spectra(**options: Any) -> SpectraDrafter:
         (spectra(forward=False), 2.0),
         (spectra(backward=False), 2.1),
         (spectra(sub_ngrams=False), 2.3),
+        (AnpdDrafter(), 2.2),
+        (suffix(), 2.1),
+        (suffix(tree=False), 2.1),
+        (suffix(max_spec_offset=4.0, min_token_prob=0.02), 2.4),
     ],
-    ids=["lookup", "lookup-chain", "spectra", "backward", "forward", "full-ngrams"],
+    ids=[
+        "lookup",
+        "lookup-chain",
+        "spectra",
+        "backward",
+        "forward",
+        "full-ngrams",
+        "anpd",
+        "suffix",
+        "suffix-path",
+        "suffix-wide",
+    ],
 )
 def test_repetitive_text_is_guessed(drafter: Drafter, least: float) -> None:
     replayed = replay(drafter, CODE, prompt_len=1000, max_nodes=24)
@@ -51,6 +73,16 @@ def test_unguessable_text_commits_one_token_a_step() -> None:
     text = np.arange(60, dtype=np.int32)
     assert replay(PromptLookupDrafter(), text, 20, 8).tau == 1.0
     assert replay(spectra(), text, 20, 8).tau == 1.0
+    assert replay(AnpdDrafter(), text, 20, 8).tau == 1.0
+    assert replay(suffix(), text, 20, 8).tau == 1.0
+
+
+def test_an_answer_that_came_before_is_guessed() -> None:
+    """As when an agent asks the same again: nothing repeats within the text."""
+    text = np.arange(60, dtype=np.int32)
+    drafter = suffix()
+    assert replay(drafter, text, 20, 8).tau == 1.0
+    assert replay(drafter, text, 20, 8).tau > 4.0
 
 
 def test_replay_counts_as_the_walk_does() -> None:

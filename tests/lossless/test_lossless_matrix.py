@@ -15,6 +15,7 @@ def check_lossless(report: Report) -> None:
     assert len(report.near_ties) <= 1 + sum(cell.compared for cell in report.cells) // 50
 
 
+@pytest.mark.timeout(300)
 def test_local_engines_with_every_drafter_change_no_token() -> None:
     reduced = Matrix(
         prompts=3, tokens=24, sampled_prompts=2, stages=(1, 3), backends=("local",), together=(1, 3)
