@@ -35,6 +35,8 @@ RESULTS = Path(__file__).parent / "results"
 DRAFTERS: dict[str, DrafterConfig] = {
     "prompt_lookup": DrafterConfig(kind="prompt_lookup"),
     "spectra": DrafterConfig(kind="spectra"),
+    "lookahead": DrafterConfig(kind="lookahead"),
+    "token_recycling": DrafterConfig(kind="token_recycling"),
     "retrieval": DrafterConfig(kind="retrieval", store="demo"),
     "model": DrafterConfig(kind="model", model="demo-drafter"),
 }

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63luster/drafter.proto\x12\x11\x64raftline.drafter\"3\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"/\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x99\x01\n\x0c\x44raftRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x11\n\tnamespace\x18\x06 \x01(\t\"\x85\x01\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tprobe_ids\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\"E\n\x05Query\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"\xc1\x01\n\x04Step\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x63loses\x18\x02 \x03(\t\x12.\n\x05opens\x18\x03 \x03(\x0b\x32\x1f.draftline.drafter.DraftRequest\x12*\n\x07\x63ommits\x18\x04 \x03(\x0b\x32\x19.draftline.drafter.Commit\x12)\n\x07queries\x18\x05 \x03(\x0b\x32\x18.draftline.drafter.Query\x12\x10\n\x08\x62udget_s\x18\x06 \x01(\x01\"\xbd\x01\n\x05Probe\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07offsets\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12&\n\x04mask\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12(\n\x06wanted\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\r\n\x05top_k\x18\x05 \x01(\r\"\xc9\x01\n\x08Proposal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07parents\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tlog_probs\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\'\n\x05probe\x18\x05 \x01(\x0b\x32\x18.draftline.drafter.Probe\"Y\n\x06\x41nswer\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\tproposals\x18\x02 \x03(\x0b\x32\x1b.draftline.drafter.Proposal\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"g\n\tToDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.draftline.drafter.StepH\x00\x42\x06\n\x04\x62ody\"m\n\x0b\x46romDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12+\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x19.draftline.drafter.AnswerH\x00\x42\x06\n\x04\x62odyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63luster/drafter.proto\x12\x11\x64raftline.drafter\"3\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"/\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xad\x01\n\x0c\x44raftRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x11\n\tnamespace\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\"]\n\nSuccessors\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12%\n\x03ids\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\"\xb8\x01\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tprobe_ids\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\x31\n\nsuccessors\x18\x05 \x01(\x0b\x32\x1d.draftline.drafter.Successors\"E\n\x05Query\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"\xc1\x01\n\x04Step\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x63loses\x18\x02 \x03(\t\x12.\n\x05opens\x18\x03 \x03(\x0b\x32\x1f.draftline.drafter.DraftRequest\x12*\n\x07\x63ommits\x18\x04 \x03(\x0b\x32\x19.draftline.drafter.Commit\x12)\n\x07queries\x18\x05 \x03(\x0b\x32\x18.draftline.drafter.Query\x12\x10\n\x08\x62udget_s\x18\x06 \x01(\x01\"\xbd\x01\n\x05Probe\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07offsets\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12&\n\x04mask\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12(\n\x06wanted\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\r\n\x05top_k\x18\x05 \x01(\r\"\xe1\x01\n\x08Proposal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.draftline.drafter.Array\x12)\n\x07parents\x18\x03 \x01(\x0b\x32\x18.draftline.drafter.Array\x12+\n\tlog_probs\x18\x04 \x01(\x0b\x32\x18.draftline.drafter.Array\x12\'\n\x05probe\x18\x05 \x01(\x0b\x32\x18.draftline.drafter.Probe\x12\x16\n\x0enum_successors\x18\x06 \x01(\r\"Y\n\x06\x41nswer\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\tproposals\x18\x02 \x03(\x0b\x32\x1b.draftline.drafter.Proposal\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"g\n\tToDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.draftline.drafter.StepH\x00\x42\x06\n\x04\x62ody\"m\n\x0b\x46romDrafter\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.draftline.drafter.HelloH\x00\x12+\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x19.draftline.drafter.AnswerH\x00\x42\x06\n\x04\x62odyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,21 +36,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=97
   _globals['_HELLO']._serialized_end=144
   _globals['_DRAFTREQUEST']._serialized_start=147
-  _globals['_DRAFTREQUEST']._serialized_end=300
-  _globals['_COMMIT']._serialized_start=303
-  _globals['_COMMIT']._serialized_end=436
-  _globals['_QUERY']._serialized_start=438
-  _globals['_QUERY']._serialized_end=507
-  _globals['_STEP']._serialized_start=510
-  _globals['_STEP']._serialized_end=703
-  _globals['_PROBE']._serialized_start=706
-  _globals['_PROBE']._serialized_end=895
-  _globals['_PROPOSAL']._serialized_start=898
-  _globals['_PROPOSAL']._serialized_end=1099
-  _globals['_ANSWER']._serialized_start=1101
-  _globals['_ANSWER']._serialized_end=1190
-  _globals['_TODRAFTER']._serialized_start=1192
-  _globals['_TODRAFTER']._serialized_end=1295
-  _globals['_FROMDRAFTER']._serialized_start=1297
-  _globals['_FROMDRAFTER']._serialized_end=1406
+  _globals['_DRAFTREQUEST']._serialized_end=320
+  _globals['_SUCCESSORS']._serialized_start=322
+  _globals['_SUCCESSORS']._serialized_end=415
+  _globals['_COMMIT']._serialized_start=418
+  _globals['_COMMIT']._serialized_end=602
+  _globals['_QUERY']._serialized_start=604
+  _globals['_QUERY']._serialized_end=673
+  _globals['_STEP']._serialized_start=676
+  _globals['_STEP']._serialized_end=869
+  _globals['_PROBE']._serialized_start=872
+  _globals['_PROBE']._serialized_end=1061
+  _globals['_PROPOSAL']._serialized_start=1064
+  _globals['_PROPOSAL']._serialized_end=1289
+  _globals['_ANSWER']._serialized_start=1291
+  _globals['_ANSWER']._serialized_end=1380
+  _globals['_TODRAFTER']._serialized_start=1382
+  _globals['_TODRAFTER']._serialized_end=1485
+  _globals['_FROMDRAFTER']._serialized_start=1487
+  _globals['_FROMDRAFTER']._serialized_end=1596
 # @@protoc_insertion_point(module_scope)

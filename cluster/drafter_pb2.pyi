@@ -25,32 +25,44 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace")
+    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: Array
     prompt_len: int
     temperature: float
     seed: int
     namespace: str
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+
+class Successors(_message.Message):
+    __slots__ = ("tokens", "ids")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    tokens: Array
+    ids: Array
+    def __init__(self, tokens: _Optional[_Union[Array, _Mapping]] = ..., ids: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("request_id", "base_len", "tokens", "probe_ids")
+    __slots__ = ("request_id", "base_len", "tokens", "probe_ids", "successors")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROBE_IDS_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     tokens: Array
     probe_ids: Array
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., probe_ids: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    successors: Successors
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., probe_ids: _Optional[_Union[Array, _Mapping]] = ..., successors: _Optional[_Union[Successors, _Mapping]] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("request_id", "committed_len", "max_nodes")
@@ -93,18 +105,20 @@ class Probe(_message.Message):
     def __init__(self, tokens: _Optional[_Union[Array, _Mapping]] = ..., offsets: _Optional[_Union[Array, _Mapping]] = ..., mask: _Optional[_Union[Array, _Mapping]] = ..., wanted: _Optional[_Union[Array, _Mapping]] = ..., top_k: _Optional[int] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("request_id", "tokens", "parents", "log_probs", "probe")
+    __slots__ = ("request_id", "tokens", "parents", "log_probs", "probe", "num_successors")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: Array
     parents: Array
     log_probs: Array
     probe: Probe
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    num_successors: int
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., num_successors: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("sequence", "proposals", "error")

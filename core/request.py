@@ -154,6 +154,7 @@ class RequestState:
             temperature=params.temperature,
             seed=self.request.seed,
             namespace=self.request.options.namespace,
+            cache_salt=self.request.options.cache_salt,
         )
 
     def record_walk(self, tree: TokenTree, sources: Sequence[str]) -> None:

@@ -8,15 +8,22 @@ from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafter_factory import KINDS, build_drafter
 from draftline.core.errors import ConfigError, StoreError
 from draftline.core.types import DraftRequest, Query
+from draftline.drafters.lookahead import LookaheadDrafter
 from draftline.drafters.prompt_lookup import PromptLookupDrafter
 from draftline.drafters.spectra import SpectraDrafter
+from draftline.drafters.token_recycling import TokenRecyclingDrafter
 from draftline.training.tokenizer import train_tokenizer
 from support.tiny_models import save_tiny_model
 
 
 @pytest.mark.parametrize(
     ("kind", "drafter_class"),
-    [("prompt_lookup", PromptLookupDrafter), ("spectra", SpectraDrafter)],
+    [
+        ("prompt_lookup", PromptLookupDrafter),
+        ("spectra", SpectraDrafter),
+        ("lookahead", LookaheadDrafter),
+        ("token_recycling", TokenRecyclingDrafter),
+    ],
 )
 def test_a_kind_becomes_its_drafter_with_the_configured_name(kind, drafter_class):
     assert isinstance(build_drafter(DrafterConfig(kind=kind)), drafter_class)
@@ -42,6 +49,9 @@ def test_options_reach_the_drafter():
         ({"kind": "spectra", "model": "demo"}, "model: unknown key 'model'"),
         ({"kind": "prompt_lookup", "max_ngram": "three"}, "max_ngram"),
         ({"kind": "spectra", "window": -1}, "window"),
+        ({"kind": "spectra", "window": 20}, "window: probes with up to 79 rows"),
+        ({"kind": "lookahead", "window": 60, "ngram": 8}, "window: probes with up to 419 rows"),
+        ({"kind": "token_recycling", "num_succesors": 8}, "did you mean 'num_successors'"),
         ({"kind": "model"}, "model: must be given"),
         ({"kind": "retrieval"}, "store: must be given"),
         ({"kind": "retrieval", "store": "ftp://here"}, "store: 'ftp://here' is neither"),
