@@ -37,6 +37,8 @@ DRAFTERS: dict[str, DrafterConfig] = {
     "spectra": DrafterConfig(kind="spectra"),
     "anpd": DrafterConfig(kind="anpd"),
     "suffix": DrafterConfig(kind="suffix"),
+    "lookahead": DrafterConfig(kind="lookahead"),
+    "token_recycling": DrafterConfig(kind="token_recycling"),
     "retrieval": DrafterConfig(kind="retrieval", store="demo"),
     "model": DrafterConfig(kind="model", model="demo-drafter"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..core.reroot import reroot
 from ..core.types import Proposal, Query
 from .committed_text import CommittedText
@@ -44,7 +46,7 @@ class ArrivedProposals:
             self.num_late += 1
             proposal = reroot(proposal, text.tokens(answered.committed_len, query.committed_len))
             self.num_dropped += proposal is None
-        if proposal is None or not (len(proposal.tokens) or proposal.probe):
+        if proposal is None or proposal.is_empty:
             return None
         self.num_used += 1
         self.num_late_used += is_late
@@ -53,10 +55,9 @@ class ArrivedProposals:
 
 def _cut(proposal: Proposal, query: Query) -> Proposal:
     end = query.max_nodes
-    return Proposal(
-        proposal.source,
-        proposal.tokens[:end],
-        proposal.parents[:end],
-        proposal.log_probs[:end],
-        proposal.probe,
+    return replace(
+        proposal,
+        tokens=proposal.tokens[:end],
+        parents=proposal.parents[:end],
+        log_probs=proposal.log_probs[:end],
     )

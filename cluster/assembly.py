@@ -16,6 +16,7 @@ from ..core.errors import ConfigError
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..core.step_trace import StepTrace
 from ..core.tree import load_kernels
+from ..core.types import MAX_PROBE_ROWS
 from ..models.grammar import GrammarFactory
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import partition_layers
@@ -30,9 +31,6 @@ from .request_factory import RequestFactory
 from .stage_spans import wall_clock
 from .step_calibration import measure_step_cost
 from .trace_file import TraceFile
-
-# Rows that a request's drafters may probe with in one step, whatever they ask for.
-MAX_PROBE_ROWS = 64
 
 # Drafters that are started beside the engine load libraries and models; unreachable ones fail fast.
 DRAFTERS_START_S = 60.0

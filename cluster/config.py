@@ -49,7 +49,11 @@ class DrafterConfig(Settings):
         # Said again in each class: type checkers would derive one that knows no options.
         super().__init__(**values)
 
-    kind: str = Field(description="prompt_lookup, spectra, anpd, suffix, retrieval or model")
+    kind: str = Field(
+        description=(
+            "prompt_lookup, spectra, lookahead, anpd, suffix, token_recycling, retrieval or model"
+        )
+    )
     name: str = Field("", description="source name in outputs and metrics; default: the kind")
     transport: DrafterTransport = Field("inproc", description="where it runs: inproc or grpc")
     address: str | None = Field(

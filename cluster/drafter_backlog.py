@@ -48,10 +48,7 @@ class DrafterBacklog:
         """Tell what was committed."""
         for commit in commits:
             if commit.request_id not in self._opens:
-                probe_ids = commit.probe_ids.get(self._source)
-                self._commits.append(
-                    Commit(commit.request_id, commit.base_len, commit.tokens, probe_ids)
-                )
+                self._commits.append(_told(self._source, commit))
         if len(self._commits) > self._max_commits:
             self._opens.update(dict.fromkeys(commit.request_id for commit in self._commits))
             self._commits = []
@@ -70,3 +67,14 @@ class DrafterBacklog:
 
     def _drop_commits(self, request_id: str) -> None:
         self._commits = [commit for commit in self._commits if commit.request_id != request_id]
+
+
+def _told(source: str, commit: StepCommit) -> Commit:
+    """A commit as one drafter hears of it."""
+    return Commit(
+        commit.request_id,
+        commit.base_len,
+        commit.tokens,
+        commit.probe_ids.get(source),
+        commit.successors.get(source),
+    )

@@ -10,10 +10,12 @@ from ..core.drafter import Drafter
 from ..core.errors import ConfigError
 from ..core.lookup import Lookup
 from ..drafters.anpd import AnpdDrafter, AnpdOptions
+from ..drafters.lookahead import LookaheadDrafter, LookaheadOptions
 from ..drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from ..drafters.retrieval import RetrievalDrafter, RetrievalOptions
 from ..drafters.spectra import SpectraDrafter, SpectraOptions
 from ..drafters.suffix import SuffixDrafter, SuffixOptions
+from ..drafters.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
 from ..models.fingerprint import tokenizer_hash
 from ..retrieval_store.open_store import open_store
 from ..retrieval_store.service import Expected, RetrievalService
@@ -73,20 +75,9 @@ def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> 
     return kind.build(_Recipe(config.source, options(**chosen), values, engine))
 
 
-def _prompt_lookup(recipe: _Recipe) -> Drafter:
-    return PromptLookupDrafter(recipe.name, recipe.options)
-
-
-def _spectra(recipe: _Recipe) -> Drafter:
-    return SpectraDrafter(recipe.name, recipe.options)
-
-
-def _anpd(recipe: _Recipe) -> Drafter:
-    return AnpdDrafter(recipe.name, recipe.options)
-
-
-def _suffix(recipe: _Recipe) -> Drafter:
-    return SuffixDrafter(recipe.name, recipe.options)
+def _plain(options: type, drafter: Callable[[str, Any], Drafter]) -> _Kind:
+    """A kind that needs nothing but its options."""
+    return _Kind(lambda: options, lambda recipe: drafter(recipe.name, recipe.options))
 
 
 # torch and transformers take seconds to import, and the servers of the other drafters need
@@ -138,10 +129,12 @@ def _store_lookup(url: str, engine: EngineConfig | None) -> Lookup:
 
 
 KINDS: Mapping[str, _Kind] = {
-    "prompt_lookup": _Kind(lambda: PromptLookupOptions, _prompt_lookup),
-    "spectra": _Kind(lambda: SpectraOptions, _spectra),
-    "anpd": _Kind(lambda: AnpdOptions, _anpd),
-    "suffix": _Kind(lambda: SuffixOptions, _suffix),
+    "prompt_lookup": _plain(PromptLookupOptions, PromptLookupDrafter),
+    "spectra": _plain(SpectraOptions, SpectraDrafter),
+    "lookahead": _plain(LookaheadOptions, LookaheadDrafter),
+    "anpd": _plain(AnpdOptions, AnpdDrafter),
+    "suffix": _plain(SuffixOptions, SuffixDrafter),
+    "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
     "model": _Kind(_model_options, _model, ("model",)),
     "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "server")),
 }

@@ -58,7 +58,7 @@ class Shaping(_message.Message):
     def __init__(self, top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace", "shaping", "end_ids")
+    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace", "shaping", "end_ids", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class DraftRequest(_message.Message):
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHAPING_FIELD_NUMBER: _ClassVar[int]
     END_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: Array
     prompt_len: int
@@ -75,19 +76,30 @@ class DraftRequest(_message.Message):
     namespace: str
     shaping: Shaping
     end_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., end_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., end_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+
+class Successors(_message.Message):
+    __slots__ = ("tokens", "ids")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    tokens: Array
+    ids: Array
+    def __init__(self, tokens: _Optional[_Union[Array, _Mapping]] = ..., ids: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("request_id", "base_len", "tokens", "probe_ids")
+    __slots__ = ("request_id", "base_len", "tokens", "probe_ids", "successors")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROBE_IDS_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     tokens: Array
     probe_ids: Array
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., probe_ids: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    successors: Successors
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., probe_ids: _Optional[_Union[Array, _Mapping]] = ..., successors: _Optional[_Union[Successors, _Mapping]] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("request_id", "committed_len", "max_nodes")
@@ -130,18 +142,20 @@ class Probe(_message.Message):
     def __init__(self, tokens: _Optional[_Union[Array, _Mapping]] = ..., offsets: _Optional[_Union[Array, _Mapping]] = ..., mask: _Optional[_Union[Array, _Mapping]] = ..., wanted: _Optional[_Union[Array, _Mapping]] = ..., top_k: _Optional[int] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("request_id", "tokens", "parents", "log_probs", "probe")
+    __slots__ = ("request_id", "tokens", "parents", "log_probs", "probe", "num_successors")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: Array
     parents: Array
     log_probs: Array
     probe: Probe
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    num_successors: int
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., num_successors: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("sequence", "proposals", "error")

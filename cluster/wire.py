@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from ..core.errors import DrafterError, ProtocolError, RequestError
 from ..core.shaping import Shaping
-from ..core.types import Commit, DraftRequest, Probe, Proposal, Query
+from ..core.types import (
+    MAX_SUCCESSORS,
+    Commit,
+    DraftRequest,
+    Probe,
+    Proposal,
+    Query,
+    Successors,
+)
 from . import drafter_pb2 as pb
 from .drafter_link import DrafterMessage
 
@@ -82,6 +90,7 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
             namespace=request.namespace,
             shaping=_encode_shaping(request.shaping),
             end_ids=request.end_ids,
+            cache_salt=request.cache_salt,
         )
     for commit in message.commits:
         added = step.commits.add(
@@ -91,6 +100,8 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
         )
         if commit.probe_ids is not None:
             added.probe_ids.CopyFrom(encode_array(commit.probe_ids, INT32))
+        if commit.successors is not None:
+            added.successors.CopyFrom(_encode_successors(commit.successors))
     for query in message.queries:
         step.queries.add(
             request_id=query.request_id,
@@ -125,6 +136,7 @@ def encode_answer(message: DrafterMessage, proposals: Sequence[Proposal], max_by
             tokens=encode_array(proposal.tokens, INT32),
             parents=encode_array(proposal.parents, INT32),
             log_probs=encode_array(proposal.log_probs, FLOAT32),
+            num_successors=proposal.num_successors,
         )
         if proposal.probe is not None:
             added.probe.CopyFrom(_encode_probe(proposal.probe))
@@ -177,6 +189,7 @@ def _decode_request(request: pb.DraftRequest) -> DraftRequest:
         request.namespace,
         _decode_shaping(request.shaping),
         tuple(request.end_ids),
+        request.cache_salt,
     )
 
 
@@ -205,7 +218,24 @@ def _decode_shaping(message: pb.Shaping) -> Shaping:
 def _decode_commit(commit: pb.Commit) -> Commit:
     probe_ids = decode_array(commit.probe_ids, INT32, 2) if commit.HasField("probe_ids") else None
     tokens = decode_array(commit.tokens, INT32)
-    return Commit(commit.request_id, commit.base_len, tokens, probe_ids)
+    successors = _decode_successors(commit.successors) if commit.HasField("successors") else None
+    return Commit(commit.request_id, commit.base_len, tokens, probe_ids, successors)
+
+
+def _encode_successors(successors: Successors) -> pb.Successors:
+    return pb.Successors(
+        tokens=encode_array(successors.tokens, INT32), ids=encode_array(successors.ids, INT32)
+    )
+
+
+def _decode_successors(message: pb.Successors) -> Successors:
+    tokens = decode_array(message.tokens, INT32)
+    ids = decode_array(message.ids, INT32, 2)
+    if len(tokens) != len(ids) or ids.shape[1] > MAX_SUCCESSORS:
+        raise ProtocolError("wire: successors: not a row for each token, or rows too long")
+    if min(tokens.min(initial=0), ids.min(initial=0)) < 0:
+        raise ProtocolError("wire: successors: a token id is negative")
+    return Successors(tokens, ids)
 
 
 def _encode_probe(probe: Probe) -> pb.Probe:
@@ -235,4 +265,5 @@ def _decode_proposal(proposal: pb.Proposal, source: str) -> Proposal:
         decode_array(proposal.parents, INT32),
         decode_array(proposal.log_probs, FLOAT32),
         _decode_probe(proposal.probe) if proposal.HasField("probe") else None,
+        proposal.num_successors,
     )

@@ -9,7 +9,8 @@ from .types import Commit, DraftRequest, Proposal, Query
 
 
 class Drafter(Protocol):
-    """Proposes continuations of requests. State is keyed by request id and by nothing else.
+    """Proposes continuations of requests. State is keyed by request id; what is learned from one
+    request may serve others, but only those of its namespace and cache salt.
 
     One thread calls a drafter at a time. A drafter may be wrong or slow and only ever costs
     speed; what it raises ends its own answer, never a request.

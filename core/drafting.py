@@ -111,7 +111,8 @@ class Drafting:
         trees = self._budget.choose(offered, limits, prefill_rows)
         parts = zip(states, trees, proposals, offered, strict=True)
         return [
-            TreeStep(state, tree, self._probes(found), full) for state, tree, found, full in parts
+            TreeStep(state, tree, self._probes(found), full, _num_successors(found))
+            for state, tree, found, full in parts
         ]
 
     def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
@@ -146,6 +147,10 @@ def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:
     found = offers.by_request.get(state.request_id, ())
     drafters = state.request.options.drafters
     return found if drafters is None else [p for p in found if p.source in drafters]
+
+
+def _num_successors(proposals: Sequence[Proposal]) -> dict[str, int]:
+    return {one.source: one.num_successors for one in proposals if one.num_successors}
 
 
 def _query_size(state: RequestState, most: int) -> int:

@@ -16,11 +16,11 @@ from .output import TARGET_SOURCE, Delta, TokenLogProb
 from .ports import ProposalSource, StepPipeline
 from .request import Request, RequestState
 from .scheduler import Scheduler
-from .step_answers import Chosen, StepAnswers
+from .step_answers import Chosen, StepAnswers, TreeAnswers
 from .step_builder import PromptChunk, TreeStep, build_step, slots_of
 from .step_trace import StepTrace, TracedStep
 from .stop import Advance, StopRule
-from .types import Int32, StepCommit, StepOutput
+from .types import Int32, StepCommit, StepOutput, Successors
 from .verify import walk
 
 
@@ -164,9 +164,9 @@ class EngineCore:
             state.in_flight -= 1
         answers = StepAnswers(output)
         for tree in flight.trees:
-            chosen, probe_ids = answers.of_tree(tree)
+            answer = answers.of_tree(tree)
             self._scheduler.share(tree.state, len(tree.state.token_ids) - 1)
-            self._commit_tree(tree, chosen, probe_ids, outcome)
+            self._commit_tree(tree, answer, outcome)
         for chunk in flight.chunks:
             chosen = answers.of_chunk(chunk)
             self._scheduler.share(chunk.state, chunk.end)
@@ -201,27 +201,21 @@ class EngineCore:
             return StepOutcome(flight.num_rows, seconds, frozenset(), {})
         return StepOutcome(flight.num_rows, seconds, offers.asked, offers.costs)
 
-    def _commit_tree(
-        self,
-        step: TreeStep,
-        chosen: Chosen,
-        probe_ids: Mapping[str, Int32],
-        outcome: StepOutcome,
-    ) -> None:
+    def _commit_tree(self, step: TreeStep, answer: TreeAnswers, outcome: StepOutcome) -> None:
         state, tree = step.state, step.tree
         if not self._is_alive(state):
             return
-        rows, tokens, sources = walk(tree, chosen.tokens)
+        rows, tokens, sources = walk(tree, answer.chosen.tokens)
         outcome.count(tree, rows)
         self._budget.learn(step.offered, tokens)
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
         state.record_walk(tree, sources[:taken])
-        self._append(state, tokens[:taken], probe_ids)
+        self._append(state, tokens[:taken], answer.probe_ids, answer.successors)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
             state.moves = _moves(state, rows, self._scheduler.block_size)
-        log_probs = chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
+        log_probs = answer.chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
         self._emit(state, advance, tokens[:taken], sources[:taken], log_probs)
 
     def _commit_first(self, state: RequestState, chosen: Chosen) -> None:
@@ -231,18 +225,22 @@ class EngineCore:
         state.first_token_time = self._clock()
         tokens = chosen.tokens.tolist()
         advance = state.stop.advance(tokens)
-        self._append(state, tokens, {})
+        self._append(state, tokens, {}, {})
         log_probs = chosen.logprobs_of([0], state.request.params.logprobs)
         self._emit(state, advance, tokens, [TARGET_SOURCE], log_probs)
 
     def _append(
-        self, state: RequestState, tokens: list[int], probe_ids: Mapping[str, Int32]
+        self,
+        state: RequestState,
+        tokens: list[int],
+        probe_ids: Mapping[str, Int32],
+        successors: Mapping[str, Successors],
     ) -> None:
         base_len = len(state.token_ids)
         state.append(tokens)
         if state.is_open:
             ids = np.array(tokens, dtype=np.int32)
-            commit = StepCommit(state.request_id, base_len, ids, probe_ids)
+            commit = StepCommit(state.request_id, base_len, ids, probe_ids, successors)
             self._drafting.note_commit(commit)
 
     def _emit(

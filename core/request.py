@@ -153,6 +153,7 @@ class RequestState:
             namespace=self.request.options.namespace,
             shaping=params,
             end_ids=self.stop.end_ids,
+            cache_salt=self.request.options.cache_salt,
         )
 
     def record_walk(self, tree: TokenTree, sources: Sequence[str]) -> None:

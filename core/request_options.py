@@ -16,7 +16,8 @@ class RequestOptions:
 
     namespace    whose retrieval data and KV prefixes it may use: `shared` or a tenant's
     priority     requests of a lower number go first, and give up their KV last
-    cache_salt   KV is shared only among requests of the same namespace and salt
+    cache_salt   KV, and what drafters learn, is shared only among requests of the same namespace
+                 and salt
     speculative  whether drafters are asked
     max_nodes    most nodes of its tree; None: the engine's limit
     drafters     whose proposals it takes, by name, of those that the node budget asks; None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from .output import TokenLogProb
 from .step_builder import PromptChunk, TreeStep
-from .types import Float32, Int32, StepOutput, TopTokens
+from .types import Float32, Int32, StepOutput, Successors, TopTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +34,20 @@ class Chosen:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeAnswers:
+    """What a step answered to a request's tree.
+
+    chosen      after the root and each node
+    probe_ids   the answers to probes, by source
+    successors  of the root and the nodes, in this order, by source
+    """
+
+    chosen: Chosen
+    probe_ids: Mapping[str, Int32]
+    successors: Mapping[str, Successors]
+
+
 class StepAnswers:
     """Takes the answers in the order in which `build_step` asked."""
 
@@ -41,13 +57,17 @@ class StepAnswers:
         self._output = output
         self._next_chosen = self._next_probe = self._next_scored = 0
 
-    def of_tree(self, step: TreeStep) -> tuple[Chosen, Mapping[str, Int32]]:
-        """What was chosen after the root and each node, and the answers to probes, by source."""
-        probe_ids = {}
-        for source, probe in step.probes.items():
-            first, self._next_probe = self._next_probe, self._next_probe + len(probe.wanted)
-            probe_ids[source] = self._output.probe_ids[first : self._next_probe, : probe.top_k]
-        return self._chosen(1 + len(step.tree)), probe_ids
+    def of_tree(self, step: TreeStep) -> TreeAnswers:
+        """What was chosen after the root and each node, and what drafters asked for.
+
+        To be called before the commit: the request's last token is the root.
+        """
+        successors = self._successors(step) if step.num_successors else {}
+        probe_ids = {
+            source: self._best_ids(len(probe.wanted))[:, : probe.top_k]
+            for source, probe in step.probes.items()
+        }
+        return TreeAnswers(self._chosen(step.num_chosen), probe_ids, successors)
 
     def of_chunk(self, chunk: PromptChunk) -> Chosen:
         """What was chosen after the chunk, if it asked; keeps its tokens' log-probabilities."""
@@ -63,6 +83,18 @@ class StepAnswers:
                 found = _token(token, scores, top, first + index, num_top)
                 state.prompt_log_probs[position] = found
         return self._chosen(int(chunk.wants_token))
+
+    def _successors(self, step: TreeStep) -> dict[str, Successors]:
+        tokens = np.append(np.int32(step.state.token_ids[-1]), step.tree.tokens)
+        ids = self._best_ids(len(tokens))
+        return {
+            source: Successors(tokens, ids[:, :count])
+            for source, count in step.num_successors.items()
+        }
+
+    def _best_ids(self, count: int) -> Int32:
+        first, self._next_probe = self._next_probe, self._next_probe + count
+        return self._output.probe_ids[first : self._next_probe]
 
     def _chosen(self, count: int) -> Chosen:
         first, self._next_chosen = self._next_chosen, self._next_chosen + count

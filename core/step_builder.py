@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -64,13 +64,16 @@ class PromptChunk:
 class TreeStep:
     """The root, the tree and the probes of a decoding request, by source.
 
-    offered  the tree before the budget cut it, to learn from
+    offered         the tree before the budget cut it, to learn from
+    num_successors  how many most probable next tokens of the root and every node are wanted, by
+                    source
     """
 
     state: RequestState
     tree: TokenTree
     probes: dict[str, Probe]
     offered: TokenTree
+    num_successors: dict[str, int] = field(default_factory=dict)
 
     @property
     def context_len(self) -> int:
@@ -143,7 +146,7 @@ def build_step(
             chosen,
         ),
         probe_rows=_probe_rows(trees, starts),
-        probe_top_k=max((probe.top_k for t in trees for probe in t.probes.values()), default=0),
+        probe_top_k=_probe_top_k(trees),
         scored_rows=_runs(starts[len(trees) : -1], num_scored),
         scored_tokens=_scored_tokens(chunks),
         with_log_probs=any(one.logprobs is not None for one in params),
@@ -218,10 +221,18 @@ def _probe_rows(trees: Sequence[TreeStep], starts: Int32) -> Int32:
     wanted = [NO_ROWS]
     for step, start in zip(trees, starts, strict=False):
         first = start + step.num_chosen
+        if step.num_successors:
+            wanted.append(np.arange(start, first, dtype=np.int32))
         for probe in step.probes.values():
             wanted.append(probe.wanted + first)
             first += len(probe.tokens)
     return np.concatenate(wanted)
+
+
+def _probe_top_k(trees: Sequence[TreeStep]) -> int:
+    probes = (probe.top_k for step in trees for probe in step.probes.values())
+    successors = (count for step in trees for count in step.num_successors.values())
+    return max((0, *probes, *successors))
 
 
 def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:

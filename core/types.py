@@ -36,6 +36,10 @@ Span = tuple[float, float]
 
 ROOT = -1
 LOG_PROB_SLACK = 1e-3
+# Rows that a request's drafters may probe with in one step, whatever they ask for.
+MAX_PROBE_ROWS = 64
+# Next tokens that a drafter may ask for after a row.
+MAX_SUCCESSORS = 64
 
 
 def _all_below(ids: Int32, bound: int) -> bool:
@@ -88,6 +92,9 @@ class Proposal:
     tokens    int32 [n]    target token ids
     parents   int32 [n]    index of the parent node, always smaller than the own index; -1 is root
     log_probs float32 [n]  log-probability of each token given its parent; 0 if unknown
+    probe     rows that are computed for the drafter beside the tree
+    num_successors  how many of the target's most probable next tokens after the root and every
+              node of the request's tree come back through `Commit`, whoever proposed them
 
     Nodes stand in the drafter's order of preference; a cut keeps a prefix.
     """
@@ -97,10 +104,16 @@ class Proposal:
     parents: Int32
     log_probs: Float32
     probe: Probe | None = None
+    num_successors: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it neither proposes nor asks for anything."""
+        return not (len(self.tokens) or self.probe or self.num_successors)
 
     def check(self, vocab_size: int) -> None:
         """Raise `ProtocolError` unless shapes and dtypes agree, ids and log-probabilities are
-        possible and parents precede children.
+        possible, parents precede children and `num_successors` is within the limits.
         """
         count = len(self.tokens)
         if not (self.tokens.shape == self.parents.shape == self.log_probs.shape == (count,)):
@@ -119,6 +132,8 @@ class Proposal:
         # The slack is for the rounding of a logarithm of 1; a NaN makes the sum one.
         if max(values, default=0.0) > LOG_PROB_SLACK or math.isnan(sum(values)):
             raise ProtocolError(f"proposal of {self.source}: a log-probability is above 0 or NaN")
+        if operator.index(self.num_successors) not in range(min(vocab_size, MAX_SUCCESSORS) + 1):
+            raise ProtocolError(f"proposal of {self.source}: num_successors is out of range")
 
 
 def empty_proposal(source: str) -> Proposal:
@@ -146,6 +161,7 @@ class DraftRequest:
     namespace   whose retrieval data may be read besides `shared`
     shaping     what else changes the law of its tokens
     end_ids     tokens that end the answer, which are not chosen before `shaping.min_tokens`
+    cache_salt  what is learned from a request serves only those of its namespace and salt
     """
 
     request_id: str
@@ -156,6 +172,7 @@ class DraftRequest:
     namespace: str = "shared"
     shaping: Shaping = UNSHAPED
     end_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +185,18 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Successors:
+    """What the target found most probable after the rows of a request's tree.
+
+    tokens  int32 [n]     the root and then the nodes, accepted or not
+    ids     int32 [n, k]  next tokens after each, best first, by the unprocessed law
+    """
+
+    tokens: Int32
+    ids: Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Commit:
     """Tokens appended to a request by one step.
 
@@ -175,26 +204,29 @@ class Commit:
     tokens     int32 [n], n >= 1; the last one is the bonus token
     probe_ids  int32 [k, top_k] most probable next tokens of the probe rows that this drafter wanted
                in the verified step, best first; None if it sent no probe or the probe was dropped
+    successors after the rows of the verified tree; None if this drafter did not ask for them
     """
 
     request_id: str
     base_len: int
     tokens: Int32
     probe_ids: Int32 | None = None
+    successors: Successors | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCommit:
     """Tokens appended to a request by one step, for all drafters.
 
-    `probe_ids` holds, by source, the answers to the probes that were in the step; the rest is as
-    in `Commit`.
+    `probe_ids` and `successors` hold, by source, the answers to what the proposals asked for; the
+    rest is as in `Commit`.
     """
 
     request_id: str
     base_len: int
     tokens: Int32
     probe_ids: Mapping[str, Int32] = field(default_factory=dict)
+    successors: Mapping[str, Successors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -303,7 +335,8 @@ class StepInput:
     trees          per request: TreeRows, or None for a prompt chunk (causal among its own rows)
     logits_rows    int32 [k]  rows that get a target token, in the order of `sampling`
     edits          changes to the logits of some of them, before sampling
-    probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids are wanted
+    probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids drafters want: of their
+                   probes, and of trees
     scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
     with_log_probs whether the log-probability of every target token is wanted
     num_top        how many of the most probable tokens are wanted beside each log-probability

@@ -1,9 +1,10 @@
-"""SPECTRA's candidate pool: a window of guessed tokens that the target extends at every step.
+"""A window of guessed tokens that the target extends at every step.
 
-The layout is that of Lookahead decoding (Fu et al. 2024, `hao-ai-lab/LookaheadDecoding`): W columns
-and N-1 levels. Level 0 of column 0 is the root itself. The token of column c and level l stands
-l + c positions after the root and sees the root, level 0 of the columns up to c, and the lower
-levels of its own column. What the target predicts at the highest level completes W n-grams.
+It is that of Lookahead decoding (Fu et al. 2024, `hao-ai-lab/LookaheadDecoding`), which SPECTRA
+calls its candidate pool: W columns and N-1 levels. Level 0 of column 0 is the root itself. The
+token of column c and level l stands l + c positions after the root and sees the root, level 0 of
+the columns up to c, and the lower levels of its own column. What the target predicts at the highest
+level completes W n-grams.
 """
 
 from __future__ import annotations
@@ -13,9 +14,21 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..core.types import Bool, Int32, Probe
+from ..core.errors import ConfigError, DrafterError
+from ..core.types import MAX_PROBE_ROWS, Bool, Int32, Probe
 
 Ngram = tuple[int, ...]
+
+
+def require_probe_fits(ngram: int, window: int) -> None:
+    """Raise `ConfigError` if a window of this size would probe with more rows than it may."""
+    num_rows = max(levels * (window + ngram - 1 - levels) - 1 for levels in range(1, ngram))
+    if num_rows > MAX_PROBE_ROWS:
+        raise ConfigError(
+            "window",
+            f"probes with up to {num_rows} rows at ngram {ngram}, and a step has {MAX_PROBE_ROWS} "
+            "for them; choose a smaller window or ngram",
+        )
 
 
 class CandidatePool:
@@ -47,8 +60,13 @@ class CandidatePool:
     def advance(self, root: int, predicted: Sequence[int]) -> list[Ngram]:
         """Take the target's token after each of the `num_wanted` rows; the n-grams completed.
 
-        `root` is the last committed token that the probe was computed with.
+        `root` is the last committed token that the probe was computed with. Raises `DrafterError`
+        for predictions of another number of rows.
         """
+        if len(predicted) != self.num_wanted:
+            raise DrafterError(
+                f"{len(predicted)} probe answers came, {self.num_wanted} were wanted"
+            )
         columns = zip([root, *self._levels[0]], *self._levels[1:], strict=True)
         if len(self._levels) == self._max_levels:
             ngrams = [(*column, token) for column, token in zip(columns, predicted, strict=True)]

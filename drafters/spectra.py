@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.errors import ConfigError, DrafterError
+from ..core.errors import ConfigError
 from ..core.proposal_trie import ProposalTrie
 from ..core.types import Commit, DraftRequest, Int32, Proposal, Query
-from .candidate_pool import CandidatePool
+from .candidate_pool import CandidatePool, require_probe_fits
 from .ngram_dictionaries import BackwardDictionary, ForwardDictionary
 from .open_requests import OpenRequests
 from .option_checks import require_fraction, require_switches, require_whole
@@ -68,6 +68,8 @@ class SpectraOptions:
         require_fraction("refine_threshold", self.refine_threshold)
         require_switches(self, "seed_from_prompt", "learn_committed", "sub_ngrams", "all_offsets")
         require_switches(self, "forward", "backward", "pool")
+        if self.pool:
+            require_probe_fits(self.ngram, self.window)
         if self.explore_when not in ("lt", "gt"):
             raise ConfigError("explore_when", f"must be 'lt' or 'gt', not {self.explore_when!r}")
 
@@ -158,11 +160,6 @@ class _Request:
     def observe(self, commit: Commit) -> None:
         """The pool's n-grams come first, so that the text has the last word."""
         if self.pool is not None and commit.probe_ids is not None:
-            if len(commit.probe_ids) != self.pool.num_wanted:
-                raise DrafterError(
-                    f"request {commit.request_id}: {len(commit.probe_ids)} probe answers, "
-                    f"{self.pool.num_wanted} were wanted"
-                )
             for ngram in self.pool.advance(self._tail[-1], self._refine(commit.probe_ids)):
                 starts = range(len(ngram) - 1) if self._options.all_offsets else (0,)
                 for start in starts:

@@ -20,6 +20,9 @@ from .recent_counts import RecentCounts
 from .suffix_counts import SuffixCounts, grown_counts
 from .suffix_drafts import Limits, best_draft
 
+# Namespace and cache salt.
+Sharing = tuple[str, str]
+
 NO_ANSWERS = SuffixCounts(max_depth=1)
 
 
@@ -34,8 +37,8 @@ class SuffixOptions:
     min_token_prob   least probability that all tokens up to one are accepted, by the counts
     tree             drafts are trees of the most probable nodes, not single paths
     window           so many of the latest tokens of a request are counted, at least half as many
-    answer_tokens    the same of the ended answers of a namespace; 0: none are counted
-    max_namespaces   of so many namespaces, the latest to end an answer
+    answer_tokens    the same of ended answers of a namespace and cache salt; 0: none are counted
+    max_namespaces   of so many of these, the latest to end an answer
     """
 
     max_match_len: int = 64
@@ -70,7 +73,8 @@ class SuffixOptions:
 class SuffixDrafter:
     """Proposes the better of two drafts: by the request's own text, and by earlier answers.
 
-    An answer is counted when its request closes, for requests of the same namespace and no others.
+    An answer is counted when its request closes, for requests of the same namespace and cache salt
+    and no others.
     """
 
     def __init__(self, name: str = "suffix", options: SuffixOptions | None = None) -> None:
@@ -84,8 +88,8 @@ class SuffixDrafter:
             self._options.tree,
         )
         self._requests: OpenRequests[_Request] = OpenRequests(name)
-        # By namespace; the latest to end an answer is the last.
-        self._answers: dict[str, RecentCounts] = {}
+        # By namespace and cache salt; the latest to end an answer is the last.
+        self._answers: dict[Sharing, RecentCounts] = {}
         # Compiles the loops, or reads them from disk, before a request waits for them.
         grown = grown_counts().automaton
         best_draft(grown, grown, np.zeros(1, dtype=np.int32), 1, self._limits)
@@ -97,7 +101,7 @@ class SuffixDrafter:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the counts of all open requests and of all namespaces."""
+        """Bytes of the counts of all open requests and of all answers."""
         own = sum(state.counts.memory_bytes for state in self._requests)
         return own + sum(counts.memory_bytes for counts in self._answers.values())
 
@@ -119,7 +123,7 @@ class SuffixDrafter:
         """Forget a request, but for its answer; an unknown id is ignored."""
         state = self._requests.drop(request_id)
         if state is not None and self._options.answer_tokens:
-            self._keep_answer(state.namespace, np.array(state.answer, dtype=np.int32))
+            self._keep_answer(state.sharing, np.array(state.answer, dtype=np.int32))
 
     def check_integrity(self) -> None:
         """Assert that all counts agree with each other and stay within their bounds."""
@@ -129,16 +133,16 @@ class SuffixDrafter:
             counts.check_integrity()
         assert len(self._answers) <= self._options.max_namespaces
 
-    def _keep_answer(self, namespace: str, answer: Int32) -> None:
+    def _keep_answer(self, sharing: Sharing, answer: Int32) -> None:
         if not len(answer):
             return
         options = self._options
-        counts = self._answers.pop(namespace, None)
+        counts = self._answers.pop(sharing, None)
         if counts is None:
             counts = RecentCounts(options.answer_tokens, options.max_depth)
             if len(self._answers) == options.max_namespaces:
                 del self._answers[next(iter(self._answers))]
-        self._answers[namespace] = counts
+        self._answers[sharing] = counts
         counts.start_text()
         counts.append(answer)
 
@@ -146,7 +150,7 @@ class SuffixDrafter:
         room = min(self._options.num_tokens, max_nodes)
         if room <= 0:
             return empty_proposal(self._name)
-        answers = self._answers.get(state.namespace, NO_ANSWERS)
+        answers = self._answers.get(state.sharing, NO_ANSWERS)
         found = best_draft(
             state.counts.automaton, answers.automaton, state.context, room, self._limits
         )
@@ -156,10 +160,10 @@ class SuffixDrafter:
 class _Request:
     """The counts of one request's text, its answer, and its last tokens."""
 
-    __slots__ = ("_max_match_len", "answer", "committed_len", "context", "counts", "namespace")
+    __slots__ = ("_max_match_len", "answer", "committed_len", "context", "counts", "sharing")
 
     def __init__(self, request: DraftRequest, options: SuffixOptions) -> None:
-        self.namespace = request.namespace
+        self.sharing: Sharing = (request.namespace, request.cache_salt)
         self.counts = RecentCounts(options.window, options.max_depth)
         self.answer = array("i")
         self.context: Int32 = np.empty(0, dtype=np.int32)

@@ -26,11 +26,21 @@ requests = st.lists(
 
 
 @settings(deadline=None, max_examples=40)
-@given(requests, st.integers(0, 2**31), st.integers(1, 3), st.booleans(), st.integers(16, 80))
+@given(
+    requests,
+    st.integers(0, 2**31),
+    st.integers(1, 3),
+    st.fixed_dictionaries({"probes": st.booleans(), "successors": st.booleans()}),
+    st.integers(16, 80),
+)
 def test_text_is_that_of_plain_decoding(
-    found: list[tuple[list[int], int, bool]], seed: int, groups: int, probes: bool, rows: int
+    found: list[tuple[list[int], int, bool]],
+    seed: int,
+    groups: int,
+    wishes: dict[str, bool],
+    rows: int,
 ) -> None:
-    bench = Bench(seed=seed, num_groups=groups, probes=probes, rows=rows)
+    bench = Bench(seed=seed, num_groups=groups, rows=rows, **wishes)
 
     async def scenario() -> None:
         for index, (prompt, max_tokens, speculative) in enumerate(found):
@@ -101,6 +111,26 @@ async def test_probes_are_answered() -> None:
     bench.add("a", [1, 2, 3], 60)
     await bench.run()
     assert bench.drafters.probe_answers > 3
+
+
+async def test_successors_are_told_of_every_row_of_every_tree() -> None:
+    bench = Bench(successors=True)
+    for name in ("a", "bb"):
+        bench.add(name, [1, 2, 3], 60)
+    await bench.run()
+    steps = [step for step in bench.target.steps if len(step.probe_rows)]
+    assert bench.drafters.successor_rows > 100
+    # Asked for alone, the rows are those of whole trees: of the answers' rows, some or all.
+    assert all(set(step.probe_rows.tolist()) <= set(step.logits_rows.tolist()) for step in steps)
+    assert max(step.probe_top_k for step in steps) == 4
+
+
+async def test_rows_that_nobody_asks_for_are_not_ranked() -> None:
+    bench = Bench()
+    bench.add("a", [1, 2, 3], 30)
+    await bench.run()
+    assert sum(len(step.logits_rows) for step in bench.target.steps) > 40
+    assert not any(len(step.probe_rows) or step.probe_top_k for step in bench.target.steps)
 
 
 async def test_several_groups_keep_several_steps_in_flight() -> None:

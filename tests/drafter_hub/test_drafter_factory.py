@@ -9,9 +9,11 @@ from draftline.cluster.drafter_factory import KINDS, build_drafter
 from draftline.core.errors import ConfigError, StoreError
 from draftline.core.types import DraftRequest, Query
 from draftline.drafters.anpd import AnpdDrafter
+from draftline.drafters.lookahead import LookaheadDrafter
 from draftline.drafters.prompt_lookup import PromptLookupDrafter
 from draftline.drafters.spectra import SpectraDrafter
 from draftline.drafters.suffix import SuffixDrafter
+from draftline.drafters.token_recycling import TokenRecyclingDrafter
 from draftline.training.tokenizer import train_tokenizer
 from support.tiny_models import save_tiny_model
 
@@ -23,6 +25,8 @@ from support.tiny_models import save_tiny_model
         ("spectra", SpectraDrafter),
         ("anpd", AnpdDrafter),
         ("suffix", SuffixDrafter),
+        ("lookahead", LookaheadDrafter),
+        ("token_recycling", TokenRecyclingDrafter),
     ],
 )
 def test_a_kind_becomes_its_drafter_with_the_configured_name(kind, drafter_class):
@@ -51,6 +55,9 @@ def test_options_reach_the_drafter():
         ({"kind": "spectra", "window": -1}, "window"),
         ({"kind": "anpd", "ngram": 1}, "ngram: must be a whole number from 2 to 64"),
         ({"kind": "suffix", "max_spec_factor": "x"}, "max_spec_factor: must be a finite number"),
+        ({"kind": "spectra", "window": 20}, "window: probes with up to 79 rows"),
+        ({"kind": "lookahead", "window": 60, "ngram": 8}, "window: probes with up to 419 rows"),
+        ({"kind": "token_recycling", "num_succesors": 8}, "did you mean 'num_successors'"),
         ({"kind": "model"}, "model: must be given"),
         ({"kind": "retrieval"}, "store: must be given"),
         ({"kind": "retrieval", "store": "ftp://here"}, "store: 'ftp://here' is neither"),

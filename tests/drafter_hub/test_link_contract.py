@@ -7,7 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 from draftline.core.shaping import Shaping
-from draftline.core.types import DraftRequest, Probe, Proposal, Query, chain_proposal
+from draftline.core.types import (
+    MAX_SUCCESSORS,
+    DraftRequest,
+    Probe,
+    Proposal,
+    Query,
+    Successors,
+    chain_proposal,
+    empty_proposal,
+)
 from support.fake_drafters import (
     VOCAB_SIZE,
     CountingDrafter,
@@ -51,13 +60,13 @@ async def test_the_drafter_learns_all_of_a_request(make_hub):
         logit_bias={3: 1.5, 70_000: -100.0}, allowed_token_ids=(1, 2, 3), banned_token_ids=(2,),
         min_tokens=5,
     )  # fmt: skip
-    hub.open(DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant", shaping, (9, 1)))
+    hub.open(DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant", shaping, (9, 1), "salt"))
     await hub.exchange([], [Query("r", 2, 4)], budget_s=5.0)
     (opened,) = drafter.opened
     assert opened.token_ids.tolist() == [4, 5]
     given = (opened.prompt_len, opened.temperature, opened.seed, opened.namespace)
     assert given == (2, 0.7, 2**62 + 1, "tenant")
-    assert (opened.shaping, opened.end_ids) == (shaping, (9, 1))
+    assert (opened.shaping, opened.end_ids, opened.cache_salt) == (shaping, (9, 1), "salt")
 
 
 async def test_a_probe_and_its_answer_travel(make_hub):
@@ -75,11 +84,36 @@ async def test_a_probe_and_its_answer_travel(make_hub):
     assert np.array_equal(drafter.commits[0].probe_ids, answer)
 
 
+async def test_a_wish_for_successors_and_its_answer_travel(make_hub):
+    wish = dataclasses.replace(empty_proposal("scripted"), num_successors=2)
+    drafter = ScriptedDrafter(lambda _: wish)
+    hub = await make_hub(drafter)
+    session = HubSession(hub)
+    (proposal,) = await session.step()
+    assert (len(proposal.tokens), proposal.num_successors) == (0, 2)
+    tokens, ids = np.array([4], dtype=np.int32), np.array([[7, 5]], dtype=np.int32)
+    heard = {"scripted": Successors(tokens, ids), "another": Successors(tokens, ids + 1)}
+    commit = dataclasses.replace(session.commit(1), successors=heard)
+    await hub.exchange([commit], [session.query()], budget_s=5.0)
+    await session.step(1)
+    (first, second) = drafter.commits
+    assert first.successors.tokens.tolist() == [4]
+    assert first.successors.ids.tolist() == [[7, 5]]
+    assert second.successors is None
+
+
 async def test_max_nodes_cuts(make_hub):
     hub = await make_hub(ScriptedDrafter(lambda _: chain_proposal("scripted", following(0, 9))))
     session = HubSession(hub)
     (proposal,) = await session.step(max_nodes=3)
     assert proposal.tokens.tolist() == [1, 2, 3]
+
+
+async def test_what_a_cut_proposal_asked_for_is_kept(make_hub):
+    asking = dataclasses.replace(chain_proposal("scripted", following(0, 9)), num_successors=4)
+    hub = await make_hub(ScriptedDrafter(lambda _: asking))
+    (proposal,) = await HubSession(hub).step(max_nodes=3)
+    assert (proposal.tokens.tolist(), proposal.num_successors) == ([1, 2, 3], 4)
 
 
 async def test_close_frees_and_an_id_can_be_used_again(make_hub):
@@ -142,6 +176,10 @@ BAD_PROPOSALS = {
     "probe wanted": _proposal([1], probe=_probe(wanted=np.array([2], dtype=np.int32))),
     "probe mask": _proposal([1], probe=_probe(mask=np.ones((1, 2), dtype=np.bool_))),
     "probe top_k": _proposal([1], probe=_probe(top_k=0)),
+    "too many successors": _proposal([1], num_successors=MAX_SUCCESSORS + 1),
+    "more successors than tokens": _proposal([1], num_successors=VOCAB_SIZE + 1),
+    "fewer than no successors": _proposal([1], num_successors=-1),
+    "half a successor": _proposal([1], num_successors=0.5),
     "None": None,
     "a number": 7,
     "lists": Proposal("scripted", [1], [-1], [0.0]),  # pyright: ignore[reportArgumentType]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from draftline.core.reroot import reroot
 from draftline.core.types import Proposal, chain_proposal
@@ -55,6 +57,16 @@ def test_by_hand():
     assert rerooted.tokens.tolist() == [8, 9, 5]
     assert rerooted.parents.tolist() == [-1, 0, -1]
     assert reroot(proposal, np.array([7, 8, 9], dtype=np.int32)) is None
+
+
+def test_a_wish_for_successors_outlives_root_and_nodes():
+    chain = chain_proposal("s", np.array([1, 2], dtype=np.int32))
+    asking = replace(chain, num_successors=3)
+    for committed, left in (([1], [2]), ([1, 2], []), ([5], [])):
+        rerooted = reroot(asking, np.array(committed, dtype=np.int32))
+        assert rerooted is not None
+        assert rerooted.tokens.tolist() == left
+        assert rerooted.num_successors == 3
 
 
 def test_a_probe_ends_with_its_root():

@@ -11,7 +11,15 @@ from draftline.cluster import wire
 from draftline.cluster.drafter_link import DrafterMessage
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.shaping import Shaping
-from draftline.core.types import Commit, DraftRequest, Probe, Proposal, Query
+from draftline.core.types import (
+    MAX_SUCCESSORS,
+    Commit,
+    DraftRequest,
+    Probe,
+    Proposal,
+    Query,
+    Successors,
+)
 from google.protobuf import descriptor_pb2
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,8 +59,19 @@ requests = st.builds(
     ids,
     st.just(Shaping()) | shapings,
     lists,
+    ids,
 )
-commits = st.builds(Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices)
+successors = st.builds(
+    lambda ids: Successors(np.arange(len(ids), dtype=np.int32), ids),
+    arrays(
+        np.int32,
+        array_shapes(min_dims=2, max_dims=2, min_side=0),
+        elements=st.integers(0, 2**31 - 1),
+    ),
+)
+commits = st.builds(
+    Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices, st.none() | successors
+)
 queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256))
 probes = st.builds(
     Probe,
@@ -62,7 +81,9 @@ probes = st.builds(
     ints,
     st.integers(0, 100),
 )
-proposals = st.builds(Proposal, st.just("s"), ints, ints, floats, st.none() | probes)
+proposals = st.builds(
+    Proposal, st.just("s"), ints, ints, floats, st.none() | probes, st.integers(0, 2**31)
+)
 messages = st.builds(
     DrafterMessage,
     st.integers(1, 2**40),
@@ -169,6 +190,44 @@ def test_a_damaged_step_is_a_protocol_error_or_decodes(
 def test_a_wrong_array_is_refused(array: pb.Array):
     with pytest.raises(ProtocolError, match="<i4"):
         wire.decode_array(array, wire.INT32)
+
+
+def _heard(tokens: list[int], ids: np.ndarray) -> bytes:
+    heard = Successors(np.array(tokens, dtype=np.int32), ids.astype(np.int32))
+    commit = Commit("r", 1, np.array([2], dtype=np.int32), None, heard)
+    return wire.encode_step(DrafterMessage(1, (), (), [commit], [], 0.0), 0.1, LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (_heard([1, 2], np.ones((1, 3))), "not a row for each token"),
+        (_heard([1], np.ones((1, MAX_SUCCESSORS + 1))), "rows too long"),
+        (_heard([-1], np.ones((1, 3))), "negative"),
+        (_heard([1], -np.ones((1, 3))), "negative"),
+        (_heard([1], np.ones(3)), "2 dimensions"),
+    ],
+)
+def test_wrong_successors_are_refused(data: bytes, message: str):
+    with pytest.raises(ProtocolError, match=message):
+        wire.decode_step(data, 0.0)
+
+
+def test_messages_of_those_who_know_nothing_of_successors_mean_none():
+    array = wire.encode_array(np.array([3], dtype=np.int32), wire.INT32)
+    step = pb.Step(sequence=1)
+    step.commits.add(request_id="r", base_len=1, tokens=array)
+    step.opens.add(request_id="r", token_ids=array, prompt_len=1)
+    decoded = wire.decode_step(pb.ToDrafter(step=step).SerializeToString(), 0.0)
+    assert decoded.commits[0].successors is None
+    assert decoded.opens[0].cache_salt == ""
+    answer = pb.Answer(sequence=1)
+    nothing = wire.encode_array(np.empty(0, dtype=np.float32), wire.FLOAT32)
+    none = wire.encode_array(np.empty(0, dtype=np.int32), wire.INT32)
+    answer.proposals.add(request_id="r", tokens=none, parents=none, log_probs=nothing)
+    message = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
+    data = pb.FromDrafter(answer=answer).SerializeToString()
+    assert wire.decode_answer(data, message, "s")[0].is_empty
 
 
 def test_oversize_is_refused_before_it_is_sent():

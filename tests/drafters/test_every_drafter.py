@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from draftline.core.drafter import Drafter
 from draftline.core.errors import DrafterError
-from draftline.core.types import Commit, DraftRequest, Int32, Proposal, Query
+from draftline.core.types import Commit, DraftRequest, Int32, Proposal, Query, Successors
 from draftline.drafters.anpd import AnpdDrafter, AnpdOptions
+from draftline.drafters.lookahead import LookaheadDrafter, LookaheadOptions
 from draftline.drafters.model import ModelDrafter, ModelOptions
 from draftline.drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from draftline.drafters.retrieval import RetrievalDrafter
 from draftline.drafters.spectra import SpectraDrafter, SpectraOptions
 from draftline.drafters.suffix import SuffixDrafter, SuffixOptions
+from draftline.drafters.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
 from draftline.models.model_info import ModelInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +47,18 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "suffix, paths, short window": lambda: SuffixDrafter(
         options=SuffixOptions(tree=False, window=7, answer_tokens=5)
     ),
+    "lookahead": LookaheadDrafter,
+    "lookahead, tiny": lambda: LookaheadDrafter(
+        options=LookaheadOptions(
+            ngram=3, window=1, guess_set_size=2, max_keys=3, pool_from_prompt=True
+        )
+    ),
+    "token_recycling": lambda: TokenRecyclingDrafter(
+        options=TokenRecyclingOptions(num_successors=4)
+    ),
+    "token_recycling, unshared": lambda: TokenRecyclingDrafter(
+        options=TokenRecyclingOptions(num_successors=VOCAB, share=False)
+    ),
     "retrieval": lambda: RetrievalDrafter(CountingLookup(VOCAB)),
     "model": model_drafter,
 }
@@ -61,8 +75,24 @@ def request(name: str, text: list[int], prompt_len: int, temperature: float) -> 
     return DraftRequest(name, np.array(text, dtype=np.int32), prompt_len, temperature, seed=8)
 
 
-def commit_of(name: str, base: int, tokens: list[int], probe_ids: Int32 | None = None) -> Commit:
-    return Commit(name, base, np.array(tokens, dtype=np.int32), probe_ids)
+def commit_of(name: str, base: int, tokens: list[int], proposal: Proposal | None = None) -> Commit:
+    """A commit with some answers of the right shape to what the `proposal` asked for."""
+    said = np.array(tokens, dtype=np.int32)
+    if proposal is None:
+        return Commit(name, base, said)
+    first = int(proposal.tokens.sum())
+    answer = heard = None
+    if proposal.probe is not None:
+        answer = some_ids(len(proposal.probe.wanted), proposal.probe.top_k, first)
+    if proposal.num_successors:
+        tree = np.append(said[:1], proposal.tokens)
+        heard = Successors(tree, some_ids(len(tree), proposal.num_successors, first))
+    return Commit(name, base, said, answer, heard)
+
+
+def some_ids(num_rows: int, num_ids: int, first: int) -> Int32:
+    ids = (np.arange(num_rows * num_ids) + first) % VOCAB
+    return ids.astype(np.int32).reshape(num_rows, num_ids)
 
 
 def same(one: Proposal, other: Proposal) -> bool:
@@ -72,15 +102,6 @@ def same(one: Proposal, other: Proposal) -> bool:
         and one.parents.tolist() == other.parents.tolist()
         and np.allclose(one.log_probs, other.log_probs)
     )
-
-
-def answer_to(proposal: Proposal) -> Int32 | None:
-    """Some answer of the right shape to a proposal's probe."""
-    probe = proposal.probe
-    if probe is None:
-        return None
-    ids = np.arange(len(probe.wanted) * probe.top_k) + proposal.tokens.sum()
-    return (ids % VOCAB).astype(np.int32).reshape(len(probe.wanted), probe.top_k)
 
 
 @every_drafter
@@ -105,11 +126,12 @@ def test_proposals_are_valid_bounded_and_repeatable(
             proposal.probe.check(VOCAB + 2, max_rows=256)
         [again] = drafter.propose([Query("r", done, budget)])
         assert same(proposal, again)
+        assert again.num_successors == proposal.num_successors
         assert (again.probe is None) == (proposal.probe is None)
         if again.probe is not None and proposal.probe is not None:
             assert again.probe.tokens.tolist() == proposal.probe.tokens.tolist()
         if tokens:
-            drafter.observe([commit_of("r", done, tokens, answer_to(proposal))])
+            drafter.observe([commit_of("r", done, tokens, proposal)])
             done += len(tokens)
 
 

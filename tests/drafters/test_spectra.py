@@ -184,6 +184,7 @@ def test_the_pool_follows_the_seed() -> None:
     [
         ("ngram", 2),
         ("window", 0),
+        ("window", 40),
         ("max_guesses", "3"),
         ("refine_threshold", 1.5),
         ("explore_when", "eq"),

@@ -142,6 +142,15 @@ def test_answers_of_another_namespace_are_never_read() -> None:
         assert [row[0] for row in rows_of(propose(drafter, [9, 2]))] == expected
 
 
+def test_answers_of_another_cache_salt_are_never_read() -> None:
+    drafter = suffix_drafter()
+    open_in(drafter, [99, 1, 2, 3], 1, request_id="ended", cache_salt="red")
+    drafter.close("ended")
+    for salt, expected in (("red", [3]), ("", [])):
+        open_in(drafter, [9, 2], cache_salt=salt)
+        assert [row[0] for row in rows_of(propose(drafter, [9, 2]))] == expected
+
+
 def test_the_oldest_answers_and_namespaces_are_forgotten() -> None:
     drafter = suffix_drafter(answer_tokens=8, max_namespaces=2)
     for index in range(40):

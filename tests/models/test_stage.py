@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.core.types import StepInput, StepOutput
+from draftline.core.types import LogitEdits, StepInput, StepOutput
 from draftline.models.partition import LayerSpan, partition_layers
 from draftline.models.stage import Stage, load_stage
 from support.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
@@ -192,6 +193,20 @@ def test_run_answers_what_was_asked_of_each_row(llama: Target) -> None:
     )
     dtypes = (output.target_tokens.dtype, output.probe_ids.dtype, output.scores.dtype)
     assert dtypes == (np.int32, np.int32, np.float32)
+
+
+def test_what_drafters_hear_of_a_row_is_not_edited_with_its_answer(llama: Target) -> None:
+    llama.clear()
+    step = make_step(
+        [PagedRequest([1, 2, 3, 4]).chunk(TOKENS[:6], 0)],
+        logits_rows=[1, 3, 5], probe_rows=[1, 3, 5], probe_top_k=2,
+    )  # fmt: skip
+    best = llama.expected(*TOKENS[:6])[[1, 3, 5]].argmax(axis=-1).tolist()
+    bias = np.full(len(best), -1e4, dtype=np.float32)
+    edits = LogitEdits(0, 3, np.array(best, dtype=np.int32), bias, None, None)
+    output = run(llama.stages[0], replace(step, edits=(edits,)))
+    assert output.probe_ids[:, 0].tolist() == best
+    assert not set(output.target_tokens.tolist()) & set(best)
 
 
 def test_a_step_that_asks_for_nothing(llama: Target) -> None:

@@ -19,8 +19,16 @@ from draftline.core.sampling_params import SamplingParams
 from draftline.core.scheduler import Scheduler, SchedulerLimits
 from draftline.core.step_trace import StepTrace
 from draftline.core.stop import StopRule
-from draftline.core.types import ROOT, DraftRequest, Probe, Proposal, Query, StepCommit
-from support.fake_target import FakeTarget, next_token
+from draftline.core.types import (
+    ROOT,
+    DraftRequest,
+    Probe,
+    Proposal,
+    Query,
+    StepCommit,
+    Successors,
+)
+from support.fake_target import FakeTarget, next_token, top_ids
 
 
 class NoText:
@@ -35,9 +43,18 @@ class RandomDrafters:
     """Random trees, half of whose nodes are what the target will say; checks what it is told."""
 
     def __init__(
-        self, rng: np.random.Generator, probes: bool, vocab: int, memory: int | None
+        self,
+        rng: np.random.Generator,
+        probes: bool,
+        vocab: int,
+        memory: int | None,
+        *,
+        successors: bool = False,
     ) -> None:
         self.rng = rng
+        self.successors = successors
+        self.wishes: dict[tuple[str, str], int] = {}
+        self.successor_rows = 0
         self.vocab = vocab
         self.memory = memory
         self.probes = probes
@@ -68,11 +85,26 @@ class RandomDrafters:
             for answer in commit.probe_ids.values():
                 assert answer.shape == (2, 3)
                 self.probe_answers += 1
+            for source, heard in commit.successors.items():
+                self._check_heard(commit, heard, self.wishes[commit.request_id, source])
         await asyncio.sleep(0)
         return {query.request_id: self._propose(query, left_out) for query in queries}
 
     def costs(self) -> dict[str, float]:
         return {"first": 0.0, "second": 0.0}
+
+    def _check_heard(self, commit: StepCommit, heard: Successors, count: int) -> None:
+        """Every row has what was asked for; the root's is the first, and no accepted one lacks."""
+        assert heard.ids.shape == (len(heard.tokens), count)
+        self.successor_rows += len(heard.tokens)
+        rows = list(zip(heard.tokens.tolist(), heard.ids.tolist(), strict=True))
+        text = self.texts[commit.request_id]
+        expected = [
+            (text[end - 1], top_ids(text[:end], count, self.vocab).tolist())
+            for end in range(commit.base_len, len(text))
+        ]
+        assert rows[0] == expected[0]
+        assert all(row in rows for row in expected)
 
     def _propose(self, query: Query, left_out: Collection[str]) -> list[Proposal]:
         text = self.texts[query.request_id]
@@ -93,7 +125,9 @@ class RandomDrafters:
             paths.append([*path, token])
         probe = self._probe() if self.probes and self.rng.random() < 0.5 else None
         nodes = np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32)
-        return Proposal(source, *nodes, np.zeros(len(tokens), dtype=np.float32), probe)
+        wish = int(self.rng.integers(0, 5)) if self.successors else 0
+        self.wishes[query.request_id, source] = wish
+        return Proposal(source, *nodes, np.zeros(len(tokens), dtype=np.float32), probe, wish)
 
     def _probe(self) -> Probe:
         return Probe(
@@ -117,6 +151,7 @@ class Bench:
     num_groups: int = 1
     seed: int = 0
     probes: bool = False
+    successors: bool = False
     vocab: int = 7
     block_size: int = 4
     memory: int | None = 2
@@ -129,7 +164,11 @@ class Bench:
         self.target = FakeTarget(self.vocab, self.block_size, self.num_groups, memory=self.memory)
         self.pool = BlockPool(self.num_blocks, self.block_size)
         self.drafters = RandomDrafters(
-            np.random.default_rng(self.seed), self.probes, self.vocab, self.memory
+            np.random.default_rng(self.seed),
+            self.probes,
+            self.vocab,
+            self.memory,
+            successors=self.successors,
         )
         limits = SchedulerLimits(
             max_running=self.max_running,

@@ -24,6 +24,12 @@ def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None
     return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "little") % vocab_size
 
 
+def top_ids(text: list[int], top_k: int, vocab_size: int) -> Int32:
+    """The target's most probable tokens after a text."""
+    first = next_token(text, 0, vocab_size)
+    return (first + np.arange(top_k, dtype=np.int32)) % vocab_size
+
+
 def plain_answer(
     prompt: list[int], num_tokens: int, seed: int, vocab_size: int, memory: int | None = 2
 ) -> list[int]:
@@ -75,7 +81,10 @@ class FakeTarget:
         texts = [self._visible(step, row) for row in range(len(step.token_ids))]
         wanted = [texts[row] for row in step.logits_rows.tolist()]
         assert [len(text) for text in wanted] == step.sampling.position.tolist()
-        probes = [self._top_ids(texts[row], step.probe_top_k) for row in step.probe_rows.tolist()]
+        probes = [
+            top_ids(texts[row], step.probe_top_k, self._vocab_size)
+            for row in step.probe_rows.tolist()
+        ]
         return StepOutput(
             step_id=step.step_id,
             target_tokens=self.choose(step, wanted),
@@ -88,10 +97,6 @@ class FakeTarget:
         pairs = zip(texts, step.sampling.seed.tolist(), strict=True)
         tokens = [next_token(text, seed, self._vocab_size, self.memory) for text, seed in pairs]
         return np.array(tokens, dtype=np.int32)
-
-    def _top_ids(self, text: list[int], top_k: int) -> Int32:
-        first = next_token(text, 0, self._vocab_size)
-        return (first + np.arange(top_k, dtype=np.int32)) % self._vocab_size
 
     def _visible(self, step: StepInput, row: int) -> list[int]:
         """The text up to and with this row, read through the cache; positions must be gapless."""
