@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 
 from .acceptance import AcceptanceTable
 from .source_choice import SourceChoice
 from .step_cost import StepCost
-from .tree import TokenTree
-from .types import Float64, Int32
+from .tree import TokenTree, credit, keep_all
+from .types import Float64
 
 # Weight of the newest step in what drafting is expected to bring and to take.
 WEIGHT = 0.1
@@ -41,12 +40,14 @@ class StepOutcome:
     asked: frozenset[str]
     costs: Mapping[str, float]
     num_tokens: int = 0
-    walks: list[tuple[TokenTree, Int32]] = field(default_factory=list)
+    trees: list[TokenTree] = field(default_factory=list)
+    rows: list[Sequence[int]] = field(default_factory=list)
 
-    def count(self, tree: TokenTree, rows: Int32) -> None:
+    def count(self, tree: TokenTree, rows: Sequence[int]) -> None:
         """The target went through these rows of a request: the root's, and of nodes."""
         self.num_tokens += len(rows)
-        self.walks.append((tree, rows))
+        self.trees.append(tree)
+        self.rows.append(rows)
 
 
 class NodeBudget:
@@ -140,19 +141,13 @@ class NodeBudget:
         rows = len(trees) + num_other_rows + np.arange(len(tokens))
         kept = np.zeros(len(values), dtype=np.bool_)
         kept[order[: int(np.argmax(tokens / self.cost.seconds(rows)))]] = True
-        ends = accumulate(map(len, trees))
-        return [
-            tree.keep(kept[end - len(tree) : end]) for tree, end in zip(trees, ends, strict=True)
-        ]
+        return keep_all(trees, kept)
 
     def _credits(self, outcome: StepOutcome) -> dict[str, int]:
         """The accepted nodes of each drafter; of several that proposed one, the cheapest has it."""
         names = self.table.names
         costs = np.array([outcome.costs.get(name, 0.0) for name in names])
-        credits = np.zeros(len(names), dtype=np.int64)
-        for tree, rows in outcome.walks:
-            tree.credit(rows, costs, credits)
-        return dict(zip(names, credits.tolist(), strict=True))
+        return dict(zip(names, credit(outcome.trees, outcome.rows, costs), strict=True))
 
     def _is_worth_it(self, num_requests: int, num_other_rows: int) -> bool:
         if self._steps_unasked >= EXPLORE_EVERY:

@@ -21,7 +21,7 @@ from .step_builder import PromptChunk, TreeStep, build_step, slots_of
 from .step_trace import StepTrace, TracedStep
 from .stop import Advance, StopRule
 from .types import Int32, StepCommit, StepOutput, Successors
-from .verify import walk
+from .verify import Walk, walk_all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,10 +163,11 @@ class EngineCore:
         for state in flight.states:
             state.in_flight -= 1
         answers = StepAnswers(output)
-        for tree in flight.trees:
-            answer = answers.of_tree(tree)
-            self._scheduler.share(tree.state, len(tree.state.token_ids) - 1)
-            self._commit_tree(tree, answer, outcome)
+        walks = walk_all([step.tree for step in flight.trees], output.target_tokens)
+        for step, walk in zip(flight.trees, walks, strict=True):
+            answer = answers.of_tree(step)
+            self._scheduler.share(step.state, len(step.state.token_ids) - 1)
+            self._commit_tree(step, walk, answer, outcome)
         for chunk in flight.chunks:
             chosen = answers.of_chunk(chunk)
             self._scheduler.share(chunk.state, chunk.end)
@@ -201,16 +202,18 @@ class EngineCore:
             return StepOutcome(flight.num_rows, seconds, frozenset(), {})
         return StepOutcome(flight.num_rows, seconds, offers.asked, offers.costs)
 
-    def _commit_tree(self, step: TreeStep, answer: TreeAnswers, outcome: StepOutcome) -> None:
-        state, tree = step.state, step.tree
+    def _commit_tree(
+        self, step: TreeStep, walk: Walk, answer: TreeAnswers, outcome: StepOutcome
+    ) -> None:
+        state = step.state
         if not self._is_alive(state):
             return
-        rows, tokens, sources = walk(tree, answer.chosen.tokens)
-        outcome.count(tree, rows)
+        rows, tokens, sources, drafted = walk
+        outcome.count(step.tree, rows)
         self._budget.learn(step.offered, tokens)
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
-        state.record_walk(tree, sources[:taken])
+        state.record_walk(drafted, sources[:taken])
         self._append(state, tokens[:taken], answer.probe_ids, answer.successors)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
@@ -298,14 +301,14 @@ def _ignore(answer: asyncio.Future[StepOutput]) -> None:
         answer.exception()
 
 
-def _moves(state: RequestState, rows: Int32, block_size: int) -> list[tuple[int, int]]:
+def _moves(state: RequestState, rows: Sequence[int], block_size: int) -> list[tuple[int, int]]:
     """KV copies that bring the rows of the root and the accepted nodes together, in order.
 
     A row's KV stands as many slots behind the root's as the row does in the step.
     """
-    last = int(rows[-1])
+    last = rows[-1]
     if last == len(rows) - 1:
         return []
     root_position = len(state.token_ids) - len(rows) - 1
     slots = slots_of(state.blocks, root_position, last + 1, block_size).tolist()
-    return [(slots[row], slots[place]) for place, row in enumerate(rows.tolist()) if row != place]
+    return [(slots[row], slots[place]) for place, row in enumerate(rows) if row != place]

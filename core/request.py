@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,6 @@ from .sampling_params import SamplingParams
 from .stop import StopRule
 from .token_counts import TokenCounts
 from .token_rules import TokenRules
-from .tree import TokenTree
 from .types import DraftRequest, Int32
 
 # Gets every delta of a request in order, or the error that ends it.
@@ -80,7 +79,6 @@ class RequestState:
     num_preemptions: int = 0
     start_time: float = 0.0
     first_token_time: float = 0.0
-    num_draft_tokens: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
@@ -156,10 +154,13 @@ class RequestState:
             cache_salt=self.request.options.cache_salt,
         )
 
-    def record_walk(self, tree: TokenTree, sources: Sequence[str]) -> None:
-        """Count one verification step; `sources` are those of the tokens that were taken."""
-        self.num_draft_tokens += len(tree)
-        for source, count in tree.count_sources().items():
+    def record_walk(self, drafted: Mapping[str, int], sources: Sequence[str]) -> None:
+        """Count one verification step.
+
+        drafted  nodes of each drafter
+        sources  of the tokens that were taken
+        """
+        for source, count in drafted.items():
             self.drafted_by_source[source] += count
         accepted = [source for source in sources if source != TARGET_SOURCE]
         self.accepted_lengths.append(len(accepted))
@@ -178,7 +179,7 @@ class RequestState:
             num_preemptions=self.num_preemptions,
             generated_tokens=self.num_answered,
             num_steps=len(self.accepted_lengths),
-            num_draft_tokens=self.num_draft_tokens,
+            num_draft_tokens=self.drafted_by_source.total(),
             drafted_by_source=dict(self.drafted_by_source),
             accepted_by_source=dict(self.accepted_by_source),
             accepted_lengths=tuple(self.accepted_lengths),

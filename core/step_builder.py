@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from .edit_builder import build_edits
 from .request import RequestState
 from .sampling_rows import sampling_rows
-from .tree import NO_TREE, TokenTree
+from .tree import NO_TREE, TokenTree, masks
 from .types import (
     Bool,
     Int32,
@@ -194,15 +194,15 @@ def _tree_rows(
     trees: Sequence[TreeStep], starts: Int32, slots: Int32, positions: Int32
 ) -> tuple[TreeRows | None, ...]:
     ends = starts.tolist()
+    own = masks([step.tree for step in trees])
     return tuple(
-        TreeRows(_mask(step.tree, [*step.probes.values()]), slots[first:end], positions[first:end])
-        for step, first, end in zip(trees, ends, ends[1:], strict=False)
+        TreeRows(_mask(mask, step.probes.values()), slots[first:end], positions[first:end])
+        for step, mask, first, end in zip(trees, own, ends, ends[1:], strict=False)
     )
 
 
-def _mask(tree: TokenTree, probes: Sequence[Probe]) -> Bool:
-    """bool [rows, rows]: a node sees its ancestors; a probe row sees the root and its own probe."""
-    own = tree.mask()
+def _mask(own: Bool, probes: Collection[Probe]) -> Bool:
+    """bool [rows, rows]: a tree's `own`, and probe rows that see the root and their own probe."""
     if not probes:
         return own
     size = len(own) + sum(len(probe.tokens) for probe in probes)
@@ -220,6 +220,8 @@ def _mask(tree: TokenTree, probes: Sequence[Probe]) -> Bool:
 def _probe_rows(trees: Sequence[TreeStep], starts: Int32) -> Int32:
     wanted = [NO_ROWS]
     for step, start in zip(trees, starts, strict=False):
+        if not (step.num_successors or step.probes):
+            continue
         first = start + step.num_chosen
         if step.num_successors:
             wanted.append(np.arange(start, first, dtype=np.int32))

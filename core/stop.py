@@ -82,7 +82,7 @@ class StopRule:
             stopped = token_id in self._stop_ids
             if not stopped:
                 self._held += self._stream.push(token_id)
-            cut = self._find_stop()
+            cut = self._find_stop() if self._stop else None
             ended = stopped or cut is not None or self._num_tokens == self._max_tokens
             if ended:
                 reason: FinishReason = "stop" if stopped or cut is not None else "length"
@@ -98,7 +98,7 @@ class StopRule:
 
     def _find_stop(self) -> int | None:
         """Where the earliest stop text begins in the text that is held back."""
-        if not self._stop or self._num_tokens <= self._min_tokens:
+        if self._num_tokens <= self._min_tokens:
             return None
         starts = [start for text in self._stop if (start := self._held.find(text)) >= 0]
         return min(starts, default=None)

@@ -59,26 +59,18 @@ class TokenTree:
 
     def count_sources(self) -> dict[str, int]:
         """How many nodes each drafter proposed first; nothing of those with none."""
-        counts = tree_kernels.count_sources(self.nodes, len(self.names)).tolist()
-        return {name: count for name, count in zip(self.names, counts, strict=True) if count}
+        (counts,) = count_sources([self])
+        return counts
 
     def mask(self) -> Bool:
         """bool [n + 1, n + 1]: row i sees row j; row 0 is the root, and every row sees itself."""
-        return tree_kernels.ancestor_mask(self.nodes)
+        (mask,) = masks([self])
+        return mask
 
     def keep(self, kept: Bool) -> TokenTree:
         """The tree of these nodes; the parent of each must be among them. `kept` is bool [n]."""
-        if np.count_nonzero(kept) == len(self):
-            return self
-        arrays = (self.nodes, self.values, self.claims, self.claim_log_probs)
-        return TokenTree(*tree_kernels.keep_nodes(*arrays, kept), self.names)
-
-    def credit(self, rows: Int32, costs: Float64, credits: Int64) -> None:
-        """Count the node of each row for the drafter that takes least of those that proposed it.
-
-        Both are by drafter: `costs` float64 seconds, `credits` int64, which is added to.
-        """
-        tree_kernels.credit(self.claims, rows, costs, credits)
+        (tree,) = keep_all([self], kept)
+        return tree
 
     def learn(self, table: AcceptanceTable, path_tokens: Sequence[int]) -> None:
         """Tell the `table` of its merge which nodes were right, for the target's own tokens.
@@ -160,6 +152,92 @@ def merge_all(
     ]
 
 
+def keep_all(trees: Sequence[TokenTree], kept: Bool) -> list[TokenTree]:
+    """`TokenTree.keep` of all trees; `kept` is bool, of the nodes of all."""
+    if kept.all():
+        return list(trees)
+    nodes, values, claims, log_probs, ends = tree_kernels.keep_nodes(
+        stacked_nodes(trees),
+        np.concatenate([tree.values for tree in trees]),
+        stacked_claims(trees),
+        np.concatenate([tree.claim_log_probs for tree in trees]),
+        node_ends(trees),
+        claim_ends(trees),
+        kept,
+    )
+    cut, first, first_claim = [], 0, 0
+    for tree, end, claim_end in zip(trees, *ends.tolist(), strict=True):
+        own, own_claims = slice(first, end), slice(first_claim, claim_end)
+        cut.append(
+            TokenTree(
+                nodes[own], values[own], claims[own_claims], log_probs[own_claims], tree.names
+            )
+        )
+        first, first_claim = end, claim_end
+    return cut
+
+
+def masks(trees: Sequence[TokenTree]) -> list[Bool]:
+    """`TokenTree.mask` of all trees."""
+    if not trees:
+        return []
+    flat = tree_kernels.ancestor_masks(stacked_nodes(trees), node_ends(trees))
+    found, start = [], 0
+    for tree in trees:
+        size = len(tree) + 1
+        found.append(flat[start : start + size * size].reshape(size, size))
+        start += size * size
+    return found
+
+
+def count_sources(trees: Sequence[TokenTree]) -> list[dict[str, int]]:
+    """`TokenTree.count_sources` of all trees."""
+    if not trees:
+        return []
+    num_sources = max(len(tree.names) for tree in trees)
+    counts = tree_kernels.count_sources(stacked_nodes(trees), node_ends(trees), num_sources)
+    return [
+        {name: count for name, count in zip(tree.names, row, strict=False) if count}
+        for tree, row in zip(trees, counts.tolist(), strict=True)
+    ]
+
+
+def credit(trees: Sequence[TokenTree], rows: Sequence[Sequence[int]], costs: Float64) -> list[int]:
+    """How many nodes each drafter has among these rows of the trees, in the order of their names.
+
+    A row's node belongs to the drafter that takes least of those that proposed it; `costs` is
+    float64 [drafters], in seconds.
+    """
+    if not trees:
+        return [0] * len(costs)
+    row_ends = np.array(list(accumulate(map(len, rows))), dtype=np.int64)
+    flat_rows = np.array(list(chain.from_iterable(rows)), dtype=np.int32)
+    found = tree_kernels.credit(
+        stacked_claims(trees), claim_ends(trees), flat_rows, row_ends, costs
+    )
+    return found.tolist()
+
+
+def stacked_nodes(trees: Sequence[TokenTree]) -> Int32:
+    """The nodes of at least one tree, one tree behind the other."""
+    return np.concatenate([tree.nodes for tree in trees])
+
+
+def stacked_claims(trees: Sequence[TokenTree]) -> Int32:
+    """The claims likewise."""
+    return np.concatenate([tree.claims for tree in trees])
+
+
+def node_ends(trees: Sequence[TokenTree]) -> Int64:
+    """Where the nodes of each tree end among those of all."""
+    return np.array(list(accumulate(len(tree.values) for tree in trees)), dtype=np.int64)
+
+
+def claim_ends(trees: Sequence[TokenTree]) -> Int64:
+    """Where the claims of each tree end among those of all."""
+    return np.array(list(accumulate(len(tree.claims) for tree in trees)), dtype=np.int64)
+
+
 def load_kernels() -> None:
     """Compile the loops over nodes, or load them from disk, so that no step waits for it."""
     table, ids = AcceptanceTable(), np.arange(2, dtype=np.int32)
@@ -168,8 +246,8 @@ def load_kernels() -> None:
     tree.mask()
     tree.learn(table, [0])
     tree.count_sources()
-    rows = tree_kernels.follow(tree.nodes, np.arange(3, dtype=np.int32))[0]
-    tree.credit(rows, np.zeros(1), np.zeros(1, dtype=np.int64))
+    tree_kernels.follow(tree.nodes, node_ends([tree]), np.arange(3, dtype=np.int32))
+    credit([tree], [[0, 1]], np.zeros(1))
 
 
 NO_COUNTS = AcceptanceTable().counts

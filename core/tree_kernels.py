@@ -1,7 +1,8 @@
 """The loops over the nodes of token trees, compiled; `tree` gives them their meaning.
 
-Nodes stand in topological order: a parent has a lower index than its children, ROOT is -1. A claim
-says that a drafter proposed a node: one row (node, drafter, rank among the drafter's children
+Nodes stand in topological order: a parent has a lower index than its children, ROOT is -1. Arrays
+of several trees stand one behind the other, and nodes are counted from their own tree's first. A
+claim says that a drafter proposed a node: one row (node, drafter, rank among the drafter's children
 of the parent) and the drafter's log-probability.
 """
 
@@ -103,85 +104,117 @@ def _child(nodes: Int32, parent: int, token: int) -> int:
 
 
 @compiled
-def keep_nodes(
-    nodes: Int32, values: Float64, claims: Int32, claim_log_probs: Float32, kept: Bool
-) -> tuple[Int32, Float64, Int32, Float32]:
-    """The same arrays without the nodes that are not `kept`, and without their claims."""
-    new_index = np.full(len(kept), ROOT, dtype=np.int32)
-    size = 0
-    for node in range(len(kept)):
-        if kept[node]:
-            new_index[node] = size
-            size += 1
-    new_nodes = np.empty((size, 4), dtype=np.int32)
-    new_values = np.empty(size, dtype=np.float64)
-    for node in range(len(kept)):
-        new = new_index[node]
-        if new != ROOT:
-            parent = nodes[node, 1]
-            row = new_nodes[new]
-            row[0], row[2], row[3] = nodes[node, 0], nodes[node, 2], nodes[node, 3]
-            row[1] = ROOT if parent == ROOT else new_index[parent]
-            new_values[new] = values[node]
-    num_claims = 0
-    for claim in range(len(claims)):
-        num_claims += new_index[claims[claim, 0]] != ROOT
-    new_claims = np.empty((num_claims, 3), dtype=np.int32)
-    new_log_probs = np.empty(num_claims, dtype=np.float32)
-    place = 0
-    for claim in range(len(claims)):
-        new = new_index[claims[claim, 0]]
-        if new != ROOT:
-            row = new_claims[place]
-            row[0], row[1], row[2] = new, claims[claim, 1], claims[claim, 2]
-            new_log_probs[place] = claim_log_probs[claim]
-            place += 1
-    return new_nodes, new_values, new_claims, new_log_probs
+def keep_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+    nodes: Int32,
+    values: Float64,
+    claims: Int32,
+    claim_log_probs: Float32,
+    node_ends: Int64,
+    claim_ends: Int64,
+    kept: Bool,
+) -> tuple[Int32, Float64, Int32, Float32, Int64]:
+    """The same arrays without the nodes that are not `kept`, and without their claims.
 
+    node_ends, claim_ends  int64 [trees]  where each tree's end
 
-@compiled
-def ancestor_mask(nodes: Int32) -> Bool:
-    """bool [n + 1, n + 1]: row i + 1 sees the root, the ancestors of node i and itself."""
-    size = len(nodes) + 1
-    mask = np.zeros((size, size), dtype=np.bool_)
-    mask[0, 0] = True
-    for node in range(size - 1):
-        above = nodes[node, 1] + 1
-        for column in range(above + 1):
-            mask[node + 1, column] = mask[above, column]
-        mask[node + 1, node + 1] = True
-    return mask
-
-
-@compiled
-def follow(nodes: Int32, targets: Int32) -> Int32:
-    """The rows that the target's choices go through, `targets[row]` after each.
-
-    Gives int32 [3, k + 1]: the root's row 0 and those of the k nodes, the tokens that the target
-    chose after them, and the sources of these tokens, of which the last is no node's: -1.
+    The last result is int64 [2, trees]: where the nodes and claims of each tree end in the others.
     """
-    found = np.empty((3, len(nodes) + 1), dtype=np.int32)
-    found[0, 0] = 0
-    count = 0
-    last = ROOT
-    for node in range(len(nodes)):
-        if nodes[node, 1] == last and nodes[node, 0] == targets[last + 1]:
-            last = node
-            found[1, count] = nodes[node, 0]
-            found[2, count] = nodes[node, 3]
-            count += 1
-            found[0, count] = node + 1
-    found[1, count] = targets[last + 1]
-    found[2, count] = -1
-    return found[:, : count + 1]
+    new_nodes = np.empty_like(nodes)
+    new_values = np.empty_like(values)
+    new_claims = np.empty_like(claims)
+    new_log_probs = np.empty_like(claim_log_probs)
+    ends = np.empty((2, len(node_ends)), dtype=np.int64)
+    new_index = np.full(len(nodes), ROOT, dtype=np.int32)
+    size, num_claims, first, claim = 0, 0, 0, 0
+    for tree in range(len(node_ends)):
+        new_first = size
+        for node in range(first, node_ends[tree]):
+            if kept[node]:
+                new_index[node] = size - new_first
+                parent = nodes[node, 1]
+                row = new_nodes[size]
+                row[0], row[2], row[3] = nodes[node, 0], nodes[node, 2], nodes[node, 3]
+                row[1] = ROOT if parent == ROOT else new_index[first + parent]
+                new_values[size] = values[node]
+                size += 1
+        while claim < claim_ends[tree]:
+            new = new_index[first + claims[claim, 0]]
+            if new != ROOT:
+                row = new_claims[num_claims]
+                row[0], row[1], row[2] = new, claims[claim, 1], claims[claim, 2]
+                new_log_probs[num_claims] = claim_log_probs[claim]
+                num_claims += 1
+            claim += 1
+        first = node_ends[tree]
+        ends[0, tree], ends[1, tree] = size, num_claims
+    return new_nodes, new_values, new_claims, new_log_probs, ends
 
 
 @compiled
-def count_sources(nodes: Int32, num_sources: int) -> Int64:
-    """int64 [num_sources]: the nodes of each drafter."""
-    counts = np.zeros(num_sources, dtype=np.int64)
-    for node in range(len(nodes)):
-        counts[nodes[node, 3]] += 1
+def ancestor_masks(nodes: Int32, ends: Int64) -> Bool:
+    """The masks of all trees, one behind the other, each bool [n + 1, n + 1].
+
+    Row i + 1 sees the root, the ancestors of node i and itself.
+    """
+    total, first = 0, 0
+    for end in ends:
+        total += (end - first + 1) ** 2
+        first = end
+    masks = np.zeros(total, dtype=np.bool_)
+    start, first = 0, 0
+    for end in ends:
+        size = end - first + 1
+        masks[start] = True
+        for row in range(1, size):
+            above = nodes[first + row - 1, 1] + 1
+            own, its = start + row * size, start + above * size
+            for column in range(above + 1):
+                masks[own + column] = masks[its + column]
+            masks[own + row] = True
+        start += size * size
+        first = end
+    return masks
+
+
+@compiled
+def follow(nodes: Int32, ends: Int64, targets: Int32) -> tuple[Int32, Int64]:
+    """The rows that the target's choices go through, `targets[row]` after each row of all trees.
+
+    Gives int32 [3, rows]: of each tree the root's row 0 and those of the k nodes, the tokens that
+    the target chose after them, and the sources of these tokens, of which the last is no node's:
+    -1. And int64 [trees]: where those of each tree end.
+    """
+    found = np.empty((3, len(targets)), dtype=np.int32)
+    found_ends = np.empty(len(ends), dtype=np.int64)
+    count, first, root = 0, 0, 0
+    for tree in range(len(ends)):
+        last = 0
+        found[0, count] = 0
+        for node in range(first, ends[tree]):
+            if nodes[node, 1] + 1 == last and nodes[node, 0] == targets[root + last]:
+                last = node - first + 1
+                found[1, count] = nodes[node, 0]
+                found[2, count] = nodes[node, 3]
+                count += 1
+                found[0, count] = last
+        found[1, count] = targets[root + last]
+        found[2, count] = -1
+        count += 1
+        found_ends[tree] = count
+        root += ends[tree] - first + 1
+        first = ends[tree]
+    return found[:, :count], found_ends
+
+
+@compiled
+def count_sources(nodes: Int32, ends: Int64, num_sources: int) -> Int64:
+    """int64 [trees, num_sources]: the nodes of each drafter."""
+    counts = np.zeros((len(ends), num_sources), dtype=np.int64)
+    node = 0
+    for tree in range(len(ends)):
+        while node < ends[tree]:
+            counts[tree, nodes[node, 3]] += 1
+            node += 1
     return counts
 
 
@@ -206,17 +239,22 @@ def learn(
 
 
 @compiled
-def credit(claims: Int32, rows: Int32, costs: Float64, credits: Int64) -> None:
-    """Add 1 in `credits` [drafters] for each of `rows` but the root's, to its cheapest drafter.
+def credit(claims: Int32, claim_ends: Int64, rows: Int32, row_ends: Int64, costs: Float64) -> Int64:
+    """int64 [drafters]: how many of the trees' `rows`, but the roots', each drafter has.
 
-    costs  float64 [drafters]
+    Of several that proposed a node, the one of least `costs`, float64 [drafters], has it.
     """
-    for index in range(1, len(rows)):
-        node = rows[index] - 1
-        best = -1
-        for claim in range(len(claims)):
-            source = claims[claim, 1]
-            if claims[claim, 0] == node and (best < 0 or costs[source] < costs[best]):
-                best = source
-        if best >= 0:
-            credits[best] += 1
+    credits = np.zeros(len(costs), dtype=np.int64)
+    first_claim, first_row = 0, 0
+    for tree in range(len(row_ends)):
+        for index in range(first_row + 1, row_ends[tree]):
+            node = rows[index] - 1
+            best = -1
+            for claim in range(first_claim, claim_ends[tree]):
+                source = claims[claim, 1]
+                if claims[claim, 0] == node and (best < 0 or costs[source] < costs[best]):
+                    best = source
+            if best >= 0:
+                credits[best] += 1
+        first_claim, first_row = claim_ends[tree], row_ends[tree]
+    return credits

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import tree_kernels
 from .output import TARGET_SOURCE
-from .tree import TokenTree
+from .tree import TokenTree, count_sources, node_ends, stacked_nodes
 from .types import Int32
 
 
 class Walk(NamedTuple):
     """What is committed.
 
-    rows     int32 [k + 1]  of the tree's step: the root's, then those of the k accepted nodes
-    tokens   the target's tokens after these rows: those of the nodes, and the bonus token
+    rows     of the tree's step: the root's, then those of the k accepted nodes
+    tokens   k + 1, the target's tokens after these rows: those of the nodes, and the bonus token
     sources  whom they are from: drafters, and the target
+    drafted  how many of the tree's nodes each drafter proposed first
     """
 
-    rows: Int32
+    rows: list[int]
     tokens: list[int]
     sources: list[str]
+    drafted: dict[str, int]
 
 
-def walk(tree: TokenTree, target_tokens: Int32) -> Walk:
-    """Follow the target's own choices through the tree until it leaves it.
+def walk_all(trees: Sequence[TokenTree], target_tokens: Int32) -> list[Walk]:
+    """Follow the target's own choices through each tree until they leave it.
 
-    `target_tokens` int32 [nodes + 1] is the target's token after the root (row 0) and after each
-    node (row i + 1). Each is a function of the text before it and of noise keyed by position, so
-    the committed tokens are those of plain decoding, whatever stands in the tree.
+    `target_tokens` int32 holds, tree by tree, the target's token after the root and after each
+    node. Each is a function of the text before it and of noise keyed by position, so the committed
+    tokens are those of plain decoding, whatever stands in the tree.
     """
-    found = tree_kernels.follow(tree.nodes, target_tokens)
-    _, tokens, sources = found.tolist()
-    names = [tree.names[source] for source in sources[:-1]]
-    return Walk(found[0], tokens, [*names, TARGET_SOURCE])
+    if not trees:
+        return []
+    found, ends = tree_kernels.follow(stacked_nodes(trees), node_ends(trees), target_tokens)
+    rows, tokens, sources = found.tolist()
+    walks, first = [], 0
+    for tree, end, drafted in zip(trees, ends.tolist(), count_sources(trees), strict=True):
+        names = [tree.names[source] for source in sources[first : end - 1]]
+        walks.append(Walk(rows[first:end], tokens[first:end], [*names, TARGET_SOURCE], drafted))
+        first = end
+    return walks

@@ -10,7 +10,7 @@ from draftline.core.source_choice import (
     TRIAL_STEPS,
     SourceChoice,
 )
-from draftline.core.tree import merge
+from draftline.core.tree import credit, merge
 from draftline.core.types import chain_proposal
 
 COSTS = {"cheap": 0.001, "dear": 0.010}
@@ -58,7 +58,6 @@ def test_a_node_of_two_drafters_is_credited_to_the_cheaper() -> None:
     both = [chain_proposal(name, tokens) for name in ("dear", "cheap")]
     longer = chain_proposal("dear", np.array([1, 2, 3], dtype=np.int32))
     tree = merge([*both, longer], 9, 9, AcceptanceTable())
-    credits = np.zeros(2, dtype=np.int64)
     costs = np.array([COSTS[name] for name in tree.names])
-    tree.credit(np.arange(4, dtype=np.int32), costs, credits)
-    assert dict(zip(tree.names, credits.tolist(), strict=True)) == {"cheap": 2, "dear": 1}
+    credits = credit([tree], [range(4)], costs)
+    assert dict(zip(tree.names, credits, strict=True)) == {"cheap": 2, "dear": 1}

@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draftline.core.output import TARGET_SOURCE
-from draftline.core.tree import TokenTree, merge
+from draftline.core.tree import TokenTree, credit, keep_all, masks, merge, merge_all
 from draftline.core.types import ROOT, Proposal, chain_proposal
-from draftline.core.verify import walk
+from draftline.core.verify import walk_all
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,9 +101,10 @@ def test_walk_follows_the_target_until_it_leaves_the_tree(
     tree = merge(found, 64, 64)
     size = len(tree) + 1
     targets = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size))
-    rows, tokens, sources = walk(tree, np.array(targets, dtype=np.int32))
+    ((rows, tokens, sources, drafted),) = walk_all([tree], np.array(targets, dtype=np.int32))
     assert rows[0] == 0
-    path = rows[1:] - 1
+    assert drafted == tree.count_sources()
+    path = np.array(rows[1:], dtype=np.int32) - 1
     *accepted, bonus = tokens
     assert accepted == tree.tokens[path].tolist()
     assert sources == [*(tree.names[i] for i in tree.sources[path].tolist()), TARGET_SOURCE]
@@ -115,6 +116,43 @@ def test_walk_follows_the_target_until_it_leaves_the_tree(
     assert bonus == targets[node + 1]
     pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
     assert (node, bonus) not in set(pairs)
+
+
+@given(st.lists(proposals(), min_size=1, max_size=4), st.data())
+def test_many_trees_at_once_are_as_each_alone(
+    forest: list[list[Proposal]], data: st.DataObject
+) -> None:
+    trees = merge_all(forest, [12] * len(forest), [5] * len(forest))
+    alone = [merge(found, 12, 5) for found in forest]
+    for tree, other in zip(trees, alone, strict=True):
+        assert np.array_equal(tree.nodes, other.nodes)
+        assert np.array_equal(tree.claims, other.claims)
+    for mask, tree in zip(masks(trees), trees, strict=True):
+        assert np.array_equal(mask, tree.mask())
+    depths = [data.draw(st.integers(0, 5)) for _ in trees]
+    kept = [tree.depths <= depth for tree, depth in zip(trees, depths, strict=True)]
+    for cut, tree, own in zip(keep_all(trees, np.concatenate(kept)), trees, kept, strict=True):
+        cut.check()
+        assert tree_paths(cut) == tree_paths(tree.keep(own))
+    token = st.integers(0, VOCAB - 1)
+    targets = [
+        np.array(data.draw(st.lists(token, min_size=size, max_size=size)), dtype=np.int32)
+        for size in (len(tree) + 1 for tree in trees)
+    ]
+    # What follows the trees' tokens is of others.
+    walks = walk_all(trees, np.concatenate([*targets, np.array([1, 2], dtype=np.int32)]))
+    assert walks == [walk_all([tree], said)[0] for tree, said in zip(trees, targets, strict=True)]
+    rows = [walk.rows for walk in walks]
+    names = max((tree.names for tree in trees), key=len)
+    credits = [
+        credit([tree], [own], np.ones(len(names))) for tree, own in zip(trees, rows, strict=True)
+    ]
+    assert credit(trees, rows, np.ones(len(names))) == np.sum(credits, axis=0).tolist()
+
+
+def test_no_tree_at_all() -> None:
+    assert masks([]) == walk_all([], np.array([3], dtype=np.int32)) == []
+    assert credit([], [], np.zeros(2)) == [0, 0]
 
 
 def test_check_notices_a_broken_tree() -> None:
