@@ -26,12 +26,12 @@ from ..core.block_pool import BlockPool
 from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
 from ..core.errors import DraftlineError
+from ..core.merge import load_kernels
 from ..core.output import Delta
 from ..core.request import Request
 from ..core.sampling_params import SamplingParams
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..core.stop import StopRule
-from ..core.tree import load_kernels
 from ..core.types import ROOT, DraftRequest, Proposal, Query, StepCommit, StepInput, StepOutput
 
 RESULTS = Path(__file__).parent / "results" / "simulated_pipeline.json"

@@ -13,9 +13,9 @@ from ..core.block_pool import BlockPool
 from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
 from ..core.errors import ConfigError
+from ..core.merge import load_kernels
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..core.step_trace import StepTrace
-from ..core.tree import load_kernels
 from ..core.types import MAX_PROBE_ROWS
 from ..models.grammar import GrammarFactory
 from ..models.model_info import ModelInfo, read_model_info

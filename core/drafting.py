@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .budget import NodeBudget
+from .merge import merge_all
 from .ports import ProposalSource
 from .request import RequestState
 from .scheduler import Scheduler
 from .step_builder import TreeStep
-from .tree import NO_TREE, TokenTree, merge_all
+from .tree import NO_TREE, TokenTree
 from .types import Probe, Proposal, Query, StepCommit
 
 # A budget can only choose where more is offered than a tree may hold.

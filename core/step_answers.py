@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from .step_builder import PromptChunk, TreeStep
 from .types import Float32, Int32, StepOutput, Successors, TopTokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chosen:
+class Chosen(NamedTuple):
     """The target's tokens after some rows of one request.
 
     tokens     int32 [rows]
@@ -34,8 +33,7 @@ class Chosen:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TreeAnswers:
+class TreeAnswers(NamedTuple):
     """What a step answered to a request's tree.
 
     chosen      after the root and each node
@@ -63,10 +61,7 @@ class StepAnswers:
         To be called before the commit: the request's last token is the root.
         """
         successors = self._successors(step) if step.num_successors else {}
-        probe_ids = {
-            source: self._best_ids(len(probe.wanted))[:, : probe.top_k]
-            for source, probe in step.probes.items()
-        }
+        probe_ids = self._probe_ids(step) if step.probes else {}
         return TreeAnswers(self._chosen(step.num_chosen), probe_ids, successors)
 
     def of_chunk(self, chunk: PromptChunk) -> Chosen:
@@ -83,6 +78,12 @@ class StepAnswers:
                 found = _token(token, scores, top, first + index, num_top)
                 state.prompt_log_probs[position] = found
         return self._chosen(int(chunk.wants_token))
+
+    def _probe_ids(self, step: TreeStep) -> dict[str, Int32]:
+        return {
+            source: self._best_ids(len(probe.wanted))[:, : probe.top_k]
+            for source, probe in step.probes.items()
+        }
 
     def _successors(self, step: TreeStep) -> dict[str, Successors]:
         tokens = np.append(np.int32(step.state.token_ids[-1]), step.tree.tokens)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from draftline.core.acceptance import AcceptanceTable
 from draftline.core.budget import EXPLORE_EVERY, NodeBudget, StepOutcome
+from draftline.core.merge import merge
 from draftline.core.output import Delta
 from draftline.core.step_cost import GRID, StepCost
-from draftline.core.tree import TokenTree, merge
+from draftline.core.tree import TokenTree
 from draftline.core.types import ROOT, Proposal
 from hypothesis import given, settings
 from hypothesis import strategies as st

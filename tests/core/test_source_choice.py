@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from draftline.core.acceptance import AcceptanceTable
+from draftline.core.merge import merge
 from draftline.core.source_choice import (
     EXPLORE_EVERY,
     EXPLORE_STEPS,
     TRIAL_STEPS,
     SourceChoice,
 )
-from draftline.core.tree import credit, merge
+from draftline.core.tree import credit
 from draftline.core.types import chain_proposal
 
 COSTS = {"cheap": 0.001, "dear": 0.010}

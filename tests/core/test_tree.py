@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draftline.core.merge import merge, merge_all
 from draftline.core.output import TARGET_SOURCE
-from draftline.core.tree import TokenTree, credit, keep_all, masks, merge, merge_all
+from draftline.core.tree import TokenTree, credit, keep_all, masks
 from draftline.core.types import ROOT, Proposal, chain_proposal
 from draftline.core.verify import walk_all
 from hypothesis import given

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from draftline.core.tree import TokenTree, merge
+from draftline.core.merge import merge
+from draftline.core.tree import TokenTree
 from draftline.core.types import Proposal
 
 
