@@ -339,6 +339,7 @@ class StepInput:
                    probes, and of trees
     scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
     with_log_probs whether the log-probability of every target token is wanted
+    with_entropies whether the entropy of the law of every target token is wanted
     num_top        how many of the most probable tokens are wanted beside each log-probability
     is_traced      whether each stage notes when it began and ended the step
     """
@@ -359,6 +360,7 @@ class StepInput:
     scored_rows: Int32
     scored_tokens: Int32
     with_log_probs: bool = False
+    with_entropies: bool = False
     edits: tuple[LogitEdits, ...] = ()
     num_top: int = 0
     is_traced: bool = False
@@ -384,6 +386,7 @@ class StepOutput:
     probe_ids     int32 [len(probe_rows), probe_top_k], best first
     scores        float32 [len(scored_rows)]  unprocessed log-probabilities, nats
     log_probs     float32 [len(logits_rows)]  the same of `target_tokens`; None if not wanted
+    entropies     float32 [len(logits_rows)]  of the unprocessed laws, nats; None if not wanted
     top           the most probable tokens of `logits_rows`; None if not wanted
     scored_top    the same of `scored_rows`
     stage_spans   when each stage began and ended the step, wall-clock seconds of its own host;
@@ -397,4 +400,5 @@ class StepOutput:
     log_probs: Float32 | None = None
     top: TopTokens | None = None
     scored_top: TopTokens | None = None
+    entropies: Float32 | None = None
     stage_spans: tuple[Span, ...] = ()

@@ -61,6 +61,21 @@ def bench(  # noqa: PLR0913 - one parameter a flag
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times that every setting runs.")] = 3,
     drafters: Drafters = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="spectra: the rows of SPECTRA's tables and their recent peers, trees of 60 nodes "
+            "unless --config says otherwise."
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Of the suite: a store of the documents of lowest perplexity."),
+    ] = None,
+    unrefined_store: Annotated[
+        str | None,
+        typer.Option(help="Of the suite: a store of as many documents of any perplexity."),
+    ] = None,
     one_engine: Annotated[
         bool,
         typer.Option(
@@ -70,6 +85,17 @@ def bench(  # noqa: PLR0913 - one parameter a flag
             "time still, as on a server.",
         ),
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Also keep the target's own answers in this file, for --replay."),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            help="Take prompts and answers from this file and run no target: tau of any drafters "
+            "in a fraction of the time. Times are then those of the engine without a target."
+        ),
+    ] = None,
     base_url: BaseUrl = None,
     api_key: ApiKey = None,
     output: Annotated[Path | None, typer.Option(help="JSON file of all figures.")] = None,
@@ -81,7 +107,8 @@ def bench(  # noqa: PLR0913 - one parameter a flag
     only latencies and throughputs are measured. Exits 1 if any answer differs from the target's.
     """
     from ..bench.load import Load
-    from .bench_run import BenchJob, run_bench
+    from .bench_job import BenchJob
+    from .bench_run import run_bench
 
     if concurrency is None and request_rate is None:
         concurrency = 1
@@ -99,11 +126,18 @@ def bench(  # noqa: PLR0913 - one parameter a flag
         model=model,
         api_key=api_key,
         one_engine=one_engine,
+        record=record,
+        replay=replay,
         output=output,
         plots=plots,
     )
     flags = {"model": model, "pipeline_parallel_size": pipeline_parallel_size}
     settings = {} if base_url else command_settings(flags, config, speculative_config)
+    if suite is not None:
+        from .bench_suite import Stores, with_suite
+
+        stores = Stores(store, unrefined_store)
+        job, settings = with_suite(job, settings, suite, stores, console.print)
     sys.exit(run_bench(job, settings, console))
 
 

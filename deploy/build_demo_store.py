@@ -2,12 +2,14 @@
 
 Sources that the demo models were trained on, cut into documents, scored by the demo target; those
 of the lowest perplexity stay (SPECTRA-RETRIEVAL). Held-out files are left out, as in training.
+With `--unrefined FOLDER`, a store of as many documents of any perplexity, to compare with.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,23 +29,30 @@ DOCUMENT_CHARS = 1500
 def main(
     every: Annotated[int, typer.Option(help="Score one document in so many.")] = 3,
     keep: Annotated[int, typer.Option(help="Documents that stay.")] = 1000,
+    unrefined: Annotated[
+        Path | None, typer.Option(help="Write a store of documents of any perplexity here.")
+    ] = None,
 ) -> None:
     """Score, keep the lowest perplexities, write the store in place of the old one."""
-    model = open_corpus_model("demo")
     documents = [document for file in training_files() for document in _cut(file)][::every]
-    if DEMO_STORE.exists():
-        shutil.rmtree(DEMO_STORE)
+    folder, kept = DEMO_STORE, keep
+    if unrefined is not None:
+        folder, kept = unrefined, None
+        documents = [documents[index * len(documents) // keep] for index in range(keep)]
+    model = open_corpus_model("demo")
+    if folder.exists():
+        shutil.rmtree(folder)
     report = build_corpus(
-        DirectoryStore(DEMO_STORE),
+        DirectoryStore(folder),
         NAMESPACE,
         documents,
         model.tokenize,
-        model.settings(keep=keep, show_progress=True),
+        model.settings(keep=kept, show_progress=True),
     )
+    scored = f"; perplexities {report.perplexities}, kept {report.kept_perplexities}"
     typer.echo(
         f"kept {report.num_kept} of {report.num_read} documents, {report.num_tokens} tokens, "
-        f"{report.num_bytes} bytes; dropped {report.dropped}; perplexities {report.perplexities}, "
-        f"kept {report.kept_perplexities}"
+        f"{report.num_bytes} bytes; dropped {report.dropped}{scored if kept else ''}"
     )
 
 

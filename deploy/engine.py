@@ -10,7 +10,7 @@ from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from ..cluster.assembly import Assembly, ModelPlan, plan_model
+from ..cluster.assembly import Assembly, MakePipeline, ModelPlan, plan_model
 from ..cluster.config import EngineConfig
 from ..cluster.engine_thread import EngineThread
 from ..cluster.request_factory import Prompt, RequestFactory
@@ -28,11 +28,19 @@ from .placement import Placement
 class _Replica:
     """One engine with its thread: what `Engine` and `AsyncEngine` share."""
 
-    def __init__(self, config: EngineConfig, *, engine_id: str = "0") -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        engine_id: str = "0",
+        make_pipeline: MakePipeline | None = None,
+    ) -> None:
+        """`make_pipeline`: what runs the steps, in place of what `config` asks for."""
         self.config = config
         self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config)
         self._placement = Placement(config)
+        self._make_pipeline = make_pipeline or self._placement.make_pipeline
         self._factory: RequestFactory = self._plan.request_factory()
         self._thread = EngineThread(self._build)
         self._assembly: Assembly | None = None
@@ -76,7 +84,7 @@ class _Replica:
 
     async def _build(self) -> Assembly:
         links = await self._placement.make_links()
-        self._assembly = Assembly(self._plan, self._placement.make_pipeline, links)
+        self._assembly = Assembly(self._plan, self._make_pipeline, links)
         return self._assembly
 
     def _start(self) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..core.types import DraftRequest, Int32
 from .chain_job import ChainJob
+from .chain_length import ChainLength
 from .text_law import TextLaw
 
 
@@ -15,6 +16,7 @@ class CachedText:
     blocks        KV blocks, in order of positions
     cached_len    positions 0 to cached_len - 1 of the cache are those of the committed tokens
     law           of the token after the text
+    length        of the chains that are drawn after it
     is_draftable  false once the text holds an id that the model does not have, and where the model
                   has no token that may be chosen
     """
@@ -26,14 +28,16 @@ class CachedText:
         "cached_len",
         "is_draftable",
         "law",
+        "length",
         "tokens",
     )
 
-    def __init__(self, request: DraftRequest, vocab_size: int) -> None:
+    def __init__(self, request: DraftRequest, vocab_size: int, length: ChainLength) -> None:
         self.tokens: list[int] = request.token_ids.tolist()
         self.blocks: list[int] = []
         self.cached_len = 0
         self.law = TextLaw.of(request, vocab_size)
+        self.length = length
         self._vocab_size = vocab_size
         self.is_draftable = self.law.has_choice and self._knows(request.token_ids)
         # Drawn tokens whose KV stands behind that of the committed ones.
@@ -53,6 +57,7 @@ class CachedText:
                 break
             self.cached_len += 1
         self._drawn = []
+        self.length.observe(tokens)
         self.tokens.extend(added)
         self.law.append(added)
 

@@ -9,7 +9,9 @@ from itertools import accumulate
 import numpy as np
 
 from ..core.sampling_rows import sampling_rows
+from ..core.stopping import Drawn
 from ..core.types import Int32, LogitEdits, SamplingRows, StepInput
+from .chain_length import ChainLength
 from .text_law import TextLaw
 
 
@@ -21,6 +23,7 @@ class ChainJob:
     blocks     KV blocks of the request, in order of positions
     limit      most tokens to draw
     law        of the token after the text and what was drawn; grows with it
+    length     says after each token whether the chain goes on
     with_best  whether the first draw asks for the most probable ids too
     drawn      tokens drawn; all but the last have been fed when nothing is pending but it
     """
@@ -30,6 +33,7 @@ class ChainJob:
     blocks: Sequence[int]
     limit: int
     law: TextLaw
+    length: ChainLength
     with_best: bool
     drawn: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -47,10 +51,11 @@ class ChainJob:
         self.position += count
         return not self.pending
 
-    def draw(self, token: int, log_prob: float) -> None:
-        """Append a token, to be fed next."""
+    def draw(self, token: int, drawn: Drawn) -> None:
+        """Append a token, to be fed next unless the chain ends with it."""
         self.drawn.append(token)
-        self.log_probs.append(log_prob)
+        self.log_probs.append(drawn.log_prob)
+        self.stopped = self.length.ends_with(token, drawn)
         self.pending = [token]
         self.law.append(self.pending)
 
@@ -84,7 +89,9 @@ def next_batch(jobs: Sequence[ChainJob], max_rows: int) -> ChainBatch:
     return ChainBatch(tuple(chosen), tuple(counts))
 
 
-def build_step(batch: ChainBatch, block_size: int, top_k: int) -> StepInput:
+def build_step(
+    batch: ChainBatch, block_size: int, top_k: int, *, with_entropies: bool = False
+) -> StepInput:
     """The step that feeds a batch. `top_k` ids are asked for first draws that want the best."""
     jobs, counts = batch.jobs, batch.counts
     starts = [0, *accumulate(counts)]
@@ -115,6 +122,7 @@ def build_step(batch: ChainBatch, block_size: int, top_k: int) -> StepInput:
         scored_rows=_int32([]),
         scored_tokens=_int32([]),
         with_log_probs=True,
+        with_entropies=with_entropies,
         edits=_edits(drawing),
     )
 

@@ -17,12 +17,14 @@ import numpy as np
 
 from ..core.block_pool import BlockPool
 from ..core.errors import CapacityError
+from ..core.stopping import DraftCosts, Drawn, Stopping
 from ..core.types import ROOT, Commit, DraftRequest, Proposal, Query, StepOutput
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import LayerSpan
 from ..models.stage import Stage, load_stage
 from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, build_step, next_batch
+from .chain_length import ChainLength, stop_rule
 from .open_requests import OpenRequests
 from .option_checks import require_fraction, require_whole
 
@@ -39,7 +41,11 @@ class ModelOptions:
     num_tokens            most tokens of the chain
     branch                at temperature 0: how many next best tokens, by the model's own logits,
                           stand beside the chain's first
-    confidence_threshold  the chain ends after a token less probable than this; 0 is off
+    stop                  when a chain ends before that (`core/stopping.py`): constant, heuristic,
+                          confidence, svip, schedule or goodput
+    confidence_threshold  of `confidence`: the chain ends after a token less probable than this,
+                          which moves to where it would have cost least
+    schedule              of `schedule`: lists of [most requests, tokens], with rising requests
     num_blocks            KV blocks of all requests; who finds them full gets no proposals
     block_size            tokens of a KV block
     prefill_chunk         most rows of one pass
@@ -48,7 +54,9 @@ class ModelOptions:
 
     num_tokens: int = 4
     branch: int = 0
-    confidence_threshold: float = 0.0
+    stop: str = "constant"
+    confidence_threshold: float = 0.4
+    schedule: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 1024
     block_size: int = 16
     prefill_chunk: int = 256
@@ -59,8 +67,15 @@ class ModelOptions:
         require_whole("num_tokens", self.num_tokens, 1, 1024)
         require_whole("branch", self.branch, 0, 64)
         require_fraction("confidence_threshold", self.confidence_threshold)
+        self.stop_rule(DraftCosts())
         for field in ("num_blocks", "block_size", "prefill_chunk"):
             require_whole(field, getattr(self, field), 1)
+
+    def stop_rule(self, costs: DraftCosts) -> Callable[[], Stopping]:
+        """Makes the rule that bounds the chains of one request. Raises `ConfigError`."""
+        return stop_rule(
+            self.stop, self.num_tokens, self.confidence_threshold, self.schedule, costs
+        )
 
 
 def load_model_drafter(
@@ -105,6 +120,9 @@ class ModelDrafter:
         self._clock = clock
         self._blocks = BlockPool(self._options.num_blocks, self._options.block_size)
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
+        self._costs = DraftCosts()
+        self._stop_rule = self._options.stop_rule(self._costs)
+        self._proposed_at: float | None = None
         self._told_full = False
 
     @property
@@ -115,7 +133,8 @@ class ModelDrafter:
     def open(self, request: DraftRequest) -> None:
         """Begin a request; its tokens are fed by `propose`. Raises `DrafterError` without any."""
         self.close(request.request_id)
-        self._requests.put(request.request_id, CachedText(request, self._info.vocab_size))
+        length = ChainLength(self._stop_rule())
+        self._requests.put(request.request_id, CachedText(request, self._info.vocab_size, length))
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
         """A chain a query; shorter or empty where the deadline passes first.
@@ -123,14 +142,20 @@ class ModelDrafter:
         Empty also for a request that does not fit in the KV cache or the model's context.
         """
         states = [self._requests.of_query(query) for query in queries]
+        start = self._clock()
+        if self._proposed_at is not None:
+            self._costs.note_verify(start - self._proposed_at)
         jobs = [
-            self._begin(state, query.max_nodes)
+            self._begin(state, query.max_nodes, len(queries))
             for state, query in zip(states, queries, strict=True)
         ]
         active = [job for job in jobs if not job.is_done]
-        while active and (deadline is None or self._clock() < deadline):
+        while active and (deadline is None or start < deadline):
             self._run(next_batch(active, self._options.prefill_chunk))
             active = [job for job in active if not job.is_done]
+            before, start = start, self._clock()
+            self._costs.note_draw(start - before)
+        self._proposed_at = start
         for state, job in zip(states, jobs, strict=True):
             state.keep_cache(job)
         return [
@@ -148,9 +173,10 @@ class ModelDrafter:
         if state is not None:
             self._blocks.free(state.blocks)
 
-    def _begin(self, state: CachedText, max_nodes: int) -> ChainJob:
+    def _begin(self, state: CachedText, max_nodes: int, num_requests: int) -> ChainJob:
         room = self._info.max_context_len - state.committed_len
-        limit = min(max_nodes, self._options.num_tokens, room)
+        most = max(0, min(max_nodes, self._options.num_tokens, room))
+        limit = state.length.begin(most, num_requests)
         if limit < 1 or not state.is_draftable or not self._reserve(state, limit):
             limit = 0
         position = state.rewind()
@@ -160,6 +186,7 @@ class ModelDrafter:
             state.blocks,
             limit,
             state.law.copy(),
+            state.length,
             with_best=self._options.branch > 0 and state.law.temperature == 0,
         )
 
@@ -186,7 +213,8 @@ class ModelDrafter:
 
     def _run(self, batch: ChainBatch) -> None:
         top_k = min(self._options.branch + 1, self._info.vocab_size)
-        step = build_step(batch, self._options.block_size, top_k)
+        with_entropies = self._options.stop == "svip"
+        step = build_step(batch, self._options.block_size, top_k, with_entropies=with_entropies)
         output = self._stage.run(step, None)
         assert isinstance(output, StepOutput), "the stage does not hold the whole model"
         for job, count in zip(batch.jobs, batch.counts, strict=True):
@@ -195,12 +223,13 @@ class ModelDrafter:
         log_probs = output.log_probs
         assert log_probs is not None, "the stage did not answer with log-probabilities"
         drawing = [job for job in batch.jobs if not job.pending]
-        drawn = zip(drawing, output.target_tokens.tolist(), log_probs.tolist(), strict=True)
-        for job, token, log_prob in drawn:
+        entropies = np.zeros(len(drawing)) if output.entropies is None else output.entropies
+        tokens = output.target_tokens.tolist()
+        drawn = map(Drawn, np.minimum(log_probs, 0.0).tolist(), entropies.tolist())
+        for job, token, one in zip(drawing, tokens, drawn, strict=True):
             if job.with_best and not job.drawn:
                 job.best = next(best)
-            job.draw(token, min(log_prob, 0.0))
-            job.stopped = math.exp(log_prob) < self._options.confidence_threshold
+            job.draw(token, one)
 
     def _proposal(self, job: ChainJob, max_nodes: int) -> Proposal:
         """The chain, then the first token's rivals, which share what probability it leaves."""

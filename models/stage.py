@@ -145,7 +145,7 @@ class Stage:
         if probes.size:
             top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
             probes = top.to(torch.int32).cpu().numpy()
-        log_probs = top = scored_top = None
+        log_probs = top = scored_top = entropies = None
         if len(step.scored_rows):
             laws = torch.log_softmax(of(step.scored_rows), dim=-1)
             scores = _log_probs(laws, self._tensor(step.scored_tokens))
@@ -154,7 +154,12 @@ class Stage:
             laws = torch.log_softmax(of(step.logits_rows), dim=-1)
             log_probs = _log_probs(laws, self._tensor(targets))
             top = _top(laws, step.num_top)
-        return StepOutput(step.step_id, targets, probes, scores, log_probs, top, scored_top)
+        if step.with_entropies:
+            laws = torch.log_softmax(of(step.logits_rows), dim=-1)
+            entropies = torch.special.entr(laws.exp()).sum(dim=-1).cpu().numpy()
+        return StepOutput(
+            step.step_id, targets, probes, scores, log_probs, top, scored_top, entropies
+        )
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part

@@ -13,8 +13,9 @@ from draftline.bench.distribution import ChiSquare, check_first_token
 from draftline.bench.http_endpoint import HttpEndpoint
 from draftline.bench.setting import TARGET_ONLY, Setting
 from draftline.cluster.config import EngineConfig
+from draftline.core.errors import ConfigError
 from draftline.core.output import Delta
-from draftline.deploy import bench_run, cli
+from draftline.deploy import bench_endpoints, cli
 from support.fake_engine import FakeEngine
 from support.served_model import served_model
 from typer.testing import CliRunner
@@ -53,10 +54,64 @@ def test_bench_of_an_engine(
     assert {path.name for path in plots.iterdir()} >= {"speed.png", "latency.png"}
 
 
+def test_a_replay_commits_as_much_as_the_target_did(
+    checkpoint: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Whatever asks the target for nothing but its tokens drafts the same without a target."""
+    recording, output = tmp_path / "recording.jsonl", tmp_path / "b.json"
+    drafters = '[{"kind": "prompt_lookup"}, {"kind": "anpd"}, {"kind": "suffix"}]'
+    common = [str(checkpoint), "--speculative-config", drafters, "--rounds", "1"]
+    common += ["--output", str(output)]
+    asked = ["--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "40"]
+    asked += ["--temperature", "0.7", "--seed", "5", "--record", str(recording)]
+    found = []
+    for arguments in (asked, ["--replay", str(recording)]):
+        result = runner.invoke(cli.app, ["bench", *common, *arguments])
+        assert result.exit_code == 0, result.output
+        assert "all answers are the same" in result.output
+        settings = json.loads(output.read_text())["settings"]
+        found.append({name: one["all_rounds"]["counts"] for name, one in settings.items()})
+    assert found[0] == found[1]
+    assert found[0]["all"]["drafted"]
+
+
+def test_a_replay_of_another_model_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    recording = tmp_path / "recording.jsonl"
+    recording.write_text('{"version": 2}\n')
+    result = runner.invoke(cli.app, ["bench", str(checkpoint), "--replay", str(recording)])
+    assert isinstance(result.exception, ConfigError)
+    assert "is no recording of draftline bench" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--suite", "specter"], "suite: 'specter' is not there; known: spectra"),
+        (["--suite", "spectra", "--drafters", "all"], "suite: brings its own drafters"),
+    ],
+)
+def test_a_suite_that_cannot_run_is_refused(flags: list[str], message: str) -> None:
+    result = runner.invoke(cli.app, ["bench", *flags])
+    assert isinstance(result.exception, ConfigError)
+    assert message in str(result.exception)
+
+
+def test_the_suite_of_spectra(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    output = tmp_path / "b.json"
+    arguments = ["bench", str(checkpoint), "--suite", "spectra", "--prompts", str(prompts)]
+    arguments += ["--num-prompts", "2", "--max-tokens", "12", "--rounds", "1"]
+    result = runner.invoke(cli.app, [*arguments, "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    assert "left out, for want of a store: RETRIEVAL" in result.output
+    settings = json.loads(output.read_text())["settings"]
+    assert {"target", "ANPD", "Lookahead", "CORE", "CORE without forward"} <= settings.keys()
+    assert "RETRIEVAL" not in settings
+
+
 class WrongEngine(FakeEngine):
     """Answers one letter less well if it has drafters."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, **_: object) -> None:
         super().__init__("aabb" if config.drafters else "aaba")
 
     async def stream(
@@ -68,7 +123,7 @@ class WrongEngine(FakeEngine):
 
 
 def test_bench_fails_on_a_wrong_answer(monkeypatch: pytest.MonkeyPatch, prompts: Path) -> None:
-    monkeypatch.setattr(bench_run, "AsyncEngine", WrongEngine)
+    monkeypatch.setattr(bench_endpoints, "AsyncEngine", WrongEngine)
     arguments = ["bench", "--speculative-config", '[{"kind": "spectra"}]', "--rounds", "1"]
     arguments += ["--prompts", str(prompts), "--num-prompts", "1", "--max-tokens", "4"]
     result = runner.invoke(cli.app, arguments)

@@ -216,12 +216,40 @@ def test_ids_that_the_model_lacks_end_its_drafting() -> None:
 
 def test_an_unsure_token_is_the_last() -> None:
     threshold = 0.5
-    bench = Bench(TEXT, num_tokens=12, confidence_threshold=threshold)
+    bench = Bench(TEXT, num_tokens=12, stop="confidence", confidence_threshold=threshold)
     chain = bench.chain(12)
     probs = [math.exp(law(TEXT + chain[:k], SEED, VOCAB)[1]) for k in range(12)]
     unsure = next(k for k, prob in enumerate(probs) if prob < threshold)
     assert unsure < 11
     assert bench.propose().tokens.tolist() == chain[: unsure + 1]
+
+
+def test_a_law_that_is_uncertain_ends_the_chain() -> None:
+    bench = Bench(TEXT, num_tokens=6, stop="svip")
+    bench.stage.entropies = [0.1, 0.2, 0.7, 0.1]
+    assert bench.propose().tokens.tolist() == bench.chain(3)
+    assert bench.rows() == [len(TEXT), 1, 1]
+
+
+def test_chains_grow_where_they_are_accepted_and_shrink_where_they_are_not() -> None:
+    bench = Bench(TEXT, num_tokens=8, max_context_len=200, num_blocks=60, stop="heuristic")
+    lengths = []
+    for accepted in (8, 3, 0, 0, 5):
+        drawn = bench.propose().tokens.tolist()
+        lengths.append(len(drawn))
+        bench.commit([*drawn[:accepted], VOCAB - 1])
+        # What comes from others in between belongs to no draft.
+        bench.commit([1, 2])
+    assert lengths == [8, 8, 7, 6, 5]
+    assert len(bench.propose().tokens) == 7
+
+
+def test_a_schedule_shortens_chains_of_many_requests() -> None:
+    bench = Bench(TEXT, num_tokens=4, stop="schedule", schedule=[[1, 4], [2, 1]])
+    assert len(bench.propose().tokens) == 4
+    bench.open("other", TEXT)
+    queries = [Query(name, len(TEXT), 9) for name in ("r", "other")]
+    assert [len(one.tokens) for one in bench.drafter.propose(queries)] == [1, 1]
 
 
 def test_at_temperature_0_the_first_token_s_rivals_stand_beside_it() -> None:
@@ -245,6 +273,9 @@ def test_at_temperature_0_the_first_token_s_rivals_stand_beside_it() -> None:
         ("num_tokens", 0),
         ("branch", -1),
         ("confidence_threshold", "high"),
+        ("stop", "never"),
+        ("schedule", [[1, 2, 3]]),
+        ("schedule", [[0, 2]]),
         ("num_blocks", 0),
         ("block_size", 2.5),
         ("prefill_chunk", 0),

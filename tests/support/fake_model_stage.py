@@ -28,6 +28,9 @@ def plain_chain(text: list[int], seed: int, vocab_size: int, num_tokens: int) ->
 class FakeModelStage(FakeTarget):
     """Answers by the text that it reads through its KV cache, which `FakeTarget` checks."""
 
+    # What the next rows tell, one after the other.
+    entropies: list[float]
+
     def run(self, step: StepInput, hidden: None = None) -> StepOutput:
         assert hidden is None
         self.steps.append(step)
@@ -38,6 +41,9 @@ class FakeModelStage(FakeTarget):
             for row, seed in zip(rows, step.sampling.seed.tolist(), strict=True)
         ]
         assert step.with_log_probs
+        if step.with_entropies:
+            assert len(rows) <= 1
+            output = replace(output, entropies=np.array([self.entropies.pop(0) for _ in rows]))
         return replace(
             output,
             target_tokens=np.array([token for token, _ in chosen], dtype=np.int32),

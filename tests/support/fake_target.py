@@ -81,10 +81,7 @@ class FakeTarget:
         texts = [self._visible(step, row) for row in range(len(step.token_ids))]
         wanted = [texts[row] for row in step.logits_rows.tolist()]
         assert [len(text) for text in wanted] == step.sampling.position.tolist()
-        probes = [
-            top_ids(texts[row], step.probe_top_k, self._vocab_size)
-            for row in step.probe_rows.tolist()
-        ]
+        probes = [self._top_ids(texts[row], step.probe_top_k) for row in step.probe_rows.tolist()]
         return StepOutput(
             step_id=step.step_id,
             target_tokens=self.choose(step, wanted),
@@ -97,6 +94,9 @@ class FakeTarget:
         pairs = zip(texts, step.sampling.seed.tolist(), strict=True)
         tokens = [next_token(text, seed, self._vocab_size, self.memory) for text, seed in pairs]
         return np.array(tokens, dtype=np.int32)
+
+    def _top_ids(self, text: list[int], top_k: int) -> Int32:
+        return top_ids(text, top_k, self._vocab_size)
 
     def _visible(self, step: StepInput, row: int) -> list[int]:
         """The text up to and with this row, read through the cache; positions must be gapless."""

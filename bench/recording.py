@@ -1,0 +1,137 @@
+"""What a target answered, kept in a file, so that drafters can be tried without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ..core.errors import ConfigError
+from ..core.output import RequestOutput
+from ..core.sampling_params import SamplingParams
+from .matched import Plan
+
+FIELD = "replay"
+VERSION = 1
+# Next tokens that are kept for each token of an answer: what the drafters that learn from the
+# target's own predictions ask for, at most.
+NUM_SUCCESSORS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAnswer:
+    """One answer of the target alone.
+
+    seed        of its sampling; no two answers of a recording share one
+    successors  the target's most probable tokens, best first, at the place of each answer token
+    """
+
+    name: str
+    prompt: str
+    seed: int
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    successors: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, name: str, prompt: str, seed: int, output: RequestOutput) -> Self:
+        """What `recorded_params` brought."""
+        return cls(
+            name=name,
+            prompt=prompt,
+            seed=seed,
+            prompt_ids=output.prompt_token_ids,
+            answer_ids=output.token_ids,
+            successors=tuple(tuple(token for token, _ in one.top) for one in output.log_probs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """Answers of one model to one plan; the fields are those of `Plan`."""
+
+    model: str
+    max_tokens: int
+    temperature: float
+    ignore_eos: bool
+    answers: tuple[RecordedAnswer, ...]
+
+    def write(self, path: Path) -> None:
+        """One JSON line with the settings, then one an answer."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = {name: getattr(self, name) for name in _SETTINGS}
+        lines = [{"version": VERSION} | head, *(_fields(answer) for answer in self.answers)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        path.write_text(text, encoding="utf-8")
+
+
+def read_recording(path: Path) -> Recording:
+    """Raises `ConfigError` naming the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(FIELD, f"cannot read {path}: {error}") from error
+    recording = Recording(**_head(path, lines), answers=tuple(_answers(path, lines)))
+    if not recording.answers or len({one.seed for one in recording.answers}) < len(
+        recording.answers
+    ):
+        raise ConfigError(FIELD, f"{path} holds no answers, or two of one seed")
+    return recording
+
+
+def recorded_params(plan: Plan, index: int) -> SamplingParams:
+    """How prompt `index` of a plan is asked to be recorded."""
+    return SamplingParams(
+        max_tokens=plan.max_tokens,
+        temperature=plan.temperature,
+        seed=plan.seed + index,
+        ignore_eos=plan.ignore_eos,
+        logprobs=NUM_SUCCESSORS,
+    )
+
+
+_SETTINGS = ("model", "max_tokens", "temperature", "ignore_eos")
+_ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "successors")
+
+
+def _head(path: Path, lines: Sequence[str]) -> dict[str, Any]:
+    try:
+        head = json.loads(lines[0])
+        if head.pop("version") != VERSION:
+            raise ValueError("another version wrote it")
+        return {name: head[name] for name in _SETTINGS}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(FIELD, f"{path} is no recording of draftline bench: {error}") from error
+
+
+def _answers(path: Path, lines: Sequence[str]) -> Iterator[RecordedAnswer]:
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            yield _answer(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{path} line {number} is no recorded answer: {error}"
+            raise ConfigError(FIELD, message) from error
+
+
+def _fields(answer: RecordedAnswer) -> dict[str, Any]:
+    return {name: getattr(answer, name) for name in _ANSWER}
+
+
+def _answer(row: dict[str, Any]) -> RecordedAnswer:
+    answer = RecordedAnswer(
+        name=str(row["name"]),
+        prompt=str(row["prompt"]),
+        seed=int(row["seed"]),
+        prompt_ids=_ids(row["prompt_ids"]),
+        answer_ids=_ids(row["answer_ids"]),
+        successors=tuple(map(_ids, row["successors"])),
+    )
+    if len(answer.successors) != len(answer.answer_ids) or not answer.prompt_ids:
+        raise ValueError("a list is too short")
+    return answer
+
+
+def _ids(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(map(int, values))

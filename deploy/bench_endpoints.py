@@ -1,0 +1,144 @@
+"""Opens what `draftline bench` measures: engines in this process, or a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..bench.endpoint import Endpoint
+from ..bench.engine_endpoint import EngineEndpoint
+from ..bench.equality import Explain
+from ..bench.http_endpoint import HttpEndpoint
+from ..bench.judge_runs import explain_by_model
+from ..bench.matched import Plan
+from ..bench.prompts import BenchPrompt
+from ..bench.recording import RecordedAnswer, Recording, recorded_params
+from ..bench.replay_pipeline import ReplayPipeline
+from ..bench.setting import Setting, matched_settings
+from ..cluster.config import EngineConfig
+from ..core.errors import ConfigError
+from ..core.request_options import RequestOptions
+from .bench_job import BenchJob
+from .engine import AsyncEngine
+from .settings import build_serve_args
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Ready to measure.
+
+    what      is measured, for JSON
+    compares  whether seeds make answers comparable
+    explain   judges answers that differ
+    """
+
+    endpoints: Mapping[Setting, Endpoint]
+    plan: Plan
+    what: dict[str, Any]
+    compares: bool = True
+    explain: Explain | None = None
+
+
+@asynccontextmanager
+async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterator[Bench]:
+    """The server at the job's `base_url` for every setting."""
+    assert job.base_url is not None
+    async with HttpEndpoint(job.base_url, job.api_key) as endpoint:
+        info = (await endpoint.connect(job.model)).info
+        if not info.is_draftline and job.drafters is not None:
+            raise ConfigError("drafters", f"{job.base_url} is no draftline server; leave it out")
+        what = {"base_url": job.base_url, "model": info.model, "is_draftline": info.is_draftline}
+        found = matched_settings(info.drafters, job.drafters)
+        yield Bench(dict.fromkeys(found, endpoint), job.plan(prompts), what, info.is_draftline)
+
+
+@asynccontextmanager
+async def open_engines(
+    job: BenchJob,
+    settings: Mapping[str, Any],
+    prompts: Sequence[BenchPrompt],
+    recording: Recording | None = None,
+) -> AsyncIterator[Bench]:
+    """An engine a setting, or one for all; with a `recording`, none has a target of its own."""
+    config = build_serve_args(settings).engine
+    found = job.suite or matched_settings([one.source for one in config.drafters], job.drafters)
+    configs = [config if job.one_engine else _with_drafters(config, one) for one in found]
+    make_pipeline = None
+    if recording is not None:
+        _check_model(config, recording)
+        answers = recording.answers
+        make_pipeline = lambda _specs: ReplayPipeline(answers)  # noqa: E731
+    async with AsyncExitStack() as stack:
+        engines: dict[EngineConfig, AsyncEngine] = {}
+        for one in configs:
+            if one not in engines:
+                engines[one] = AsyncEngine(one, make_pipeline=make_pipeline)
+                await engines[one].start()
+                stack.push_async_callback(engines[one].close)
+        first = engines[configs[0]]
+        plan = job.plan(_that_fit(prompts, first.tokenizer, first.max_model_len - job.max_tokens))
+        if job.record is not None:
+            (await _record(config.model, first, plan)).write(job.record)
+        endpoints = {
+            setting: EngineEndpoint(engines[one], per_request=job.one_engine)
+            for setting, one in zip(found, configs, strict=True)
+        }
+        what = {
+            "engine": config.model_dump(mode="json"),
+            "one_engine": job.one_engine,
+            "replays": recording is not None,
+        }
+        explain = explain_by_model(config.model, plan, first.tokenizer)
+        yield Bench(endpoints, plan, what, explain=explain)
+
+
+def _check_model(config: EngineConfig, recording: Recording) -> None:
+    if config.model != recording.model:
+        raise ConfigError(
+            "replay", f"is of model {recording.model}, not of {config.model}: its tokens differ"
+        )
+
+
+async def _record(model: str, engine: AsyncEngine, plan: Plan) -> Recording:
+    """What the target alone answers, one prompt after the other."""
+    answers = []
+    for index, prompt in enumerate(plan.prompts):
+        params = recorded_params(plan, index)
+        assert params.seed is not None
+        output = await engine.generate(prompt.text, params, RequestOptions(speculative=False))
+        answers.append(RecordedAnswer.of(prompt.name, prompt.text, params.seed, output))
+    return Recording(
+        model=model,
+        max_tokens=plan.max_tokens,
+        temperature=plan.temperature,
+        ignore_eos=plan.ignore_eos,
+        answers=tuple(answers),
+    )
+
+
+def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
+    """The engine with this setting's drafters only, so that no other one takes its time.
+
+    Those that it would start processes for run in this one: several engines would start too many.
+    """
+    chosen = [
+        one.model_copy(update={"transport": "inproc"}) if one.is_spawned else one
+        for one in config.drafters
+        if one.source in (setting.drafters or ())
+    ]
+    return config.model_copy(update={"drafters": tuple(chosen)})
+
+
+def _that_fit(
+    prompts: Sequence[BenchPrompt], tokenizer: PreTrainedTokenizerBase, room: int
+) -> list[BenchPrompt]:
+    fit = [one for one in prompts if len(tokenizer(one.text)["input_ids"]) <= room]
+    if not fit:
+        raise ConfigError(
+            "prompts", f"none fits the {room} tokens that the context leaves; lower --max-tokens"
+        )
+    return fit
