@@ -85,7 +85,7 @@ def _plain(options: type, drafter: Callable[[str, Any], Drafter]) -> _Kind:
 
 
 def _model_options() -> type:
-    from ..drafters.model import ModelOptions  # noqa: PLC0415
+    from ..drafters.model_options import ModelOptions  # noqa: PLC0415
 
     return ModelOptions
 

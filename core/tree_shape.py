@@ -40,6 +40,15 @@ class TreeShape:
         """Of the deepest node; 0 without any."""
         return int(self.depths.max(initial=0))
 
+    def cut(self, depth: int) -> TreeShape:
+        """The nodes down to a depth."""
+        kept = self.depths <= depth
+        if kept.all():
+            return self
+        # The root's place is the last, which its index -1 finds.
+        place = np.append(np.cumsum(kept, dtype=np.int32) - 1, ROOT).astype(np.int32)
+        return TreeShape(place[self.parents[kept]], self.ranks[kept], self.depths[kept])
+
 
 def shape_of_paths(paths: Iterable[Sequence[int]]) -> TreeShape:
     """The shape of Medusa's and EAGLE's `choices`: every node as the ranks from the root down.

@@ -13,6 +13,7 @@ from ..core.stopping import Drawn
 from ..core.types import Int32, LogitEdits, SamplingRows, StepInput
 from .chain_length import ChainLength
 from .text_law import TextLaw
+from .tree_job import TreeJob
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class ChainJob:
     law        of the token after the text and what was drawn; grows with it
     length     says after each token whether the chain goes on
     with_best  whether the first draw asks for the most probable ids too
+    tree       what is grown from the first draw's most probable tokens, in place of a chain
     drawn      tokens drawn; all but the last have been fed when nothing is pending but it
     """
 
@@ -35,6 +37,7 @@ class ChainJob:
     law: TextLaw
     length: ChainLength
     with_best: bool
+    tree: TreeJob | None = None
     drawn: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     best: list[int] = field(default_factory=list)
@@ -123,6 +126,7 @@ def build_step(
         scored_tokens=_int32([]),
         with_log_probs=True,
         with_entropies=with_entropies,
+        num_top=max((job.tree.num_top for job in drawing if job.tree is not None), default=0),
         edits=_edits(drawing),
     )
 

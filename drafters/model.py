@@ -10,72 +10,28 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..core.block_pool import BlockPool
 from ..core.errors import CapacityError
-from ..core.stopping import DraftCosts, Drawn, Stopping
+from ..core.stopping import DraftCosts, Drawn
 from ..core.types import ROOT, Commit, DraftRequest, Proposal, Query, StepOutput
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import LayerSpan
 from ..models.stage import Stage, load_stage
 from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, build_step, next_batch
-from .chain_length import ChainLength, stop_rule
+from .chain_length import ChainLength
+from .model_options import ModelOptions
 from .open_requests import OpenRequests
-from .option_checks import require_fraction, require_whole
+from .tree_job import TreeJob, build_tree_step
 
 logger = logging.getLogger(__name__)
 
 # Of the mass that the chosen first token leaves to the others; keeps the logarithm finite.
 LEAST_REST = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    """Options of `ModelDrafter`; raises `ConfigError` naming the option.
-
-    num_tokens            most tokens of the chain
-    branch                at temperature 0: how many next best tokens, by the model's own logits,
-                          stand beside the chain's first
-    stop                  when a chain ends before that (`core/stopping.py`): constant, heuristic,
-                          confidence, svip, schedule or goodput
-    confidence_threshold  of `confidence`: the chain ends after a token less probable than this,
-                          which moves to where it would have cost least
-    schedule              of `schedule`: lists of [most requests, tokens], with rising requests
-    num_blocks            KV blocks of all requests; who finds them full gets no proposals
-    block_size            tokens of a KV block
-    prefill_chunk         most rows of one pass
-    dtype, device         as torch names them
-    """
-
-    num_tokens: int = 4
-    branch: int = 0
-    stop: str = "constant"
-    confidence_threshold: float = 0.4
-    schedule: tuple[tuple[int, int], ...] = ()
-    num_blocks: int = 1024
-    block_size: int = 16
-    prefill_chunk: int = 256
-    dtype: str = "float32"
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        require_whole("num_tokens", self.num_tokens, 1, 1024)
-        require_whole("branch", self.branch, 0, 64)
-        require_fraction("confidence_threshold", self.confidence_threshold)
-        self.stop_rule(DraftCosts())
-        for field in ("num_blocks", "block_size", "prefill_chunk"):
-            require_whole(field, getattr(self, field), 1)
-
-    def stop_rule(self, costs: DraftCosts) -> Callable[[], Stopping]:
-        """Makes the rule that bounds the chains of one request. Raises `ConfigError`."""
-        return stop_rule(
-            self.stop, self.num_tokens, self.confidence_threshold, self.schedule, costs
-        )
 
 
 def load_model_drafter(
@@ -96,7 +52,7 @@ def load_model_drafter(
 
 
 class ModelDrafter:
-    """Draws a chain a request from a model, all requests in one batch.
+    """Draws a chain or a tree a request from a model, all requests in one batch.
 
     The model's KV of a request is kept from step to step: after a commit only the tokens are fed
     that the cache does not hold yet (two when the whole chain was accepted, one otherwise).
@@ -122,6 +78,7 @@ class ModelDrafter:
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
         self._costs = DraftCosts()
         self._stop_rule = self._options.stop_rule(self._costs)
+        self._expansions = self._options.expansions()
         self._proposed_at: float | None = None
         self._told_full = False
 
@@ -137,7 +94,7 @@ class ModelDrafter:
         self._requests.put(request.request_id, CachedText(request, self._info.vocab_size, length))
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
-        """A chain a query; shorter or empty where the deadline passes first.
+        """A chain or tree a query; smaller or empty where the deadline passes first.
 
         Empty also for a request that does not fit in the KV cache or the model's context.
         """
@@ -155,6 +112,10 @@ class ModelDrafter:
             active = [job for job in active if not job.is_done]
             before, start = start, self._clock()
             self._costs.note_draw(start - before)
+        growing = [job.tree for job in jobs if job.tree is not None and job.drawn]
+        while growing and (deadline is None or start < deadline):
+            growing = self._grow(growing)
+            start = self._clock()
         self._proposed_at = start
         for state, job in zip(states, jobs, strict=True):
             state.keep_cache(job)
@@ -177,9 +138,17 @@ class ModelDrafter:
         room = self._info.max_context_len - state.committed_len
         most = max(0, min(max_nodes, self._options.num_tokens, room))
         limit = state.length.begin(most, num_requests)
-        if limit < 1 or not state.is_draftable or not self._reserve(state, limit):
+        expansion = None
+        if self._expansions is not None and state.law.is_plain:
+            expansion = self._expansions(limit)
+            limit = min(1, limit)
+        num_fed = expansion.most_fed if expansion is not None else limit - 1
+        if limit < 1 or not state.is_draftable or not self._reserve(state, num_fed):
             limit = 0
         position = state.rewind()
+        tree = None
+        if expansion is not None and limit:
+            tree = TreeJob(expansion, state.committed_len, state.blocks, state.law)
         return ChainJob(
             state.tokens[position:],
             position,
@@ -188,14 +157,15 @@ class ModelDrafter:
             state.law.copy(),
             state.length,
             with_best=self._options.branch > 0 and state.law.temperature == 0,
+            tree=tree,
         )
 
-    def _reserve(self, state: CachedText, num_drawn: int) -> bool:
-        """Blocks for all tokens that are fed; the last drawn one is not.
+    def _reserve(self, state: CachedText, num_fed: int) -> bool:
+        """Blocks for the text and so many drafted tokens that are fed.
 
         A request that cannot grow gives its blocks back, so that not all wait for one another.
         """
-        needed = self._blocks.blocks_for(state.committed_len + num_drawn - 1)
+        needed = self._blocks.blocks_for(state.committed_len + num_fed)
         try:
             state.blocks.extend(self._blocks.allocate(max(0, needed - len(state.blocks))))
         except CapacityError:
@@ -230,9 +200,29 @@ class ModelDrafter:
             if job.with_best and not job.drawn:
                 job.best = next(best)
             job.draw(token, one)
+        for row, job in enumerate(drawing):
+            if job.tree is not None:
+                job.tree.take(output, row)
+
+    def _grow(self, jobs: Sequence[TreeJob]) -> list[TreeJob]:
+        """One level more of each tree; those that have another one."""
+        active = [job for job in jobs if job.expansion.frontier]
+        if not active:
+            return []
+        output = self._stage.run(build_tree_step(active, self._options.block_size), None)
+        assert isinstance(output, StepOutput)
+        first = 0
+        for job in active:
+            count = len(job.expansion.frontier)
+            job.feed_frontier()
+            job.take(output, first)
+            first += count
+        return active
 
     def _proposal(self, job: ChainJob, max_nodes: int) -> Proposal:
-        """The chain, then the first token's rivals, which share what probability it leaves."""
+        """The tree; or the chain, then the first token's rivals, which share what it leaves."""
+        if job.tree is not None:
+            return Proposal(self._name, *job.tree.expansion.best(max_nodes))
         rivals = [token for token in job.best if token != job.drawn[0]][: self._options.branch]
         rivals = rivals[: max_nodes - len(job.drawn)]
         parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]

@@ -51,6 +51,11 @@ class TextLaw:
         """Whether any token of the drafter may be chosen."""
         return self.rules is None or self.rules.always is None or bool(self.rules.always.any())
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model's own law ranks its tokens; filters only leave out the last ones."""
+        return self.rules is None and self.counts is None and not self.shaping.logit_bias
+
     def append(self, tokens: Sequence[int]) -> None:
         """The answer goes on."""
         self.num_answered += len(tokens)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from ..core.errors import ConfigError
 from ..core.types import (
     MAX_SUCCESSORS,
     Commit,
@@ -24,7 +26,8 @@ from ..core.types import (
 from .open_requests import OpenRequests
 from .option_checks import require_switches, require_whole
 from .successor_table import UNKNOWN, SuccessorTable
-from .tree_template import tree_template
+from .tree_file import read_tree_shape
+from .tree_template import TemplateNode, tree_template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class TokenRecyclingOptions:
     """Options of `TokenRecyclingDrafter`; raises `ConfigError` naming the option.
 
     num_successors  next tokens kept for each token; a table takes 4 bytes for each
+    tree            JSON file of the static tree that is drafted through (`drafters/tree_file.py`);
+                    default: one that is as large as a step takes
     share           requests of one namespace and cache salt use one table, which outlives them;
                     otherwise each request has its own
     max_tables      most tables that are shared; what was used least recently is forgotten
@@ -39,6 +44,7 @@ class TokenRecyclingOptions:
     """
 
     num_successors: int = 8
+    tree: str = ""
     share: bool = True
     max_tables: int = 16
     max_vocab: int = 2**20
@@ -48,6 +54,19 @@ class TokenRecyclingOptions:
         require_whole("max_tables", self.max_tables, 1)
         require_whole("max_vocab", self.max_vocab, 1)
         require_switches(self, "share")
+        self.static_tree()
+
+    def static_tree(self) -> tuple[TemplateNode, ...] | None:
+        """The tree of the file, if one is named. Raises `ConfigError`."""
+        if not self.tree:
+            return None
+        shape = read_tree_shape(Path(self.tree))
+        if shape.num_candidates > self.num_successors:
+            raise ConfigError(
+                "tree", f"has nodes of rank {shape.num_candidates}; raise num_successors"
+            )
+        pairs = zip(shape.parents.tolist(), shape.ranks.tolist(), strict=True)
+        return tuple(TemplateNode(parent + 1, rank) for parent, rank in pairs)
 
 
 class TokenRecyclingDrafter:
@@ -61,6 +80,7 @@ class TokenRecyclingDrafter:
     ) -> None:
         self._name = name
         self._options = options or TokenRecyclingOptions()
+        self._static_tree = self._options.static_tree()
         self._requests: OpenRequests[_Request] = OpenRequests(name)
         # By namespace and cache salt; the latest last.
         self._tables: dict[tuple[str, str], SuccessorTable] = {}
@@ -108,7 +128,8 @@ class TokenRecyclingDrafter:
         if max_nodes <= 0:
             return empty_proposal(self._name)
         num_successors = self._options.num_successors
-        tokens, parents = state.table.expand(state.root, tree_template(max_nodes, num_successors))
+        template = self._static_tree or tree_template(max_nodes, num_successors)
+        tokens, parents = state.table.expand(state.root, template[:max_nodes])
         return Proposal(
             self._name,
             np.array(tokens, dtype=np.int32),

@@ -11,7 +11,8 @@ from draftline.core.errors import DrafterError
 from draftline.core.types import Commit, DraftRequest, Int32, Proposal, Query, Successors
 from draftline.drafters.anpd import AnpdDrafter, AnpdOptions
 from draftline.drafters.lookahead import LookaheadDrafter, LookaheadOptions
-from draftline.drafters.model import ModelDrafter, ModelOptions
+from draftline.drafters.model import ModelDrafter
+from draftline.drafters.model_options import ModelOptions
 from draftline.drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from draftline.drafters.retrieval import RetrievalDrafter
 from draftline.drafters.spectra import SpectraDrafter, SpectraOptions

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.core.types import Commit, DraftRequest, Proposal, Query
-from draftline.drafters.model import ModelDrafter, ModelOptions
+from draftline.drafters.model import ModelDrafter
+from draftline.drafters.model_options import ModelOptions
 from draftline.models.model_info import ModelInfo
 from support.fake_model_stage import FakeModelStage, law, plain_chain
 

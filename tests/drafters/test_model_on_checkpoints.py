@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.errors import CheckpointError
+from draftline.core.expansion import DynamicExpansion
 from draftline.core.noise import gumbel
-from draftline.core.types import Commit, DraftRequest, Query
-from draftline.drafters.model import ModelOptions, load_model_drafter
+from draftline.core.shaping import Shaping
+from draftline.core.types import ROOT, Commit, DraftRequest, Proposal, Query
+from draftline.drafters.model import load_model_drafter
+from draftline.drafters.model_options import ModelOptions
 from support.tiny_models import VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -64,6 +67,81 @@ def test_chains_equal_transformers(
         tokens = [*expected[:accepted], bonus]
         drafter.observe([Commit("r", len(text), np.array(tokens, dtype=np.int32))])
         text += tokens
+
+
+def law_after(model: PreTrainedModel, text: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        logits = model(torch.tensor([text])).logits[0, -1]
+    return torch.log_softmax(logits, dim=-1).numpy()
+
+
+def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent != ROOT else ()), token))
+    return paths
+
+
+def test_a_dynamic_tree_is_eagle_2_s_by_whole_passes(
+    checkpoint: Path, whole_model: PreTrainedModel
+) -> None:
+    options = ModelOptions(tree="dynamic", top_k=3, num_tokens=3, block_size=4)
+    drafter = load_model_drafter(checkpoint, "small", options)
+    text = [(5 * k) % VOCAB_SIZE for k in range(13)]
+    drafter.open(DraftRequest("r", np.array(text, dtype=np.int32), 13, 0.0, SEED))
+    for committed in ([4], [2, 9, 30], [1]):
+        [proposal] = drafter.propose([Query("r", len(text), 8)])
+        proposal.check(VOCAB_SIZE)
+        expansion = DynamicExpansion(top_k=3, depth=3)
+        paths: dict[int, list[int]] = {ROOT: []}
+        while expansion.frontier:
+            laws = [law_after(whole_model, text + paths[node]) for node in expansion.frontier]
+            ids = [np.argsort(-law, kind="stable")[:3].tolist() for law in laws]
+            expansion.grow(ids, [law[own].tolist() for law, own in zip(laws, ids, strict=True)])
+            for node in expansion.frontier:
+                parent = expansion.parents[node]
+                paths[node] = [*paths[parent], expansion.tokens[node]]
+        tokens, parents, log_probs = expansion.best(8)
+        assert paths_of(proposal) == paths_of(Proposal("", tokens, parents, log_probs))
+        np.testing.assert_allclose(proposal.log_probs, log_probs, atol=1e-4)
+        drafter.observe([Commit("r", len(text), np.array(committed, dtype=np.int32))])
+        text += committed
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 2.0])
+@pytest.mark.parametrize(("tree", "depth"), [("dynamic", 2), ("file", 4)])
+def test_trees_hold_what_the_model_itself_would_say(
+    checkpoint: Path,
+    whole_model: PreTrainedModel,
+    tmp_path: Path,
+    temperature: float,
+    tree: str,
+    depth: int,
+) -> None:
+    """So a drafter that equals the target is right wherever the tree is full."""
+    if tree == "file":
+        tree = str(tmp_path / "tree.json")
+        Path(tree).write_text("[[0], [0, 0], [0, 1], [0, 0, 0], [1], [0, 0, 0, 0]]")
+    drafter = load_model_drafter(
+        checkpoint, options=ModelOptions(tree=tree, num_tokens=depth, block_size=4)
+    )
+    for name, seed in (("r", SEED), ("s", 4)):
+        text = [(3 * k + seed) % VOCAB_SIZE for k in range(9)]
+        drafter.open(DraftRequest(name, np.array(text, dtype=np.int32), 9, temperature, seed))
+    proposals = drafter.propose([Query("r", 9, 30), Query("s", 9, 30)])
+    text = [(3 * k + SEED) % VOCAB_SIZE for k in range(9)]
+    chain, _ = draw_by_transformers(whole_model, text, depth, temperature)
+    assert {tuple(chain[: length + 1]) for length in range(depth)} <= set(paths_of(proposals[0]))
+    assert len(proposals[1].tokens) > 4
+
+
+def test_a_shaped_law_gets_a_chain(checkpoint: Path) -> None:
+    drafter = load_model_drafter(checkpoint, options=ModelOptions(tree="dynamic"))
+    shaping = Shaping(repetition_penalty=1.5)
+    text = np.arange(9, dtype=np.int32)
+    drafter.open(DraftRequest("r", text, 9, 0.0, SEED, shaping=shaping))
+    [proposal] = drafter.propose([Query("r", 9, 30)])
+    assert proposal.parents.tolist() == [-1, 0, 1, 2]
 
 
 def test_chunks_of_the_prompt_do_not_change_the_chain(checkpoint: Path) -> None:

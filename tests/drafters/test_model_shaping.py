@@ -19,7 +19,8 @@ from draftline.core.stop import StopRule, stop_token_ids
 from draftline.core.token_rules import rules_of
 from draftline.core.tree import NO_TREE
 from draftline.core.types import Commit, DraftRequest, Proposal, Query
-from draftline.drafters.model import ModelDrafter, ModelOptions, load_model_drafter
+from draftline.drafters.model import ModelDrafter, load_model_drafter
+from draftline.drafters.model_options import ModelOptions
 from support.tiny_models import VOCAB_SIZE, save_tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 

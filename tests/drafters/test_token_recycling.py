@@ -1,5 +1,6 @@
 """Token Recycling: what it asks for, whom it learns for, and its drafts."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,19 @@ def test_candidates_of_candidates_are_drafted() -> None:
     assert proposal.tokens.tolist() == [2, 3, 4, 1, 5]
     assert proposal.parents.tolist() == [-1, 0, -1, 1, 0]
     assert proposal.log_probs.tolist() == [0.0] * 5
+
+
+def test_the_tree_of_a_file_is_drafted_through(tmp_path: Path) -> None:
+    file = tmp_path / "tree.json"
+    file.write_text("[[1], [1, 0], [1, 0, 1]]")
+    drafter = drafter_of(tree=str(file))
+    begin(drafter, "r", 1)
+    commit(drafter, 1, [2, 1], {1: [2, 4], 4: [6, 2], 6: [8, 9]})
+    assert propose(drafter, 3).tokens.tolist() == [4, 6, 9]
+    assert propose(drafter, 3, max_nodes=2).tokens.tolist() == [4, 6]
+    file.write_text("[[2]]")
+    with pytest.raises(ConfigError, match="raise num_successors"):
+        drafter_of(tree=str(file))
 
 
 def test_below_an_unknown_token_is_nothing() -> None:
