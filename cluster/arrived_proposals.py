@@ -60,4 +60,5 @@ def _cut(proposal: Proposal, query: Query) -> Proposal:
         tokens=proposal.tokens[:end],
         parents=proposal.parents[:end],
         log_probs=proposal.log_probs[:end],
+        laws=None if proposal.laws is None else proposal.laws.rows(slice(end)),
     )

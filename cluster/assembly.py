@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ..core.acceptance_rules import COUPLED, LOSSY
 from ..core.block_pool import BlockPool
 from ..core.budget import NodeBudget
 from ..core.engine import EngineCore
@@ -34,6 +36,8 @@ from .trace_file import TraceFile
 
 # Drafters that are started beside the engine load libraries and models; unreachable ones fail fast.
 DRAFTERS_START_S = 60.0
+
+logger = logging.getLogger(__name__)
 
 MakePipeline = Callable[[Sequence[StageSpec]], Pipeline]
 
@@ -119,12 +123,23 @@ class Assembly:
                 num_groups=self.pipeline.num_stages if self.pipeline.max_in_flight > 1 else 1,
             ),
         )
-        is_adaptive = config.node_budget == "adaptive"
+        # Nodes that were drawn may not be cut by their value.
+        is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
         self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
         trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
         self.core = EngineCore(
-            self.pipeline, self.hub, self.scheduler, self.budget, time.monotonic, trace=trace
+            self.pipeline,
+            self.hub,
+            self.scheduler,
+            self.budget,
+            time.monotonic,
+            acceptance=config.acceptance,
+            trace=trace,
         )
+        if config.acceptance in LOSSY:
+            logger.warning(
+                "acceptance=%s is lossy: answers do not have the target's law", config.acceptance
+            )
 
     async def start(self) -> None:
         """Start the pipeline, measure it, then connect the drafters."""

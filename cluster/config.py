@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..core.errors import ConfigError
 
 Backend = Literal["local", "ray"]
+Acceptance = Literal["coupled", "rejection", "block", "traversal", "k_seq", "typical"]
 NodeBudgetKind = Literal["adaptive", "full"]
 DrafterTransport = Literal["inproc", "grpc"]
 StageTransport = Literal["auto", "compiled_graph", "distributed"]
@@ -38,6 +39,10 @@ class Settings(BaseModel):
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"]) or "config"
             raise ConfigError(field, f"{first['msg']} (got {first['input']!r})") from error
+
+
+# Tokens that a model drafter draws among where it must declare their law.
+LAW_SIZE = 64
 
 
 class DrafterConfig(Settings):
@@ -143,6 +148,12 @@ class EngineConfig(Settings):
         description="adaptive: nodes are bought where they save time; full: every drafter is asked "
         "and every tree is as large as it may be, whatever that costs",
     )
+    acceptance: Acceptance = Field(
+        "coupled",
+        description="how drafts are accepted. coupled: answers do not depend on them at all; "
+        "rejection, block, traversal, k_seq: answers have the target's law; typical: lossy, they "
+        "have not",
+    )
     draft_deadline_ms: Annotated[float, Field(gt=0, le=60_000)] = Field(
         50.0, description="how long a step waits for drafters of other processes"
     )
@@ -182,6 +193,18 @@ class EngineConfig(Settings):
                 "drafters", f"two drafters are named {doubled[0]!r}; give each a name"
             )
         return self
+
+    @property
+    def told_drafters(self) -> tuple[DrafterConfig, ...]:
+        """The drafters with what `acceptance` asks of them: models declare what they draw from."""
+        if self.acceptance == "coupled":
+            return self.drafters
+        return tuple(
+            DrafterConfig(**{"law_size": LAW_SIZE, **one.model_dump()})
+            if one.kind == "model"
+            else one
+            for one in self.drafters
+        )
 
 
 def _drafter(index: int, item: Any) -> DrafterConfig:

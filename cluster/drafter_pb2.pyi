@@ -141,21 +141,31 @@ class Probe(_message.Message):
     top_k: int
     def __init__(self, tokens: _Optional[_Union[Array, _Mapping]] = ..., offsets: _Optional[_Union[Array, _Mapping]] = ..., mask: _Optional[_Union[Array, _Mapping]] = ..., wanted: _Optional[_Union[Array, _Mapping]] = ..., top_k: _Optional[int] = ...) -> None: ...
 
+class Laws(_message.Message):
+    __slots__ = ("ids", "probs")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    ids: Array
+    probs: Array
+    def __init__(self, ids: _Optional[_Union[Array, _Mapping]] = ..., probs: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
 class Proposal(_message.Message):
-    __slots__ = ("request_id", "tokens", "parents", "log_probs", "probe", "num_successors")
+    __slots__ = ("request_id", "tokens", "parents", "log_probs", "probe", "num_successors", "laws")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     NUM_SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
+    LAWS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: Array
     parents: Array
     log_probs: Array
     probe: Probe
     num_successors: int
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., num_successors: _Optional[int] = ...) -> None: ...
+    laws: Laws
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., num_successors: _Optional[int] = ..., laws: _Optional[_Union[Laws, _Mapping]] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("sequence", "proposals", "error")

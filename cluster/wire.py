@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from ..core.draft_laws import DraftLaws
 from ..core.errors import DrafterError, ProtocolError, RequestError
 from ..core.shaping import Shaping
 from ..core.types import (
@@ -140,6 +141,9 @@ def encode_answer(message: DrafterMessage, proposals: Sequence[Proposal], max_by
         )
         if proposal.probe is not None:
             added.probe.CopyFrom(_encode_probe(proposal.probe))
+        if proposal.laws is not None:
+            added.laws.ids.CopyFrom(encode_array(proposal.laws.ids, INT32))
+            added.laws.probs.CopyFrom(encode_array(proposal.laws.probs, FLOAT32))
     return _within(pb.FromDrafter(answer=answer).SerializeToString(), max_bytes)
 
 
@@ -266,4 +270,9 @@ def _decode_proposal(proposal: pb.Proposal, source: str) -> Proposal:
         decode_array(proposal.log_probs, FLOAT32),
         _decode_probe(proposal.probe) if proposal.HasField("probe") else None,
         proposal.num_successors,
+        _decode_laws(proposal.laws) if proposal.HasField("laws") else None,
     )
+
+
+def _decode_laws(laws: pb.Laws) -> DraftLaws:
+    return DraftLaws(decode_array(laws.ids, INT32, 2), decode_array(laws.probs, FLOAT32, 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .acceptance_rules import COUPLED, rule_for
 from .budget import NodeBudget
 from .merge import merge_all
 from .ports import ProposalSource
@@ -13,6 +14,7 @@ from .scheduler import Scheduler
 from .step_builder import TreeStep
 from .tree import NO_TREE, TokenTree
 from .types import Probe, Proposal, Query, StepCommit
+from .verification import candidates_of, no_candidates
 
 # A budget can only choose where more is offered than a tree may hold.
 OFFERED_TREES = 2
@@ -36,7 +38,7 @@ class Offers:
 class Drafting:
     """Speaks with the drafters for all requests, and makes a tree for each under the budget."""
 
-    __slots__ = ("_budget", "_clock", "_commits", "_drafters", "_scheduler")
+    __slots__ = ("_acceptance", "_budget", "_clock", "_commits", "_drafters", "_scheduler")
 
     def __init__(
         self,
@@ -44,7 +46,9 @@ class Drafting:
         scheduler: Scheduler,
         budget: NodeBudget,
         clock: Callable[[], float],
+        acceptance: str = COUPLED,
     ) -> None:
+        self._acceptance = acceptance
         self._drafters = drafters
         self._scheduler = scheduler
         self._budget = budget
@@ -96,10 +100,12 @@ class Drafting:
     def grow(self, states: Sequence[RequestState], offers: Offers | None) -> list[TreeStep]:
         """A tree for each, over all of which the node budget is spent."""
         if offers is None:
-            return [bare(state) for state in states]
+            return [self.bare(state) for state in states]
         most = self._scheduler.nodes_each(len(states))
         proposals = [_wanted(state, offers) for state in states]
         limits = [_max_nodes(state, most) for state in states]
+        if self._acceptance != COUPLED:
+            return self._as_drawn(states, proposals, limits)
         offered = merge_all(
             proposals,
             [OFFERED_TREES * limit for limit in limits],
@@ -116,6 +122,32 @@ class Drafting:
             for state, tree, found, full in parts
         ]
 
+    def bare(self, state: RequestState) -> TreeStep:
+        """Plain decoding: the root alone."""
+        coupled = self._acceptance == COUPLED
+        candidates = None if coupled else no_candidates(self._acceptance)
+        return TreeStep(state, NO_TREE, {}, NO_TREE, {}, candidates)
+
+    def _as_drawn(
+        self,
+        states: Sequence[RequestState],
+        proposals: Sequence[Sequence[Proposal]],
+        limits: Sequence[int],
+    ) -> list[TreeStep]:
+        """Trees for an acceptance rule: cut by their places alone, never by what was drawn.
+
+        So no budget chooses among the nodes, and no rule of the request: what it forbids, the
+        target gives no probability.
+        """
+        depths = [_max_depth(state) for state in states]
+        trees = merge_all(proposals, limits, depths, self._budget.table)
+        steps = []
+        for state, tree, found, limit in zip(states, trees, proposals, limits, strict=True):
+            candidates = candidates_of(rule_for(self._acceptance, found), tree, found, limit)
+            wishes = _num_successors(found)
+            steps.append(TreeStep(state, tree, self._probes(found), NO_TREE, wishes, candidates))
+        return steps
+
     def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
         probes: dict[str, Probe] = {}
         room = self._scheduler.max_probe_rows
@@ -124,11 +156,6 @@ class Drafting:
                 probes[proposal.source] = proposal.probe
                 room -= len(proposal.probe.tokens)
         return probes
-
-
-def bare(state: RequestState) -> TreeStep:
-    """Plain decoding: the root alone."""
-    return TreeStep(state, NO_TREE, {}, NO_TREE)
 
 
 def _is_wanted(drafter: str, states: Sequence[RequestState]) -> bool:

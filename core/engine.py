@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .acceptance_rules import COUPLED
 from .budget import NodeBudget, StepOutcome
-from .drafting import Drafting, Offers, bare
+from .drafting import Drafting, Offers
 from .errors import DraftlineError, StageError, StageLost
 from .output import TARGET_SOURCE, Delta, TokenLogProb
 from .ports import ProposalSource, StepPipeline
@@ -21,7 +22,7 @@ from .step_builder import PromptChunk, TreeStep, build_step, slots_of
 from .step_trace import StepTrace, TracedStep
 from .stop import Advance, StopRule
 from .types import Int32, StepCommit, StepOutput, Successors
-from .verify import Walk, walk_all
+from .verify import Walk, walks_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +48,7 @@ class EngineCore:
     Owns no thread and no clock; `clock` gives seconds for metrics only, `trace` hears of steps.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a part
         self,
         pipeline: StepPipeline,
         drafters: ProposalSource,
@@ -55,12 +56,14 @@ class EngineCore:
         budget: NodeBudget,
         clock: Callable[[], float],
         *,
+        acceptance: str = COUPLED,
         trace: StepTrace | None = None,
     ) -> None:
+        """`acceptance`: the rule that decides about drafts (`core/acceptance_rules.py`)."""
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._budget = budget
-        self._drafting = Drafting(drafters, scheduler, budget, clock)
+        self._drafting = Drafting(drafters, scheduler, budget, clock, acceptance)
         self._clock = clock
         self._trace = trace
         self._flights: deque[_Flight] = deque()
@@ -163,7 +166,7 @@ class EngineCore:
         for state in flight.states:
             state.in_flight -= 1
         answers = StepAnswers(output)
-        walks = walk_all([step.tree for step in flight.trees], output.target_tokens)
+        walks = walks_of([step.tree for step in flight.trees], output)
         for step, walk in zip(flight.trees, walks, strict=True):
             answer = answers.of_tree(step)
             self._scheduler.share(step.state, len(step.state.token_ids) - 1)
@@ -190,7 +193,7 @@ class EngineCore:
                 fitting.append(tree)
             # Drafts are never worth the KV of another request.
             elif self._scheduler.make_room(state, root_position + 1):
-                fitting.append(bare(state))
+                fitting.append(self._drafting.bare(state))
         return fitting
 
     def _outcome(self, flight: _Flight) -> StepOutcome:
@@ -210,7 +213,8 @@ class EngineCore:
             return
         rows, tokens, sources, drafted = walk
         outcome.count(step.tree, rows)
-        self._budget.learn(step.offered, tokens)
+        if step.candidates is None:
+            self._budget.learn(step.offered, tokens)
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
         state.record_walk(drafted, sources[:taken])

@@ -43,4 +43,5 @@ def reroot(proposal: Proposal, tokens: Int32) -> Proposal | None:
         np.array(parents, dtype=np.int32),
         proposal.log_probs[kept],
         num_successors=proposal.num_successors,
+        laws=None if proposal.laws is None else proposal.laws.rows(kept),
     )

@@ -19,6 +19,7 @@ from .types import (
     StepInput,
     TreeRows,
 )
+from .verification import TreeCandidates, Verification
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 FIRST_ROW = np.zeros(1, dtype=np.int32)
@@ -67,6 +68,7 @@ class TreeStep:
     offered         the tree before the budget cut it, to learn from
     num_successors  how many most probable next tokens of the root and every node are wanted, by
                     source
+    candidates      of the tree, where an acceptance rule decides; else None
     """
 
     state: RequestState
@@ -74,6 +76,7 @@ class TreeStep:
     probes: dict[str, Probe]
     offered: TokenTree
     num_successors: dict[str, int] = field(default_factory=dict)
+    candidates: TreeCandidates | None = None
 
     @property
     def context_len(self) -> int:
@@ -150,8 +153,21 @@ def build_step(
         scored_rows=_runs(starts[len(trees) : -1], num_scored),
         scored_tokens=_scored_tokens(chunks),
         with_log_probs=any(one.logprobs is not None for one in params),
+        verification=_verification(trees),
         edits=_edits(parts),
         num_top=max(max(one.logprobs or 0, one.prompt_logprobs or 0) for one in params),
+    )
+
+
+def _verification(trees: Sequence[TreeStep]) -> Verification | None:
+    candidates = [step.candidates for step in trees if step.candidates is not None]
+    if not candidates:
+        return None
+    assert len(candidates) == len(trees), "one rule decides about all trees"
+    return Verification(
+        tuple(candidates),
+        tuple(step.state.request.seed for step in trees),
+        tuple(step.context_len for step in trees),
     )
 
 

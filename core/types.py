@@ -18,12 +18,18 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .draft_laws import DraftLaws
 from .errors import ProtocolError
 from .shaping import UNSHAPED, Shaping
+
+if TYPE_CHECKING:
+    from .candidates import Verdict
+    from .verification import Verification
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -95,6 +101,8 @@ class Proposal:
     probe     rows that are computed for the drafter beside the tree
     num_successors  how many of the target's most probable next tokens after the root and every
               node of the request's tree come back through `Commit`, whoever proposed them
+    laws      what the nodes were drawn from; None: they are no draws. Only acceptance rules other
+              than `coupled` look at them
 
     Nodes stand in the drafter's order of preference; a cut keeps a prefix.
     """
@@ -105,6 +113,7 @@ class Proposal:
     log_probs: Float32
     probe: Probe | None = None
     num_successors: int = 0
+    laws: DraftLaws | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -115,13 +124,8 @@ class Proposal:
         """Raise `ProtocolError` unless shapes and dtypes agree, ids and log-probabilities are
         possible, parents precede children and `num_successors` is within the limits.
         """
+        self._check_arrays()
         count = len(self.tokens)
-        if not (self.tokens.shape == self.parents.shape == self.log_probs.shape == (count,)):
-            raise ProtocolError(f"proposal of {self.source}: arrays differ in shape")
-        if not (self.tokens.dtype == self.parents.dtype == np.int32):
-            raise ProtocolError(f"proposal of {self.source}: tokens and parents must be int32")
-        if self.log_probs.dtype != np.float32:
-            raise ProtocolError(f"proposal of {self.source}: log_probs must be float32")
         # Lists, because a proposal is short: numpy would take longer to start each operation.
         if not _all_below(self.tokens, vocab_size):
             raise ProtocolError(f"proposal of {self.source}: token id outside the vocabulary")
@@ -134,6 +138,17 @@ class Proposal:
             raise ProtocolError(f"proposal of {self.source}: a log-probability is above 0 or NaN")
         if operator.index(self.num_successors) not in range(min(vocab_size, MAX_SUCCESSORS) + 1):
             raise ProtocolError(f"proposal of {self.source}: num_successors is out of range")
+        if self.laws is not None:
+            self.laws.check(self.tokens, vocab_size)
+
+    def _check_arrays(self) -> None:
+        count = len(self.tokens)
+        if not (self.tokens.shape == self.parents.shape == self.log_probs.shape == (count,)):
+            raise ProtocolError(f"proposal of {self.source}: arrays differ in shape")
+        if not (self.tokens.dtype == self.parents.dtype == np.int32):
+            raise ProtocolError(f"proposal of {self.source}: tokens and parents must be int32")
+        if self.log_probs.dtype != np.float32:
+            raise ProtocolError(f"proposal of {self.source}: log_probs must be float32")
 
 
 def empty_proposal(source: str) -> Proposal:
@@ -340,6 +355,7 @@ class StepInput:
     scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
     with_log_probs whether the log-probability of every target token is wanted
     with_entropies whether the entropy of the law of every target token is wanted
+    verification   candidates of all trees, which a rule decides about; None: target tokens do
     num_top        how many of the most probable tokens are wanted beside each log-probability
     is_traced      whether each stage notes when it began and ended the step
     """
@@ -361,6 +377,7 @@ class StepInput:
     scored_tokens: Int32
     with_log_probs: bool = False
     with_entropies: bool = False
+    verification: Verification | None = None
     edits: tuple[LogitEdits, ...] = ()
     num_top: int = 0
     is_traced: bool = False
@@ -387,6 +404,7 @@ class StepOutput:
     scores        float32 [len(scored_rows)]  unprocessed log-probabilities, nats
     log_probs     float32 [len(logits_rows)]  the same of `target_tokens`; None if not wanted
     entropies     float32 [len(logits_rows)]  of the unprocessed laws, nats; None if not wanted
+    verdicts      of each tree, where the step had a verification
     top           the most probable tokens of `logits_rows`; None if not wanted
     scored_top    the same of `scored_rows`
     stage_spans   when each stage began and ended the step, wall-clock seconds of its own host;
@@ -401,4 +419,5 @@ class StepOutput:
     top: TopTokens | None = None
     scored_top: TopTokens | None = None
     entropies: Float32 | None = None
+    verdicts: tuple[Verdict, ...] | None = None
     stage_spans: tuple[Span, ...] = ()

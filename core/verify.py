@@ -1,4 +1,7 @@
-"""The acceptance walk of coupled sampling (sample-and-match, algorithms.md section 35.3)."""
+"""What is committed of each tree: the acceptance walk of coupled sampling, or a rule's verdict.
+
+Coupled sampling is sample-and-match (algorithms.md, section 35.3).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import tree_kernels
+from .candidates import Verdict
 from .output import TARGET_SOURCE
 from .tree import TokenTree, count_sources, node_ends, stacked_nodes
-from .types import Int32
+from .types import Int32, StepOutput
 
 
 class Walk(NamedTuple):
@@ -24,6 +28,23 @@ class Walk(NamedTuple):
     tokens: list[int]
     sources: list[str]
     drafted: dict[str, int]
+
+
+def walks_of(trees: Sequence[TokenTree], output: StepOutput) -> list[Walk]:
+    """What is committed of a step's trees, which stand first in it."""
+    if output.verdicts is None:
+        return walk_all(trees, output.target_tokens)
+    return _as_decided(trees, output.verdicts)
+
+
+def _as_decided(trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> list[Walk]:
+    walks = []
+    for tree, (path, token), drafted in zip(trees, verdicts, count_sources(trees), strict=True):
+        tokens = tree.tokens[path].tolist() if path else []
+        sources = [tree.names[source] for source in tree.sources[path].tolist()] if path else []
+        rows = [0, *(node + 1 for node in path)]
+        walks.append(Walk(rows, [*tokens, token], [*sources, TARGET_SOURCE], drafted))
+    return walks
 
 
 def walk_all(trees: Sequence[TokenTree], target_tokens: Int32) -> list[Walk]:

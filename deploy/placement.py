@@ -58,7 +58,7 @@ class Placement:
         """
         links: list[DrafterLink] = []
         starts = []
-        for index, drafter in enumerate(self._config.drafters):
+        for index, drafter in enumerate(self._config.told_drafters):
             if drafter.transport == "inproc":
                 with _naming(index):
                     built = build_drafter(drafter, self._config)

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..core.sampling_rows import sampling_rows
 from ..core.stopping import Drawn
-from ..core.types import Int32, LogitEdits, SamplingRows, StepInput
+from ..core.types import Int32, LogitEdits, SamplingRows, StepInput, StepOutput
 from .chain_length import ChainLength
+from .draft_law import DraftLaw, draw
 from .text_law import TextLaw
 from .tree_job import TreeJob
 
@@ -26,6 +27,8 @@ class ChainJob:
     law        of the token after the text and what was drawn; grows with it
     length     says after each token whether the chain goes on
     with_best  whether the first draw asks for the most probable ids too
+    law_size   tokens of the laws that are drawn from by `rng` and declared; 0: none is, and the
+               request's own noise chooses
     tree       what is grown from the first draw's most probable tokens, in place of a chain
     drawn      tokens drawn; all but the last have been fed when nothing is pending but it
     """
@@ -37,16 +40,24 @@ class ChainJob:
     law: TextLaw
     length: ChainLength
     with_best: bool
+    law_size: int = 0
+    rng: np.random.Generator | None = None
     tree: TreeJob | None = None
     drawn: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     best: list[int] = field(default_factory=list)
+    laws: list[DraftLaw] = field(default_factory=list)
     stopped: bool = False
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to draw."""
         return self.stopped or len(self.drawn) >= self.limit
+
+    @property
+    def num_top(self) -> int:
+        """How many of the most probable tokens it looks at after its text."""
+        return self.law_size if self.tree is None else self.tree.num_top
 
     def feed(self, count: int) -> bool:
         """Note that `count` pending tokens were fed; whether a token is drawn after them."""
@@ -61,6 +72,13 @@ class ChainJob:
         self.stopped = self.length.ends_with(token, drawn)
         self.pending = [token]
         self.law.append(self.pending)
+
+    def draw_declared(self, output: StepOutput, row: int, entropy: float) -> None:
+        """Draw a token from a law that is kept."""
+        assert self.rng is not None
+        token, log_prob, law = draw(output, row, self.law_size, self.law.temperature, self.rng)
+        self.laws.append(law)
+        self.draw(token, Drawn(log_prob, entropy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +144,7 @@ def build_step(
         scored_tokens=_int32([]),
         with_log_probs=True,
         with_entropies=with_entropies,
-        num_top=max((job.tree.num_top for job in drawing if job.tree is not None), default=0),
+        num_top=max((job.num_top for job in drawing), default=0),
         edits=_edits(drawing),
     )
 

@@ -24,6 +24,7 @@ from ..models.stage import Stage, load_stage
 from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, build_step, next_batch
 from .chain_length import ChainLength
+from .draft_law import draft_rng, stacked
 from .model_options import ModelOptions
 from .open_requests import OpenRequests
 from .tree_job import TreeJob, build_tree_step
@@ -157,8 +158,15 @@ class ModelDrafter:
             state.law.copy(),
             state.length,
             with_best=self._options.branch > 0 and state.law.temperature == 0,
+            law_size=self._law_size(state),
+            rng=draft_rng(self._name, state.law.seed, state.committed_len),
             tree=tree,
         )
+
+    def _law_size(self, state: CachedText) -> int:
+        """0 where the token is no draw."""
+        size = min(self._options.law_size, self._info.vocab_size)
+        return size if state.law.temperature > 0 else 0
 
     def _reserve(self, state: CachedText, num_fed: int) -> bool:
         """Blocks for the text and so many drafted tokens that are fed.
@@ -196,10 +204,13 @@ class ModelDrafter:
         entropies = np.zeros(len(drawing)) if output.entropies is None else output.entropies
         tokens = output.target_tokens.tolist()
         drawn = map(Drawn, np.minimum(log_probs, 0.0).tolist(), entropies.tolist())
-        for job, token, one in zip(drawing, tokens, drawn, strict=True):
+        for row, (job, token, one) in enumerate(zip(drawing, tokens, drawn, strict=True)):
             if job.with_best and not job.drawn:
                 job.best = next(best)
-            job.draw(token, one)
+            if job.law_size and job.tree is None:
+                job.draw_declared(output, row, one.entropy)
+            else:
+                job.draw(token, one)
         for row, job in enumerate(drawing):
             if job.tree is not None:
                 job.tree.take(output, row)
@@ -235,4 +246,5 @@ class ModelDrafter:
             np.array([*job.drawn, *rivals], dtype=np.int32),
             np.array(parents, dtype=np.int32),
             np.array(log_probs, dtype=np.float32),
+            laws=stacked(job.laws),
         )

@@ -26,6 +26,8 @@ class ModelOptions:
                           stand beside the chain's first
     stop                  when a chain ends before that (`core/stopping.py`): constant, heuristic,
                           confidence, svip, schedule or goodput
+    law_size              k > 0: with a temperature, chains are drawn from the law of the k most
+                          probable tokens, and say so: acceptance rules other than `coupled` need it
     confidence_threshold  of `confidence`: the chain ends after a token less probable than this,
                           which moves to where it would have cost least
     schedule              of `schedule`: lists of [most requests, tokens], with rising requests
@@ -39,6 +41,7 @@ class ModelOptions:
     top_k: int = 4
     num_tokens: int = 4
     branch: int = 0
+    law_size: int = 0
     stop: str = "constant"
     confidence_threshold: float = 0.4
     schedule: tuple[tuple[int, int], ...] = ()
@@ -52,6 +55,7 @@ class ModelOptions:
         require_whole("num_tokens", self.num_tokens, 1, 1024)
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
+        require_whole("law_size", self.law_size, 0, 4096)
         self.expansions()
         require_fraction("confidence_threshold", self.confidence_threshold)
         self.stop_rule(DraftCosts())

@@ -23,7 +23,12 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
     if len(sampled):
         rows = torch.from_numpy(sampled).to(logits.device)
         part = logits if len(sampled) == len(logits) else logits[rows]
-        chosen[rows] = _sample(part.float(), sampling, sampled)
+        scaled = process_rows(part.float(), sampling, sampled)
+        columns = (
+            torch.from_numpy(values[sampled]).to(logits.device)[:, None]
+            for values in (sampling.seed, sampling.position)
+        )
+        chosen[rows] = _noisy_argmax(scaled, *columns)
     return chosen.to(torch.int32)
 
 
@@ -34,7 +39,11 @@ def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _sample(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
+def process_rows(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
+    """Logits over the temperature, with -inf for the tokens that cannot be chosen.
+
+    As `core.sampling.process_logits`; `logits` are those of `rows`, all of a temperature above 0.
+    """
     device = logits.device
 
     def column(values: np.ndarray) -> Tensor:
@@ -49,7 +58,7 @@ def _sample(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
         scaled = scaled.masked_fill(scaled < column(floor), -torch.inf)
     if (sampling.typical_p[rows] < 1).any():
         scaled = _keep_typical(scaled, column(sampling.typical_p))
-    return _noisy_argmax(scaled, column(sampling.seed), column(sampling.position))
+    return scaled
 
 
 def _keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

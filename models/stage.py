@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.candidates import Verdict
 from ..core.types import Int32, StepInput, StepOutput, TopTokens
 from .attention_op import attending
 from .compiled_layers import CompiledLayers, prepare
@@ -19,6 +20,7 @@ from .partition import LayerSpan
 from .rotary import RotaryTable
 from .sampler import choose_tokens
 from .step_attention import StepAttention
+from .verdicts import verdicts
 from .warm_up import warm_up
 
 NO_ROWS = np.empty(0, dtype=np.int32)
@@ -140,12 +142,11 @@ class Stage:
         probes = np.empty((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
         scores = np.empty(0, dtype=np.float32)
         if len(step.logits_rows):
-            edited = edit_logits(of(step.logits_rows), step.edits)
-            targets = choose_tokens(edited, step.sampling).cpu().numpy()
+            targets, found = _decide(of(step.logits_rows), step)
         if probes.size:
             top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
             probes = top.to(torch.int32).cpu().numpy()
-        log_probs = top = scored_top = entropies = None
+        log_probs = top = scored_top = entropies = found = None
         if len(step.scored_rows):
             laws = torch.log_softmax(of(step.scored_rows), dim=-1)
             scores = _log_probs(laws, self._tensor(step.scored_tokens))
@@ -158,7 +159,7 @@ class Stage:
             laws = torch.log_softmax(of(step.logits_rows), dim=-1)
             entropies = torch.special.entr(laws.exp()).sum(dim=-1).cpu().numpy()
         return StepOutput(
-            step.step_id, targets, probes, scores, log_probs, top, scored_top, entropies
+            step.step_id, targets, probes, scores, log_probs, top, scored_top, entropies, found
         )
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
@@ -174,6 +175,15 @@ class Stage:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self._part.device)
+
+
+def _decide(logits: Tensor, step: StepInput) -> tuple[Int32, tuple[Verdict, ...] | None]:
+    """The target's token of each row, and what a rule decides where there is one."""
+    edited = edit_logits(logits, step.edits)
+    targets = choose_tokens(edited, step.sampling).cpu().numpy()
+    if step.verification is None:
+        return targets, None
+    return targets, verdicts(edited, step.sampling, step.verification)
 
 
 def _log_probs(laws: Tensor, tokens: Tensor) -> np.ndarray:

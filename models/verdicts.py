@@ -1,0 +1,49 @@
+"""Applies an acceptance rule beside the logits, on the last stage."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.acceptance_rules import RULES
+from ..core.candidates import Verdict
+from ..core.seeded_chance import SeededChance
+from ..core.types import Float64, SamplingRows
+from ..core.verification import Verification, children_of
+from .sampler import process_rows
+
+
+def verdicts(
+    logits: Tensor, sampling: SamplingRows, verification: Verification
+) -> tuple[Verdict, ...]:
+    """What is accepted of each tree, and the token after it.
+
+    logits  float32 [rows, vocabulary], edited; rows of trees come first, each root's before those
+            of its nodes, as in `sampling`
+    """
+    num_rows = sum(1 + tree.num_nodes for tree in verification.trees)
+    laws = target_laws(logits[:num_rows], sampling)
+    found, first = [], 0
+    parts = zip(verification.trees, verification.seeds, verification.positions, strict=True)
+    for tree, seed, position in parts:
+        own = laws[first : first + 1 + tree.num_nodes]
+        children = children_of(tree, own.shape[1])
+        found.append(RULES[tree.rule](own, children, SeededChance(seed, position)))
+        first += 1 + tree.num_nodes
+    return tuple(found)
+
+
+def target_laws(logits: Tensor, sampling: SamplingRows) -> Float64:
+    """float64 [rows, vocabulary]: the law that each row's token is drawn from."""
+    laws = torch.zeros(logits.shape, dtype=torch.float64)
+    best = logits.argmax(dim=-1, keepdim=True).cpu()
+    sampled = np.flatnonzero(sampling.temperature[: len(logits)])
+    greedy = torch.ones(len(logits), 1, dtype=torch.float64)
+    greedy[sampled] = 0.0
+    laws.scatter_(-1, best, greedy)
+    if len(sampled):
+        rows = torch.from_numpy(sampled)
+        scaled = process_rows(logits[rows.to(logits.device)].float(), sampling, sampled)
+        laws[rows] = torch.softmax(scaled.double(), dim=-1).cpu()
+    return laws.numpy()
