@@ -60,7 +60,7 @@ def main(  # noqa: PLR0913 - one parameter a flag
     threads: Annotated[int, typer.Option(help="Threads of each server's model.")] = 1,
     best: Annotated[
         str, typer.Option(help="Drafters of draftline's best setting.")
-    ] = "prompt_lookup,spectra",
+    ] = "suffix,prompt_lookup",
     only: Annotated[str, typer.Option(help="Part of the names of servers to run.")] = "",
     install: Annotated[bool, typer.Option("--install", help="Make vLLM's environment.")] = False,
     environment: Annotated[Path, typer.Option(help="Folder of vLLM's environment.")] = ROOT
@@ -148,13 +148,12 @@ def _specs(peer: PeerEnvironment, best: str, threads: int, *, eager: bool) -> It
     chosen = {
         "plain": (),
         "prompt_lookup": ("prompt_lookup",),
-        "spectra": ("spectra",),
         best.replace(",", " + "): tuple(best.split(",")),
         "all": tuple(DRAFTERS),
     }
     for name, drafters in chosen.items():
         yield draftline_server(name, drafters, threads)
-    for name in ("plain", "prompt_lookup", best.replace(",", " + ")):
+    for name in ("plain", best.replace(",", " + ")):
         yield draftline_server(f"{name}, compiled", chosen[name], threads, compiled=True)
     if peer.version() is not None:
         for name in VLLM_SPECULATION:

@@ -28,7 +28,9 @@ MAX_MODEL_LEN = 1024
 MAX_SEQS = 32
 TARGET, DRAFTER = "demo", "demo-drafter"
 
+# In order of priority.
 DRAFTERS: dict[str, dict[str, Any]] = {
+    "suffix": {"kind": "suffix"},
     "prompt_lookup": {"kind": "prompt_lookup"},
     "spectra": {"kind": "spectra"},
     "retrieval": {"kind": "retrieval", "store": "demo"},
