@@ -65,6 +65,7 @@ class EngineCore:
         self._budget = budget
         self._drafting = Drafting(drafters, scheduler, budget, clock, acceptance)
         self._clock = clock
+        self._acceptance = acceptance
         self._trace = trace
         self._flights: deque[_Flight] = deque()
         self._states: dict[str, RequestState] = {}
@@ -279,7 +280,7 @@ class EngineCore:
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)
-        state.request.sink(replace(last, metrics=state.metrics(self._clock())))
+        state.request.sink(replace(last, metrics=state.metrics(self._clock(), self._acceptance)))
 
     def _fail_step(self, flight: _Flight, error: DraftlineError) -> None:
         for state in flight.states:

@@ -23,6 +23,7 @@ class RequestMetrics:
     drafted_by_source, accepted_by_source  nodes credited to the drafter that proposed them first
     accepted_lengths   accepted nodes of each verification step
     start_time         when it left the queue first
+    acceptance         the rule that decided about its drafts (`core/acceptance_rules.py`)
     """
 
     prompt_tokens: int
@@ -38,6 +39,7 @@ class RequestMetrics:
     start_time: float = 0.0
     first_token_time: float = 0.0
     finish_time: float = 0.0
+    acceptance: str = "coupled"
 
     @property
     def num_accepted_tokens(self) -> int:

@@ -171,8 +171,8 @@ class RequestState:
         """Nodes that were verified and not committed."""
         return self.drafted_by_source - self.accepted_by_source
 
-    def metrics(self, now: float) -> RequestMetrics:
-        """Counts and times at the request's end."""
+    def metrics(self, now: float, acceptance: str) -> RequestMetrics:
+        """Counts and times at the request's end; `acceptance` is the engine's."""
         return RequestMetrics(
             prompt_tokens=self.prompt_len,
             cached_tokens=self.num_cached_tokens or 0,
@@ -187,4 +187,5 @@ class RequestState:
             start_time=self.start_time,
             first_token_time=self.first_token_time,
             finish_time=now,
+            acceptance=acceptance,
         )

@@ -20,6 +20,7 @@ from ..bench.recording import RecordedAnswer, Recording, recorded_params
 from ..bench.replay_pipeline import ReplayPipeline
 from ..bench.setting import Setting, matched_settings
 from ..cluster.config import EngineConfig
+from ..core.acceptance_rules import COUPLED
 from ..core.errors import ConfigError
 from ..core.request_options import RequestOptions
 from .bench_job import BenchJob
@@ -93,7 +94,9 @@ async def open_engines(
             "replays": recording is not None,
         }
         explain = explain_by_model(config.model, plan, first.tokenizer)
-        yield Bench(endpoints, plan, what, explain=explain)
+        # Under other rules answers have the target's law, but are not its own for a seed.
+        compares = config.acceptance == COUPLED or not job.temperature
+        yield Bench(endpoints, plan, what, compares, explain)
 
 
 def _check_model(config: EngineConfig, recording: Recording) -> None:

@@ -85,6 +85,13 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         str | None,
         typer.Option("--compile", help="on: compiled stages, slower to start; needs g++. Or off."),
     ] = None,
+    acceptance: Annotated[
+        str | None,
+        typer.Option(
+            help="coupled (the default: answers do not depend on drafts), rejection, block, "
+            "traversal, k_seq, or typical, which is lossy."
+        ),
+    ] = None,
     request_timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a request ends with 408.")
     ] = None,
@@ -120,6 +127,7 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         "trace_steps": trace_steps,
         "trace_steps_max_mb": trace_steps_max_mb,
         "compile": compile_,
+        "acceptance": acceptance,
         "server": {
             "host": host,
             "port": port,

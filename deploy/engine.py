@@ -14,6 +14,7 @@ from ..cluster.assembly import Assembly, MakePipeline, ModelPlan, plan_model
 from ..cluster.config import EngineConfig
 from ..cluster.engine_thread import EngineThread
 from ..cluster.request_factory import Prompt, RequestFactory
+from ..core.acceptance_rules import COUPLED
 from ..core.answer import Answer
 from ..core.errors import DraftlineError, RequestError
 from ..core.output import Delta, RequestOutput
@@ -108,6 +109,11 @@ class _Replica:
     ) -> tuple[int, ...]:
         """Queue a request; its prompt's token ids. Raises `RequestError`, `CapacityError`."""
         self._check_drafters(options)
+        if self.config.acceptance != COUPLED and params.structured_output is not None:
+            raise RequestError(
+                "structured_output",
+                f"needs acceptance: coupled; this engine has {self.config.acceptance}",
+            )
         request, stop = self._factory.build(request_id, prompt, params, sink, options)
         self._thread.add(request, stop)
         return tuple(request.prompt_ids.tolist())

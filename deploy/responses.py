@@ -23,6 +23,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogprobs
 from openai.types.completion_usage import PromptTokensDetails
 
+from ..core.acceptance_rules import LOSSY
 from ..core.output import RequestMetrics
 from .chunk_template import ChunkTemplate
 from .generation import Answer, Piece
@@ -215,9 +216,16 @@ def metrics_block(answers: Sequence[Answer]) -> Extra:
         "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
+        "acceptance": _acceptance(metrics),
         "by_source": _by_source(metrics),
     }
     return {"metrics": {"speculative_decoding": block}}
+
+
+def _acceptance(metrics: Sequence[RequestMetrics]) -> str:
+    """The rule's name, and that it is lossy where it is."""
+    rules = {one.acceptance for one in metrics}
+    return ", ".join(f"{rule} (lossy)" if rule in LOSSY else rule for rule in sorted(rules))
 
 
 def _by_source(metrics: Sequence[RequestMetrics]) -> dict[str, dict[str, int]]:

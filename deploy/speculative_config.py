@@ -10,7 +10,7 @@ from ..core.errors import ConfigError
 from .settings import parse_json
 
 FIELD = "speculative-config"
-OWN_KEYS = ("drafters", "tree_nodes", "node_budget", "draft_deadline_ms")
+OWN_KEYS = ("drafters", "tree_nodes", "node_budget", "acceptance", "draft_deadline_ms")
 # vLLM's method -> our kind.
 METHODS = {"ngram": "prompt_lookup", "draft_model": "model", "suffix": "suffix"}
 # vLLM's key -> the option of our kind.
@@ -26,7 +26,7 @@ OPTIONS = {
 
 
 def read_speculative_config(text: str) -> dict[str, Any]:
-    """Engine settings (`drafters`, `tree_nodes`, `node_budget`, `draft_deadline_ms`) from JSON.
+    """Engine settings (those of `OWN_KEYS`) from JSON.
 
     A list is the drafters; an object has our keys, or vLLM's `method` and its keys.
     Raises `ConfigError`.

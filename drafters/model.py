@@ -150,6 +150,8 @@ class ModelDrafter:
         tree = None
         if expansion is not None and limit:
             tree = TreeJob(expansion, state.committed_len, state.blocks, state.law)
+        law_size = self._law_size(state)
+        rng = draft_rng(self._name, state.law.seed, state.committed_len) if law_size else None
         return ChainJob(
             state.tokens[position:],
             position,
@@ -158,8 +160,8 @@ class ModelDrafter:
             state.law.copy(),
             state.length,
             with_best=self._options.branch > 0 and state.law.temperature == 0,
-            law_size=self._law_size(state),
-            rng=draft_rng(self._name, state.law.seed, state.committed_len),
+            law_size=law_size,
+            rng=rng,
             tree=tree,
         )
 

@@ -20,7 +20,7 @@ from .partition import LayerSpan
 from .rotary import RotaryTable
 from .sampler import choose_tokens
 from .step_attention import StepAttention
-from .verdicts import verdicts
+from .verdicts import verdicts, with_verdicts
 from .warm_up import warm_up
 
 NO_ROWS = np.empty(0, dtype=np.int32)
@@ -183,7 +183,9 @@ def _decide(logits: Tensor, step: StepInput) -> tuple[Int32, tuple[Verdict, ...]
     targets = choose_tokens(edited, step.sampling).cpu().numpy()
     if step.verification is None:
         return targets, None
-    return targets, verdicts(edited, step.sampling, step.verification)
+    found = verdicts(edited, step.sampling, step.verification)
+    # So that log-probabilities are those of what is committed.
+    return with_verdicts(targets, step.verification, found), found
 
 
 def _log_probs(laws: Tensor, tokens: Tensor) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from ..core.acceptance_rules import RULES
 from ..core.candidates import Verdict
 from ..core.seeded_chance import SeededChance
-from ..core.types import Float64, SamplingRows
+from ..core.types import Float64, Int32, SamplingRows
 from ..core.verification import Verification, children_of
 from .sampler import process_rows
 
@@ -32,6 +34,18 @@ def verdicts(
         found.append(RULES[tree.rule](own, children, SeededChance(seed, position)))
         first += 1 + tree.num_nodes
     return tuple(found)
+
+
+def with_verdicts(targets: Int32, verification: Verification, found: Sequence[Verdict]) -> Int32:
+    """int32 [rows]: `targets` with the tokens that were committed after the rows of each path."""
+    targets = targets.copy()
+    first = 0
+    for tree, (path, token) in zip(verification.trees, found, strict=True):
+        tokens = dict(zip(tree.nodes.tolist(), tree.tokens.tolist(), strict=True))
+        rows = [0, *(node + 1 for node in path)]
+        targets[[first + row for row in rows]] = [*(tokens[node] for node in path), token]
+        first += 1 + tree.num_nodes
+    return targets
 
 
 def target_laws(logits: Tensor, sampling: SamplingRows) -> Float64:

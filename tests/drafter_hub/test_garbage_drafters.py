@@ -10,6 +10,7 @@ from draftline.cluster.circuit_breaker import RetryPolicy
 from draftline.cluster.drafter_channel import DrafterLimits
 from draftline.cluster.drafter_hub import DrafterHub
 from draftline.cluster.inproc_link import InprocLink
+from draftline.core.draft_laws import DraftLaws
 from draftline.core.engine import EngineCore
 from draftline.core.types import Probe, Proposal, Query
 from hypothesis import given, settings
@@ -72,10 +73,11 @@ garbage_probes = st.none() | st.builds(
 )
 garbage_proposals = st.one_of(
     st.builds(
-        lambda arrays, probe, count: Proposal("garbage", *arrays, probe, count),
+        lambda arrays, probe, count, laws: Proposal("garbage", *arrays, probe, count, laws),
         st.tuples(garbage_arrays(), garbage_arrays(), garbage_arrays()) | cyclic_or_valid(),
         garbage_probes,
         st.integers(-3, 200) | st.none(),
+        st.none() | st.builds(DraftLaws, garbage_arrays(), garbage_arrays()),
     ),
     st.sampled_from([None, 3, "text", (), Query("other", 1, 1)]),
 )

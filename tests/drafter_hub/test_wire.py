@@ -9,6 +9,7 @@ import pytest
 from draftline.cluster import drafter_pb2 as pb
 from draftline.cluster import wire
 from draftline.cluster.drafter_link import DrafterMessage
+from draftline.core.draft_laws import DraftLaws
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.shaping import Shaping
 from draftline.core.types import (
@@ -81,8 +82,14 @@ probes = st.builds(
     ints,
     st.integers(0, 100),
 )
+float_matrices = arrays(
+    np.float32,
+    array_shapes(min_dims=2, max_dims=2, min_side=0),
+    elements=st.floats(0, 1, width=32),
+)
+laws = st.none() | st.builds(DraftLaws, matrices, float_matrices)
 proposals = st.builds(
-    Proposal, st.just("s"), ints, ints, floats, st.none() | probes, st.integers(0, 2**31)
+    Proposal, st.just("s"), ints, ints, floats, st.none() | probes, st.integers(0, 2**31), laws
 )
 messages = st.builds(
     DrafterMessage,

@@ -90,11 +90,9 @@ def draw(acceptance: str, mix: str) -> list[RequestOutput]:
         )
         for seed in range(NUM_DRAWS)
     ]
-    with engine(acceptance, DRAFTERS[mix], max_queued_requests=NUM_DRAWS) as found:
-        with ThreadPoolExecutor(64) as pool:
-            return [
-                output for [output] in pool.map(lambda one: found.generate([PROMPT], one), params)
-            ]
+    with engine(acceptance, DRAFTERS[mix]) as found, ThreadPoolExecutor(64) as pool:
+        outputs = pool.map(lambda one: found.generate([PROMPT], one), params)
+        return [output for [output] in outputs]
 
 
 @pytest.mark.timeout(300)
