@@ -24,6 +24,10 @@ class SeededChance:
         """See `Chance`."""
         return bool(self._rng.random() < probability)
 
+    def coins(self, count: int) -> Float64:
+        """The next uniform numbers: one for each coin, and one for each draw."""
+        return self._rng.random(count)
+
     def draw(self, law: Float64) -> int:
         """See `Chance`."""
         sums = np.cumsum(law)

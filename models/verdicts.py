@@ -13,6 +13,7 @@ from ..core.candidates import Verdict
 from ..core.seeded_chance import SeededChance
 from ..core.types import Float64, Int32, SamplingRows
 from ..core.verification import Verification, children_of
+from .rejection import verify_rejections
 from .sampler import process_rows
 
 
@@ -26,6 +27,12 @@ def verdicts(
     """
     num_rows = sum(1 + tree.num_nodes for tree in verification.trees)
     laws = target_laws(logits[:num_rows], sampling)
+    if all(tree.rule == "rejection" for tree in verification.trees):
+        return verify_rejections(laws, verification)
+    return _one_by_one(laws.cpu().numpy(), verification)
+
+
+def _one_by_one(laws: Float64, verification: Verification) -> tuple[Verdict, ...]:
     found, first = [], 0
     parts = zip(verification.trees, verification.seeds, verification.positions, strict=True)
     for tree, seed, position in parts:
@@ -48,16 +55,13 @@ def with_verdicts(targets: Int32, verification: Verification, found: Sequence[Ve
     return targets
 
 
-def target_laws(logits: Tensor, sampling: SamplingRows) -> Float64:
+def target_laws(logits: Tensor, sampling: SamplingRows) -> Tensor:
     """float64 [rows, vocabulary]: the law that each row's token is drawn from."""
-    laws = torch.zeros(logits.shape, dtype=torch.float64)
-    best = logits.argmax(dim=-1, keepdim=True).cpu()
+    laws = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+    laws.scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
     sampled = np.flatnonzero(sampling.temperature[: len(logits)])
-    greedy = torch.ones(len(logits), 1, dtype=torch.float64)
-    greedy[sampled] = 0.0
-    laws.scatter_(-1, best, greedy)
     if len(sampled):
-        rows = torch.from_numpy(sampled)
-        scaled = process_rows(logits[rows.to(logits.device)].float(), sampling, sampled)
-        laws[rows] = torch.softmax(scaled.double(), dim=-1).cpu()
-    return laws.numpy()
+        rows = torch.from_numpy(sampled).to(logits.device)
+        scaled = process_rows(logits[rows].float(), sampling, sampled)
+        laws[rows] = torch.softmax(scaled.double(), dim=-1)
+    return laws

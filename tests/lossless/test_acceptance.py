@@ -22,7 +22,7 @@ RULES = ("rejection", "block", "traversal", "k_seq")
 PROMPT = "for name in names:\n    print(name)\nfor name in names:\n    print("
 TOP_K, TEMPERATURE = 3, 1.3
 NUM_TOKENS = 3
-NUM_DRAWS = 1500
+NUM_DRAWS = 1000
 # A sound rule fails one test of these in ten thousand.
 LEAST_P = 1e-4
 DRAFTERS = {
@@ -96,8 +96,9 @@ def draw(acceptance: str, mix: str) -> list[RequestOutput]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mix", DRAFTERS)
-@pytest.mark.parametrize("acceptance", RULES)
+@pytest.mark.parametrize(
+    ("acceptance", "mix"), [*((rule, "model") for rule in RULES), ("rejection", "mixed")]
+)
 def test_answers_have_the_target_s_law(
     acceptance: str, mix: str, law: dict[tuple[int, ...], float]
 ) -> None:
