@@ -32,7 +32,7 @@ def run_bench(job: BenchJob, settings: Mapping[str, Any], console: Console) -> i
     quiet_libraries()
     if job.plots is not None:
         require_matplotlib()
-    result = asyncio.run(_measure(job, settings, console))
+    result = asyncio.run(measure(job, settings, console))
     print_result(result, console)
     console.print(machine().line())
     if job.output is not None:
@@ -45,7 +45,8 @@ def run_bench(job: BenchJob, settings: Mapping[str, Any], console: Console) -> i
     return 1 if result.faults else 0
 
 
-async def _measure(job: BenchJob, settings: Mapping[str, Any], console: Console) -> BenchResult:
+async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) -> BenchResult:
+    """Everything that a job asks for; tells what it does. Raises `DraftlineError`."""
     recording = None if job.replay is None else read_recording(job.replay)
     if recording is not None:
         prompts = [BenchPrompt(one.name, one.prompt) for one in recording.answers]
