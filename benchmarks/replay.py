@@ -44,6 +44,7 @@ def _steps_a_second(result: BenchResult) -> dict[str, float]:
 
 
 def main(
+    *,
     num_prompts: Annotated[int, typer.Option(help="Bundled prompts.")] = 16,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
