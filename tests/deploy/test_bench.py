@@ -60,6 +60,7 @@ def test_a_replay_commits_as_much_as_the_target_did(
     """Whatever asks the target for nothing but its tokens drafts the same without a target."""
     recording, output = tmp_path / "recording.jsonl", tmp_path / "b.json"
     drafters = '[{"kind": "prompt_lookup"}, {"kind": "anpd"}, {"kind": "suffix"}]'
+    drafters = f'{{"drafters": {drafters}, "node_budget": "full"}}'
     common = [str(checkpoint), "--speculative-config", drafters, "--rounds", "1"]
     common += ["--output", str(output)]
     asked = ["--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "40"]
@@ -102,7 +103,7 @@ def test_the_suite_of_spectra(checkpoint: Path, prompts: Path, tmp_path: Path) -
     arguments += ["--num-prompts", "2", "--max-tokens", "12", "--rounds", "1"]
     result = runner.invoke(cli.app, [*arguments, "--output", str(output)])
     assert result.exit_code == 0, result.output
-    assert "left out, for want of a store: RETRIEVAL" in result.output
+    assert "left out, for want of a store: REST" in result.output
     settings = json.loads(output.read_text())["settings"]
     assert {"target", "ANPD", "Lookahead", "CORE", "CORE without forward"} <= settings.keys()
     assert "RETRIEVAL" not in settings
