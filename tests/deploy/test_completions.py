@@ -53,6 +53,7 @@ async def test_speculative_metrics(client: httpx.AsyncClient) -> None:
         "num_spec_steps": 2,
         "num_accepted_draft_tokens": 2,
         "num_draft_tokens": 6,
+        "acceptance": "coupled",
         "by_source": {"spectra": {"num_draft_tokens": 6, "num_accepted_tokens": 2}},
     }
 
