@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,7 +113,7 @@ def _steps(
         told = time.perf_counter()
         drafter.observe(commits)
         heard = time.perf_counter()
-        yield proposed - begin, heard - told, _mean(len(one.tokens) for one in proposals)
+        yield proposed - begin, heard - told, statistics.mean(len(one.tokens) for one in proposals)
 
 
 def _commit(
@@ -127,10 +127,6 @@ def _commit(
         rows = np.append(text[base - 1], proposal.tokens)
         successors = Successors(rows, rng.choice(text, (len(rows), proposal.num_successors)))
     return Commit(name, base, text[base : base + STEP_LEN], probe_ids, successors)
-
-
-def _mean(values: Iterable[int]) -> float:
-    return statistics.mean(values)
 
 
 def main(

@@ -125,7 +125,7 @@ class Drafting:
     def bare(self, state: RequestState) -> TreeStep:
         """Plain decoding: the root alone."""
         coupled = self._acceptance == COUPLED
-        candidates = None if coupled else no_candidates(self._acceptance)
+        candidates = None if coupled else no_candidates(rule_for(self._acceptance, ()))
         return TreeStep(state, NO_TREE, {}, NO_TREE, {}, candidates)
 
     def _as_drawn(

@@ -167,6 +167,8 @@ class EngineCore:
         for state in flight.states:
             state.in_flight -= 1
         answers = StepAnswers(output)
+        has_rule = any(step.candidates is not None for step in flight.trees)
+        assert has_rule == (output.verdicts is not None), "the stage did not do what it was asked"
         walks = walks_of([step.tree for step in flight.trees], output)
         for step, walk in zip(flight.trees, walks, strict=True):
             answer = answers.of_tree(step)

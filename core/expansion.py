@@ -39,6 +39,10 @@ class Expansion(Protocol):
         """How many nodes will have been in the frontier at the end, without the root, at most."""
         ...
 
+    def depth(self, node: int) -> int:
+        """Of a node so far; 0 for the root."""
+        ...
+
     def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
         """Candidates after each node of the frontier, the most probable first, and their log q."""
         ...

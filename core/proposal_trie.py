@@ -44,6 +44,13 @@ class ProposalTrie:
             parent = node
         return len(self._tokens) - before
 
+    def add_all(self, sequences: Iterable[Iterable[int]]) -> None:
+        """Merge paths in order for as long as there is room."""
+        for sequence in sequences:
+            self.add(sequence)
+            if self.is_full:
+                break
+
     def proposal(self, source: str, probe: Probe | None = None) -> Proposal:
         """The nodes so far, their probabilities unknown."""
         return Proposal(

@@ -105,6 +105,13 @@ def slots_of(blocks: Sequence[int], first: int, count: int, block_size: int) -> 
     return slots.ravel()[offset : offset + count]
 
 
+def block_tables(blocks: Sequence[Sequence[int]]) -> Int32:
+    """int32 [requests, most blocks]: the blocks of each, with zeros behind them."""
+    width = max(map(len, blocks))
+    rows = [[*own, *[0] * (width - len(own))] for own in blocks]
+    return np.array(rows, dtype=np.int32)
+
+
 def build_step(
     step_id: int, chunks: Sequence[PromptChunk], trees: Sequence[TreeStep], block_size: int
 ) -> StepInput:
@@ -119,7 +126,7 @@ def build_step(
     counts = np.array([part.num_rows for part in parts], dtype=np.int32)
     starts = np.concatenate([FIRST_ROW, np.cumsum(counts, dtype=np.int32)])
     context_lens = np.array([part.context_len for part in parts], dtype=np.int32)
-    tables = _block_tables(states)
+    tables = block_tables([state.blocks for state in states])
     own = _runs(np.zeros_like(counts), counts)
     owner = np.repeat(np.arange(len(parts)), counts)
     # A row's KV stands where its place in the request says, not its depth in a tree.
@@ -269,12 +276,6 @@ def _take_moves(states: Sequence[RequestState]) -> Int32:
         moves += state.moves
         state.moves = []
     return np.array(moves, dtype=np.int32).reshape(-1, 2)
-
-
-def _block_tables(states: Sequence[RequestState]) -> Int32:
-    width = max(len(state.blocks) for state in states)
-    rows = [state.blocks + [0] * (width - len(state.blocks)) for state in states]
-    return np.array(rows, dtype=np.int32)
 
 
 def _edits(parts: Sequence[TreeStep | PromptChunk]) -> tuple[LogitEdits, ...]:

@@ -48,6 +48,9 @@ class Bench:
 async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterator[Bench]:
     """The server at the job's `base_url` for every setting."""
     assert job.base_url is not None
+    for field in ("record", "replay"):
+        if getattr(job, field) is not None:
+            raise ConfigError(field, "needs an engine in this process: leave out --base-url")
     async with HttpEndpoint(job.base_url, job.api_key) as endpoint:
         info = (await endpoint.connect(job.model)).info
         if not info.is_draftline and job.drafters is not None:
@@ -70,7 +73,7 @@ async def open_engines(
     configs = [config if job.one_engine else _with_drafters(config, one) for one in found]
     make_pipeline = None
     if recording is not None:
-        _check_model(config, recording)
+        _check_fits(config, recording)
         answers = recording.answers
         make_pipeline = lambda _specs: ReplayPipeline(answers)  # noqa: E731
     async with AsyncExitStack() as stack:
@@ -99,7 +102,9 @@ async def open_engines(
         yield Bench(endpoints, plan, what, compares, explain)
 
 
-def _check_model(config: EngineConfig, recording: Recording) -> None:
+def _check_fits(config: EngineConfig, recording: Recording) -> None:
+    if config.acceptance != COUPLED:
+        raise ConfigError("replay", "repeats the target's own tokens: it needs acceptance: coupled")
     if config.model != recording.model:
         raise ConfigError(
             "replay", f"is of model {recording.model}, not of {config.model}: its tokens differ"

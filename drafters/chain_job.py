@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..core.sampling_rows import sampling_rows
+from ..core.step_builder import block_tables
 from ..core.stopping import Drawn
 from ..core.types import Int32, LogitEdits, SamplingRows, StepInput, StepOutput
 from .chain_length import ChainLength
@@ -119,7 +120,7 @@ def build_step(
     positions = np.concatenate(
         [np.arange(job.position, job.position + n) for job, n in zip(jobs, counts, strict=True)]
     ).astype(np.int32)
-    tables = _block_tables(jobs)
+    tables = block_tables([job.blocks for job in jobs])
     owner = np.repeat(np.arange(len(jobs)), counts)
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
     drawing = [jobs[index] for index in batch.drawing]
@@ -163,13 +164,6 @@ def _sampling(jobs: Sequence[ChainJob], last_positions: Int32) -> SamplingRows:
 def _edits(jobs: Sequence[ChainJob]) -> tuple[LogitEdits, ...]:
     found = [job.law.edits(row) for row, job in enumerate(jobs)]
     return tuple(edits for edits in found if edits is not None)
-
-
-def _block_tables(jobs: Sequence[ChainJob]) -> Int32:
-    tables = np.zeros((len(jobs), max(len(job.blocks) for job in jobs)), dtype=np.int32)
-    for table, job in zip(tables, jobs, strict=True):
-        table[: len(job.blocks)] = job.blocks
-    return tables
 
 
 def _int32(values: Sequence[int]) -> Int32:

@@ -84,10 +84,7 @@ class LookaheadDrafter:
 
     def _propose(self, state: _Request, max_nodes: int) -> Proposal:
         trie = ProposalTrie(max_nodes)
-        for guess in state.guesses():
-            trie.add(guess)
-            if trie.is_full:
-                break
+        trie.add_all(state.guesses())
         probe = state.window.probe(top_k=1) if max_nodes > 0 and state.window else None
         return trie.proposal(self._name, probe)
 

@@ -80,7 +80,10 @@ class ModelDrafter:
         self._costs = DraftCosts()
         self._stop_rule = self._options.stop_rule(self._costs)
         self._expansions = self._options.expansions()
-        self._proposed_at: float | None = None
+        # When the last drafts were done, and of which requests: what is between the drafts of one
+        # request is a verification, anything else may be idleness.
+        self._proposed_at = 0.0
+        self._drafted: frozenset[str] = frozenset()
         self._told_full = False
 
     @property
@@ -101,7 +104,7 @@ class ModelDrafter:
         """
         states = [self._requests.of_query(query) for query in queries]
         start = self._clock()
-        if self._proposed_at is not None:
+        if not self._drafted.isdisjoint(query.request_id for query in queries):
             self._costs.note_verify(start - self._proposed_at)
         jobs = [
             self._begin(state, query.max_nodes, len(queries))
@@ -118,6 +121,7 @@ class ModelDrafter:
             growing = self._grow(growing)
             start = self._clock()
         self._proposed_at = start
+        self._drafted = frozenset(query.request_id for query in queries)
         for state, job in zip(states, jobs, strict=True):
             state.keep_cache(job)
         return [

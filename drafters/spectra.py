@@ -113,10 +113,7 @@ class SpectraDrafter:
 
     def _propose(self, state: _Request, max_nodes: int) -> Proposal:
         trie = ProposalTrie(max_nodes)
-        for guess in state.guesses():
-            trie.add(guess)
-            if trie.is_full:
-                break
+        trie.add_all(state.guesses())
         probe = None
         if state.pool is not None and max_nodes > 0:
             probe = state.pool.probe(self._options.explore_top_k)

@@ -11,6 +11,7 @@ import numpy as np
 from ..core.coupled_rank import CoupledChoice, rank_coupled
 from ..core.expansion import Expansion
 from ..core.sampling_rows import sampling_rows
+from ..core.step_builder import block_tables
 from ..core.types import ROOT, Bool, Float32, Int32, StepInput, StepOutput, TreeRows
 from .text_law import TextLaw
 
@@ -39,18 +40,11 @@ class TreeJob:
         """How many of the most probable tokens it looks at after a node."""
         return self.expansion.num_candidates * (OVERSAMPLE if self.law.temperature > 0 else 1)
 
-    def depth(self, node: int) -> int:
-        """0 for the root."""
-        depth = 0
-        while node != ROOT:
-            node, depth = self.expansion.parents[node], depth + 1
-        return depth
-
     def take(self, output: StepOutput, first: int) -> None:
         """The answers to its frontier, whose rows begin at `first`."""
         ids, log_probs = [], []
         for row, node in enumerate(self.expansion.frontier, first):
-            tokens, given = self._candidates(output, row, self.depth(node))
+            tokens, given = self._candidates(output, row, self.expansion.depth(node))
             ids.append(tokens.tolist())
             log_probs.append(given.tolist())
         self.expansion.grow(ids, log_probs)
@@ -100,8 +94,6 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
         [tree.positions[rows] for tree, rows in zip(trees, own, strict=True)]
     )
     tokens = [job.expansion.tokens[node] for job in jobs for node in job.expansion.frontier]
-    width = max(len(job.blocks) for job in jobs)
-    tables = [[*job.blocks, *[0] * (width - len(job.blocks))] for job in jobs]
     laws = [job.law for job in jobs]
     no_rows = np.empty(0, dtype=np.int32)
     return StepInput(
@@ -112,7 +104,7 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
         slots=np.concatenate([tree.slots[rows] for tree, rows in zip(trees, own, strict=True)]),
         request_starts=np.array([0, *accumulate(counts)], dtype=np.int32),
         context_lens=np.array([job.committed_len for job in jobs], dtype=np.int32),
-        block_tables=np.array(tables, dtype=np.int32),
+        block_tables=block_tables([job.blocks for job in jobs]),
         trees=tuple(trees),
         logits_rows=np.arange(len(tokens), dtype=np.int32),
         sampling=sampling_rows(
@@ -135,7 +127,7 @@ def _rows(job: TreeJob, block_size: int) -> TreeRows:
     nodes = [*job.fed, *job.expansion.frontier]
     places = np.arange(job.committed_len, job.committed_len + len(nodes))
     blocks = np.array(job.blocks, dtype=np.int32)[places // block_size]
-    depths = [job.depth(node) for node in nodes]
+    depths = [job.expansion.depth(node) for node in nodes]
     return TreeRows(
         mask=job.mask(),
         slots=(blocks * block_size + places % block_size).astype(np.int32),

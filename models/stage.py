@@ -141,12 +141,13 @@ class Stage:
         targets = np.empty(0, dtype=np.int32)
         probes = np.empty((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
         scores = np.empty(0, dtype=np.float32)
+        found = None
         if len(step.logits_rows):
             targets, found = _decide(of(step.logits_rows), step)
         if probes.size:
             top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
             probes = top.to(torch.int32).cpu().numpy()
-        log_probs = top = scored_top = entropies = found = None
+        log_probs = top = scored_top = entropies = None
         if len(step.scored_rows):
             laws = torch.log_softmax(of(step.scored_rows), dim=-1)
             scores = _log_probs(laws, self._tensor(step.scored_tokens))

@@ -95,12 +95,8 @@ def test_a_static_tree_has_its_shape(choices: list[list[int]], max_nodes: int, s
     expansion = grown(StaticExpansion(shape), seed)
     assert len(expansion.tokens) == len(shape)
     ranks = {()} | {tuple(path[: length + 1]) for path in choices for length in range(len(path))}
-    order = {
-        path_of(expansion, node): path
-        for node in range(len(expansion.tokens))
-        for path in [_ranks(path_of(expansion, node), seed)]
-    }
-    assert {*order.values(), ()} == ranks
+    nodes = range(len(expansion.tokens))
+    assert {_ranks(path_of(expansion, node), seed) for node in nodes} | {()} == ranks
     assert len(proposed(expansion, max_nodes)) == min(max_nodes, len(shape))
 
 

@@ -89,6 +89,7 @@ def test_a_replay_of_another_model_is_refused(checkpoint: Path, tmp_path: Path) 
     [
         (["--suite", "specter"], "suite: 'specter' is not there; known: spectra"),
         (["--suite", "spectra", "--drafters", "all"], "suite: brings its own drafters"),
+        (["--base-url", "http://localhost:1", "--record", "r"], "record: needs an engine"),
     ],
 )
 def test_a_suite_that_cannot_run_is_refused(flags: list[str], message: str) -> None:

@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.core.types import LogitEdits, StepInput, StepOutput
+from draftline.core.candidates import Verdict
+from draftline.core.merge import merge
+from draftline.core.types import LogitEdits, Proposal, StepInput, StepOutput
+from draftline.core.verification import Verification, candidates_of
 from draftline.models.partition import LayerSpan, partition_layers
 from draftline.models.stage import Stage, load_stage
 from support.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
@@ -207,6 +210,29 @@ def test_what_drafters_hear_of_a_row_is_not_edited_with_its_answer(llama: Target
     output = run(llama.stages[0], replace(step, edits=(edits,)))
     assert output.probe_ids[:, 0].tolist() == best
     assert not set(output.target_tokens.tolist()) & set(best)
+
+
+def test_a_rule_s_verdicts_come_back_with_what_was_committed(llama: Target) -> None:
+    llama.clear()
+    request = PagedRequest([2, 9, 4, 1, 7])
+    llama.logits([request.chunk(TOKENS[:9], 0)])
+    best = int(llama.expected(*TOKENS[:10])[-1].argmax())
+    then = int(llama.expected(*TOKENS[:10], best)[-1].argmax())
+    # The second child of the root is right, and the token after it stands below it.
+    nodes, parents = [(best + 1) % VOCAB_SIZE, best, (then + 1) % VOCAB_SIZE], [-1, -1, 1]
+    forest = Proposal(
+        "a", np.array(nodes, dtype=np.int32), np.array(parents, dtype=np.int32),
+        np.zeros(3, dtype=np.float32),
+    )  # fmt: skip
+    candidates = candidates_of("rejection", merge([forest], 9, 9), [forest], 9)
+    rows = request.tree([TOKENS[9], *nodes], [-1, *(parent + 1 for parent in parents)], 9)
+    step = make_step([rows])
+    output = run(
+        llama.stages[0], replace(step, verification=Verification((candidates,), (7,), (9,)))
+    )
+    assert output.verdicts == (Verdict([1], then),)
+    assert output.target_tokens[[0, 2]].tolist() == [best, then]
+    assert run(llama.stages[0], step).verdicts is None
 
 
 def test_a_step_that_asks_for_nothing(llama: Target) -> None:
