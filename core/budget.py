@@ -137,7 +137,7 @@ class NodeBudget:
         values: Float64 = np.concatenate([tree.values for tree in trees] or [np.empty(0)])
         # Stable, and a node is worth no more than its parent: parents stay where children do.
         order = np.argsort(-values, kind="stable")
-        tokens = len(trees) + np.r_[0.0, np.cumsum(values[order])]
+        tokens = len(trees) + _sums(values[order])
         rows = len(trees) + num_other_rows + np.arange(len(tokens))
         kept = np.zeros(len(values), dtype=np.bool_)
         kept[order[: int(np.argmax(tokens / self.cost.seconds(rows)))]] = True
@@ -153,11 +153,18 @@ class NodeBudget:
         if self._steps_unasked >= EXPLORE_EVERY:
             return True
         count = np.arange(len(self._profile) + 1)
-        tokens = num_requests * (1.0 + np.r_[0.0, np.cumsum(self._profile)])
+        tokens = num_requests * (1.0 + _sums(self._profile))
         rows = num_requests * (1.0 + count) + num_other_rows
         rates = tokens / (self.cost.seconds(rows) + self._draft_s)
         plain = num_requests / self.cost.seconds(num_requests + num_other_rows)
         return bool(rates.max() > plain)
+
+
+def _sums(values: Float64) -> Float64:
+    """float64 [n + 1]: of none of the values, of the first, of the first two, and so on."""
+    sums = np.zeros(len(values) + 1)
+    np.cumsum(values, out=sums[1:])
+    return sums
 
 
 def _best(tree: TokenTree, max_nodes: int) -> TokenTree:

@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from . import tree_kernels
+from . import step_kernels, tree_kernels
 from .acceptance import AcceptanceTable
 from .tree import NO_TREE, TokenTree, credit, node_ends
 from .types import Proposal, chain_proposal
@@ -72,7 +72,7 @@ def merge_all(
 
 
 def load_kernels() -> None:
-    """Compile the loops over nodes, or load them from disk, so that no step waits for it."""
+    """Compile the loops over nodes and rows, or load them from disk, so that no step waits for it."""
     table, ids = AcceptanceTable(), np.arange(2, dtype=np.int32)
     tree = merge([chain_proposal("any", ids)], 2, 2, table)
     tree.keep(ids < 1)
@@ -81,3 +81,5 @@ def load_kernels() -> None:
     tree.count_sources()
     tree_kernels.follow(tree.nodes, node_ends([tree]), np.arange(3, dtype=np.int32))
     credit([tree], [[0, 1]], np.zeros(1))
+    step_kernels.lay_out(ids, ids, np.zeros((2, 1), dtype=np.int32), ids, 1)
+    step_kernels.runs(ids, ids)

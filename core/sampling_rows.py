@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .shaping import Shaping
-from .types import Float32, Int32, Int64, SamplingRows
+from .types import Int32, Int64, SamplingRows
 
 
 def sampling_rows(
@@ -18,17 +18,24 @@ def sampling_rows(
     counts: Sequence[int] | Int32 | None = None,
 ) -> SamplingRows:
     """Rows of some requests, `counts` of each; by default one. `positions` is int64 [rows]."""
-    counts = [1] * len(shapings) if counts is None else counts
-
-    def floats(values: Sequence[float]) -> Float32:
-        return np.repeat(np.array(values, dtype=np.float32), counts)
-
+    floats = np.array([temperatures, *_columns(shapings)], dtype=np.float32)
+    whole = np.array([[shaping.top_k for shaping in shapings], seeds], dtype=np.int64)
+    if counts is not None:
+        floats, whole = floats.repeat(counts, axis=1), whole.repeat(counts, axis=1)
     return SamplingRows(
-        temperature=floats(temperatures),
-        top_k=np.repeat(np.array([s.top_k for s in shapings], dtype=np.int32), counts),
-        top_p=floats([s.top_p for s in shapings]),
-        min_p=floats([s.min_p for s in shapings]),
-        typical_p=floats([s.typical_p for s in shapings]),
-        seed=np.repeat(np.array(seeds, dtype=np.int64), counts),
+        temperature=floats[0],
+        top_k=whole[0].astype(np.int32),
+        top_p=floats[1],
+        min_p=floats[2],
+        typical_p=floats[3],
+        seed=whole[1],
         position=positions,
     )
+
+
+def _columns(shapings: Sequence[Shaping]) -> list[list[float]]:
+    return [
+        [shaping.top_p for shaping in shapings],
+        [shaping.min_p for shaping in shapings],
+        [shaping.typical_p for shaping in shapings],
+    ]

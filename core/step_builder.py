@@ -10,6 +10,7 @@ import numpy as np
 from .edit_builder import build_edits
 from .request import RequestState
 from .sampling_rows import sampling_rows
+from .step_kernels import lay_out, runs
 from .tree import NO_TREE, TokenTree, masks
 from .types import (
     Bool,
@@ -127,15 +128,10 @@ def build_step(
     starts = np.concatenate([FIRST_ROW, np.cumsum(counts, dtype=np.int32)])
     context_lens = np.array([part.context_len for part in parts], dtype=np.int32)
     tables = block_tables([state.blocks for state in states])
-    own = _runs(np.zeros_like(counts), counts)
-    owner = np.repeat(np.arange(len(parts)), counts)
-    # A row's KV stands where its place in the request says, not its depth in a tree.
-    places = context_lens[owner] + own
-    slots = tables[owner, places // block_size] * np.int32(block_size) + places % block_size
-    positions = context_lens[owner] + _offsets(trees, own)
+    slots, positions = lay_out(counts, context_lens, tables, _offsets(trees), block_size)
     chosen = np.array([part.num_chosen for part in parts], dtype=np.int32)
     firsts = np.concatenate([starts[: len(trees)], (starts[1:] - chosen)[len(trees) :]])
-    logits_rows = _runs(firsts, chosen)
+    logits_rows = runs(firsts, chosen)
     num_scored = np.array([chunk.num_scored for chunk in chunks], dtype=np.int32)
     return StepInput(
         step_id=step_id,
@@ -157,7 +153,7 @@ def build_step(
         ),
         probe_rows=_probe_rows(trees, starts),
         probe_top_k=_probe_top_k(trees),
-        scored_rows=_runs(starts[len(trees) : -1], num_scored),
+        scored_rows=runs(starts[len(trees) : -1], num_scored),
         scored_tokens=_scored_tokens(chunks),
         with_log_probs=any(one.logprobs is not None for one in params),
         verification=_verification(trees),
@@ -178,22 +174,14 @@ def _verification(trees: Sequence[TreeStep]) -> Verification | None:
     )
 
 
-def _runs(firsts: Int32, counts: Int32) -> Int32:
-    """`counts[i]` whole numbers from `firsts[i]` on, for every i."""
-    ends = np.cumsum(counts, dtype=np.int32)
-    size = ends[-1] if len(ends) else 0
-    return np.repeat(firsts - ends + counts, counts) + np.arange(size, dtype=np.int32)
-
-
-def _offsets(trees: Sequence[TreeStep], own: Int32) -> Int32:
-    """Position of each row minus its request's context; that of a prompt's row is its index."""
+def _offsets(trees: Sequence[TreeStep]) -> Int32:
+    """Position of each row of a tree minus its request's context."""
     pieces = [
         piece
         for step in trees
         for piece in (FIRST_ROW, step.tree.depths, *(p.offsets for p in step.probes.values()))
     ]
-    offsets = np.concatenate([NO_ROWS, *pieces])
-    return np.concatenate([offsets, own[len(offsets) :]])
+    return np.concatenate([NO_ROWS, *pieces])
 
 
 def _token_ids(chunks: Sequence[PromptChunk], trees: Sequence[TreeStep]) -> Int32:

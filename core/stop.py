@@ -76,6 +76,9 @@ class StopRule:
 
     def advance(self, token_ids: Sequence[int]) -> Advance:
         """Offer tokens in order; those after the end are not taken."""
+        if not self._may_end(token_ids):
+            self._num_tokens += len(token_ids)
+            return Advance(len(token_ids), "".join(map(self._stream.push, token_ids)), None)
         text = ""
         for index, token_id in enumerate(token_ids):
             self._num_tokens += 1
@@ -89,6 +92,11 @@ class StopRule:
                 return Advance(index + 1, text + self._last_text(cut), reason)
             text += self._release()
         return Advance(len(token_ids), text, None)
+
+    def _may_end(self, token_ids: Sequence[int]) -> bool:
+        """False where no stop text is looked for and none of these tokens is the last."""
+        is_long = self._num_tokens + len(token_ids) >= self._max_tokens
+        return bool(self._stop) or is_long or not self._stop_ids.isdisjoint(token_ids)
 
     def _last_text(self, cut: int | None) -> str:
         if cut is None:
