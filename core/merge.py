@@ -72,7 +72,7 @@ def merge_all(
 
 
 def load_kernels() -> None:
-    """Compile the loops over nodes and rows, or load them from disk, so that no step waits for it."""
+    """Compile the loops over nodes and rows, or load them, so that no step waits for it."""
     table, ids = AcceptanceTable(), np.arange(2, dtype=np.int32)
     tree = merge([chain_proposal("any", ids)], 2, 2, table)
     tree.keep(ids < 1)
