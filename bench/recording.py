@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ..core.errors import ConfigError
 from ..core.output import RequestOutput
 from ..core.sampling_params import SamplingParams
 from .matched import Plan
+from .row_contexts import Said
 
 FIELD = "replay"
-VERSION = 1
+VERSION = 2
 # Next tokens that are kept for each token of an answer: what the drafters that learn from the
 # target's own predictions ask for, at most.
 NUM_SUCCESSORS = 8
+
+
+class OffText(NamedTuple):
+    """What the target found most probable, best first, after a text that it did not say itself.
+
+    start   the answer's text up to here, and then
+    tokens  the first of which the text does not have there
+    """
+
+    start: int
+    tokens: tuple[int, ...]
+    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +39,7 @@ class RecordedAnswer:
 
     seed        of its sampling; no two answers of a recording share one
     successors  the target's most probable tokens, best first, at the place of each answer token
+    off_text    the same where drafters asked about other tokens
     """
 
     name: str
@@ -34,6 +48,12 @@ class RecordedAnswer:
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
     successors: tuple[tuple[int, ...], ...]
+    off_text: tuple[OffText, ...] = ()
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return self.prompt_ids + self.answer_ids
 
     @classmethod
     def of(cls, name: str, prompt: str, seed: int, output: RequestOutput) -> Self:
@@ -58,6 +78,18 @@ class Recording:
     ignore_eos: bool
     answers: tuple[RecordedAnswer, ...]
 
+    def with_said(self, said: Said) -> Recording:
+        """The same with what the target said to drafters' questions about these answers."""
+        found: dict[int, list[OffText]] = {answer.seed: [] for answer in self.answers}
+        texts = {answer.seed: answer.text_ids for answer in self.answers}
+        for context, ids in said.items():
+            if context.seed in texts:
+                start, tokens = off_text(texts[context.seed], context.start, context.tokens)
+                if tokens:
+                    found[context.seed].append(OffText(start, tokens, ids))
+        answers = (replace(one, off_text=tuple(found[one.seed])) for one in self.answers)
+        return replace(self, answers=tuple(answers))
+
     def write(self, path: Path) -> None:
         """One JSON line with the settings, then one an answer."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +97,19 @@ class Recording:
         lines = [{"version": VERSION} | head, *(_fields(answer) for answer in self.answers)]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         path.write_text(text, encoding="utf-8")
+
+
+def off_text(
+    text: Sequence[int], start: int, tokens: tuple[int, ...]
+) -> tuple[int, tuple[int, ...]]:
+    """Of `tokens` at `start` and on, the first that `text` does not have there, and all after it.
+
+    Gives where they begin, and them.
+    """
+    for place, token in enumerate(tokens, start):
+        if place >= len(text) or text[place] != token:
+            return place, tokens[place - start :]
+    return start + len(tokens), ()
 
 
 def read_recording(path: Path) -> Recording:
@@ -93,7 +138,7 @@ def recorded_params(plan: Plan, index: int) -> SamplingParams:
 
 
 _SETTINGS = ("model", "max_tokens", "temperature", "ignore_eos")
-_ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "successors")
+_ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "successors", "off_text")
 
 
 def _head(path: Path, lines: Sequence[str]) -> dict[str, Any]:
@@ -127,6 +172,9 @@ def _answer(row: dict[str, Any]) -> RecordedAnswer:
         prompt_ids=_ids(row["prompt_ids"]),
         answer_ids=_ids(row["answer_ids"]),
         successors=tuple(map(_ids, row["successors"])),
+        off_text=tuple(
+            OffText(int(start), _ids(tokens), _ids(ids)) for start, tokens, ids in row["off_text"]
+        ),
     )
     if len(answer.successors) != len(answer.answer_ids) or not answer.prompt_ids:
         raise ValueError("a list is too short")

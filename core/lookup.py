@@ -22,7 +22,7 @@ class Subtree:
     match_len  how many of the context's last tokens were matched; 0 if none, with no nodes
 
     A child's path probability (the sum of log-probabilities from the root) is never above its
-    parent's, and a lookup answers with the nodes of the highest path probability.
+    parent's, and a lookup answers with the nodes of the highest path probability, best first.
     """
 
     tokens: Int32

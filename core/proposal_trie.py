@@ -30,19 +30,20 @@ class ProposalTrie:
 
     def add(self, sequence: Iterable[int]) -> int:
         """Merge a path that starts below the root, as far as there is room; the new nodes."""
-        before = len(self._tokens)
-        parent = ROOT
+        # Local names: a drafter adds up to all nodes of all requests between two steps.
+        tokens, parents, nodes, most = self._tokens, self._parents, self._nodes, self._max_nodes
+        before, parent = len(tokens), ROOT
         for token in sequence:
-            node = self._nodes.get((parent, token))
+            node = nodes.get((parent, token))
             if node is None:
-                if self.is_full:
+                node = len(tokens)
+                if node >= most:
                     break
-                node = len(self._tokens)
-                self._nodes[parent, token] = node
-                self._tokens.append(token)
-                self._parents.append(parent)
+                nodes[parent, token] = node
+                tokens.append(token)
+                parents.append(parent)
             parent = node
-        return len(self._tokens) - before
+        return len(tokens) - before
 
     def add_all(self, sequences: Iterable[Iterable[int]]) -> None:
         """Merge paths in order for as long as there is room."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,17 @@ from ..bench.engine_endpoint import EngineEndpoint
 from ..bench.equality import Explain
 from ..bench.http_endpoint import HttpEndpoint
 from ..bench.judge_runs import explain_by_model
+from ..bench.load import Load, run_load
 from ..bench.matched import Plan
 from ..bench.prompts import BenchPrompt
 from ..bench.recording import RecordedAnswer, Recording, recorded_params
 from ..bench.replay_pipeline import ReplayPipeline
+from ..bench.row_contexts import Said
 from ..bench.setting import Setting, matched_settings
+from ..bench.tapped_pipeline import TappedPipeline
+from ..cluster.assembly import MakePipeline
 from ..cluster.config import EngineConfig
+from ..cluster.pipeline import Pipeline, StageSpec
 from ..core.acceptance_rules import COUPLED
 from ..core.errors import ConfigError
 from ..core.request_options import RequestOptions
@@ -71,22 +76,19 @@ async def open_engines(
     config = build_serve_args(settings).engine
     found = job.suite or matched_settings([one.source for one in config.drafters], job.drafters)
     configs = [config if job.one_engine else _with_drafters(config, one) for one in found]
-    make_pipeline = None
+    taps: list[TappedPipeline] = []
     if recording is not None:
         _check_fits(config, recording)
-        answers = recording.answers
-        make_pipeline = lambda _specs: ReplayPipeline(answers)  # noqa: E731
+    pipelines = _tapped(taps) if recording is None else _replaying(recording)
     async with AsyncExitStack() as stack:
         engines: dict[EngineConfig, AsyncEngine] = {}
         for one in configs:
             if one not in engines:
-                engines[one] = AsyncEngine(one, make_pipeline=make_pipeline)
+                engines[one] = AsyncEngine(one, pipelines=pipelines)
                 await engines[one].start()
                 stack.push_async_callback(engines[one].close)
         first = engines[configs[0]]
         plan = job.plan(_that_fit(prompts, first.tokenizer, first.max_model_len - job.max_tokens))
-        if job.record is not None:
-            (await _record(config.model, first, plan)).write(job.record)
         endpoints = {
             setting: EngineEndpoint(engines[one], per_request=job.one_engine)
             for setting, one in zip(found, configs, strict=True)
@@ -100,6 +102,10 @@ async def open_engines(
         # Under other rules answers have the target's law, but are not its own for a seed.
         compares = config.acceptance == COUPLED or not job.temperature
         yield Bench(endpoints, plan, what, compares, explain)
+        # After the runs: what engines learn here about their drafters, a replay does not.
+        if job.record is not None:
+            own = await _record(config.model, first, plan)
+            own.with_said(await _ask_all(endpoints, plan, taps)).write(job.record)
 
 
 def _check_fits(config: EngineConfig, recording: Recording) -> None:
@@ -126,6 +132,36 @@ async def _record(model: str, engine: AsyncEngine, plan: Plan) -> Recording:
         ignore_eos=plan.ignore_eos,
         answers=tuple(answers),
     )
+
+
+async def _ask_all(
+    endpoints: Mapping[Setting, Endpoint], plan: Plan, taps: Sequence[TappedPipeline]
+) -> Said:
+    """Run every setting once, for what the target says to its drafters."""
+    said: Said = {}
+    for tap in taps:
+        tap.said = said
+    for setting, endpoint in endpoints.items():
+        if setting.drafters:
+            await run_load(endpoint, plan.asks(setting, f"record-{setting.name}"), Load())
+    for tap in taps:
+        tap.said = None
+    return said
+
+
+def _tapped(taps: list[TappedPipeline]) -> Callable[[MakePipeline], MakePipeline]:
+    def pipelines(own: MakePipeline) -> MakePipeline:
+        def make(specs: Sequence[StageSpec]) -> Pipeline:
+            taps.append(TappedPipeline(own(specs)))
+            return taps[-1]
+
+        return make
+
+    return pipelines
+
+
+def _replaying(recording: Recording) -> Callable[[MakePipeline], MakePipeline]:
+    return lambda _own: lambda _specs: ReplayPipeline(recording.answers)
 
 
 def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:

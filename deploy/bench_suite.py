@@ -20,6 +20,9 @@ SUITES = ("spectra",)
 # what a row drafts then depends on no clock.
 ENGINE_SETTINGS: dict[str, Any] = {"tree_nodes": 60, "node_budget": "full"}
 MAX_NODES = 60
+# What copies text copies up to as many tokens as suffix decoding does by default, so that no row
+# owes its place to longer guesses.
+GUESS_LEN = 16
 # The paper's W; Lookahead's window likewise.
 WINDOW = 15
 
@@ -93,6 +96,7 @@ _ROWS: dict[str, tuple[str, ...]] = {
     "REST, or RETRIEVAL without refinement": ("unrefined",),
     "naive Lookahead+REST": ("lookahead", "unrefined"),
     "CORE": ("core",),
+    "CORE, guesses of N-1 tokens": ("core-paper",),
     "CORE without forward": ("core-no-forward",),
     "CORE without backward": ("core-no-backward",),
     "CORE without sub-n-grams": ("core-no-sub-ngrams",),
@@ -107,15 +111,17 @@ _ROWS: dict[str, tuple[str, ...]] = {
 
 
 def _drafters(stores: Stores) -> Iterator[DrafterConfig]:
-    yield _drafter("anpd")
+    yield _drafter("anpd", num_tokens=GUESS_LEN)
     yield _drafter("lookahead", window=WINDOW, guess_set_size=WINDOW)
-    yield _drafter("prompt_lookup")
-    yield _drafter("suffix")
+    yield _drafter("prompt_lookup", num_tokens=GUESS_LEN)
+    yield _drafter("suffix", num_tokens=GUESS_LEN)
     yield _drafter("token_recycling")
-    yield _drafter("spectra", "core", window=WINDOW)
+    core = {"window": WINDOW, "guess_len": GUESS_LEN}
+    yield _drafter("spectra", "core", **core)
+    yield _drafter("spectra", "core-paper", window=WINDOW, guess_len=0)
     for part in ("forward", "backward", "sub_ngrams"):
-        options = {part: False}
-        yield _drafter("spectra", f"core-no-{part.replace('_', '-')}", window=WINDOW, **options)
+        options = core | {part: False}
+        yield _drafter("spectra", f"core-no-{part.replace('_', '-')}", **options)
     if stores.refined is not None:
         yield _drafter("retrieval", store=stores.refined)
     if stores.unrefined is not None:

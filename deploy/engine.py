@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -34,14 +34,15 @@ class _Replica:
         config: EngineConfig,
         *,
         engine_id: str = "0",
-        make_pipeline: MakePipeline | None = None,
+        pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
     ) -> None:
-        """`make_pipeline`: what runs the steps, in place of what `config` asks for."""
+        """`pipelines`: takes what makes the pipeline of `config`, gives what makes the one used."""
         self.config = config
         self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config)
         self._placement = Placement(config)
-        self._make_pipeline = make_pipeline or self._placement.make_pipeline
+        own = self._placement.make_pipeline
+        self._make_pipeline: MakePipeline = own if pipelines is None else pipelines(own)
         self._factory: RequestFactory = self._plan.request_factory()
         self._thread = EngineThread(self._build)
         self._assembly: Assembly | None = None

@@ -82,18 +82,15 @@ class BackwardDictionary:
 
     def guess(self, context: Sequence[int], key_len: int, guess_len: int) -> list[int]:
         """Grow a guess below `context`, each token by the longest known suffix up to `key_len`."""
-        text = list(context[-key_len:])
-        start = len(text)
-        while len(text) < start + guess_len:
-            token = self._after(text, key_len)
-            if token is None:
+        tail = tuple(context[-key_len:])
+        found: list[int] = []
+        while len(found) < guess_len:
+            for first in range(len(tail)):
+                token = self._next.get(tail[first:])
+                if token is not None:
+                    break
+            else:
                 break
-            text.append(token)
-        return text[start:]
-
-    def _after(self, text: list[int], key_len: int) -> int | None:
-        for length in range(min(key_len, len(text)), 0, -1):
-            token = self._next.get(tuple(text[-length:]))
-            if token is not None:
-                return token
-        return None
+            found.append(token)
+            tail = (*tail, token)[-key_len:]
+        return found

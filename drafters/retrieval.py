@@ -96,8 +96,11 @@ class RetrievalDrafter:
         return max_nodes * self._options.oversample if state.temperature > 0 else max_nodes
 
     def _rank(self, state: _Request, subtree: Subtree, max_nodes: int) -> Proposal:
-        choice = CoupledChoice(state.temperature, state.seed, state.committed_len)
         nodes = (subtree.tokens, subtree.parents, subtree.log_probs)
+        # Without noise they stand in their order already.
+        if not state.temperature and len(subtree.tokens) <= max_nodes:
+            return Proposal(self._name, *nodes)
+        choice = CoupledChoice(state.temperature, state.seed, state.committed_len)
         return Proposal(self._name, *rank_coupled(*nodes, choice, max_nodes))
 
 

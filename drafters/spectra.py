@@ -8,8 +8,9 @@ target extends beside every step (`Probe`). Needs no training.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class SpectraOptions:
     ngram             N: longest n-gram; forward guesses have up to N-1 tokens
     window            W: columns of the pool; a probe has (N-1) W - 1 rows in the steady state
     max_guesses       G: most guesses of one step, the backward one first
-    guess_len         most tokens of the backward guess; 0 is N-1
+    guess_len         most tokens of the backward guess; 0 is N-1, as in the paper
     capacity          continuations kept for each token
     max_keys          most keys of each dictionary, of one request
     refine_threshold  r_th, compared with a random number for each prediction of the pool
@@ -46,7 +47,7 @@ class SpectraOptions:
     ngram: int = 5
     window: int = 3
     max_guesses: int = 15
-    guess_len: int = 0
+    guess_len: int = 16
     capacity: int = 15
     max_keys: int = 65536
     refine_threshold: float = 0.1
@@ -140,19 +141,20 @@ class _Request:
                 options.ngram, options.window, request.token_ids, self._rng(0)
             )
 
-    def guesses(self) -> list[Sequence[int]]:
+    def guesses(self) -> Iterator[Sequence[int]]:
         """At most `max_guesses`, the most promising first."""
+        return islice(self._all_guesses(), self._options.max_guesses)
+
+    def _all_guesses(self) -> Iterator[Sequence[int]]:
         options = self._options
-        found: list[Sequence[int]] = []
         if options.backward:
             key_len = options.ngram - 1
             guess_len = options.guess_len or key_len
             guess = self._backward.guess(tuple(self._tail), key_len, guess_len)
             if guess:
-                found.append(guess)
+                yield guess
         if options.forward:
-            found.extend(self._forward.continuations(self._tail[-1]))
-        return found[: options.max_guesses]
+            yield from self._forward.continuations(self._tail[-1])
 
     def observe(self, commit: Commit) -> None:
         """The pool's n-grams come first, so that the text has the last word."""

@@ -7,13 +7,17 @@ they are weighed is told in `continuation.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from ..core.compiled import compiled
 from ..core.lookup import Subtree, empty_subtree
-from ..core.types import Int32
-from .continuation import View, most_probable_subtree
+from ..core.types import Float32, Int32, Int64
+from .continuation import PARENT, TOKEN, grow
 from .segment import MAX_CONTEXT, Segment
-from .suffix_search import TOKEN_BYTES, SuffixSearch
+from .segment_view import segment_rows
+from .suffix_search import find, longest_seen
 
 SHARED = "shared"
 MIN_CONTEXT = 2
@@ -28,9 +32,16 @@ class SegmentLookup:
     """
 
     def __init__(self, segments: Mapping[str, Sequence[Segment]]) -> None:
-        self._searches = {
-            namespace: [SuffixSearch(segment) for segment in listed if len(segment.text)]
+        # The rows point into the segments.
+        self._segments = {
+            namespace: [segment for segment in listed if len(segment.text)]
             for namespace, listed in segments.items()
+        }
+        self._shared = segment_rows(self._segments.get(SHARED, ()))
+        self._rows = {
+            namespace: np.concatenate([segment_rows(listed), self._shared])
+            for namespace, listed in self._segments.items()
+            if namespace != SHARED
         }
 
     def lookup(
@@ -38,57 +49,34 @@ class SegmentLookup:
     ) -> list[Subtree]:
         """One subtree a context, in order; see `core.lookup.Lookup`."""
         return [
-            self._lookup_one(context, namespace, budget)
+            self._lookup_one(context, self._rows.get(namespace, self._shared), budget)
             for context, namespace, budget in zip(contexts, namespaces, max_nodes, strict=True)
         ]
 
-    def _lookup_one(self, context: Int32, namespace: str, budget: int) -> Subtree:
-        names = (SHARED,) if namespace == SHARED else (namespace, SHARED)
-        searches = [search for name in names for search in self._searches.get(name, ())]
-        if not searches or budget <= 0:
+    @staticmethod
+    def _lookup_one(context: Int32, rows: Int64, budget: int) -> Subtree:
+        if not len(rows) or budget <= 0 or len(context) < MIN_CONTEXT:
             return empty_subtree()
-        text = context[-MAX_CONTEXT:].astype(">u4").tobytes()
-        lengths = _context_lengths(searches, text)
-        if not lengths:
-            return empty_subtree()
-        views: list[View] = []
-        for level, length in enumerate(lengths):
-            suffix = _suffix(text, length)
-            for search in searches:
-                low, high = search.find(suffix)
-                if low < high:
-                    views.append((search, level, length, (low, high)))
-        return most_probable_subtree(views, budget, match_len=lengths[0])
+        match_len, nodes, log_probs = _subtree(rows, context[-MAX_CONTEXT:], budget)
+        return Subtree(nodes[0], nodes[1], log_probs, match_len)
 
 
-def _suffix(text: bytes, length: int) -> bytes:
-    return text[len(text) - length * TOKEN_BYTES :]
-
-
-def _context_lengths(searches: list[SuffixSearch], text: bytes) -> list[int]:
-    """Length of the longest stored suffix, then of the longest one seen often, if it is shorter."""
-    counts: dict[int, int] = {}
-
-    def count(length: int) -> int:
-        if length not in counts:
-            suffix = _suffix(text, length)
-            counts[length] = sum(search.count_up_to(suffix, ENOUGH_COUNT) for search in searches)
-        return counts[length]
-
-    longest = _longest(len(text) // TOKEN_BYTES, lambda length: count(length) > 0)
+@compiled
+def _subtree(rows: Int64, text: Int32, budget: int) -> tuple[int, Int32, Float32]:
+    """The length of the match, tokens and parents int32 [2, n], and log-probabilities."""
+    context = text.astype(np.int64)
+    longest = longest_seen(rows, context, MIN_CONTEXT, len(context), 1)
     if longest < MIN_CONTEXT:
-        return []
-    frequent = _longest(longest, lambda length: count(length) >= ENOUGH_COUNT)
-    return [longest] if frequent in (longest, MIN_CONTEXT - 1) else [longest, frequent]
-
-
-def _longest(most: int, holds: Callable[[int], bool]) -> int:
-    """The largest length in MIN_CONTEXT..most that holds, MIN_CONTEXT - 1 if none does.
-
-    A length that holds implies that all shorter ones do.
-    """
-    low, high = MIN_CONTEXT - 1, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
+        return 0, np.empty((2, 0), dtype=np.int32), np.empty(0, dtype=np.float32)
+    often = longest_seen(rows, context, MIN_CONTEXT, longest, ENOUGH_COUNT)
+    num_levels = 1 if often in (longest, MIN_CONTEXT - 1) else 2
+    lengths = np.array([longest, often], dtype=np.int64)[:num_levels]
+    spans = np.empty((num_levels * len(rows), 2), dtype=np.int64)
+    for level in range(num_levels):
+        for index in range(len(rows)):
+            span = find(rows[index], context[len(context) - lengths[level] :])
+            spans[level * len(rows) + index] = span
+    nodes, log_probs = grow(rows, lengths, spans, budget)
+    found = np.empty((2, len(nodes)), dtype=np.int32)
+    found[0], found[1] = nodes[:, TOKEN], nodes[:, PARENT]
+    return longest, found, log_probs.astype(np.float32)

@@ -12,7 +12,8 @@ WINDOW, NGRAM = 2, 3
 
 
 def opened(text: list[int], prompt_len: int | None = None, **options: Any) -> SpectraDrafter:
-    drafter = SpectraDrafter(options=SpectraOptions(**options))
+    # Guesses as the paper has them, of N-1 tokens.
+    drafter = SpectraDrafter(options=SpectraOptions(**{"guess_len": 0, **options}))
     length = len(text) if prompt_len is None else prompt_len
     drafter.open(DraftRequest("r", np.array(text, dtype=np.int32), length, 0.0, seed=4))
     return drafter

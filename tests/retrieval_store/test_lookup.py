@@ -3,15 +3,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import partial
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from draftline.core.lookup import Subtree
-from draftline.retrieval_store import continuation
-from draftline.retrieval_store.continuation import BACK_OFF, PRIOR
+from draftline.retrieval_store.continuation import BACK_OFF, PRIOR, _child_end
 from draftline.retrieval_store.lookup import ENOUGH_COUNT, SegmentLookup
 from draftline.retrieval_store.segment import DEPTH, MAX_CONTINUATION
+from draftline.retrieval_store.segment_view import segment_rows
+from draftline.retrieval_store.suffix_search import find
 from hypothesis import given
 from hypothesis import strategies as st
 from support.segments import context, make_segment
@@ -81,17 +81,16 @@ tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30)
 corpora = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=25), max_size=4)
 
 
-@given(corpora, corpora, tokens, st.integers(0, 12), st.booleans())
+@given(corpora, corpora, tokens, st.integers(0, 12))
 def test_equals_the_brute_force_reference(
-    own: Corpus, shared: Corpus, text: list[int], budget: int, is_wide: bool
+    own: Corpus, shared: Corpus, text: list[int], budget: int
 ) -> None:
     segments = {
         "tenant": [make_segment(own, VOCAB)],
         "shared": [make_segment([document], VOCAB) for document in shared],
     }
-    with patch.object(continuation, "WIDE_SPAN", 0 if is_wide else 10**9):
-        lookup = SegmentLookup(segments)
-        subtree = lookup.lookup([context(*text)], ["tenant"], [budget])[0]
+    lookup = SegmentLookup(segments)
+    subtree = lookup.lookup([context(*text)], ["tenant"], [budget])[0]
     match_len, wanted = Reference(own + shared).best(text, VOCAB, budget)
     found = paths(subtree)
     assert subtree.match_len == (match_len if budget else 0)
@@ -153,20 +152,15 @@ def test_contexts_that_cannot_match(text: tuple[int, ...]) -> None:
     assert (len(subtree.tokens), subtree.match_len) == (0, 0)
 
 
-def test_wide_and_narrow_nodes_are_expanded_alike() -> None:
-    rng = np.random.default_rng(0)
-    documents = [rng.zipf(1.5, 400).clip(max=50).tolist() for _ in range(6)]
-    segments = {
-        "shared": [make_segment(documents[:4], 64)],
-        "own": [make_segment(documents[4:], 64)],
-    }
-    lookup = SegmentLookup(segments)
-    contexts = [context(*documents[i % 6][i : i + 16]) for i in range(40)]
-    answers = []
-    for width in (0, 10**9):
-        with patch.object(continuation, "WIDE_SPAN", width):
-            answers.append(lookup.lookup(contexts, ["own"] * 40, [20] * 40))
-    for wide, narrow in zip(*answers, strict=True):
-        assert wide.tokens.tolist() == narrow.tokens.tolist()
-        assert wide.parents.tolist() == narrow.parents.tolist()
-        assert wide.log_probs == pytest.approx(narrow.log_probs, abs=1e-6)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=8), st.integers(1, 3))
+def test_the_end_of_a_child_is_found_by_leaps(sizes: list[int], depth: int) -> None:
+    """Suffixes 0 t, and 0 0 t, and so on, `sizes[t]` of each t."""
+    documents = [[0] * depth + [1 + t] for t, size in enumerate(sizes) for _ in range(size)]
+    segment = make_segment(documents, len(sizes) + 1)
+    (row,) = segment_rows([segment])
+    low, high = find(row, np.zeros(depth, dtype=np.int64))
+    for size in sizes:
+        end = _child_end(row, low, high, depth)
+        assert end == low + size
+        low = end
+    assert low == high

@@ -1,0 +1,86 @@
+"""A segment's arrays as compiled code sees them: numbers that fit in one row of an array.
+
+A lookup reads any number of segments in one call. Compiled code knows arrays by their type and
+count, so each segment goes in as the addresses and sizes of its arrays instead. Whoever holds the
+rows must hold the segments, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
+
+from ..core.compiled import compiled
+from ..core.types import Int64
+from .segment import Segment
+
+# Columns of a row.
+TEXT, SUFFIXES, COMMON_LENS, FIRST_PLACES, SIZE, VOCAB_SIZE = range(6)
+
+
+def segment_rows(segments: Sequence[Segment]) -> Int64:
+    """int64 [segments, 6]: addresses of the four arrays, suffixes, and size of the vocabulary."""
+    rows = [
+        (
+            *(_address(array) for array in _arrays(segment)),
+            len(segment.suffixes),
+            segment.header.vocab_size,
+        )
+        for segment in segments
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 6)
+
+
+def _arrays(segment: Segment) -> tuple[np.ndarray[Any, Any], ...]:
+    return (segment.text, segment.suffixes, segment.common_lens, segment.first_places)
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    assert array.flags.c_contiguous
+    assert array.flags.aligned
+    return array.ctypes.data
+
+
+def _typed_pointer(_context: Any, address: Any) -> Any:
+    """An address as a pointer, which `carray` makes an array of."""
+
+    def build(_target: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), build
+
+
+_pointer = cast("Callable[[int], Any]", intrinsic(_typed_pointer))
+
+
+@compiled
+def token(row: Int64, place: int, depth: int) -> int:
+    """The token at `depth` of the suffix at `place`."""
+    size = row[SIZE]
+    suffixes = carray(_pointer(row[SUFFIXES]), size, np.uint32)
+    text = carray(_pointer(row[TEXT]), size, np.uint32)
+    raw = text[np.int64(suffixes[place]) + depth]
+    # Texts are big-endian.
+    high = ((raw & 0xFF) << 24) | ((raw & 0xFF00) << 8)
+    return int(high | ((raw >> 8) & 0xFF00) | (raw >> 24))
+
+
+@compiled
+def common_len(row: Int64, place: int) -> int:
+    """Tokens that the suffix at `place` shares with the one before it."""
+    return int(carray(_pointer(row[COMMON_LENS]), row[SIZE], np.uint8)[place])
+
+
+@compiled
+def bucket(row: Int64, first_token: int) -> tuple[int, int]:
+    """The span of the suffixes that begin with a token."""
+    if not 0 <= first_token < row[VOCAB_SIZE]:
+        return 0, 0
+    places = carray(_pointer(row[FIRST_PLACES]), row[VOCAB_SIZE] + 1, np.uint32)
+    return int(places[first_token]), int(places[first_token + 1])
