@@ -20,16 +20,28 @@ def verify_block(laws: Float64, chain: Sequence[Candidate], chance: Chance) -> V
     chain  its tokens must be draws of their laws: no sorting, filtering or dropping by value
     """
     scales = _scales(laws, chain)
-    for length in range(len(chain), 0, -1):
-        if chance.accepts(_keep(laws, chain, scales, length)):
-            break
-    else:
-        length = 0
+    surpluses = [_surplus(laws, chain, scales, length) for length in range(len(chain))]
+    length = kept_length(scales, [float(surplus.sum()) for surplus in surpluses], chance)
     path = [candidate.node for candidate in chain[:length]]
     law = laws[length]
     if length < len(chain):
-        law = normalised(_surplus(laws, chain, scales, length), law)
+        law = normalised(surpluses[length], law)
     return Verdict(path, chance.draw(law))
+
+
+def kept_length(scales: Sequence[float], totals: Sequence[float], chance: Chance) -> int:
+    """How much of a chain is accepted: tested from its end, each prefix with h_i.
+
+    scales  P_i of each prefix, that of none first
+    totals  the mass of max(P_i p - q, 0) after each prefix but the whole chain
+    """
+    for length in range(len(totals), 0, -1):
+        keep = scales[length]
+        if length < len(totals) and keep < 1.0:
+            keep = totals[length] / (totals[length] + 1.0 - keep)
+        if chance.accepts(keep):
+            return length
+    return 0
 
 
 def _scales(laws: Float64, chain: Sequence[Candidate]) -> list[float]:
@@ -39,15 +51,6 @@ def _scales(laws: Float64, chain: Sequence[Candidate]) -> list[float]:
         ratio = float(law[candidate.token]) / float(_law(candidate, len(law))[candidate.token])
         scales.append(min(1.0, scales[-1] * ratio))
     return scales
-
-
-def _keep(laws: Float64, chain: Sequence[Candidate], scales: Sequence[float], length: int) -> float:
-    """h_i: the probability that the prefix ends here, if it does not end later."""
-    scale = scales[length]
-    if length == len(chain) or scale == 1.0:
-        return scale
-    surplus = float(_surplus(laws, chain, scales, length).sum())
-    return surplus / (surplus + 1.0 - scale)
 
 
 def _surplus(

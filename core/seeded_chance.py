@@ -22,15 +22,19 @@ class SeededChance:
 
     def accepts(self, probability: float) -> bool:
         """See `Chance`."""
-        return bool(self._rng.random() < probability)
+        return self.coin() < probability
 
     def coins(self, count: int) -> Float64:
         """The next uniform numbers: one for each coin, and one for each draw."""
         return self._rng.random(count)
 
+    def coin(self) -> float:
+        """The next uniform number."""
+        return self._rng.random()
+
     def draw(self, law: Float64) -> int:
         """See `Chance`."""
         sums = np.cumsum(law)
-        place = np.searchsorted(sums, self._rng.random() * sums[-1], side="right")
+        place = np.searchsorted(sums, self.coin() * sums[-1], side="right")
         # Rounding must not choose a token behind the last possible one.
         return int(min(place, np.flatnonzero(law)[-1]))

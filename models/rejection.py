@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..core.candidates import Verdict
 from ..core.seeded_chance import SeededChance
-from ..core.types import Float64, Int64
-from ..core.verification import TreeCandidates, Verification
+from ..core.types import Float64
+from ..core.verification import Verification
+from .candidate_laws import CandidateLaws, cut_laws, draw, normalised
 
 
 def verify_rejections(laws: Tensor, verification: Verification) -> tuple[Verdict, ...]:
@@ -29,7 +30,7 @@ def verify_rejections(laws: Tensor, verification: Verification) -> tuple[Verdict
     accepted_rows: list[Tensor] = []
     while (has_test := next_test < batch.end_test[row]).any():
         test = torch.where(has_test, next_test, 0)
-        own = batch.whole_laws(test, laws.shape[1])
+        own = batch.laws.whole(test, laws.shape[1])
         token = batch.tokens[test][:, None]
         chance = (left.gather(1, token) / own.gather(1, token))[:, 0]
         coin = batch.coins.gather(1, num_coins[:, None])[:, 0]
@@ -41,23 +42,12 @@ def verify_rejections(laws: Tensor, verification: Verification) -> tuple[Verdict
         num_coins += has_test
         accepted_rows.append(torch.where(is_accepted, row, -1))
     coin = batch.coins.gather(1, num_coins[:, None])
-    return batch.verdicts(accepted_rows, _draw(left, coin))
+    return batch.verdicts(accepted_rows, draw(left, coin))
 
 
 def _residual(left: Tensor, own: Tensor) -> Tensor:
     """norm(max(left - q, 0)); where rounding left no mass at all, `left`."""
-    surplus = (left - own).clamp(min=0.0)
-    total = surplus.sum(dim=1, keepdim=True)
-    return torch.where(total > 0, surplus / total, left)
-
-
-def _draw(laws: Tensor, coins: Tensor) -> Tensor:
-    """A token of each law, int64 [trees]; as `SeededChance.draw`."""
-    sums = laws.cumsum(dim=1)
-    token = torch.searchsorted(sums, coins * sums[:, -1:], right=True)[:, 0]
-    ids = torch.arange(laws.shape[1], device=laws.device)
-    last = torch.where(laws > 0, ids, 0).amax(dim=1)
-    return torch.minimum(token, last)
+    return normalised((left - own).clamp(min=0.0), left)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +57,7 @@ class _Batch:
     roots                 int64 [trees]  each root's row
     first_test, end_test  int64 [rows]   which candidates follow a row
     tokens, child_rows    int64 [candidates]
-    law_ids               int64 [candidates, k]; of one-hot candidates the token
-    law_probs             float64 [candidates, k]
+    laws                  of the candidates
     coins                 float64 [trees, tests + 1]: the last one draws the token
     """
 
@@ -77,8 +66,7 @@ class _Batch:
     end_test: Tensor
     tokens: Tensor
     child_rows: Tensor
-    law_ids: Tensor
-    law_probs: Tensor
+    laws: CandidateLaws
     coins: Tensor
 
     @classmethod
@@ -92,14 +80,13 @@ class _Batch:
         counts = np.bincount(parents, minlength=int(sizes.sum()))
         children = np.concatenate([t.nodes + 1 + r for t, r in zip(trees, roots, strict=True)])
         tokens = np.concatenate([tree.tokens for tree in trees])
-        ids, probs = _laws(trees, tokens)
+        ids, probs = cut_laws(trees)
         found: dict[str, np.ndarray] = {
             "roots": roots,
             "first_test": np.cumsum(counts) - counts,
             "end_test": np.cumsum(counts),
             "tokens": tokens[order],
             "child_rows": children[order],
-            "law_ids": ids[order],
         }
         on_device = {
             name: torch.from_numpy(array.astype(np.int64)).to(device)
@@ -107,16 +94,11 @@ class _Batch:
         }
         return cls(
             **on_device,
-            law_probs=torch.from_numpy(probs[order]).to(device),
+            laws=CandidateLaws(
+                torch.from_numpy(ids[order]).to(device), torch.from_numpy(probs[order]).to(device)
+            ),
             coins=torch.from_numpy(_coins(verification)).to(device),
         )
-
-    def whole_laws(self, tests: Tensor, vocab_size: int) -> Tensor:
-        """What these candidates were drawn from, float64 [trees, vocabulary]."""
-        laws = self.law_probs.new_zeros(len(tests), vocab_size)
-        if len(self.law_ids):
-            laws.scatter_add_(1, self.law_ids[tests], self.law_probs[tests])
-        return laws
 
     def verdicts(self, accepted_rows: Sequence[Tensor], tokens: Tensor) -> tuple[Verdict, ...]:
         """Paths as nodes of their own trees."""
@@ -127,23 +109,6 @@ class _Batch:
                 if row >= 0:
                     path.append(row - root - 1)
         return tuple(map(Verdict, paths, tokens.tolist()))
-
-
-def _laws(trees: Sequence[TreeCandidates], tokens: np.ndarray) -> tuple[Int64, Float64]:
-    width = max(1, *(tree.law_ids.shape[1] for tree in trees))
-    ids = np.zeros((len(tokens), width), dtype=np.int64)
-    probs = np.zeros((len(tokens), width))
-    first = 0
-    for tree in trees:
-        rows = slice(first, first + len(tree.tokens))
-        ids[rows, : tree.law_ids.shape[1]] = tree.law_ids
-        probs[rows, : tree.law_probs.shape[1]] = tree.law_probs
-        first += len(tree.tokens)
-    totals = probs.sum(axis=1, keepdims=True)
-    is_draw = totals[:, 0] > 0
-    ids[~is_draw, 0] = tokens[~is_draw]
-    probs[~is_draw, 0] = 1.0
-    return ids, np.where(is_draw[:, None], probs / np.where(totals > 0, totals, 1.0), probs)
 
 
 def _coins(verification: Verification) -> Float64:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.acceptance_rules import RULES
 from ..core.candidates import Verdict
 from ..core.seeded_chance import SeededChance
-from ..core.types import Float64, Int32, SamplingRows
-from ..core.verification import Verification, children_of
+from ..core.types import Int32, SamplingRows
+from ..core.verification import TreeCandidates, Verification
+from .block_verification import verify_block
+from .k_seq import verify_k_seq
 from .rejection import verify_rejections
 from .sampler import process_rows
+from .traversal import verify_traversal
+from .typical import verify_typical
+
+Twin = Callable[[Tensor, TreeCandidates, SeededChance], Verdict]
+
+# Of `RULES`, tree by tree; `rejection` decides about all trees at once.
+TWINS: Mapping[str, Twin] = {
+    "block": verify_block,
+    "traversal": verify_traversal,
+    "k_seq": verify_k_seq,
+    "typical": verify_typical,
+}
 
 
 def verdicts(
@@ -29,16 +42,18 @@ def verdicts(
     laws = target_laws(logits[:num_rows], sampling)
     if all(tree.rule == "rejection" for tree in verification.trees):
         return verify_rejections(laws, verification)
-    return _one_by_one(laws.cpu().numpy(), verification)
+    return _one_by_one(laws, verification)
 
 
-def _one_by_one(laws: Float64, verification: Verification) -> tuple[Verdict, ...]:
+def _one_by_one(laws: Tensor, verification: Verification) -> tuple[Verdict, ...]:
     found, first = [], 0
     parts = zip(verification.trees, verification.seeds, verification.positions, strict=True)
     for tree, seed, position in parts:
         own = laws[first : first + 1 + tree.num_nodes]
-        children = children_of(tree, own.shape[1])
-        found.append(RULES[tree.rule](own, children, SeededChance(seed, position)))
+        if tree.rule == "rejection":
+            found += verify_rejections(own, Verification((tree,), (seed,), (position,)))
+        else:
+            found.append(TWINS[tree.rule](own, tree, SeededChance(seed, position)))
         first += 1 + tree.num_nodes
     return tuple(found)
 

@@ -1,0 +1,82 @@
+"""The torch twins of the acceptance rules decide as the numpy pages do, coin by coin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.acceptance_rules import RULES
+from draftline.core.draft_laws import DraftLaws
+from draftline.core.merge import merge
+from draftline.core.seeded_chance import SeededChance
+from draftline.core.types import ROOT, Float64, Proposal
+from draftline.core.verification import TreeCandidates, candidates_of, children_of
+from draftline.models.verdicts import TWINS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+VOCAB = 6
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def proposal(rng: np.random.Generator, parents: list[int], *, draws: bool) -> Proposal:
+    """Nodes below these parents, those of one parent independent draws of one cut law."""
+    laws = {parent: (rng.permutation(VOCAB)[:4], rng.dirichlet(np.ones(4))) for parent in parents}
+    ids = np.array([laws[parent][0] for parent in parents], dtype=np.int32).reshape(-1, 4)
+    probs = np.array([laws[parent][1] for parent in parents], dtype=np.float32).reshape(-1, 4)
+    tokens = np.array([rng.choice(row) for row in ids], dtype=np.int32)
+    nothing = np.zeros(len(parents), dtype=np.float32)
+    declared = DraftLaws(ids, probs) if draws else None
+    own = np.array(parents, dtype=np.int32)
+    return Proposal("any", tokens, own, nothing, laws=declared)
+
+
+def targets(rng: np.random.Generator, count: int) -> Float64:
+    laws = rng.dirichlet(np.full(VOCAB, 0.5), count)
+    # Some are greedy.
+    laws[rng.random(count) < 0.2] = np.eye(VOCAB)[3]
+    return laws
+
+
+def agree(rng: np.random.Generator, rule: str, candidates: TreeCandidates) -> None:
+    laws = targets(rng, 1 + candidates.num_nodes)
+    coins = (int(rng.integers(2**62)), int(rng.integers(2**20)))
+    expected = RULES[rule](laws, children_of(candidates, VOCAB), SeededChance(*coins))
+    before = torch.from_numpy(laws.copy())
+    given_laws = before.clone()
+    assert TWINS[rule](given_laws, candidates, SeededChance(*coins)) == expected
+    assert torch.equal(given_laws, before)
+
+
+@pytest.mark.parametrize("rule", ["block", "k_seq"])
+@settings(deadline=None)
+@given(size=st.integers(0, 6), seed=SEEDS)
+def test_chains(rule: str, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    found = [proposal(rng, list(range(ROOT, size - 1)), draws=True)]
+    agree(rng, rule, candidates_of(rule, merge(found, 9, 9), found, 9))
+
+
+@pytest.mark.parametrize("rule", ["k_seq", "typical"])
+@settings(deadline=None)
+@given(size=st.integers(0, 8), seed=SEEDS)
+def test_trees(rule: str, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parents = [int(rng.integers(ROOT, node)) for node in range(size)]
+    found = [proposal(rng, parents, draws=rule == "k_seq" or rng.random() < 0.5)]
+    most = int(rng.integers(1, 10))
+    agree(rng, rule, candidates_of(rule, merge(found, most, 5), found, most))
+
+
+@settings(deadline=None)
+@given(size=st.integers(0, 8), seed=SEEDS)
+def test_traversal(size: int, seed: int) -> None:
+    """Of draws and fixed candidates; no two of a node have one token."""
+    rng = np.random.default_rng(seed)
+    parents = [int(rng.integers(ROOT, node)) for node in range(size)]
+    one = proposal(rng, parents, draws=rng.random() < 0.7)
+    edges = dict.fromkeys(zip(one.parents.tolist(), one.tokens.tolist(), strict=True))
+    tree = merge([one], 9, 9)
+    if len(edges) < size or len(tree) < size:
+        return
+    agree(rng, "traversal", candidates_of("traversal", tree, [one], 9))
