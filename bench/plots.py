@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 DPI = 140
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 MIN_POSITIONS, MAX_POSITIONS = 4, 16
+LEGEND_COLUMNS = 3
+MARKERS = "osD^v<>pX*"
 
 
 def write_plots(result: BenchResult, folder: Path) -> list[Path]:
@@ -62,15 +64,15 @@ def _bars(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _speed(summaries: Sequence[Summary]) -> Figure:
-    figure, [axes] = _figure(1, 7, 1.2 + 0.4 * len(summaries))
+    figure, [axes] = _figure(1, 8, 1.2 + 0.32 * len(summaries))
     rates = [one.rate for one in summaries]
     low = [one.rate - min(one.rates) for one in summaries]
     high = [max(one.rates) - one.rate for one in summaries]
     bars = axes.barh(range(len(rates)), rates, xerr=[low, high], capsize=3, color="tab:blue")
     labels = [f"{one.speedup:.2f}x" for one in summaries]
     axes.bar_label(bars, labels, padding=8)
-    axes.margins(x=0.12)
-    axes.set_xlabel("output tokens/s: median over rounds, least to most; speedup beside it")
+    axes.margins(x=0.15, y=0.02)
+    axes.set_xlabel("output tokens/s: median over rounds, least to most\nbeside it the speedup")
     _bars(axes, [one.name for one in summaries])
     return figure
 
@@ -95,16 +97,22 @@ def _latency(summaries: Sequence[Summary]) -> Figure:
 
 def _acceptance(summaries: Sequence[Summary]) -> Figure:
     """Acceptance by depth of every setting, and by source of the one that has most of them."""
-    figure, [left, right] = _figure(2, 12, 4)
-    for one in summaries:
+    from matplotlib import colormaps  # noqa: PLC0415
+
+    legend_rows = -(-len(summaries) // LEGEND_COLUMNS)
+    figure, [left, right] = _figure(2, 12, 4 + 0.25 * legend_rows)
+    colours = colormaps["tab10" if len(summaries) <= len(MARKERS) else "tab20"]
+    for index, one in enumerate(summaries):
         assert one.whole.counts is not None
         shares = one.whole.counts.by_position[:MAX_POSITIONS]
-        left.plot(range(len(shares)), shares, marker="o", markersize=3, label=one.name)
+        style: Any = {"color": colours(index), "marker": MARKERS[index % len(MARKERS)]}
+        left.plot(range(len(shares)), shares, markersize=4, linewidth=1, label=one.name, **style)
     left.set_xlabel("position in the draft")
     left.set_ylabel("share of steps that accepted it")
     left.set_ylim(0, 1.05)
     _whole_numbers(left)
-    left.legend(frameon=False)
+    handles: Any = left.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
     mixed = max(summaries, key=lambda one: len(one.whole.position_by_source))
     _stack(right, mixed)
     return figure

@@ -1,6 +1,8 @@
 """How well a replay without the target predicts tau: the suite of SPECTRA, measured and replayed.
 
-python -m draftline.benchmarks.replay
+    python -m draftline.benchmarks.replay
+
+The recording heard what the target said to the suite's drafters, and not to a few more.
 """
 
 from __future__ import annotations
@@ -8,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,13 +21,41 @@ from rich.table import Table
 
 from ..bench.load import Load
 from ..bench.machine import machine
+from ..bench.setting import TARGET_ONLY, Setting
 from ..bench.summary import BenchResult
+from ..cluster.config import DrafterConfig
 from ..deploy.bench_job import BenchJob
 from ..deploy.bench_run import measure
-from ..deploy.bench_suite import Stores, with_suite
+from ..deploy.bench_suite import MAX_NODES, Stores, with_suite
 from ..deploy.ray_runtime import quiet_libraries
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
+
+
+def _unheard(kind: str, name: str, **options: Any) -> DrafterConfig:
+    return DrafterConfig(kind=kind, name=name, max_nodes=MAX_NODES, **options)
+
+
+# Drafters that ask the target for predictions, in settings that no row of the suite has.
+UNHEARD = {
+    "Lookahead, window 10": _unheard("lookahead", "window-10", window=10, guess_set_size=10),
+    "Lookahead, n-grams of 4": _unheard(
+        "lookahead", "ngram-4", window=15, guess_set_size=15, ngram=4
+    ),
+    "CORE without backward, window 10": _unheard(
+        "spectra", "core-window-10", window=10, backward=False
+    ),
+    "token recycling, 4 successors": _unheard("token_recycling", "successors-4", num_successors=4),
+}
+
+
+def _settings(drafters: Mapping[str, DrafterConfig]) -> tuple[Setting, ...]:
+    rows = (Setting(name, (one.source,)) for name, one in drafters.items())
+    return (Setting(TARGET_ONLY, ()), *rows)
+
+
+def _all(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _taus(result: BenchResult) -> dict[str, float]:
@@ -45,8 +76,8 @@ def _steps_a_second(result: BenchResult) -> dict[str, float]:
 
 def main(
     *,
-    num_prompts: Annotated[int, typer.Option(help="Bundled prompts.")] = 16,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
+    num_prompts: Annotated[int, typer.Option(help="Bundled prompts.")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 96,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 1,
     unrefined_store: Annotated[
@@ -72,10 +103,18 @@ def main(
         )
         stores = Stores("demo", unrefined_store)
         job, settings = with_suite(job, {"model": "demo"}, "spectra", stores, console.print)
-        measured = asyncio.run(measure(replace(job, record=recording), settings, console))
-        replayed = asyncio.run(measure(replace(job, replay=recording), settings, console))
-    found, predicted = _taus(measured), _taus(replayed)
-    speeds = _steps_a_second(replayed)
+        others = replace(job, suite=_settings(UNHEARD))
+        other_settings = settings | {"drafters": tuple(UNHEARD.values())}
+        measured = [
+            asyncio.run(measure(replace(job, record=recording), settings, console)),
+            asyncio.run(measure(others, other_settings, console)),
+        ]
+        replayed = [
+            asyncio.run(measure(replace(job, replay=recording), settings, console)),
+            asyncio.run(measure(replace(others, replay=recording), other_settings, console)),
+        ]
+    found, predicted = _all(map(_taus, measured)), _all(map(_taus, replayed))
+    speeds = _all(map(_steps_a_second, replayed))
     table = Table("setting", "tau", "replayed", "difference", "steps/s of the replay", box=None)
     for name, tau in found.items():
         difference = f"{predicted[name] / tau - 1:+.1%}"
@@ -89,6 +128,7 @@ def main(
         "num_prompts": num_prompts,
         "max_tokens": max_tokens,
         "temperature": temperature,
+        "unheard": list(UNHEARD),
         "tau": found,
         "replayed_tau": predicted,
         "replayed_steps_a_second": speeds,

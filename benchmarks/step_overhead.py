@@ -49,6 +49,7 @@ class _Bush:
     """A drafter that costs nothing: the same useless tree of `num_nodes` nodes each time."""
 
     name = "bush"
+    memory_bytes = 0
 
     def __init__(self, num_nodes: int) -> None:
         index = np.arange(num_nodes, dtype=np.int32)

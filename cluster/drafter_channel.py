@@ -81,6 +81,7 @@ class DrafterChannel:
         self._mean_latency_s = 0.0
         self._num_messages = self._num_errors = self._num_connects = 0
         self._latency_sum_s, self._latency_count = 0.0, 0
+        self._memory_bytes = 0
 
     @property
     def mean_latency_s(self) -> float:
@@ -154,7 +155,7 @@ class DrafterChannel:
             logger.info("drafter=%s event=connected count=%d", self.link.name, self._num_connects)
             self._on_progress()
 
-    def answered(self, proposals: Sequence[Proposal]) -> None:
+    def answered(self, proposals: Sequence[Proposal], memory_bytes: int | None = None) -> None:
         """Keep what passes the border, then send what is queued."""
         message, self._message = self._message, None
         assert message is not None, "an answer to nothing"
@@ -166,6 +167,7 @@ class DrafterChannel:
             self.failed(DrafterError(str(error)))
             return
         self._breaker.succeed()
+        self._memory_bytes = self._memory_bytes if memory_bytes is None else memory_bytes
         if message.queries:
             self.is_awaited = False
             self._record_latency(message)
@@ -206,6 +208,7 @@ class DrafterChannel:
             reconnects=max(0, self._num_connects - 1),
             latency_sum_s=self._latency_sum_s,
             latency_count=self._latency_count,
+            memory_bytes=self._memory_bytes,
         )
 
     def _flush_soon(self) -> None:

@@ -9,6 +9,8 @@ from typing import Protocol
 from ..core.errors import DrafterError
 from ..core.types import Commit, DraftRequest, Proposal, Query
 
+# Every so many answers tell what the drafter's memory is.
+TELL_MEMORY_EVERY = 32
 # Of a link that is given no limit of its own: that of the settings.
 MAX_NODES = 256
 
@@ -28,6 +30,11 @@ class DrafterMessage:
     deadline: float
 
 
+def is_memory_told(message: DrafterMessage) -> bool:
+    """Whether the answer to this message tells it: the first one does."""
+    return message.sequence % TELL_MEMORY_EVERY == 1
+
+
 class LinkEvents(Protocol):
     """What a link reports. Calls come in the loop that the link was made in."""
 
@@ -35,8 +42,11 @@ class LinkEvents(Protocol):
         """Messages may be sent now; the drafter knows no request."""
         ...
 
-    def answered(self, proposals: Sequence[Proposal]) -> None:
-        """The answer to the last message: one proposal a query, in order."""
+    def answered(self, proposals: Sequence[Proposal], memory_bytes: int | None = None) -> None:
+        """The answer to the last message: one proposal a query, in order.
+
+        memory_bytes  what the drafter takes; None where the answer does not tell
+        """
         ...
 
     def failed(self, error: DrafterError) -> None:

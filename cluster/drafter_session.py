@@ -25,6 +25,11 @@ class DrafterSession:
         self._prefix = prefix
         self._open_ids: set[str] = set()
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of the drafter, for all coordinators together. Raises what the drafter raises."""
+        return self._drafter.memory_bytes
+
     def run(self, message: DrafterMessage) -> list[Proposal]:
         """Do what one message says. Raises what the drafter raises."""
         drafter = self._drafter

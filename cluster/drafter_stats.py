@@ -18,6 +18,7 @@ class DrafterStats:
     dropped        late ones that fit the text no more, or were replaced by a newer one
     errors         failures of any kind: raised, broke the contract, never answered, lost
     reconnects     connections after the first
+    memory_bytes   what it takes now for requests and learned texts; 0 before it has told
     latency_sum_s  from message to answer, over the `latency_count` answers to queries
     """
 
@@ -33,3 +34,4 @@ class DrafterStats:
     reconnects: int
     latency_sum_s: float
     latency_count: int
+    memory_bytes: int = 0

@@ -137,7 +137,7 @@ class GrpcLink:
                 message, self._message = self._message, None
                 if message is None:
                     raise ProtocolError("wire: an answer to nothing")
-                events.answered(decode_answer(data, message, self.name))
+                events.answered(*decode_answer(data, message, self.name))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         options = channel_options(self._options.max_message_bytes)

@@ -6,7 +6,7 @@ import logging
 
 from ..core.drafter import Drafter
 from ..core.errors import DrafterError
-from .drafter_link import MAX_NODES, DrafterMessage, LinkEvents
+from .drafter_link import MAX_NODES, DrafterMessage, LinkEvents, is_memory_told
 from .drafter_session import DrafterSession
 
 logger = logging.getLogger(__name__)
@@ -36,11 +36,12 @@ class InprocLink:
         assert events is not None, "send before connect"
         try:
             proposals = self._session.run(message)
+            told = self._session.memory_bytes if is_memory_told(message) else None
         except Exception as error:
             logger.warning("drafter=%s event=raised", self.name, exc_info=True)
             events.failed(DrafterError(f"drafter {self.name}: {error}"))
             return
-        events.answered(proposals)
+        events.answered(proposals, told)
 
     def disconnect(self) -> None:
         """Close every request, so that `ready` can promise a drafter that knows none."""

@@ -128,9 +128,14 @@ def decode_step(data: bytes, now: float) -> DrafterMessage:
     )
 
 
-def encode_answer(message: DrafterMessage, proposals: Sequence[Proposal], max_bytes: int) -> bytes:
+def encode_answer(
+    message: DrafterMessage,
+    proposals: Sequence[Proposal],
+    max_bytes: int,
+    memory_bytes: int | None = None,
+) -> bytes:
     """The answer to a message. Raises `ProtocolError` above `max_bytes`."""
-    answer = pb.Answer(sequence=message.sequence)
+    answer = pb.Answer(sequence=message.sequence, memory_bytes=memory_bytes)
     for query, proposal in zip(message.queries, proposals, strict=True):
         added = answer.proposals.add(
             request_id=query.request_id,
@@ -152,8 +157,10 @@ def encode_error(sequence: int, error: str) -> bytes:
     return pb.FromDrafter(answer=pb.Answer(sequence=sequence, error=error)).SerializeToString()
 
 
-def decode_answer(data: bytes, message: DrafterMessage, source: str) -> list[Proposal]:
-    """The proposals that answer `message`, one a query.
+def decode_answer(
+    data: bytes, message: DrafterMessage, source: str
+) -> tuple[list[Proposal], int | None]:
+    """The proposals that answer `message`, one a query, and the drafter's memory where it is told.
 
     Raises `DrafterError` with what the drafter raised, `ProtocolError` if the bytes are an answer
     to something else.
@@ -167,7 +174,8 @@ def decode_answer(data: bytes, message: DrafterMessage, source: str) -> list[Pro
     asked = [query.request_id for query in message.queries]
     if [proposal.request_id for proposal in proposals] != asked:
         raise ProtocolError("wire: proposals for other requests than those asked about")
-    return [_decode_proposal(proposal, source) for proposal in proposals]
+    memory_bytes = parsed.answer.memory_bytes if parsed.answer.HasField("memory_bytes") else None
+    return [_decode_proposal(proposal, source) for proposal in proposals], memory_bytes
 
 
 def _parse(data: bytes, kind: type[Message]) -> Message:

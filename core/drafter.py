@@ -21,6 +21,12 @@ class Drafter(Protocol):
         """The `source` of its proposals, unique in an engine."""
         ...
 
+    @property
+    def memory_bytes(self) -> int:
+        """About what it keeps for open requests and of ended ones; a model's weights and KV cache,
+        which never grow, do not count. Asked now and then, and cheap."""
+        ...
+
     def open(self, request: DraftRequest) -> None:
         """Begin a request, or replace its state when it is known already."""
         ...

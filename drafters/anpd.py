@@ -86,7 +86,7 @@ class AnpdDrafter:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the counts of all open requests."""
-        return sum(state.counts.memory_bytes for state in self._requests)
+        return self._requests.memory_bytes
 
     def open(self, request: DraftRequest) -> None:
         """Count the request's committed tokens. Raises `DrafterError` if there are none."""
@@ -123,6 +123,10 @@ class _Request:
     def __init__(self, options: AnpdOptions) -> None:
         self.counts = RecentCounts(options.window, options.ngram)
         self.committed_len = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.counts.memory_bytes
 
     def extend(self, tokens: Int32) -> None:
         self.counts.append(tokens)

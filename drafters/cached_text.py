@@ -9,6 +9,9 @@ from .chain_job import ChainJob
 from .chain_length import ChainLength
 from .text_law import TextLaw
 
+# A Python number and a place in a list.
+TOKEN_BYTES = 36
+
 
 class CachedText:
     """The committed tokens of a request, and how many of them the KV cache holds.
@@ -47,6 +50,11 @@ class CachedText:
     def committed_len(self) -> int:
         """Tokens of the text."""
         return len(self.tokens)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of its tokens: numbers, and a list of them."""
+        return len(self.tokens) * TOKEN_BYTES
 
     def extend(self, tokens: Int32) -> None:
         """Append committed tokens; the KV of drawn ones is kept as far as they agree."""

@@ -62,6 +62,11 @@ class LookaheadDrafter:
         """The `source` of the proposals."""
         return self._name
 
+    @property
+    def memory_bytes(self) -> int:
+        """See `Drafter`."""
+        return self._requests.memory_bytes
+
     def open(self, request: DraftRequest) -> None:
         """Fill the window from the request's tokens. Raises `DrafterError` if there are none."""
         self._requests.put(request.request_id, _Request(self._options, request))
@@ -105,6 +110,11 @@ class _Request:
         if self.committed_len:
             rng = np.random.default_rng(request.seed)
             self.window = CandidatePool(options.ngram, options.window, request.token_ids, rng)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the n-grams; the window is small and does not grow."""
+        return self._ngrams.memory_bytes
 
     def guesses(self) -> Iterable[Sequence[int]]:
         """What followed the last token, the latest first."""

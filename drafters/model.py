@@ -91,6 +91,11 @@ class ModelDrafter:
         """The `source` of the proposals."""
         return self._name
 
+    @property
+    def memory_bytes(self) -> int:
+        """See `Drafter`."""
+        return self._requests.memory_bytes
+
     def open(self, request: DraftRequest) -> None:
         """Begin a request; its tokens are fed by `propose`. Raises `DrafterError` without any."""
         self.close(request.request_id)

@@ -10,6 +10,11 @@ from collections.abc import Iterator, Sequence
 
 Ngram = tuple[int, ...]
 
+# About what an n-gram takes in a dictionary: its slot there, its tuple, and its tokens.
+NGRAM_BYTES = 120
+# About what a dictionary takes in another one.
+INNER_BYTES = 260
+
 
 class ForwardDictionary:
     """Continuations of each token, of which the latest `capacity` are kept, for `max_keys` tokens.
@@ -17,16 +22,22 @@ class ForwardDictionary:
     Of a continuation and its prefix only the longer one is kept: in a trie of guesses it says both.
     """
 
-    __slots__ = ("_by_token", "_capacity", "_max_keys")
+    __slots__ = ("_by_token", "_capacity", "_max_keys", "_num_kept")
 
     def __init__(self, capacity: int, max_keys: int) -> None:
         self._capacity = capacity
         self._max_keys = max_keys
+        self._num_kept = 0
         # Dicts used as ordered sets: the latest last, in both levels.
         self._by_token: dict[int, dict[Ngram, None]] = {}
 
     def __contains__(self, token: int) -> bool:
         return token in self._by_token
+
+    @property
+    def memory_bytes(self) -> int:
+        """About the bytes of keys and continuations."""
+        return len(self._by_token) * INNER_BYTES + self._num_kept * NGRAM_BYTES
 
     def add(self, token: int, continuation: Ngram) -> None:
         """Make it the latest continuation of `token`."""
@@ -34,8 +45,9 @@ class ForwardDictionary:
         if kept is None:
             kept = {}
             if len(self._by_token) == self._max_keys:
-                del self._by_token[next(iter(self._by_token))]
+                self._num_kept -= len(self._by_token.pop(next(iter(self._by_token))))
         self._by_token[token] = kept
+        self._num_kept -= len(kept)
         prefix = continuation[:-1]
         if prefix in kept:
             # Nothing kept is a prefix of another, so nothing else begins with this one.
@@ -48,6 +60,7 @@ class ForwardDictionary:
             elif len(kept) == self._capacity:
                 del kept[next(iter(kept))]
         kept[continuation] = None
+        self._num_kept += len(kept)
 
     def continuations(self, token: int) -> Iterator[Ngram]:
         """The latest first."""
@@ -73,6 +86,11 @@ class BackwardDictionary:
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
         self._next: dict[Ngram, int] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """About the bytes of sequences and tokens."""
+        return len(self._next) * NGRAM_BYTES
 
     def add(self, sequence: Ngram, token: int) -> None:
         """The last writer wins."""

@@ -17,6 +17,11 @@ class Tracked(Protocol):
         """Prompt and generated tokens so far."""
         ...
 
+    @property
+    def memory_bytes(self) -> int:
+        """About the bytes that this takes."""
+        ...
+
 
 S = TypeVar("S", bound=Tracked)
 
@@ -35,6 +40,12 @@ class OpenRequests(Generic[S]):
 
     def __iter__(self) -> Iterator[S]:
         return iter(self._states.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """About the bytes of all states."""
+        # A copy, because metrics are read in another thread.
+        return sum(state.memory_bytes for state in list(self._states.values()))
 
     def put(self, request_id: str, state: S) -> None:
         """Keep a request's state in the place of an earlier one.

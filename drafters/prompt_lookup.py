@@ -13,6 +13,7 @@ from itertools import islice
 from ..core.errors import ConfigError
 from ..core.proposal_trie import ProposalTrie
 from ..core.types import Commit, DraftRequest, Proposal, Query
+from .ngram_dictionaries import NGRAM_BYTES
 from .open_requests import OpenRequests
 from .option_checks import require_whole
 
@@ -65,6 +66,11 @@ class PromptLookupDrafter:
         """The `source` of the proposals."""
         return self._name
 
+    @property
+    def memory_bytes(self) -> int:
+        """See `Drafter`."""
+        return self._requests.memory_bytes
+
     def open(self, request: DraftRequest) -> None:
         """Index the request's committed tokens. Raises `DrafterError` if there are none."""
         index = _OccurrenceIndex(self._options)
@@ -115,6 +121,14 @@ class _OccurrenceIndex:
     @property
     def committed_len(self) -> int:
         return len(self._tokens)
+
+    @property
+    def memory_bytes(self) -> int:
+        tables = sum(
+            len(last) * NGRAM_BYTES + len(previous) * previous.itemsize
+            for _, last, previous in self._tables
+        )
+        return tables + len(self._tokens) * self._tokens.itemsize
 
     def extend(self, tokens: Iterable[int]) -> None:
         text = self._tokens

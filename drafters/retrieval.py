@@ -61,6 +61,11 @@ class RetrievalDrafter:
         """The `source` of the proposals."""
         return self._name
 
+    @property
+    def memory_bytes(self) -> int:
+        """See `Drafter`."""
+        return self._requests.memory_bytes
+
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no token."""
         self._requests.put(request.request_id, _Request(request, self._options.context_len))
@@ -116,6 +121,10 @@ class _Request:
         self.namespace = request.namespace
         self.temperature = request.temperature
         self.seed = request.seed
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.context.nbytes
 
     def extend(self, tokens: Int32) -> None:
         self.context = np.concatenate([self.context, tokens])[-self.context_len :]

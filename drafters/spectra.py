@@ -88,6 +88,11 @@ class SpectraDrafter:
         """The `source` of the proposals."""
         return self._name
 
+    @property
+    def memory_bytes(self) -> int:
+        """See `Drafter`."""
+        return self._requests.memory_bytes
+
     def open(self, request: DraftRequest) -> None:
         """Learn the request's committed tokens. Raises `DrafterError` if there are none."""
         state = _Request(self._options, request)
@@ -140,6 +145,11 @@ class _Request:
             self.pool = CandidatePool(
                 options.ngram, options.window, request.token_ids, self._rng(0)
             )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the dictionaries; the pool is small and does not grow."""
+        return self._forward.memory_bytes + self._backward.memory_bytes
 
     def guesses(self) -> Iterator[Sequence[int]]:
         """At most `max_guesses`, the most promising first."""

@@ -27,6 +27,11 @@ class SuccessorTable:
         # unknown token is unknown without a question.
         self._ids = np.full((1, num_successors), UNKNOWN, dtype=np.int32)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the matrix."""
+        return self._ids.nbytes
+
     def learn(self, successors: Successors) -> None:
         """Replace what is known of these tokens; of equal ones the last counts.
 

@@ -102,8 +102,8 @@ class SuffixDrafter:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the counts of all open requests and of all answers."""
-        own = sum(state.counts.memory_bytes for state in self._requests)
-        return own + sum(counts.memory_bytes for counts in self._answers.values())
+        answers = list(self._answers.values())
+        return self._requests.memory_bytes + sum(counts.memory_bytes for counts in answers)
 
     def open(self, request: DraftRequest) -> None:
         """Count the request's committed tokens. Raises `DrafterError` if there are none."""
@@ -171,6 +171,10 @@ class _Request:
         self._max_match_len = options.max_match_len
         self._extend(request.token_ids)
         self.answer.extend(request.token_ids[request.prompt_len :].tolist())
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.counts.memory_bytes + len(self.answer) * self.answer.itemsize
 
     def append(self, tokens: Int32) -> None:
         """Add to the answer."""

@@ -90,6 +90,12 @@ class TokenRecyclingDrafter:
         """The `source` of the proposals."""
         return self._name
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the shared tables, and of requests with tables of their own."""
+        shared = sum(table.memory_bytes for table in list(self._tables.values()))
+        return shared + (0 if self._options.share else self._requests.memory_bytes)
+
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no token."""
         self._requests.put(request.request_id, _Request(request, self._table(request)))
@@ -149,6 +155,10 @@ class _Request:
         self.root = UNKNOWN
         self.table = table
         self.extend(request.token_ids)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.table.memory_bytes
 
     def extend(self, tokens: Int32) -> None:
         self.committed_len += len(tokens)

@@ -76,9 +76,30 @@ def test_a_replay_commits_as_much_as_the_target_did(
     assert found[0]["all"]["drafted"]
 
 
+def test_a_replay_knows_what_the_target_said_off_the_text(
+    checkpoint: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Drafters that ask for predictions find those that the same setting was given before."""
+    recording, output = tmp_path / "recording.jsonl", tmp_path / "b.json"
+    drafters = '[{"kind": "lookahead"}, {"kind": "spectra"}, {"kind": "token_recycling"}]'
+    drafters = f'{{"drafters": {drafters}, "node_budget": "full"}}'
+    common = [str(checkpoint), "--speculative-config", drafters, "--rounds", "1"]
+    common += ["--drafters", "lookahead,spectra,token_recycling", "--output", str(output)]
+    asked = ["--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "24"]
+    found = []
+    for arguments in ([*asked, "--record", str(recording)], ["--replay", str(recording)]):
+        result = runner.invoke(cli.app, ["bench", *common, *arguments])
+        assert result.exit_code == 0, result.output
+        settings = json.loads(output.read_text())["settings"]
+        found.append({name: one["all_rounds"]["counts"] for name, one in settings.items()})
+    assert found[0] == found[1]
+    answers = [json.loads(line) for line in recording.read_text().splitlines()[1:]]
+    assert all(answer["off_text"] for answer in answers)
+
+
 def test_a_replay_of_another_model_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     recording = tmp_path / "recording.jsonl"
-    recording.write_text('{"version": 2}\n')
+    recording.write_text('{"version": 1}\n')
     result = runner.invoke(cli.app, ["bench", str(checkpoint), "--replay", str(recording)])
     assert isinstance(result.exception, ConfigError)
     assert "is no recording of draftline bench" in str(result.exception)

@@ -154,8 +154,10 @@ def test_an_impossible_shaping_is_refused(field: str, shaping: pb.Shaping):
 def test_an_answer_round_trips(pairs: list[tuple[Query, Proposal]]):
     message = DrafterMessage(7, (), (), [], [query for query, _ in pairs], 0.0)
     answered = [proposal for _, proposal in pairs]
-    data = wire.encode_answer(message, answered, LIMIT)
-    assert same(wire.decode_answer(data, message, "s"), answered)
+    data = wire.encode_answer(message, answered, LIMIT, memory_bytes=9)
+    decoded, memory_bytes = wire.decode_answer(data, message, "s")
+    assert same(decoded, answered)
+    assert memory_bytes == 9
 
 
 @given(st.binary(max_size=64))
@@ -234,7 +236,9 @@ def test_messages_of_those_who_know_nothing_of_successors_mean_none():
     answer.proposals.add(request_id="r", tokens=none, parents=none, log_probs=nothing)
     message = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
     data = pb.FromDrafter(answer=answer).SerializeToString()
-    assert wire.decode_answer(data, message, "s")[0].is_empty
+    decoded, memory_bytes = wire.decode_answer(data, message, "s")
+    assert decoded[0].is_empty
+    assert memory_bytes is None
 
 
 def test_oversize_is_refused_before_it_is_sent():

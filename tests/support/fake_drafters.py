@@ -25,6 +25,10 @@ class CountingDrafter:
         self.commits: list[Commit] = []
         self.opened: list[DraftRequest] = []
 
+    @property
+    def memory_bytes(self) -> int:
+        return 4 * sum(map(len, self.texts.values()))
+
     def open(self, request: DraftRequest) -> None:
         self.opened.append(request)
         self.texts[request.request_id] = request.token_ids.tolist()
