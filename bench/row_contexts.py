@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..core.ancestor_bits import unpack
 from ..core.types import StepInput
 
 
@@ -40,7 +41,8 @@ def probed_contexts(step: StepInput) -> Iterator[RowContext]:
     for seed, owner, first, row in rows:
         tree = step.trees[owner]
         assert tree is not None
-        seen = first + np.flatnonzero(tree.mask[row - first])
+        own = unpack(tree.ancestors[row - first : row - first + 1], len(tree.slots))
+        seen = first + np.flatnonzero(own[0])
         start = int(step.positions[first])
         assert np.array_equal(step.positions[seen], np.arange(start, start + len(seen)))
         yield RowContext(seed, start, tuple(step.token_ids[seen].tolist()))

@@ -18,6 +18,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from ..core.ancestor_bits import pack
 from ..core.types import SamplingRows, StepInput, TreeRows
 from ..models.partition import LayerSpan
 from ..models.stage import Stage, load_stage
@@ -114,7 +115,7 @@ def tree_step(num_rows: int, temperature: float, context_len: int = CONTEXT_LEN)
         request_starts=np.array([0, num_rows], dtype=np.int32),
         context_lens=np.array([context_len], dtype=np.int32),
         block_tables=np.arange(-(-context_len // BLOCK_SIZE), dtype=np.int32)[None],
-        trees=(TreeRows(np.tri(num_rows, dtype=np.bool_), positions, positions),),
+        trees=(TreeRows(pack(np.tri(num_rows, dtype=np.bool_)), positions, positions),),
         logits_rows=rows, sampling=sampling, probe_rows=none, probe_top_k=0, scored_rows=none,
         scored_tokens=none,
     )  # fmt: skip

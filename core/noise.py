@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .types import Float32, Float64, Int64
+from .types import Float32, Float64, Int64, UInt64
 
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -28,8 +27,6 @@ MIX_2 = 0x94D049BB133111EB
 LN2 = math.log(2.0)
 # 2 * atanh(s) = 2 * (s + s^3/3 + s^5/5 + ...); |s| <= 0.1716 leaves an error below 1e-13.
 ATANH_TERMS = tuple(2.0 / power for power in (15, 13, 11, 9, 7, 5, 3, 1))
-
-UInt64 = NDArray[np.uint64]
 
 
 def mix64(x: UInt64) -> UInt64:

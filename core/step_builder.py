@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from .ancestor_bits import pack, unpack
 from .edit_builder import build_edits
 from .request import RequestState
 from .sampling_rows import sampling_rows
 from .step_kernels import lay_out, runs
-from .tree import NO_TREE, TokenTree, masks
+from .tree import NO_TREE, TokenTree, ancestor_bits
 from .types import (
-    Bool,
     Int32,
     LogitEdits,
     Probe,
     StepInput,
     TreeRows,
+    UInt64,
 )
 from .verification import TreeCandidates, Verification
 
@@ -205,27 +206,26 @@ def _tree_rows(
     trees: Sequence[TreeStep], starts: Int32, slots: Int32, positions: Int32
 ) -> tuple[TreeRows | None, ...]:
     ends = starts.tolist()
-    own = masks([step.tree for step in trees])
+    own = ancestor_bits([step.tree for step in trees])
     return tuple(
-        TreeRows(_mask(mask, step.probes.values()), slots[first:end], positions[first:end])
-        for step, mask, first, end in zip(trees, own, ends, ends[1:], strict=False)
+        TreeRows(_with_probes(bits, step), slots[first:end], positions[first:end])
+        for step, bits, first, end in zip(trees, own, ends, ends[1:], strict=False)
     )
 
 
-def _mask(own: Bool, probes: Collection[Probe]) -> Bool:
-    """bool [rows, rows]: a tree's `own`, and probe rows that see the root and their own probe."""
-    if not probes:
+def _with_probes(own: UInt64, step: TreeStep) -> UInt64:
+    """The bits of a tree, and of probe rows, which see the root and their own probe."""
+    if not step.probes:
         return own
-    size = len(own) + sum(len(probe.tokens) for probe in probes)
+    size, start = step.num_rows, step.num_chosen
     mask = np.zeros((size, size), dtype=np.bool_)
     mask[:, 0] = True
-    mask[: len(own), : len(own)] = own
-    start = len(own)
-    for probe in probes:
+    mask[:start, :start] = unpack(own, start)
+    for probe in step.probes.values():
         end = start + len(probe.tokens)
         mask[start:end, start:end] = probe.mask
         start = end
-    return mask
+    return pack(mask)
 
 
 def _probe_rows(trees: Sequence[TreeStep], starts: Int32) -> Int32:

@@ -10,7 +10,8 @@ import numpy as np
 
 from . import tree_kernels
 from .acceptance import AcceptanceTable
-from .types import ROOT, Bool, Float32, Float64, Int32, Int64
+from .ancestor_bits import WORD_BITS, unpack
+from .types import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +65,12 @@ class TokenTree:
 
     def mask(self) -> Bool:
         """bool [n + 1, n + 1]: row i sees row j; row 0 is the root, and every row sees itself."""
-        (mask,) = masks([self])
-        return mask
+        return unpack(self.ancestors(), len(self) + 1)
+
+    def ancestors(self) -> UInt64:
+        """The mask in bits, as `core/ancestor_bits.py` packs it."""
+        (bits,) = ancestor_bits([self])
+        return bits
 
     def keep(self, kept: Bool) -> TokenTree:
         """The tree of these nodes; the parent of each must be among them. `kept` is bool [n]."""
@@ -121,16 +126,17 @@ def keep_all(trees: Sequence[TokenTree], kept: Bool) -> list[TokenTree]:
     return cut
 
 
-def masks(trees: Sequence[TokenTree]) -> list[Bool]:
-    """`TokenTree.mask` of all trees."""
+def ancestor_bits(trees: Sequence[TokenTree]) -> list[UInt64]:
+    """`TokenTree.ancestors` of all trees."""
     if not trees:
         return []
-    flat = tree_kernels.ancestor_masks(stacked_nodes(trees), node_ends(trees))
+    flat = tree_kernels.ancestor_bits(stacked_nodes(trees), node_ends(trees))
     found, start = [], 0
     for tree in trees:
-        size = len(tree) + 1
-        found.append(flat[start : start + size * size].reshape(size, size))
-        start += size * size
+        rows = len(tree) + 1
+        end = start + rows * -(-rows // WORD_BITS)
+        found.append(flat[start:end].reshape(rows, -1))
+        start = end
     return found
 
 

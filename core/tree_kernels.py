@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from .acceptance import bin_of, estimate, record
+from .ancestor_bits import WORD_BITS
 from .compiled import compiled
-from .types import ROOT, Bool, Float32, Float64, Int32, Int64
+from .types import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 
 # Stands for the parent of nodes that had no room.
 CUT = ROOT - 1
@@ -151,29 +152,29 @@ def keep_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
 
 
 @compiled
-def ancestor_masks(nodes: Int32, ends: Int64) -> Bool:
-    """The masks of all trees, one behind the other, each bool [n + 1, n + 1].
+def ancestor_bits(nodes: Int32, ends: Int64) -> UInt64:
+    """The masks of all trees, one behind the other, each uint64 [n + 1, words]: bit c is row c.
 
     Row i + 1 sees the root, the ancestors of node i and itself.
     """
     total, first = 0, 0
     for end in ends:
-        total += (end - first + 1) ** 2
+        total += (end - first + 1) * ((end - first) // WORD_BITS + 1)
         first = end
-    masks = np.zeros(total, dtype=np.bool_)
+    found = np.zeros(total, dtype=np.uint64)
     start, first = 0, 0
     for end in ends:
-        size = end - first + 1
-        masks[start] = True
-        for row in range(1, size):
-            above = nodes[first + row - 1, 1] + 1
-            own, its = start + row * size, start + above * size
-            for column in range(above + 1):
-                masks[own + column] = masks[its + column]
-            masks[own + row] = True
-        start += size * size
+        words = (end - first) // WORD_BITS + 1
+        for row in range(end - first + 1):
+            own = start + row * words
+            if row:
+                its = start + (nodes[first + row - 1, 1] + 1) * words
+                for word in range(words):
+                    found[own + word] = found[its + word]
+            found[own + row // WORD_BITS] |= np.uint64(1) << np.uint64(row % WORD_BITS)
+        start += (end - first + 1) * words
         first = end
-    return masks
+    return found
 
 
 @compiled

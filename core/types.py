@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 UInt32 = NDArray[np.uint32]
+UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -323,7 +324,7 @@ class LogitEdits:
 class TreeRows:
     """What the rows of one request see besides the committed context.
 
-    mask       bool [rows of the request, columns]
+    ancestors  uint64 [rows of the request, words]  a bit a column (`core/ancestor_bits.py`)
     slots      int32 [columns]  KV slot of each column
     positions  int32 [columns]  absolute position of each column
 
@@ -331,7 +332,7 @@ class TreeRows:
     earlier steps that are still in flight, so that a tree can be streamed through the pipeline.
     """
 
-    mask: Bool
+    ancestors: UInt64
     slots: Int32
     positions: Int32
 

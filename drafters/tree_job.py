@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from ..core.ancestor_bits import pack
 from ..core.coupled_rank import CoupledChoice, rank_coupled
 from ..core.expansion import Expansion
 from ..core.sampling_rows import sampling_rows
@@ -129,7 +130,7 @@ def _rows(job: TreeJob, block_size: int) -> TreeRows:
     blocks = np.array(job.blocks, dtype=np.int32)[places // block_size]
     depths = [job.expansion.depth(node) for node in nodes]
     return TreeRows(
-        mask=job.mask(),
+        ancestors=pack(job.mask()),
         slots=(blocks * block_size + places % block_size).astype(np.int32),
         # The root stands at the last committed position.
         positions=np.array(depths, dtype=np.int32) + np.int32(job.committed_len - 1),

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.types import StepInput
+from ..core.ancestor_bits import unpack
+from ..core.types import Bool, StepInput, TreeRows
 from .paged_kv import PagedKv
 
 NONE = np.empty(0, dtype=np.int32)
@@ -36,8 +37,7 @@ def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
         _tensor(np.concatenate([NONE, *(tree.slots for tree in trees)])),
         _tensor(np.concatenate([NONE, *(tree.positions for tree in trees)])),
         torch.from_numpy(
-            np.concatenate([NONE, *(tree.mask.ravel() for tree in trees)], dtype=np.uint8,
-                           casting="unsafe")
+            np.concatenate([NONE, *map(_visible, trees)], dtype=np.uint8, casting="unsafe")
         ),
     )  # fmt: skip
     try:
@@ -55,6 +55,10 @@ def attend(  # noqa: PLR0917 - the operator's
     `heads` [rows, num_heads + 2 * kv_heads, head_dim]: queries, keys, values, rotated already.
     """
     return torch.ops.draftline.attend(heads, layer, num_heads, scaling, window, softcap)
+
+
+def _visible(tree: TreeRows) -> Bool:
+    return unpack(tree.ancestors, len(tree.slots)).ravel()
 
 
 def _tensor(array: np.ndarray) -> Tensor:

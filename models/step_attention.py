@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..core.ancestor_bits import unpack
 from ..core.types import Bool, Int32, Int64, StepInput
 from .paged_kv import PagedKv
 
@@ -201,7 +202,8 @@ def _request(step: StepInput, index: int, block_size: int) -> _Request:
         own_slots, own_positions = step.slots[first:last], step.positions[first:last]
         own_visible = np.tri(last - first, dtype=np.bool_)
     else:
-        own_slots, own_positions, own_visible = tree.slots, tree.positions, tree.mask
+        own_slots, own_positions = tree.slots, tree.positions
+        own_visible = unpack(tree.ancestors, len(own_slots))
     visible = np.ones((last - first, context_len + len(own_slots)), dtype=np.bool_)
     visible[:, context_len:] = own_visible
     slots = np.concatenate((context, own_slots), dtype=np.int64)

@@ -275,7 +275,9 @@ async def test_a_request_may_limit_its_tree_and_choose_its_drafters() -> None:
     bench.add("a", [1, 2, 3], 60, max_nodes=2, drafters=("second",))
     bench.add("bb", [1, 2, 3], 60, max_nodes=0)
     await bench.run()
-    sizes = [len(tree.mask) - 1 for s in bench.target.steps for tree in s.trees if tree is not None]
+    sizes = [
+        len(tree.ancestors) - 1 for s in bench.target.steps for tree in s.trees if tree is not None
+    ]
     assert max(sizes) == 2
     # Nobody takes the proposals of the other one.
     assert bench.drafters.left_out == {"first"}

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draftline.core.ancestor_bits import pack, unpack
 from draftline.core.merge import merge, merge_all
 from draftline.core.output import TARGET_SOURCE
-from draftline.core.tree import TokenTree, credit, keep_all, masks
+from draftline.core.tree import TokenTree, ancestor_bits, credit, keep_all
 from draftline.core.types import ROOT, Proposal, chain_proposal
 from draftline.core.verify import walk_all
 from hypothesis import given
@@ -128,8 +129,8 @@ def test_many_trees_at_once_are_as_each_alone(
     for tree, other in zip(trees, alone, strict=True):
         assert np.array_equal(tree.nodes, other.nodes)
         assert np.array_equal(tree.claims, other.claims)
-    for mask, tree in zip(masks(trees), trees, strict=True):
-        assert np.array_equal(mask, tree.mask())
+    for bits, tree in zip(ancestor_bits(trees), trees, strict=True):
+        assert np.array_equal(bits, tree.ancestors())
     depths = [data.draw(st.integers(0, 5)) for _ in trees]
     kept = [tree.depths <= depth for tree, depth in zip(trees, depths, strict=True)]
     for cut, tree, own in zip(keep_all(trees, np.concatenate(kept)), trees, kept, strict=True):
@@ -152,7 +153,7 @@ def test_many_trees_at_once_are_as_each_alone(
 
 
 def test_no_tree_at_all() -> None:
-    assert masks([]) == walk_all([], np.array([3], dtype=np.int32)) == []
+    assert ancestor_bits([]) == walk_all([], np.array([3], dtype=np.int32)) == []
     assert credit([], [], np.zeros(2)) == [0, 0]
 
 
@@ -161,3 +162,16 @@ def test_check_notices_a_broken_tree() -> None:
     broken = replace(tree, nodes=tree.nodes + np.array([0, 0, 1, 0], dtype=np.int32))
     with pytest.raises(AssertionError):
         broken.check()
+
+
+@given(st.integers(0, 150), st.integers(0, 150), st.integers(0, 2**32 - 1))
+def test_masks_survive_their_bits(rows: int, columns: int, seed: int) -> None:
+    mask = np.random.default_rng(seed).random((rows, columns)) < 0.5
+    bits = pack(mask)
+    assert bits.shape == (rows, -(-columns // 64))
+    assert np.array_equal(unpack(bits, columns), mask)
+
+
+def test_trees_of_more_nodes_than_a_word_has_bits() -> None:
+    tree = merge([chain_proposal("a", np.arange(200, dtype=np.int32))], 200, 200)
+    assert np.array_equal(tree.mask(), np.tri(201, dtype=np.bool_))

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 
 import numpy as np
+from draftline.core.ancestor_bits import unpack
 from draftline.core.errors import StageLost
 from draftline.core.types import Int32, StepInput, StepOutput
 
@@ -112,8 +113,9 @@ class FakeTarget:
             first = int(step.request_starts[request])
             columns = step.slots[first : row + 1].tolist()
         else:
-            assert np.array_equal(tree.slots[-len(tree.mask) :][own], step.slots[row])
-            columns = tree.slots[tree.mask[own]].tolist()
+            mask = unpack(tree.ancestors, len(tree.slots))
+            assert np.array_equal(tree.slots[-len(mask) :][own], step.slots[row])
+            columns = tree.slots[mask[own]].tolist()
         seen += [self._cache[slot] for slot in columns]
         seen.sort(key=lambda value: value[1])
         assert [position for _, position in seen] == list(range(int(step.positions[row]) + 1))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from draftline.core.ancestor_bits import pack
 from draftline.core.types import Int32, SamplingRows, StepInput, TreeRows
 
 BLOCK_SIZE = 4
@@ -61,7 +62,7 @@ class PagedRequest:
         own = slice(in_flight, None)
         return Rows(
             self.blocks, int32(tokens)[own], positions[own], slots[own], start,
-            TreeRows(mask[own], slots, positions),
+            TreeRows(pack(mask[own]), slots, positions),
         )  # fmt: skip
 
 
