@@ -38,7 +38,7 @@ class DrafterServer:
         # A coordinator's stream never ends by itself. One that is just being cancelled needs a
         # moment, or gRPC cancels it twice and prints a traceback.
         self._listener = GrpcListener(
-            self._service.handler(),
+            [self._service.handler()],
             host,
             port,
             tls=tls,

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -18,7 +18,7 @@ from ..core.errors import ConfigError, DraftlineError
 
 
 class GrpcListener:
-    """A gRPC server of one handler at host:port; port 0 lets the system choose one.
+    """A gRPC server at host:port; port 0 lets the system choose one.
 
     grace_s            how long calls under way may go on when it stops, seconds
     max_message_bytes  larger messages are refused, both ways; None: gRPC's own limit
@@ -26,7 +26,7 @@ class GrpcListener:
 
     def __init__(
         self,
-        handler: grpc.GenericRpcHandler,
+        handlers: Sequence[grpc.GenericRpcHandler],
         host: str,
         port: int,
         *,
@@ -34,7 +34,7 @@ class GrpcListener:
         grace_s: float,
         max_message_bytes: int | None = None,
     ) -> None:
-        self._handler = handler
+        self._handlers = tuple(handlers)
         self._address = f"{host}:{port}"
         self._tls = tls
         self._grace_s = grace_s
@@ -48,7 +48,7 @@ class GrpcListener:
     async def start(self) -> int:
         """Listen; the port. Raises `ConfigError` if it is taken or TLS files are missing."""
         server = grpc.aio.server(options=self._options)
-        server.add_generic_rpc_handlers((self._handler,))
+        server.add_generic_rpc_handlers(self._handlers)
         try:
             if self._tls is None:
                 port = server.add_insecure_port(self._address)

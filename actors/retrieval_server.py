@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from ..cluster.tls_files import TlsFiles
-from ..core.errors import ProtocolError
+from ..core.errors import CapacityError, ProtocolError
 from ..core.lookup import Lookup
+from ..retrieval_store.lookup_queue import LookupQueue
 from ..retrieval_store.open_store import open_store
 from ..retrieval_store.retrieval_pb2 import LookupRequest
 from ..retrieval_store.service import Expected, RetrievalService
-from ..retrieval_store.wire import METHOD, decode_request, encode_reply
+from ..retrieval_store.wire import METHOD, REFUSED, decode_request, encode_reply
 from .grpc_listener import (
     GrpcListener,
     add_listen_arguments,
@@ -23,20 +25,32 @@ from .grpc_listener import (
     run_server,
     serve_until_signal,
 )
+from .health_check import health_handler
 
 SERVICE, _, METHOD_NAME = METHOD.strip("/").partition("/")
 
 
 class RetrievalServer:
-    """Answers lookups over gRPC at host:port; port 0 lets the system choose one."""
+    """Answers lookups over gRPC at host:port; port 0 lets the system choose one.
+
+    A batch that cannot be answered before its deadline is refused at once. `is_serving` is what
+    health probes are told.
+    """
 
     def __init__(
-        self, lookup: Lookup, host: str = "127.0.0.1", port: int = 0, *, tls: TlsFiles | None = None
+        self,
+        lookup: Lookup,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        tls: TlsFiles | None = None,
+        is_serving: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._lookup = lookup
+        self._queue = LookupQueue(lookup)
         handler = grpc.unary_unary_rpc_method_handler(self._answer)
         methods = grpc.method_handlers_generic_handler(SERVICE, {METHOD_NAME: handler})
-        self._listener = GrpcListener(methods, host, port, tls=tls, grace_s=1.0)
+        handlers = [methods, health_handler(is_serving)]
+        self._listener = GrpcListener(handlers, host, port, tls=tls, grace_s=1.0)
 
     async def start(self) -> int:
         """Listen; the port. Raises `ConfigError` if it is taken or TLS files are missing."""
@@ -51,8 +65,11 @@ class RetrievalServer:
             arguments = decode_request(LookupRequest.FromString(data))
         except (DecodeError, ProtocolError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        # Some hundred microseconds, so a thread would cost more than it frees.
-        return encode_reply(self._lookup.lookup(*arguments))
+        try:
+            left = context.time_remaining()
+            return encode_reply(await self._queue.lookup(*arguments, time_left=left))
+        except CapacityError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{REFUSED}{error}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
     async def serve() -> None:
         expected = Expected(tokenizer_hash=given.tokenizer_hash, model_hash=given.model_hash)
         service = RetrievalService(open_store(given.store, must_exist=True), expected)
-        server = RetrievalServer(service, **listen_settings(given))
+        server = RetrievalServer(
+            service, **listen_settings(given), is_serving=lambda: service.status.is_serving
+        )
         # What cannot be loaded at the start is an error; later, the last content is served on.
         await asyncio.to_thread(service.refresh)
         service.start()

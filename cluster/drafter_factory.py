@@ -21,6 +21,7 @@ from ..retrieval_store.open_store import open_store
 from ..retrieval_store.service import Expected, RetrievalService
 from .config import DrafterConfig, EngineConfig, unknown_key
 from .retrieval_client import GrpcLookup
+from .retrieval_replicas import ReplicatedLookup
 
 if TYPE_CHECKING:
     from ..models.model_info import ModelInfo
@@ -110,8 +111,9 @@ def _model(recipe: _Recipe) -> Drafter:
 
 def _retrieval(recipe: _Recipe) -> Drafter:
     if recipe.values["server"] is not None:
-        address = recipe.require("server", "host:port of a retrieval server")
-        return RetrievalDrafter(GrpcLookup(address), recipe.name, recipe.options)
+        servers = recipe.require("server", "host:port of a retrieval server; commas between more")
+        replicas = [GrpcLookup(address.strip()) for address in servers.split(",")]
+        return RetrievalDrafter(ReplicatedLookup(replicas), recipe.name, recipe.options)
     url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
     return RetrievalDrafter(_store_lookup(url, recipe.engine), recipe.name, recipe.options)
 

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import grpc
 from google.protobuf.message import DecodeError
 
-from ..core.errors import DrafterError, ProtocolError
+from ..core.errors import CapacityError, DrafterError, ProtocolError
 from ..core.lookup import Subtree
 from ..core.types import Int32
 from ..retrieval_store.retrieval_pb2 import LookupReply
-from ..retrieval_store.wire import METHOD, decode_reply, encode_request
+from ..retrieval_store.wire import METHOD, REFUSED, decode_reply, encode_request
 from .tls_files import TlsFiles
 
 
 class GrpcLookup:
-    """Implements `core.lookup.Lookup` over gRPC; blocks the calling thread.
+    """Lookups by one server over gRPC; blocks the calling thread.
 
     address      host:port of a retrieval server
-    timeout_s    each call's deadline, in seconds
+    timeout_s    each call's deadline, in seconds, unless the call gives its own
     tls          certificates; None is plain text
 
     The connection is made in the background and again after a loss. Whatever goes wrong is a
-    `DrafterError`: the drafter that asked answers with nothing this time.
+    `DrafterError`; a server that has no time for a batch is a `CapacityError`.
     """
 
     def __init__(
@@ -46,14 +46,22 @@ class GrpcLookup:
         self._call = self._channel.unary_unary(METHOD)
 
     def lookup(
-        self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
+        self,
+        contexts: Sequence[Int32],
+        namespaces: Sequence[str],
+        max_nodes: Sequence[int],
+        *,
+        timeout_s: float | None = None,
     ) -> list[Subtree]:
-        """One subtree a context, in order; see `core.lookup.Lookup`. Raises `DrafterError`."""
+        """One subtree a context, in order; see `core.lookup.Lookup`."""
         request = encode_request(contexts, namespaces, max_nodes)
         try:
-            reply = LookupReply.FromString(self._call(request, timeout=self._timeout_s))
+            timeout = self._timeout_s if timeout_s is None else timeout_s
+            reply = LookupReply.FromString(self._call(request, timeout=timeout))
             return decode_reply(reply, len(contexts))
         except grpc.RpcError as error:
+            if _is_refusal(error):
+                raise CapacityError(f"{self._address}: {_reason(error)}") from error
             raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error
         except (DecodeError, ProtocolError) as error:
             raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
@@ -61,6 +69,14 @@ class GrpcLookup:
     def close(self) -> None:
         """Close the connection; a call under way fails."""
         self._channel.close()
+
+
+def _is_refusal(error: grpc.RpcError) -> bool:
+    return (
+        isinstance(error, grpc.Call)
+        and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        and (error.details() or "").startswith(REFUSED)
+    )
 
 
 def _reason(error: grpc.RpcError) -> str:

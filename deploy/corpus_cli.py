@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,10 +66,7 @@ def build(
     """Replace what a namespace holds by the documents of FILES."""
     opened = _open(store)
     old = opened.manifest().segment_ids(namespace)
-    new = _add(opened, _Job(files, model, keep, max_perplexity), namespace)
-    for segment_id in old:
-        if segment_id not in new:
-            opened.delete(namespace, segment_id)
+    _add(opened, _Job(files, model, keep, max_perplexity), namespace, old)
 
 
 @corpus_app.command()
@@ -126,8 +124,9 @@ def remove(
     known = opened.manifest().segment_ids(namespace)
     if segment != "all" and segment not in known:
         raise StoreError(f"namespace {namespace} has no segment {segment}; see corpus list")
-    for segment_id in known if segment == "all" else [segment]:
-        opened.delete(namespace, segment_id)
+    removed = known if segment == "all" else [segment]
+    opened.change(namespace, remove=removed)
+    for segment_id in removed:
         console.print(f"removed {segment_id}")
 
 
@@ -137,7 +136,7 @@ def _open(url: str) -> SegmentStore:
     return open_store(url)
 
 
-def _add(store: SegmentStore, job: _Job, namespace: str) -> tuple[str, ...]:
+def _add(store: SegmentStore, job: _Job, namespace: str, remove: Sequence[str] = ()) -> None:
     from ..retrieval_store.build import build_corpus
     from ..retrieval_store.documents import read_documents
     from .corpus_model import open_corpus_model
@@ -149,10 +148,9 @@ def _add(store: SegmentStore, job: _Job, namespace: str) -> tuple[str, ...]:
         keep=job.keep, max_perplexity=job.max_perplexity, show_progress=console.is_terminal
     )
     documents = read_documents(job.files)
-    report = build_corpus(store, namespace, documents, model.tokenize, settings)
+    report = build_corpus(store, namespace, documents, model.tokenize, settings, remove=remove)
     dropped = ", ".join(f"{reason} {count}" for reason, count in report.dropped.items())
     console.print(
         f"kept {report.num_kept} of {report.num_read} documents, {report.num_tokens:,} tokens, "
         f"{report.num_bytes:,} bytes" + (f"; dropped: {dropped}" if dropped else "")
     )
-    return report.segment_ids

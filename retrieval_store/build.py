@@ -73,10 +73,13 @@ def build_corpus(
     documents: Iterable[Document | Unreadable],
     tokenize: Tokenize,
     settings: BuildSettings,
+    *,
+    remove: Sequence[str] = (),
 ) -> CorpusReport:
-    """Add the documents that are fit to a namespace of `store`; what was there stays.
+    """Add the documents that are fit to a namespace of `store`.
 
-    `documents` may be the iterator of `read_documents`. Raises `ConfigError` if none is left, and
+    `documents` may be the iterator of `read_documents`. Segments whose ids are in `remove` go in
+    the same change; whatever else was there stays. Raises `ConfigError` if none is left, and
     `StoreError` if the store cannot take the segments.
     """
     check_namespace(namespace)
@@ -97,7 +100,7 @@ def build_corpus(
         dropped=dict(sieve.dropped),
         num_kept=len(kept),
         num_tokens=sum(segment.header.num_tokens for segment in segments),
-        segment_ids=tuple(store.put(namespace, segment) for segment in segments),
+        segment_ids=tuple(store.change(namespace, add=segments, remove=remove)),
         num_bytes=sum(len(segment.data) for segment in segments),
         perplexities=quantiles(found),
         kept_perplexities=quantiles([found[index] for index in kept] if found else []),

@@ -9,12 +9,12 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import StoreError
 from .segment import Segment
-from .store import Manifest, check_names, check_namespace
+from .store import Manifest, check_names, check_namespace, checked_sizes, require_id
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
@@ -50,47 +50,49 @@ class DirectoryStore:
             raise StoreError(f"{path}: cannot be read ({error})") from error
         try:
             listed = json.loads(text)["segments"].items()
-            return Manifest({name: dict(sizes) for name, sizes in listed}, written=True)
+            sizes = {name: dict(sizes) for name, sizes in listed}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"{path}: corrupt; delete the folder and build again") from error
+        return Manifest(checked_sizes(sizes, str(path)), written=True)
 
     def get(self, namespace: str, segment_id: str) -> Segment:
         """The segment, memory-mapped and checked."""
         check_names(namespace, segment_id)
-        return Segment.open(self._path(namespace, segment_id))
+        path = self._path(namespace, segment_id)
+        segment = Segment.open(path)
+        require_id(segment, segment_id, str(path))
+        return segment
 
     def put(self, namespace: str, segment: Segment) -> str:
         """Write the file, then name it in the manifest."""
-        check_namespace(namespace)
-        segment_id = segment.segment_id
-        path = self._path(namespace, segment_id)
-
-        def add(sizes: dict[str, dict[str, int]]) -> None:
-            sizes.setdefault(namespace, {})[segment_id] = len(segment.data)
-
-        with _reported(path), self._locked():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, segment.data[:])
-            self._change(add)
+        (segment_id,) = self.change(namespace, add=[segment])
         return segment_id
 
     def delete(self, namespace: str, segment_id: str) -> None:
         """Take the segment out of the manifest; its file goes with a later write."""
-        check_names(namespace, segment_id)
-        if not self.manifest().written:
-            return
+        self.change(namespace, remove=[segment_id])
 
-        def remove(sizes: dict[str, dict[str, int]]) -> None:
-            listed = sizes.get(namespace, {})
-            listed.pop(segment_id, None)
-            if not listed:
-                sizes.pop(namespace, None)
-
-        path = self._path(namespace, segment_id)
-        with _reported(path), self._locked():
-            if path.exists():
-                os.utime(path)
-            self._change(remove)
+    def change(
+        self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        """Write what is added, then replace the manifest."""
+        check_namespace(namespace)
+        for segment_id in remove:
+            check_names(namespace, segment_id)
+        if not add and not self.manifest().written:
+            return []
+        added = {segment.segment_id: segment.data for segment in add}
+        removed = [name for name in remove if name not in added]
+        with _reported(self._folder), self._locked():
+            for segment_id, data in added.items():
+                path = self._path(namespace, segment_id)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _replace(path, data[:])
+            for path in (self._path(namespace, segment_id) for segment_id in removed):
+                if path.exists():
+                    os.utime(path)
+            self._switch(namespace, {name: len(data) for name, data in added.items()}, removed)
+        return list(added)
 
     def wait_for_change(self, timeout: float) -> None:
         """Wait `timeout` seconds: a folder does not tell of changes."""
@@ -103,9 +105,12 @@ class DirectoryStore:
     def _path(self, namespace: str, segment_id: str) -> Path:
         return self._folder / namespace / f"{segment_id}.segment"
 
-    def _change(self, edit: Callable[[dict[str, dict[str, int]]], None]) -> None:
+    def _switch(self, namespace: str, added: dict[str, int], removed: Sequence[str]) -> None:
         sizes = {name: dict(listed) for name, listed in self.manifest().sizes.items()}
-        edit(sizes)
+        listed = sizes.pop(namespace, {}) | added
+        left = {name: size for name, size in listed.items() if name not in removed}
+        if left:
+            sizes[namespace] = left
         text = json.dumps({"segments": sizes}, sort_keys=True, indent=1)
         _replace(self._folder / MANIFEST, text.encode())
         self._collect(sizes)
@@ -113,7 +118,7 @@ class DirectoryStore:
     def _collect(self, sizes: dict[str, dict[str, int]]) -> None:
         """Remove files that no manifest of the last minute names."""
         oldest = time.time() - GRACE_SECONDS
-        for path in self._folder.glob("*/*"):
+        for path in [*self._folder.glob("*/*"), *self._folder.glob("*.new")]:
             listed = sizes.get(path.parent.name, {})
             if path.stem not in listed and path.stat().st_mtime < oldest:
                 path.unlink()
@@ -143,6 +148,16 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(path)
+        _sync_folder(path.parent)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in it outlast a loss of power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

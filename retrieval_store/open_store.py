@@ -29,4 +29,6 @@ def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
         if must_exist and not folder.is_dir():
             raise ConfigError("store", f"no folder {folder}; `draftline corpus build` makes one")
         return DirectoryStore(folder)
-    raise ConfigError("store", f"{url!r} is neither a folder nor a redis:// URL")
+    # Of a URL only the scheme: the rest may hold a password.
+    shown = f"{scheme}://..." if scheme else repr(url)
+    raise ConfigError("store", f"{shown} is neither a folder nor a redis:// URL")

@@ -2,160 +2,224 @@
 
 Keys, all with the hash tag `{draftline:<name>}` so that a Redis Cluster keeps them on one node:
 
-    ...:manifest                    hash: "format" -> "1", "<namespace>/<id>" -> bytes
-    ...:chunk:<namespace>:<id>:<i>  string of at most CHUNK_BYTES
+    ...:manifest                    hash: "format" -> FORMAT_VERSION, "<namespace>/<id>" -> bytes
+    ...:chunk:<namespace>:<id>:<i>  SHA-256 and at most CHUNK_BYTES of the segment
     ...:changes                     channel told after every change
 
 A segment's chunks are written first, to expire if the writer dies; one transaction then makes
-them last, adds the manifest entry and tells the channel.
+them last, changes the manifest and tells the channel. It is refused unless every chunk is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from urllib.parse import urlsplit
+from collections.abc import Iterator, Mapping, Sequence
 
-import redis
-from redis.backoff import NoBackoff
-from redis.client import PubSub
-from redis.retry import Retry
+from redis.client import Pipeline
+from redis.exceptions import OutOfMemoryError
 
-from ..core.errors import ConfigError, StoreError
+from ..core.errors import StoreError
+from .chunk import DIGEST_BYTES, seal, unseal
+from .packed_file import Data
+from .redis_changes import ChangeListener
+from .redis_connection import connect, reported, shown_url
+from .redis_memory import require_room, warn_of_eviction
 from .segment import Segment
-from .store import Manifest, check_names, check_namespace
+from .store import Manifest, check_names, check_namespace, checked_sizes, require_id
 
-CHUNK_BYTES = 4 * 2**20
+# With digest and Redis's own header it fits a block of 4 MiB, which the allocator does not round.
+CHUNK_BYTES = 4 * 2**20 - 4096
 UPLOAD_SECONDS = 3600
 # Deleted chunks stay so long for readers that hold an older manifest.
 GRACE_SECONDS = 60
-FORMAT = "format"
+FORMAT = b"format"
+FORMAT_VERSION = b"2"
 
 
 class RedisStore:
-    """Implements `SegmentStore` over `redis://[user:password@]host:port/db`.
+    """Implements `SegmentStore` over Redis; see `connect` for the URL.
 
     Connections are made on use and again after a loss; `timeout` is in seconds and holds for each
-    round trip. One thread may wait for changes while others use the store.
+    round trip. One thread may wait for changes while others use the store. A reader needs the
+    commands hgetall, get and subscribe; a writer also info, watch, multi, exec, hget, hexists,
+    hmget, strlen, exists, set, unlink, persist, expire, hset, hdel and publish.
     """
 
     def __init__(self, url: str, name: str = "retrieval", timeout: float = 2.0) -> None:
-        parts = urlsplit(url)
-        try:
-            self._client = redis.Redis.from_url(
-                url,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                # The callers try again themselves; a loss must show within one timeout.
-                retry=Retry(NoBackoff(), 1),
-            )
-        except ValueError as error:
-            raise ConfigError("store", f"not a Redis URL ({error})") from error
-        self._url = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
+        self._client = connect(url, timeout)
+        self._url = shown_url(url)
         self._prefix = f"{{draftline:{name}}}"
         self._manifest = f"{self._prefix}:manifest"
         self._channel = f"{self._prefix}:changes"
-        self._listener: PubSub | None = None
+        self._listener = ChangeListener(self._client, self._channel)
 
     @property
     def url(self) -> str:
-        """The URL without user and password."""
+        """The URL without user, password and query."""
         return self._url
 
     def manifest(self) -> Manifest:
         """What is stored now, in one round trip."""
-        with self._reported():
+        with reported(self.url):
             entries = self._client.hgetall(self._manifest)
-        sizes: dict[str, dict[str, int]] = {}
+        self._check_format(entries.get(FORMAT))
+        sizes: dict[str, dict[str, object]] = {}
         for key, value in entries.items():
-            namespace, slash, segment_id = _text(key).partition("/")
-            if slash and _text(value).isdecimal():
-                sizes.setdefault(namespace, {})[segment_id] = int(value)
-        return Manifest(sizes, written=FORMAT.encode() in entries)
+            if key != FORMAT:
+                namespace, _, segment_id = _text(key).partition("/")
+                size = _text(value)
+                size_or_text = int(size) if size.isdecimal() else size
+                sizes.setdefault(namespace, {})[segment_id] = size_or_text
+        return Manifest(checked_sizes(sizes, self.url), written=FORMAT in entries)
 
     def get(self, namespace: str, segment_id: str) -> Segment:
-        """The segment, joined from its chunks and checked."""
+        """The segment, joined from its chunks, each and the whole checked."""
         check_names(namespace, segment_id)
         origin = f"{self.url} {namespace}/{segment_id}"
-        chunks: list[bytes] = []
-        with self._reported():
-            # The last chunk is the only short one; it is empty where the size fits exactly.
-            while not chunks or len(chunks[-1]) == CHUNK_BYTES:
-                chunk = self._client.get(self._chunk(namespace, segment_id, len(chunks)))
-                if chunk is None:
-                    raise StoreError(f"{origin}: not stored, or incomplete; build the corpus again")
-                assert isinstance(chunk, bytes), "the client must not decode answers"
-                chunks.append(chunk)
-        return Segment.from_data(b"".join(chunks), origin)
+        parts: list[bytes] = []
+        # The last chunk is the only short one; it is empty where the size fits exactly.
+        while not parts or len(parts[-1]) == CHUNK_BYTES:
+            with reported(self.url):
+                chunk = self._client.get(self._chunk(namespace, segment_id, len(parts)))
+            if chunk is None:
+                raise StoreError(f"{origin}: not stored, or incomplete; build the corpus again")
+            assert isinstance(chunk, bytes), "the client must not decode answers"
+            parts.append(unseal(chunk, f"{origin}: chunk {len(parts)}"))
+        segment = Segment.from_data(b"".join(parts), origin)
+        require_id(segment, segment_id, origin)
+        return segment
 
     def put(self, namespace: str, segment: Segment) -> str:
         """Upload the chunks, then list the segment."""
-        check_namespace(namespace)
-        segment_id, data = segment.segment_id, segment.data
-        entry = f"{namespace}/{segment_id}"
-        keys = []
-        with self._reported():
-            # Chunks of a listed segment must never expire, whatever happens to this upload.
-            listed = self._client.hexists(self._manifest, entry)
-            for start in range(0, len(data) + 1, CHUNK_BYTES):
-                keys.append(self._chunk(namespace, segment_id, len(keys)))
-                chunk = data[start : start + CHUNK_BYTES]
-                self._client.set(keys[-1], chunk, ex=None if listed else UPLOAD_SECONDS)
-            with self._client.pipeline(transaction=True) as change:
-                for key in keys:
-                    change.persist(key)
-                change.hset(self._manifest, mapping={FORMAT: "1", entry: len(data)})
-                change.publish(self._channel, segment_id)
-                change.execute()
+        (segment_id,) = self.change(namespace, add=[segment])
         return segment_id
 
     def delete(self, namespace: str, segment_id: str) -> None:
         """Take the segment out of the manifest; its chunks expire."""
-        check_names(namespace, segment_id)
-        entry = f"{namespace}/{segment_id}"
-        with self._reported():
-            size = self._client.hget(self._manifest, entry)
-            if size is None:
-                return
-            with self._client.pipeline(transaction=True) as change:
-                change.hdel(self._manifest, entry)
-                for index in range(int(size) // CHUNK_BYTES + 1):
-                    change.expire(self._chunk(namespace, segment_id, index), GRACE_SECONDS)
-                change.publish(self._channel, segment_id)
-                change.execute()
+        self.change(namespace, remove=[segment_id])
+
+    def change(
+        self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        """Upload what is added, then switch the manifest in one transaction."""
+        check_namespace(namespace)
+        for segment_id in remove:
+            check_names(namespace, segment_id)
+        added = {segment.segment_id: segment.data for segment in add}
+        with reported(self.url):
+            self._check_format(self._client.hget(self._manifest, FORMAT.decode()))
+            if added:
+                warn_of_eviction(self._client, self.url)
+                missing = sum(self._missing(namespace, *item) for item in added.items())
+                require_room(self._client, missing, self.url)
+            try:
+                for segment_id, data in added.items():
+                    self._upload(namespace, segment_id, data)
+            except (StoreError, OutOfMemoryError):
+                # Redis is full: what is not listed must not fill it until it expires.
+                self._discard(namespace, added)
+                raise
+            self._switch(namespace, added, [name for name in remove if name not in added])
+        return list(added)
 
     def wait_for_change(self, timeout: float) -> None:
         """Return when the channel tells of a change, at the latest after `timeout` seconds."""
-        try:
-            with self._reported():
-                if self._listener is None:
-                    self._listener = self._client.pubsub(ignore_subscribe_messages=True)
-                    self._listener.subscribe(self._channel)
-                self._listener.get_message(timeout=timeout)
-        except StoreError:
-            self._forget_listener()
-            raise
+        self._listener.wait(timeout)
 
     def close(self) -> None:
         """Close all connections."""
-        self._forget_listener()
+        self._listener.close()
         self._client.close()
 
     def _chunk(self, namespace: str, segment_id: str, index: int) -> str:
         return f"{self._prefix}:chunk:{namespace}:{segment_id}:{index}"
 
-    def _forget_listener(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
+    def _chunks(self, namespace: str, segment_id: str, size: int) -> list[str]:
+        return [
+            self._chunk(namespace, segment_id, index) for index in range(size // CHUNK_BYTES + 1)
+        ]
 
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
-        try:
-            yield
-        except redis.RedisError as error:
-            raise StoreError(f"{self.url}: Redis does not answer ({error})") from error
+    def _missing(self, namespace: str, segment_id: str, data: Data) -> int:
+        """Bytes that Redis must take for this segment; chunks that it holds are replaced."""
+        keys = self._chunks(namespace, segment_id, len(data))
+        with self._client.pipeline(transaction=False) as asked:
+            for key in keys:
+                asked.strlen(key)
+            held = asked.execute()
+        return max(0, len(data) + DIGEST_BYTES * len(keys) - sum(held))
+
+    def _upload(self, namespace: str, segment_id: str, data: Data) -> None:
+        entry = f"{namespace}/{segment_id}"
+        keys = self._chunks(namespace, segment_id, len(data))
+        for key, payload in zip(keys, _payloads(data), strict=True):
+            chunk = seal(payload)
+            require_room(self._client, len(chunk) - self._client.strlen(key), self.url)
+
+            # Chunks of a listed segment must never expire, also if another writer lists it just
+            # while this one uploads the same.
+            def write(change: Pipeline, key: str = key, chunk: bytes = chunk) -> None:
+                listed = change.hexists(self._manifest, entry)
+                change.multi()
+                if listed:
+                    change.set(key, chunk, keepttl=True)
+                else:
+                    change.set(key, chunk, ex=UPLOAD_SECONDS)
+
+            self._client.transaction(write, self._manifest)
+
+    def _discard(self, namespace: str, added: Mapping[str, Data]) -> None:
+        def unlink(change: Pipeline) -> None:
+            listed = {
+                name for name in added if change.hexists(self._manifest, f"{namespace}/{name}")
+            }
+            change.multi()
+            for name, data in added.items():
+                if name not in listed:
+                    change.unlink(*self._chunks(namespace, name, len(data)))
+
+        self._client.transaction(unlink, self._manifest)
+
+    def _switch(self, namespace: str, added: Mapping[str, Data], removed: Sequence[str]) -> None:
+        sizes = {f"{namespace}/{name}": len(data) for name, data in added.items()}
+        keys = [
+            key for name, data in added.items() for key in self._chunks(namespace, name, len(data))
+        ]
+
+        def switch(change: Pipeline) -> None:
+            # A restart, an eviction or an expiry may have taken chunks since they were written.
+            if keys and change.exists(*keys) != len(keys):
+                raise StoreError(f"{self.url}: Redis lost parts of this upload; try again")
+            gone = {name: change.hget(self._manifest, f"{namespace}/{name}") for name in removed}
+            change.multi()
+            for key in keys:
+                change.persist(key)
+            if sizes:
+                change.hset(self._manifest, mapping={FORMAT: FORMAT_VERSION, **sizes})
+            for name, size in gone.items():
+                if size is not None:
+                    self._expire(change, namespace, name, int(size))
+            if sizes or any(size is not None for size in gone.values()):
+                change.publish(self._channel, namespace)
+
+        # The chunks are watched, too: none may go between the check and the switch.
+        self._client.transaction(switch, self._manifest, *keys)
+
+    def _expire(self, change: Pipeline, namespace: str, segment_id: str, size: int) -> None:
+        change.hdel(self._manifest, f"{namespace}/{segment_id}")
+        for key in self._chunks(namespace, segment_id, size):
+            change.expire(key, GRACE_SECONDS)
+
+    def _check_format(self, found: bytes | str | None) -> None:
+        if found is not None and found != FORMAT_VERSION:
+            raise StoreError(
+                f"{self.url}: format {_text(found)}, this draftline reads {_text(FORMAT_VERSION)}; "
+                f"delete the keys {self._prefix}:* and build the corpora again"
+            )
+
+
+def _payloads(data: Data) -> Iterator[bytes]:
+    for start in range(0, len(data) + 1, CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

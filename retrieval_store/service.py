@@ -13,11 +13,16 @@ from ..core.lookup import Subtree
 from ..core.types import Int32
 from .lookup import SegmentLookup
 from .segment import Segment
+from .service_status import ServiceStatus
 from .store import Manifest, SegmentStore
 
 logger = logging.getLogger(__name__)
 
+# Longest wait before a store that failed is tried again.
+MAX_RETRY_SECONDS = 5.0
+
 Held = dict[tuple[str, str], Segment]
+Refused = dict[tuple[str, str], StoreError]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,8 @@ class RetrievalService:
 
     `refresh` loads what changed and then replaces the lookup as a whole, so no lookup waits for
     it or sees half of it. `start` does so in a thread whenever the store changes; while the store
-    is out of reach, or has lost its data, what was loaded last goes on being served.
+    is out of reach, or has lost its data, what was loaded last goes on being served. So does a
+    namespace's old content for as long as no segment of its new one can be loaded.
     """
 
     def __init__(
@@ -45,6 +51,10 @@ class RetrievalService:
         self._poll_seconds = poll_seconds
         self._manifest: Manifest | None = None
         self._held: Held = {}
+        self._refused: Refused = {}
+        self._num_refusals = 0
+        self._num_failures = 0
+        self._last_error = ""
         self._lookup = SegmentLookup({})
         self._refreshing = threading.Lock()
         self._stopped = threading.Event()
@@ -54,6 +64,20 @@ class RetrievalService:
     def version(self) -> str:
         """Version of the manifest being served; empty while none is served as a whole."""
         return "" if self._manifest is None else self._manifest.version
+
+    @property
+    def status(self) -> ServiceStatus:
+        """How it stands with its store."""
+        held = self._held
+        return ServiceStatus(
+            version=self.version,
+            num_segments=len(held),
+            num_bytes=sum(len(segment.data) for segment in held.values()),
+            refused=tuple("/".join(key) for key in self._refused),
+            num_refusals=self._num_refusals,
+            num_failures=self._num_failures,
+            last_error=self._last_error,
+        )
 
     def lookup(
         self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
@@ -69,22 +93,14 @@ class RetrievalService:
         for another tokenizer, model or vocabulary; the next call tries that segment again.
         """
         with self._refreshing:
-            manifest = self._store.manifest()
-            if self._manifest is not None and manifest.version == self._manifest.version:
-                return False
-            if self._held and not manifest.written:
-                raise StoreError(f"{self._store.url}: has lost its data; build the corpora again")
-            held, failure = self._load_all(manifest)
-            grouped: dict[str, list[Segment]] = {}
-            for (namespace, _), segment in held.items():
-                grouped.setdefault(namespace, []).append(segment)
-            self._lookup = SegmentLookup(grouped)
-            self._held = held
-            # Without a manifest the next call loads again, even if the store goes back.
-            self._manifest = manifest if failure is None else None
-            if failure is not None:
-                raise failure
-            return True
+            try:
+                changed = self._follow()
+            except StoreError as error:
+                self._num_failures += 1
+                self._last_error = str(error)
+                raise
+            self._num_failures, self._last_error = 0, ""
+            return changed
 
     def start(self) -> None:
         """Follow the store in a thread until `stop`; loads nothing by itself yet."""
@@ -98,18 +114,47 @@ class RetrievalService:
             self._watcher.join()
         self._store.close()
 
-    def _load_all(self, manifest: Manifest) -> tuple[Held, StoreError | None]:
-        """The segments that could be had, and the first failure."""
+    def _follow(self) -> bool:
+        manifest = self._store.manifest()
+        if self._manifest is not None and manifest.version == self._manifest.version:
+            return False
+        if self._held and not manifest.written:
+            raise StoreError(f"{self._store.url}: has lost its data; build the corpora again")
+        held, refused = self._load_all(manifest)
+        grouped: dict[str, list[Segment]] = {}
+        for (namespace, _), segment in held.items():
+            grouped.setdefault(namespace, []).append(segment)
+        self._lookup = SegmentLookup(grouped)
+        self._held, self._refused = held, refused
+        # Without a manifest the next call loads again, even if the store goes back.
+        self._manifest = None if refused else manifest
+        for failure in refused.values():
+            raise failure
+        return True
+
+    def _load_all(self, manifest: Manifest) -> tuple[Held, Refused]:
+        """What is to be served, and the listed segments that could not be had."""
         held: Held = {}
-        failure: StoreError | None = None
+        refused: Refused = {}
         for namespace in sorted(manifest.sizes):
+            loaded: Held = {}
             for segment_id in manifest.segment_ids(namespace):
                 key = (namespace, segment_id)
                 try:
-                    held[key] = self._held.get(key) or self._load(namespace, segment_id)
+                    loaded[key] = self._held.get(key) or self._load(namespace, segment_id)
                 except StoreError as error:
-                    failure = failure or error
-        return held, failure
+                    refused[key] = error
+                    self._count_refusal(key, error)
+            if not loaded and manifest.sizes[namespace]:
+                loaded = {key: old for key, old in self._held.items() if key[0] == namespace}
+            held |= loaded
+        return held, refused
+
+    def _count_refusal(self, key: tuple[str, str], error: StoreError) -> None:
+        self._num_refusals += 1
+        # It is tried again and again, and said once.
+        level = logging.DEBUG if key in self._refused else logging.WARNING
+        logger.log(level, "event=retrieval_segment_refused segment=%s %s", "/".join(key), error)
 
     def _load(self, namespace: str, segment_id: str) -> Segment:
         segment = self._store.get(namespace, segment_id)
@@ -131,5 +176,5 @@ class RetrievalService:
                 logger.log(level, "event=retrieval_store_failed %s", error, exc_info=not expected)
                 failures += 1
                 # Full jitter, so that replicas do not come back all at once.
-                ceiling = min(30.0, self._poll_seconds * 2 ** min(failures, 8))
+                ceiling = min(MAX_RETRY_SECONDS, self._poll_seconds * 2 ** min(failures, 8))
                 self._stopped.wait(random.uniform(0.0, ceiling))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, StoreError
 from .segment import Segment
 
 SEGMENT_ID = re.compile(r"[0-9a-f]{32}")
@@ -66,6 +66,16 @@ class SegmentStore(Protocol):
         """Remove a segment; an unknown one is ignored."""
         ...
 
+    def change(
+        self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        """Add and remove at once: readers see all of it or nothing. The ids of what was added.
+
+        Unknown ids are ignored, and what is both added and removed stays. A writer that dies
+        leaves the manifest as it was, or as it shall be.
+        """
+        ...
+
     def wait_for_change(self, timeout: float) -> None:
         """Return after `timeout` seconds, or sooner when told of a change (a hint, no promise)."""
         ...
@@ -90,3 +100,28 @@ def check_names(namespace: str, segment_id: str) -> None:
     check_namespace(namespace)
     if SEGMENT_ID.fullmatch(segment_id) is None:
         raise ConfigError("segment_id", f"{segment_id!r} must be 32 hexadecimal digits")
+
+
+def checked_sizes(
+    sizes: Mapping[str, Mapping[str, object]], origin: str
+) -> dict[str, dict[str, int]]:
+    """The sizes of a manifest as read. Raises `StoreError` unless all names and sizes are sound."""
+    checked: dict[str, dict[str, int]] = {}
+    for namespace, listed in sizes.items():
+        for segment_id, size in listed.items():
+            sound = NAMESPACE.fullmatch(namespace) and SEGMENT_ID.fullmatch(segment_id)
+            if not sound or not isinstance(size, int):
+                raise StoreError(
+                    f"{origin}: the manifest is corrupt at {namespace}/{segment_id}; "
+                    "empty the store and build again"
+                )
+            checked.setdefault(namespace, {})[segment_id] = size
+    return checked
+
+
+def require_id(segment: Segment, segment_id: str, origin: str) -> None:
+    """Raise `StoreError` unless the content is the one that the id names."""
+    if segment.segment_id != segment_id:
+        raise StoreError(
+            f"{origin}: holds another segment ({segment.segment_id}); build the corpus again"
+        )

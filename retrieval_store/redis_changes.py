@@ -1,0 +1,63 @@
+"""News of changes over Redis pub/sub, and waiting where there is none."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import redis
+from redis.client import PubSub
+
+logger = logging.getLogger(__name__)
+
+# A subscription is made anew so often: nothing tells of a connection that died without a word.
+SUBSCRIPTION_SECONDS = 60.0
+
+
+class ChangeListener:
+    """Waits for messages on a channel; one thread at a time.
+
+    Without a subscription (connection lost, or the user may not subscribe) waiting is all it
+    does, and the caller's polling must do; each wait tries to subscribe again.
+    """
+
+    def __init__(self, client: redis.Redis, channel: str) -> None:
+        self._client = client
+        self._channel = channel
+        self._pubsub: PubSub | None = None
+        self._subscribed_at = 0.0
+        self._is_told = True
+        self._closed = threading.Event()
+
+    def wait(self, timeout: float) -> None:
+        """Return when told of a change, or just subscribed, at the latest after `timeout` s."""
+        end = time.monotonic() + timeout
+        try:
+            self._subscribed().get_message(timeout=timeout)
+            self._is_told = True
+        except redis.RedisError as error:
+            self._forget()
+            if self._is_told:
+                logger.info("event=retrieval_store_polled %s", error)
+            self._is_told = False
+            self._closed.wait(max(0.0, end - time.monotonic()))
+
+    def close(self) -> None:
+        """End the subscription, and a wait without one."""
+        self._closed.set()
+        self._forget()
+
+    def _subscribed(self) -> PubSub:
+        if time.monotonic() > self._subscribed_at + SUBSCRIPTION_SECONDS:
+            self._forget()
+        if self._pubsub is None:
+            self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+            self._pubsub.subscribe(self._channel)
+            self._subscribed_at = time.monotonic()
+        return self._pubsub
+
+    def _forget(self) -> None:
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            pubsub.close()
