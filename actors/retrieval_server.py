@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from ..cluster.tls_files import TlsFiles
-from ..core.errors import ProtocolError
+from ..core.errors import ConfigError, ProtocolError, StoreError
+from ..core.learner import Ended
 from ..core.lookup import Lookup
-from ..retrieval_store.open_store import open_store
-from ..retrieval_store.retrieval_pb2 import LookupRequest
+from ..retrieval_store.fitness import Fitness
+from ..retrieval_store.learn_wire import LEARN_METHOD, decode_learn
+from ..retrieval_store.open_store import open_learning, open_store
+from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest
 from ..retrieval_store.service import Expected, RetrievalService
 from ..retrieval_store.wire import METHOD, decode_request, encode_reply
 from .grpc_listener import (
@@ -25,17 +29,32 @@ from .grpc_listener import (
 )
 
 SERVICE, _, METHOD_NAME = METHOD.strip("/").partition("/")
+LEARN_METHOD_NAME = LEARN_METHOD.rpartition("/")[2]
+
+Learn = Callable[[Ended, Fitness], None]
 
 
 class RetrievalServer:
-    """Answers lookups over gRPC at host:port; port 0 lets the system choose one."""
+    """Answers lookups over gRPC at host:port; port 0 lets the system choose one.
+
+    learn  takes ended requests, in a thread; None refuses them
+    """
 
     def __init__(
-        self, lookup: Lookup, host: str = "127.0.0.1", port: int = 0, *, tls: TlsFiles | None = None
+        self,
+        lookup: Lookup,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        tls: TlsFiles | None = None,
+        learn: Learn | None = None,
     ) -> None:
         self._lookup = lookup
-        handler = grpc.unary_unary_rpc_method_handler(self._answer)
-        methods = grpc.method_handlers_generic_handler(SERVICE, {METHOD_NAME: handler})
+        handlers = {METHOD_NAME: grpc.unary_unary_rpc_method_handler(self._answer)}
+        if learn is not None:
+            self._learn_one = learn
+            handlers[LEARN_METHOD_NAME] = grpc.unary_unary_rpc_method_handler(self._learn)
+        methods = grpc.method_handlers_generic_handler(SERVICE, handlers)
         self._listener = GrpcListener(methods, host, port, tls=tls, grace_s=1.0)
 
     async def start(self) -> int:
@@ -54,6 +73,16 @@ class RetrievalServer:
         # Some hundred microseconds, so a thread would cost more than it frees.
         return encode_reply(self._lookup.lookup(*arguments))
 
+    async def _learn(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            ended, fitness = decode_learn(LearnRequest.FromString(data))
+            await asyncio.to_thread(self._learn_one, ended, fitness)
+        except (DecodeError, ProtocolError, ConfigError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except StoreError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return LearnReply().SerializeToString()
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; errors of the user end with one line on stderr and status 2."""
@@ -61,13 +90,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", required=True, help="redis:// URL, or a folder")
     parser.add_argument("--tokenizer-hash", help="refuse segments of another tokenizer")
     parser.add_argument("--model-hash", help="refuse segments refined by another target")
+    parser.add_argument("--learn-for", metavar="MODEL", help="learn ended requests of this model")
+    parser.add_argument(
+        "--learn-off", metavar="NAMESPACE", action="append", default=[], help="learn nothing of it"
+    )
     add_listen_arguments(parser)
     given = parser.parse_args(arguments)
 
     async def serve() -> None:
         expected = Expected(tokenizer_hash=given.tokenizer_hash, model_hash=given.model_hash)
-        service = RetrievalService(open_store(given.store, must_exist=True), expected)
-        server = RetrievalServer(service, **listen_settings(given))
+        learning = None
+        if given.learn_for:
+            # It imports torch, which a server that only answers does without.
+            from ..cluster.model_fitness import model_fitness  # noqa: PLC0415
+
+            learning = open_learning(given.store, model_fitness(given.learn_for), given.learn_off)
+        store = open_store(given.store, must_exist=learning is None)
+        service = RetrievalService(store, expected, learning=learning)
+        learn = None if learning is None else service.learn
+        server = RetrievalServer(service, **listen_settings(given), learn=learn)
         # What cannot be loaded at the start is an error; later, the last content is served on.
         await asyncio.to_thread(service.refresh)
         service.start()

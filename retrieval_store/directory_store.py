@@ -6,13 +6,13 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..core.errors import StoreError
+from .replace_file import replace_file
 from .segment import Segment
 from .store import Manifest, check_names, check_namespace
 
@@ -70,7 +70,7 @@ class DirectoryStore:
 
         with _reported(path), self._locked():
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, segment.data[:])
+            replace_file(path, segment.data[:])
             self._change(add)
         return segment_id
 
@@ -107,13 +107,14 @@ class DirectoryStore:
         sizes = {name: dict(listed) for name, listed in self.manifest().sizes.items()}
         edit(sizes)
         text = json.dumps({"segments": sizes}, sort_keys=True, indent=1)
-        _replace(self._folder / MANIFEST, text.encode())
+        replace_file(self._folder / MANIFEST, text.encode())
         self._collect(sizes)
 
     def _collect(self, sizes: dict[str, dict[str, int]]) -> None:
         """Remove files that no manifest of the last minute names."""
         oldest = time.time() - GRACE_SECONDS
-        for path in self._folder.glob("*/*"):
+        # No namespace begins with a dot: what is learned and not folded yet lies there.
+        for path in self._folder.glob("[!.]*/*"):
             listed = sizes.get(path.parent.name, {})
             if path.stem not in listed and path.stat().st_mtime < oldest:
                 path.unlink()
@@ -132,17 +133,3 @@ def _reported(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error})") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put a whole file in place at once, safe against a crash."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".new")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -6,22 +6,18 @@ Keys, all with the hash tag `{draftline:<name>}` so that a Redis Cluster keeps t
     ...:chunk:<namespace>:<id>:<i>  string of at most CHUNK_BYTES
     ...:changes                     channel told after every change
 
+What is learned lies beside them, see `redis_delta_log`.
+
 A segment's chunks are written first, to expire if the writer dies; one transaction then makes
 them last, adds the manifest entry and tells the channel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from urllib.parse import urlsplit
-
-import redis
-from redis.backoff import NoBackoff
 from redis.client import PubSub
-from redis.retry import Retry
 
-from ..core.errors import ConfigError, StoreError
+from ..core.errors import StoreError
+from .redis_client import TIMEOUT_S, RedisClient, as_text
 from .segment import Segment
 from .store import Manifest, check_names, check_namespace
 
@@ -39,37 +35,27 @@ class RedisStore:
     round trip. One thread may wait for changes while others use the store.
     """
 
-    def __init__(self, url: str, name: str = "retrieval", timeout: float = 2.0) -> None:
-        parts = urlsplit(url)
-        try:
-            self._client = redis.Redis.from_url(
-                url,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                # The callers try again themselves; a loss must show within one timeout.
-                retry=Retry(NoBackoff(), 1),
-            )
-        except ValueError as error:
-            raise ConfigError("store", f"not a Redis URL ({error})") from error
-        self._url = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
-        self._prefix = f"{{draftline:{name}}}"
-        self._manifest = f"{self._prefix}:manifest"
-        self._channel = f"{self._prefix}:changes"
+    def __init__(self, url: str, name: str = "retrieval", timeout: float = TIMEOUT_S) -> None:
+        self._redis = RedisClient(url, name, timeout)
+        self._client = self._redis.raw
+        self._prefix = self._redis.prefix
+        self._manifest = self._redis.manifest
+        self._channel = self._redis.channel
         self._listener: PubSub | None = None
 
     @property
     def url(self) -> str:
         """The URL without user and password."""
-        return self._url
+        return self._redis.url
 
     def manifest(self) -> Manifest:
         """What is stored now, in one round trip."""
-        with self._reported():
+        with self._redis.reported():
             entries = self._client.hgetall(self._manifest)
         sizes: dict[str, dict[str, int]] = {}
         for key, value in entries.items():
-            namespace, slash, segment_id = _text(key).partition("/")
-            if slash and _text(value).isdecimal():
+            namespace, slash, segment_id = as_text(key).partition("/")
+            if slash and as_text(value).isdecimal():
                 sizes.setdefault(namespace, {})[segment_id] = int(value)
         return Manifest(sizes, written=FORMAT.encode() in entries)
 
@@ -78,7 +64,7 @@ class RedisStore:
         check_names(namespace, segment_id)
         origin = f"{self.url} {namespace}/{segment_id}"
         chunks: list[bytes] = []
-        with self._reported():
+        with self._redis.reported():
             # The last chunk is the only short one; it is empty where the size fits exactly.
             while not chunks or len(chunks[-1]) == CHUNK_BYTES:
                 chunk = self._client.get(self._chunk(namespace, segment_id, len(chunks)))
@@ -94,7 +80,7 @@ class RedisStore:
         segment_id, data = segment.segment_id, segment.data
         entry = f"{namespace}/{segment_id}"
         keys = []
-        with self._reported():
+        with self._redis.reported():
             # Chunks of a listed segment must never expire, whatever happens to this upload.
             listed = self._client.hexists(self._manifest, entry)
             for start in range(0, len(data) + 1, CHUNK_BYTES):
@@ -113,7 +99,7 @@ class RedisStore:
         """Take the segment out of the manifest; its chunks expire."""
         check_names(namespace, segment_id)
         entry = f"{namespace}/{segment_id}"
-        with self._reported():
+        with self._redis.reported():
             size = self._client.hget(self._manifest, entry)
             if size is None:
                 return
@@ -127,11 +113,14 @@ class RedisStore:
     def wait_for_change(self, timeout: float) -> None:
         """Return when the channel tells of a change, at the latest after `timeout` seconds."""
         try:
-            with self._reported():
+            with self._redis.reported():
                 if self._listener is None:
                     self._listener = self._client.pubsub(ignore_subscribe_messages=True)
                     self._listener.subscribe(self._channel)
                 self._listener.get_message(timeout=timeout)
+                # One reading answers all that was told so far.
+                while self._listener.get_message(timeout=0.0) is not None:
+                    pass
         except StoreError:
             self._forget_listener()
             raise
@@ -148,14 +137,3 @@ class RedisStore:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
-
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
-        try:
-            yield
-        except redis.RedisError as error:
-            raise StoreError(f"{self.url}: Redis does not answer ({error})") from error
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
