@@ -11,11 +11,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ..cluster.tls_files import TlsFiles
-from ..core.errors import CapacityError, ProtocolError
+from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
+from ..core.learner import Ended
 from ..core.lookup import Lookup
+from ..retrieval_store.fitness import Fitness
+from ..retrieval_store.learn_wire import LEARN_METHOD, decode_learn
 from ..retrieval_store.lookup_queue import LookupQueue
-from ..retrieval_store.open_store import open_store
-from ..retrieval_store.retrieval_pb2 import LookupRequest
+from ..retrieval_store.open_store import open_learning, open_store
+from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest
 from ..retrieval_store.service import Expected, RetrievalService
 from ..retrieval_store.wire import METHOD, REFUSED, decode_request, encode_reply
 from .grpc_listener import (
@@ -28,6 +31,9 @@ from .grpc_listener import (
 from .health_check import health_handler
 
 SERVICE, _, METHOD_NAME = METHOD.strip("/").partition("/")
+LEARN_METHOD_NAME = LEARN_METHOD.rpartition("/")[2]
+
+Learn = Callable[[Ended, Fitness], None]
 
 
 class RetrievalServer:
@@ -35,6 +41,8 @@ class RetrievalServer:
 
     A batch that cannot be answered before its deadline is refused at once. `is_serving` is what
     health probes are told.
+
+    learn  takes ended requests, in a thread; None refuses them
     """
 
     def __init__(
@@ -45,11 +53,15 @@ class RetrievalServer:
         *,
         tls: TlsFiles | None = None,
         is_serving: Callable[[], bool] = lambda: True,
+        learn: Learn | None = None,
     ) -> None:
         self._queue = LookupQueue(lookup)
-        handler = grpc.unary_unary_rpc_method_handler(self._answer)
-        methods = grpc.method_handlers_generic_handler(SERVICE, {METHOD_NAME: handler})
-        handlers = [methods, health_handler(is_serving)]
+        methods = {METHOD_NAME: grpc.unary_unary_rpc_method_handler(self._answer)}
+        if learn is not None:
+            self._learn_one = learn
+            methods[LEARN_METHOD_NAME] = grpc.unary_unary_rpc_method_handler(self._learn)
+        service = grpc.method_handlers_generic_handler(SERVICE, methods)
+        handlers = [service, health_handler(is_serving)]
         self._listener = GrpcListener(handlers, host, port, tls=tls, grace_s=1.0)
 
     async def start(self) -> int:
@@ -71,6 +83,16 @@ class RetrievalServer:
         except CapacityError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{REFUSED}{error}")
 
+    async def _learn(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            ended, fitness = decode_learn(LearnRequest.FromString(data))
+            await asyncio.to_thread(self._learn_one, ended, fitness)
+        except (DecodeError, ProtocolError, ConfigError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except StoreError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return LearnReply().SerializeToString()
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; errors of the user end with one line on stderr and status 2."""
@@ -78,14 +100,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", required=True, help="redis:// URL, or a folder")
     parser.add_argument("--tokenizer-hash", help="refuse segments of another tokenizer")
     parser.add_argument("--model-hash", help="refuse segments refined by another target")
+    parser.add_argument("--learn-for", metavar="MODEL", help="learn ended requests of this model")
+    parser.add_argument(
+        "--learn-off", metavar="NAMESPACE", action="append", default=[], help="learn nothing of it"
+    )
     add_listen_arguments(parser)
     given = parser.parse_args(arguments)
 
     async def serve() -> None:
         expected = Expected(tokenizer_hash=given.tokenizer_hash, model_hash=given.model_hash)
-        service = RetrievalService(open_store(given.store, must_exist=True), expected)
+        learning = None
+        if given.learn_for:
+            # It imports torch, which a server that only answers does without.
+            from ..cluster.model_fitness import model_fitness  # noqa: PLC0415
+
+            learning = open_learning(given.store, model_fitness(given.learn_for), given.learn_off)
+        store = open_store(given.store, must_exist=learning is None)
+        service = RetrievalService(store, expected, learning=learning)
         server = RetrievalServer(
-            service, **listen_settings(given), is_serving=lambda: service.status.is_serving
+            service,
+            **listen_settings(given),
+            is_serving=lambda: service.status.is_serving,
+            learn=None if learning is None else service.learn,
         )
         # What cannot be loaded at the start is an error; later, the last content is served on.
         await asyncio.to_thread(service.refresh)

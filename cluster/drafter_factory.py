@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.drafter import Drafter
 from ..core.errors import ConfigError
-from ..core.lookup import Lookup
 from ..drafters.anpd import AnpdDrafter, AnpdOptions
 from ..drafters.lookahead import LookaheadDrafter, LookaheadOptions
 from ..drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
@@ -17,11 +16,7 @@ from ..drafters.spectra import SpectraDrafter, SpectraOptions
 from ..drafters.suffix import SuffixDrafter, SuffixOptions
 from ..drafters.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
 from ..models.fingerprint import tokenizer_hash
-from ..retrieval_store.open_store import open_store
-from ..retrieval_store.service import Expected, RetrievalService
 from .config import DrafterConfig, EngineConfig, unknown_key
-from .retrieval_client import GrpcLookup
-from .retrieval_replicas import ReplicatedLookup
 
 if TYPE_CHECKING:
     from ..models.model_info import ModelInfo
@@ -110,24 +105,29 @@ def _model(recipe: _Recipe) -> Drafter:
 
 
 def _retrieval(recipe: _Recipe) -> Drafter:
+    from .retrieval_source import open_servers, open_source  # noqa: PLC0415
+
+    model = None if recipe.engine is None else recipe.engine.model
+    options: RetrievalOptions = recipe.options
+    learns_for = model if options.learn else None
+    if options.learn and model is None:
+        raise ConfigError("learn", "needs the served model: start the server with --target MODEL")
     if recipe.values["server"] is not None:
+        if recipe.values["learn_off"] is not None:
+            raise ConfigError("learn_off", "belongs to the retrieval server: --learn-off")
         servers = recipe.require("server", "host:port of a retrieval server; commas between more")
-        replicas = [GrpcLookup(address.strip()) for address in servers.split(",")]
-        return RetrievalDrafter(ReplicatedLookup(replicas), recipe.name, recipe.options)
-    url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
-    return RetrievalDrafter(_store_lookup(url, recipe.engine), recipe.name, recipe.options)
+        source = open_servers(servers.split(","), learns_for)
+    else:
+        url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
+        source = open_source(url, model, learns_for, _names(recipe.values["learn_off"]))
+    return RetrievalDrafter(source.lookup, recipe.name, options, source.learner)
 
 
-def _store_lookup(url: str, engine: EngineConfig | None) -> Lookup:
-    expected = None
-    if engine is not None:
-        info = _target(engine)
-        expected = Expected(tokenizer_hash=tokenizer_hash(info.path), vocab_size=info.vocab_size)
-    service = RetrievalService(open_store(url, must_exist=True), expected)
-    service.refresh()
-    # The thread is a daemon: it follows the store for as long as the process lives.
-    service.start()
-    return service
+def _names(value: object) -> list[str]:
+    given = [] if value is None else value
+    if isinstance(given, list) and all(isinstance(name, str) for name in given):
+        return given
+    raise ConfigError("learn_off", f"must be a list of namespaces, got {value!r}")
 
 
 KINDS: Mapping[str, _Kind] = {
@@ -138,5 +138,5 @@ KINDS: Mapping[str, _Kind] = {
     "suffix": _plain(SuffixOptions, SuffixDrafter),
     "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
     "model": _Kind(_model_options, _model, ("model",)),
-    "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "server")),
+    "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off")),
 }

@@ -58,7 +58,7 @@ class Shaping(_message.Message):
     def __init__(self, top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace", "shaping", "end_ids", "cache_salt")
+    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace", "shaping", "end_ids", "cache_salt", "store")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class DraftRequest(_message.Message):
     SHAPING_FIELD_NUMBER: _ClassVar[int]
     END_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: Array
     prompt_len: int
@@ -77,7 +78,8 @@ class DraftRequest(_message.Message):
     shaping: Shaping
     end_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., end_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    store: bool
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., end_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., store: _Optional[bool] = ...) -> None: ...
 
 class Successors(_message.Message):
     __slots__ = ("tokens", "ids")

@@ -1,4 +1,4 @@
-"""Lookups answered by a retrieval server elsewhere."""
+"""A retrieval server elsewhere: lookups that it answers, ended requests that it learns."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ..core.errors import CapacityError, DrafterError, ProtocolError
+from ..core.learner import Ended
 from ..core.lookup import Subtree
 from ..core.types import Int32
+from ..retrieval_store.fitness import Fitness
+from ..retrieval_store.learn_wire import LEARN_METHOD, encode_learn
 from ..retrieval_store.retrieval_pb2 import LookupReply
 from ..retrieval_store.wire import METHOD, REFUSED, decode_reply, encode_request
 from .tls_files import TlsFiles
+
+# Nobody waits for what is learned; a server that is busy with lookups may take its time.
+LEARN_TIMEOUT_S = 5.0
 
 
 class GrpcLookup:
@@ -44,6 +50,7 @@ class GrpcLookup:
         else:
             self._channel = grpc.secure_channel(address, tls.channel_credentials(), options)
         self._call = self._channel.unary_unary(METHOD)
+        self._learn = self._channel.unary_unary(LEARN_METHOD)
 
     def lookup(
         self,
@@ -65,6 +72,13 @@ class GrpcLookup:
             raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error
         except (DecodeError, ProtocolError) as error:
             raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
+
+    def learn(self, ended: Ended, fitness: Fitness) -> None:
+        """Have an ended request learned. Raises `DrafterError`, also if the server refuses it."""
+        try:
+            self._learn(encode_learn(ended, fitness), timeout=LEARN_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error
 
     def close(self) -> None:
         """Close the connection; a call under way fails."""

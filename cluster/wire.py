@@ -92,6 +92,7 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
             shaping=_encode_shaping(request.shaping),
             end_ids=request.end_ids,
             cache_salt=request.cache_salt,
+            store=request.store,
         )
     for commit in message.commits:
         added = step.commits.add(
@@ -202,6 +203,7 @@ def _decode_request(request: pb.DraftRequest) -> DraftRequest:
         _decode_shaping(request.shaping),
         tuple(request.end_ids),
         request.cache_salt,
+        request.store,
     )
 
 

@@ -152,6 +152,7 @@ class RequestState:
             shaping=params,
             end_ids=self.stop.end_ids,
             cache_salt=self.request.options.cache_salt,
+            store=self.request.options.store,
         )
 
     def record_walk(self, drafted: Mapping[str, int], sources: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ class RequestOptions:
     priority     requests of a lower number go first, and give up their KV last
     cache_salt   KV, and what drafters learn, is shared only among requests of the same namespace
                  and salt
+    store        whether drafters may learn from it for later requests
     speculative  whether drafters are asked
     max_nodes    most nodes of its tree; None: the engine's limit
     drafters     whose proposals it takes, by name, of those that the node budget asks; None:
@@ -29,6 +30,7 @@ class RequestOptions:
     namespace: str = "shared"
     priority: int = 0
     cache_salt: str = ""
+    store: bool = True
     speculative: bool = True
     max_nodes: int | None = None
     drafters: tuple[str, ...] | None = None

@@ -178,6 +178,7 @@ class DraftRequest:
     shaping     what else changes the law of its tokens
     end_ids     tokens that end the answer, which are not chosen before `shaping.min_tokens`
     cache_salt  what is learned from a request serves only those of its namespace and salt
+    store       whether anything may be learned from the request at all
     """
 
     request_id: str
@@ -189,6 +190,7 @@ class DraftRequest:
     shaping: Shaping = UNSHAPED
     end_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    store: bool = True
 
 
 @dataclass(frozen=True, slots=True)

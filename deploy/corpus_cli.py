@@ -130,6 +130,22 @@ def remove(
         console.print(f"removed {segment_id}")
 
 
+@corpus_app.command()
+def forget(
+    namespace: Annotated[str, typer.Argument(help="Whose data: one tenant's name, or shared.")],
+    *,
+    store: Store,
+) -> None:
+    """Delete all of a namespace, learned texts too, and verify that nothing is left."""
+    from ..retrieval_store.erasure import forget_namespace
+    from ..retrieval_store.open_store import open_eraser
+
+    eraser = open_eraser(store)
+    count = forget_namespace(eraser, namespace)
+    eraser.close()
+    console.print(f"forgot {namespace}: {count} entries deleted, nothing is left")
+
+
 def _open(url: str) -> SegmentStore:
     from ..retrieval_store.open_store import open_store
 

@@ -16,7 +16,8 @@ from ..cluster.pipeline_scorer import PipelineScorer
 from ..core.types import Int32
 from ..models.fingerprint import model_hash, tokenizer_hash
 from ..models.tokenizer import load_tokenizer
-from ..retrieval_store.build import BuildSettings, Fitness, Refinement
+from ..retrieval_store.build import BuildSettings, Refinement
+from ..retrieval_store.fitness import Fitness
 from ..retrieval_store.refine import Windows
 
 # Rows of one scoring step: enough to fill a processor, few enough for its logits to fit memory.

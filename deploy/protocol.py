@@ -54,6 +54,7 @@ class GenerationRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     priority: int = 0
     cache_salt: str = ""
+    store: bool | None = None
     speculative: SpeculativeOptions = SpeculativeOptions()
 
     @model_validator(mode="after")
@@ -75,6 +76,8 @@ class GenerationRequest(SamplingFields):
             return RequestOptions(
                 priority=self.priority,
                 cache_salt=self.cache_salt,
+                # No answer is kept for the client; what the field forbids is to learn from it.
+                store=self.store is not False,
                 speculative=self.speculative.enabled,
                 max_nodes=self.speculative.max_tokens,
                 drafters=_as_tuple(self.speculative.drafters),

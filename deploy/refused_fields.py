@@ -11,7 +11,6 @@ from typing import Any
 from .errors import bad_request
 
 _SHARED: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
     "metadata": ({},),
     "service_tier": ("auto", "default"),
 }

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.coupled_rank import CoupledChoice, rank_coupled
+from ..core.learner import Learner
 from ..core.lookup import Lookup, Subtree
 from ..core.types import Commit, DraftRequest, Int32, Proposal, Query, empty_proposal
+from .learned_answer import LearnedAnswer, may_learn
 from .open_requests import OpenRequests
-from .option_checks import require_whole
+from .option_checks import require_switches, require_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,31 +29,40 @@ class RetrievalOptions:
     min_match_len  shorter matches are not proposed
     oversample     with a temperature: so many times the nodes are looked up, since the noise may
                    raise a continuation that is rare in the store
+    learn          hand ended requests to the store, for later ones of their namespace; never those
+                   of `shared`, with a cache salt or with `store: false`
     """
 
     context_len: int = 16
     max_nodes: int = 24
     min_match_len: int = 2
     oversample: int = 4
+    learn: bool = False
 
     def __post_init__(self) -> None:
         require_whole("context_len", self.context_len, 1, 64)
         require_whole("max_nodes", self.max_nodes, 1, 4096)
         require_whole("min_match_len", self.min_match_len, 1, self.context_len)
         require_whole("oversample", self.oversample, 1, 64)
+        require_switches(self, "learn")
 
 
 class RetrievalDrafter:
     """Proposes what a lookup knows, ranked by its counts and the request's sampling noise.
 
-    Keeps the last `context_len` tokens of each request and nothing else. What the lookup raises
-    comes out of `propose`.
+    Keeps the last `context_len` tokens of each request, and of requests that are to be learned
+    their answers, too. What the lookup raises comes out of `propose`.
     """
 
     def __init__(
-        self, lookup: Lookup, name: str = "retrieval", options: RetrievalOptions | None = None
+        self,
+        lookup: Lookup,
+        name: str = "retrieval",
+        options: RetrievalOptions | None = None,
+        learner: Learner | None = None,
     ) -> None:
         self._lookup = lookup
+        self._learner = learner
         self._name = name
         self._options = options or RetrievalOptions()
         self._requests: OpenRequests[_Request] = OpenRequests(name)
@@ -68,7 +79,10 @@ class RetrievalDrafter:
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no token."""
-        self._requests.put(request.request_id, _Request(request, self._options.context_len))
+        state = _Request(request, self._options.context_len)
+        if self._learner is not None and self._options.learn and may_learn(request):
+            state.answer = LearnedAnswer(request)
+        self._requests.put(request.request_id, state)
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
         """One proposal a query, from one lookup of all; its deadline is the lookup's own."""
@@ -86,6 +100,9 @@ class RetrievalDrafter:
         for index, subtree in zip(asked, subtrees, strict=True):
             if subtree.match_len >= self._options.min_match_len:
                 proposals[index] = self._rank(states[index], subtree, budgets[index])
+        for state, proposal in zip(states, proposals, strict=True):
+            if state.answer is not None:
+                state.answer.propose(proposal)
         return proposals
 
     def observe(self, commits: Sequence[Commit]) -> None:
@@ -94,8 +111,12 @@ class RetrievalDrafter:
             self._requests.of_commit(commit).extend(commit.tokens)
 
     def close(self, request_id: str) -> None:
-        """Forget a request; an unknown id is ignored."""
-        self._requests.drop(request_id)
+        """Forget a request, or hand it on to be learned; an unknown id is ignored."""
+        state = self._requests.drop(request_id)
+        if self._learner is not None and state is not None and state.answer is not None:
+            ended = state.answer.end()
+            if ended is not None:
+                self._learner.learn(ended)
 
     def _num_candidates(self, state: _Request, max_nodes: int) -> int:
         return max_nodes * self._options.oversample if state.temperature > 0 else max_nodes
@@ -112,9 +133,12 @@ class RetrievalDrafter:
 class _Request:
     """The end of one request's text, and how its tokens are chosen."""
 
-    __slots__ = ("committed_len", "context", "context_len", "namespace", "seed", "temperature")
+    __slots__ = (
+        "answer", "committed_len", "context", "context_len", "namespace", "seed", "temperature",
+    )  # fmt: skip
 
     def __init__(self, request: DraftRequest, context_len: int) -> None:
+        self.answer: LearnedAnswer | None = None
         self.context: Int32 = request.token_ids[-context_len:].astype(np.int32)
         self.context_len = context_len
         self.committed_len = len(request.token_ids)
@@ -124,8 +148,10 @@ class _Request:
 
     @property
     def memory_bytes(self) -> int:
-        return self.context.nbytes
+        return self.context.nbytes + (0 if self.answer is None else self.answer.memory_bytes)
 
     def extend(self, tokens: Int32) -> None:
         self.context = np.concatenate([self.context, tokens])[-self.context_len :]
         self.committed_len += len(tokens)
+        if self.answer is not None:
+            self.answer.extend(tokens)

@@ -122,7 +122,7 @@ class SuffixDrafter:
     def close(self, request_id: str) -> None:
         """Forget a request, but for its answer; an unknown id is ignored."""
         state = self._requests.drop(request_id)
-        if state is not None and self._options.answer_tokens:
+        if state is not None and state.store and self._options.answer_tokens:
             self._keep_answer(state.sharing, np.array(state.answer, dtype=np.int32))
 
     def check_integrity(self) -> None:
@@ -160,10 +160,13 @@ class SuffixDrafter:
 class _Request:
     """The counts of one request's text, its answer, and its last tokens."""
 
-    __slots__ = ("_max_match_len", "answer", "committed_len", "context", "counts", "sharing")
+    __slots__ = (
+        "_max_match_len", "answer", "committed_len", "context", "counts", "sharing", "store",
+    )  # fmt: skip
 
     def __init__(self, request: DraftRequest, options: SuffixOptions) -> None:
         self.sharing: Sharing = (request.namespace, request.cache_salt)
+        self.store = request.store
         self.counts = RecentCounts(options.window, options.max_depth)
         self.answer = array("i")
         self.context: Int32 = np.empty(0, dtype=np.int32)

@@ -122,7 +122,7 @@ class TokenRecyclingDrafter:
     def _table(self, request: DraftRequest) -> SuccessorTable:
         options = self._options
         new = SuccessorTable(options.num_successors, options.max_vocab)
-        if not options.share:
+        if not (options.share and request.store):
             return new
         key = (request.namespace, request.cache_salt)
         table = self._tables[key] = self._tables.pop(key, new)

@@ -13,6 +13,7 @@ from ..core.errors import ConfigError
 from ..core.types import Int32
 from .corpus_report import CorpusReport, quantiles
 from .documents import Document, DocumentFilter, DocumentRules, Unreadable
+from .fitness import Fitness
 from .refine import Scorer, Windows, choose_lowest, perplexities
 from .segment import Segment, build_segment
 from .store import SegmentStore, check_namespace
@@ -20,15 +21,6 @@ from .store import SegmentStore, check_namespace
 Tokenize = Callable[[str], Int32]
 # Documents scored by one call: enough to fill the target's batches, few enough for a live bar.
 SCORED_AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitness:
-    """For which model a corpus is built; see `models/fingerprint.py`."""
-
-    tokenizer_hash: str
-    model_hash: str
-    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

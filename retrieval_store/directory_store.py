@@ -6,13 +6,13 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import StoreError
+from .replace_file import replace_file
 from .segment import Segment
 from .store import Manifest, check_names, check_namespace, checked_sizes, require_id
 
@@ -87,7 +87,7 @@ class DirectoryStore:
             for segment_id, data in added.items():
                 path = self._path(namespace, segment_id)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _replace(path, data[:])
+                replace_file(path, data[:])
             for path in (self._path(namespace, segment_id) for segment_id in removed):
                 if path.exists():
                     os.utime(path)
@@ -112,13 +112,14 @@ class DirectoryStore:
         if left:
             sizes[namespace] = left
         text = json.dumps({"segments": sizes}, sort_keys=True, indent=1)
-        _replace(self._folder / MANIFEST, text.encode())
+        replace_file(self._folder / MANIFEST, text.encode())
         self._collect(sizes)
 
     def _collect(self, sizes: dict[str, dict[str, int]]) -> None:
         """Remove files that no manifest of the last minute names."""
         oldest = time.time() - GRACE_SECONDS
-        for path in [*self._folder.glob("*/*"), *self._folder.glob("*.new")]:
+        # No namespace begins with a dot: what is learned and not folded yet lies there.
+        for path in [*self._folder.glob("[!.]*/*"), *self._folder.glob("*.new")]:
             listed = sizes.get(path.parent.name, {})
             if path.stem not in listed and path.stat().st_mtime < oldest:
                 path.unlink()
@@ -137,27 +138,3 @@ def _reported(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error})") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put a whole file in place at once, safe against a crash."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".new")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-        _sync_folder(path.parent)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in it outlast a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

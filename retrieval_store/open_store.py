@@ -1,14 +1,22 @@
-"""Opens the store that a URL names."""
+"""Opens the store that a URL names, its log of learned texts, and what deletes from both."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..core.errors import ConfigError
 from ..models.bundled import DEMO_STORE
+from .delta_log import DeltaLog
+from .directory_delta_log import DirectoryDeltaLog
+from .directory_eraser import DirectoryEraser
 from .directory_store import DirectoryStore
+from .erasure import NamespaceEraser
+from .fitness import Fitness
+from .learning import LiveLearning
+from .learning_settings import LearningSettings
 from .store import SegmentStore
 
 
@@ -18,17 +26,53 @@ def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
     Connects to nothing yet. Raises `ConfigError` for any other scheme; with `must_exist`, as for
     those who only read, also for a folder that is not there.
     """
-    scheme = urlsplit(url).scheme
-    if scheme in ("redis", "rediss", "unix"):
+    if _is_redis(url):
         # By name and only here: the embedded store needs neither that file nor the Redis client.
         return import_module(".redis_store", __package__).RedisStore(url)
+    folder = _folder(url)
+    if must_exist and not folder.is_dir():
+        raise ConfigError("store", f"no folder {folder}; `draftline corpus build` makes one")
+    return DirectoryStore(folder)
+
+
+def open_delta_log(url: str, fitness: Fitness, settings: LearningSettings) -> DeltaLog:
+    """The log beside a store. Raises `ConfigError` as `open_store` does, and for `demo`."""
+    if _is_redis(url):
+        log = import_module(".redis_delta_log", __package__).RedisDeltaLog
+        return log(url, fitness, settings)
+    return DirectoryDeltaLog(_writable(url), fitness, settings)
+
+
+def open_learning(url: str, fitness: Fitness, off: Collection[str] = ()) -> LiveLearning:
+    """What learns into a store, for texts of one model; nothing of the namespaces in `off`."""
+    settings = LearningSettings()
+    log = open_delta_log(url, fitness, settings)
+    return LiveLearning(open_store(url), log, fitness, settings, off)
+
+
+def open_eraser(url: str) -> NamespaceEraser:
+    """What forgets namespaces of a store. Raises `ConfigError` as `open_delta_log` does."""
+    if _is_redis(url):
+        return import_module(".redis_eraser", __package__).RedisEraser(url)
+    return DirectoryEraser(_writable(url))
+
+
+def _is_redis(url: str) -> bool:
+    return urlsplit(url).scheme in ("redis", "rediss", "unix")
+
+
+def _folder(url: str) -> Path:
     if url == "demo":
-        return DirectoryStore(DEMO_STORE)
+        return DEMO_STORE
+    scheme = urlsplit(url).scheme
     if scheme in ("", "file") and url:
-        folder = Path(url.removeprefix("file://"))
-        if must_exist and not folder.is_dir():
-            raise ConfigError("store", f"no folder {folder}; `draftline corpus build` makes one")
-        return DirectoryStore(folder)
+        return Path(url.removeprefix("file://"))
     # Of a URL only the scheme: the rest may hold a password.
     shown = f"{scheme}://..." if scheme else repr(url)
     raise ConfigError("store", f"{shown} is neither a folder nor a redis:// URL")
+
+
+def _writable(url: str) -> Path:
+    if url == "demo":
+        raise ConfigError("store", "the bundled store is not written; name a folder of your own")
+    return _folder(url)

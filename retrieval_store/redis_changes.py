@@ -34,7 +34,11 @@ class ChangeListener:
         """Return when told of a change, or just subscribed, at the latest after `timeout` s."""
         end = time.monotonic() + timeout
         try:
-            self._subscribed().get_message(timeout=timeout)
+            pubsub = self._subscribed()
+            if pubsub.get_message(timeout=timeout) is not None:
+                # One reading answers all that was told so far.
+                while pubsub.get_message(timeout=0.0) is not None:
+                    pass
             self._is_told = True
         except redis.RedisError as error:
             self._forget()

@@ -6,6 +6,8 @@ Keys, all with the hash tag `{draftline:<name>}` so that a Redis Cluster keeps t
     ...:chunk:<namespace>:<id>:<i>  SHA-256 and at most CHUNK_BYTES of the segment
     ...:changes                     channel told after every change
 
+What is learned lies beside them, see `redis_delta_log`.
+
 A segment's chunks are written first, to expire if the writer dies; one transaction then makes
 them last, changes the manifest and tells the channel. It is refused unless every chunk is there.
 """
@@ -21,7 +23,7 @@ from ..core.errors import StoreError
 from .chunk import DIGEST_BYTES, seal, unseal
 from .packed_file import Data
 from .redis_changes import ChangeListener
-from .redis_connection import connect, reported, shown_url
+from .redis_client import TIMEOUT_S, RedisClient, as_text
 from .redis_memory import require_room, warn_of_eviction
 from .segment import Segment
 from .store import Manifest, check_names, check_namespace, checked_sizes, require_id
@@ -44,29 +46,29 @@ class RedisStore:
     hmget, strlen, exists, set, unlink, persist, expire, hset, hdel and publish.
     """
 
-    def __init__(self, url: str, name: str = "retrieval", timeout: float = 2.0) -> None:
-        self._client = connect(url, timeout)
-        self._url = shown_url(url)
-        self._prefix = f"{{draftline:{name}}}"
-        self._manifest = f"{self._prefix}:manifest"
-        self._channel = f"{self._prefix}:changes"
+    def __init__(self, url: str, name: str = "retrieval", timeout: float = TIMEOUT_S) -> None:
+        self._redis = RedisClient(url, name, timeout)
+        self._client = self._redis.raw
+        self._prefix = self._redis.prefix
+        self._manifest = self._redis.manifest
+        self._channel = self._redis.channel
         self._listener = ChangeListener(self._client, self._channel)
 
     @property
     def url(self) -> str:
         """The URL without user, password and query."""
-        return self._url
+        return self._redis.url
 
     def manifest(self) -> Manifest:
         """What is stored now, in one round trip."""
-        with reported(self.url):
+        with self._redis.reported():
             entries = self._client.hgetall(self._manifest)
         self._check_format(entries.get(FORMAT))
         sizes: dict[str, dict[str, object]] = {}
         for key, value in entries.items():
             if key != FORMAT:
-                namespace, _, segment_id = _text(key).partition("/")
-                size = _text(value)
+                namespace, _, segment_id = as_text(key).partition("/")
+                size = as_text(value)
                 size_or_text = int(size) if size.isdecimal() else size
                 sizes.setdefault(namespace, {})[segment_id] = size_or_text
         return Manifest(checked_sizes(sizes, self.url), written=FORMAT in entries)
@@ -78,7 +80,7 @@ class RedisStore:
         parts: list[bytes] = []
         # The last chunk is the only short one; it is empty where the size fits exactly.
         while not parts or len(parts[-1]) == CHUNK_BYTES:
-            with reported(self.url):
+            with self._redis.reported():
                 chunk = self._client.get(self._chunk(namespace, segment_id, len(parts)))
             if chunk is None:
                 raise StoreError(f"{origin}: not stored, or incomplete; build the corpus again")
@@ -105,7 +107,7 @@ class RedisStore:
         for segment_id in remove:
             check_names(namespace, segment_id)
         added = {segment.segment_id: segment.data for segment in add}
-        with reported(self.url):
+        with self._redis.reported():
             self._check_format(self._client.hget(self._manifest, FORMAT.decode()))
             if added:
                 warn_of_eviction(self._client, self.url)
@@ -211,7 +213,8 @@ class RedisStore:
     def _check_format(self, found: bytes | str | None) -> None:
         if found is not None and found != FORMAT_VERSION:
             raise StoreError(
-                f"{self.url}: format {_text(found)}, this draftline reads {_text(FORMAT_VERSION)}; "
+                f"{self.url}: format {as_text(found)}, this draftline reads "
+                f"{as_text(FORMAT_VERSION)}; "
                 f"delete the keys {self._prefix}:* and build the corpora again"
             )
 
@@ -219,7 +222,3 @@ class RedisStore:
 def _payloads(data: Data) -> Iterator[bytes]:
     for start in range(0, len(data) + 1, CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

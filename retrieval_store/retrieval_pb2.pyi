@@ -39,3 +39,23 @@ class LookupReply(_message.Message):
     SUBTREES_FIELD_NUMBER: _ClassVar[int]
     subtrees: _containers.RepeatedCompositeFieldContainer[Subtree]
     def __init__(self, subtrees: _Optional[_Iterable[_Union[Subtree, _Mapping]]] = ...) -> None: ...
+
+class LearnRequest(_message.Message):
+    __slots__ = ("namespace", "tokens", "runs", "tokenizer_hash", "model_hash", "vocab_size")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    tokens: bytes
+    runs: bytes
+    tokenizer_hash: str
+    model_hash: str
+    vocab_size: int
+    def __init__(self, namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ..., runs: _Optional[bytes] = ..., tokenizer_hash: _Optional[str] = ..., model_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+
+class LearnReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

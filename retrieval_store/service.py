@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from ..core.errors import StoreError
+from ..core.errors import ConfigError, StoreError
+from ..core.learner import Ended
 from ..core.lookup import Subtree
 from ..core.types import Int32
+from .fitness import Fitness
+from .learning import LiveLearning
 from .lookup import SegmentLookup
 from .segment import Segment
 from .service_status import ServiceStatus
@@ -20,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 # Longest wait before a store that failed is tried again.
 MAX_RETRY_SECONDS = 5.0
+# Between two readings of a store whose texts are learned, in seconds; between two looks at what is
+# to be folded.
+REFRESH_PAUSE_S = 0.2
+FOLD_PAUSE_S = 2.0
 
 Held = dict[tuple[str, str], Segment]
 Refused = dict[tuple[str, str], StoreError]
@@ -40,25 +47,33 @@ class RetrievalService:
     `refresh` loads what changed and then replaces the lookup as a whole, so no lookup waits for
     it or sees half of it. `start` does so in a thread whenever the store changes; while the store
     is out of reach, or has lost its data, what was loaded last goes on being served. So does a
-    namespace's old content for as long as no segment of its new one can be loaded.
+    namespace's old content for as long as no segment of its new one can be loaded. With `learning`,
+    what was learned lately is served, too, and folded in a second thread.
     """
 
     def __init__(
-        self, store: SegmentStore, expected: Expected | None = None, poll_seconds: float = 1.0
+        self,
+        store: SegmentStore,
+        expected: Expected | None = None,
+        poll_seconds: float = 1.0,
+        *,
+        learning: LiveLearning | None = None,
     ) -> None:
         self._store = store
         self._expected = expected or Expected()
         self._poll_seconds = poll_seconds
         self._manifest: Manifest | None = None
+        self._learning = learning
         self._held: Held = {}
         self._refused: Refused = {}
         self._num_refusals = 0
         self._num_failures = 0
         self._last_error = ""
+        self._learned: Mapping[str, Segment] = {}
         self._lookup = SegmentLookup({})
         self._refreshing = threading.Lock()
         self._stopped = threading.Event()
-        self._watcher: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     @property
     def version(self) -> str:
@@ -102,21 +117,43 @@ class RetrievalService:
             self._num_failures, self._last_error = 0, ""
             return changed
 
+    def learn(self, ended: Ended, fitness: Fitness | None = None) -> None:
+        """Learn an ended request; nothing happens where nothing is to be learned.
+
+        Blocks for a round trip to the store. Raises `StoreError` if that is out of reach, and
+        `ConfigError` for a text of another model than `fitness`, if that is given.
+        """
+        if self._learning is None:
+            return
+        if fitness is not None and fitness != self._learning.fitness:
+            raise ConfigError("fitness", "the text is of another model than this service's")
+        self._learning.learn(ended)
+
     def start(self) -> None:
         """Follow the store in a thread until `stop`; loads nothing by itself yet."""
-        self._watcher = threading.Thread(target=self._watch, name="retrieval-watch", daemon=True)
-        self._watcher.start()
+        self._threads.append(threading.Thread(target=self._watch, name="retrieval-watch"))
+        if self._learning is not None:
+            self._threads.append(threading.Thread(target=self._fold, name="retrieval-fold"))
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
 
     def stop(self) -> None:
-        """End the thread (at most `poll_seconds` and a store timeout) and close the store."""
+        """End the threads (at most `poll_seconds` and a store timeout) and close the store."""
         self._stopped.set()
-        if self._watcher is not None:
-            self._watcher.join()
+        for thread in self._threads:
+            thread.join()
+        if self._learning is not None:
+            self._learning.close()
         self._store.close()
 
     def _follow(self) -> bool:
+        # Before the manifest: what is folded between the two readings is there twice, never not at
+        # all.
+        learned = self._read_learned()
         manifest = self._store.manifest()
-        if self._manifest is not None and manifest.version == self._manifest.version:
+        is_same = self._manifest is not None and manifest.version == self._manifest.version
+        if is_same and learned is self._learned:
             return False
         if self._held and not manifest.written:
             raise StoreError(f"{self._store.url}: has lost its data; build the corpora again")
@@ -124,13 +161,21 @@ class RetrievalService:
         grouped: dict[str, list[Segment]] = {}
         for (namespace, _), segment in held.items():
             grouped.setdefault(namespace, []).append(segment)
+        for namespace, segment in learned.items():
+            grouped.setdefault(namespace, []).append(segment)
         self._lookup = SegmentLookup(grouped)
-        self._held, self._refused = held, refused
+        self._held, self._refused, self._learned = held, refused, learned
         # Without a manifest the next call loads again, even if the store goes back.
         self._manifest = None if refused else manifest
         for failure in refused.values():
             raise failure
         return True
+
+    def _read_learned(self) -> Mapping[str, Segment]:
+        if self._learning is None:
+            return self._learned
+        self._learning.refresh()
+        return self._learning.segments
 
     def _load_all(self, manifest: Manifest) -> tuple[Held, Refused]:
         """What is to be served, and the listed segments that could not be had."""
@@ -162,18 +207,43 @@ class RetrievalService:
         return segment
 
     def _watch(self) -> None:
+        # Every text that is learned is a change; a busy store is read so often and no oftener.
+        pause = REFRESH_PAUSE_S if self._learning is not None else 0.0
+
+        def follow() -> None:
+            self._store.wait_for_change(self._poll_seconds)
+            before = self.version
+            if self.refresh() and self.version != before:
+                logger.info("event=retrieval_store_followed version=%s", self.version)
+            self._stopped.wait(pause)
+
+        self._repeat(follow, "event=retrieval_store_failed")
+
+    def _fold(self) -> None:
+        learning = self._learning
+        assert learning is not None
+
+        def fold() -> None:
+            self._stopped.wait(FOLD_PAUSE_S)
+            for namespace in learning.fold_due():
+                logger.info("event=retrieval_delta_folded namespace=%s", namespace)
+
+        self._repeat(fold, "event=retrieval_fold_failed")
+
+    def _repeat(self, action: Callable[[], None], failed: str) -> None:
+        """Until `stop`; failures are logged once in a row, and followed by a growing pause."""
         failures = 0
         while not self._stopped.is_set():
             try:
-                self._store.wait_for_change(self._poll_seconds)
-                if self.refresh() or failures:
-                    logger.info("event=retrieval_store_followed version=%s", self.version)
+                action()
+                if failures:
+                    logger.info("event=retrieval_store_back version=%s", self.version)
                 failures = 0
             except Exception as error:
                 # Whatever it is, the data in memory is served on and the store is tried again.
                 level = logging.DEBUG if failures else logging.WARNING
                 expected = isinstance(error, StoreError)
-                logger.log(level, "event=retrieval_store_failed %s", error, exc_info=not expected)
+                logger.log(level, "%s %s", failed, error, exc_info=not expected)
                 failures += 1
                 # Full jitter, so that replicas do not come back all at once.
                 ceiling = min(MAX_RETRY_SECONDS, self._poll_seconds * 2 ** min(failures, 8))

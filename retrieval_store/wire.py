@@ -35,7 +35,7 @@ def encode_request(
 
 def decode_request(request: LookupRequest) -> tuple[list[Int32], list[str], list[int]]:
     """The arguments of `Lookup.lookup`. Raises `ProtocolError` for values out of range."""
-    contexts = [_ints(entry.tokens, "tokens") for entry in request.contexts]
+    contexts = [ints(entry.tokens, "tokens") for entry in request.contexts]
     budgets = [entry.max_nodes for entry in request.contexts]
     if any(len(context) > MAX_CONTEXT_TOKENS or np.any(context < 0) for context in contexts):
         raise ProtocolError(f"tokens: at most {MAX_CONTEXT_TOKENS} ids, none negative")
@@ -67,7 +67,7 @@ def decode_reply(reply: LookupReply, count: int) -> list[Subtree]:
 
 
 def _subtree(entry: SubtreeMessage) -> Subtree:
-    tokens, parents = _ints(entry.tokens, "tokens"), _ints(entry.parents, "parents")
+    tokens, parents = ints(entry.tokens, "tokens"), ints(entry.parents, "parents")
     if len(entry.log_probs) % 4:
         raise ProtocolError("log_probs: not whole float32 values")
     log_probs: Float32 = np.frombuffer(entry.log_probs, "<f4").astype(np.float32)
@@ -80,7 +80,8 @@ def _subtree(entry: SubtreeMessage) -> Subtree:
     return Subtree(tokens, parents, log_probs, entry.match_len)
 
 
-def _ints(data: bytes, field: str) -> Int32:
+def ints(data: bytes, field: str) -> Int32:
+    """int32 [n] of packed bytes. Raises `ProtocolError` naming the field."""
     if len(data) % 4:
         raise ProtocolError(f"{field}: not whole int32 values")
     return np.frombuffer(data, "<i4").astype(np.int32)

@@ -128,7 +128,7 @@ def message_param(response: httpx.Response, field: str) -> str:
     [
         ("best_of", 2),
         ("suffix", "end"),
-        ("store", True),
+        ("metadata", {"a": "b"}),
     ],
 )
 async def test_unsupported_field_with_a_meaning(

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.core.types import Int32
-from draftline.retrieval_store.build import BuildSettings, Fitness, Refinement, build_corpus
+from draftline.retrieval_store.build import BuildSettings, Refinement, build_corpus
 from draftline.retrieval_store.directory_store import DirectoryStore
 from draftline.retrieval_store.documents import Document, DocumentRules, Unreadable
+from draftline.retrieval_store.fitness import Fitness
 from draftline.retrieval_store.refine import Windows
 from draftline.retrieval_store.service import RetrievalService
 from support.segments import context

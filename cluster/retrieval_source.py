@@ -1,0 +1,79 @@
+"""What a retrieval drafter asks and teaches: a store read in this process, or a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import DrafterError
+from ..core.learner import Ended, Learner
+from ..core.lookup import Lookup
+from ..models.fingerprint import tokenizer_hash
+from ..retrieval_store.learning_queue import LearningQueue
+from ..retrieval_store.open_store import open_learning, open_store
+from ..retrieval_store.service import Expected, RetrievalService
+from .retrieval_client import GrpcLookup
+from .retrieval_replicas import ReplicatedLookup
+
+# What reads a model's settings imports transformers, which takes seconds, so it is imported where
+# it is used.
+
+# A folder tells nobody of changes; what one replica learns is to serve the others in a second.
+LEARNING_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalSource:
+    """`learner` is None where nothing is learned."""
+
+    lookup: Lookup
+    learner: Learner | None = None
+
+
+def open_source(
+    url: str, model: str | None, learns_for: str | None, learn_off: Collection[str]
+) -> RetrievalSource:
+    """A store, its segments checked against `model` where that is given, and followed.
+
+    With `learns_for`, the served model, ended requests are learned, but for the namespaces in
+    `learn_off`; a folder need not exist then. Raises `StoreError` and `ConfigError`.
+    """
+    expected = None
+    if model is not None:
+        from ..models.model_info import read_model_info  # noqa: PLC0415
+
+        info = read_model_info(model)
+        expected = Expected(tokenizer_hash=tokenizer_hash(info.path), vocab_size=info.vocab_size)
+    learning = None
+    if learns_for is not None:
+        from .model_fitness import model_fitness  # noqa: PLC0415
+
+        learning = open_learning(url, model_fitness(learns_for), learn_off)
+    store = open_store(url, must_exist=learning is None)
+    poll_seconds = 1.0 if learning is None else LEARNING_POLL_S
+    service = RetrievalService(store, expected, poll_seconds, learning=learning)
+    service.refresh()
+    # The threads are daemons: they follow the store for as long as the process lives.
+    service.start()
+    return RetrievalSource(service, None if learning is None else LearningQueue(service.learn))
+
+
+def open_servers(addresses: Sequence[str], learns_for: str | None) -> RetrievalSource:
+    """Replicas of a retrieval server, which learn ended requests of the model `learns_for`."""
+    clients = [GrpcLookup(address.strip()) for address in addresses]
+    lookup = ReplicatedLookup(clients)
+    if learns_for is None:
+        return RetrievalSource(lookup)
+    from .model_fitness import model_fitness  # noqa: PLC0415
+
+    fitness = model_fitness(learns_for)
+
+    def learn(ended: Ended) -> None:
+        # All of them write to one store; whoever answers first is enough.
+        for client in clients[:-1]:
+            with contextlib.suppress(DrafterError):
+                return client.learn(ended, fitness)
+        return clients[-1].learn(ended, fitness)
+
+    return RetrievalSource(lookup, LearningQueue(learn))

@@ -1,0 +1,45 @@
+"""Deletes a namespace from a folder: its segments' files and its log."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ..core.errors import StoreError
+from .directory_delta_log import DELTA, file_lock, fold_lock
+from .directory_store import DirectoryStore
+
+
+class DirectoryEraser:
+    """Implements `NamespaceEraser` in the folder of a `DirectoryStore`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._store = DirectoryStore(folder)
+
+    def erase(self, namespace: str) -> None:
+        """The manifest first, then the files; maps of them in other processes stay readable."""
+        if not self._folder.is_dir():
+            return
+        with fold_lock(self._folder, wait=True), file_lock(self._folder, ".lock", wait=True):
+            for segment_id in self._store.manifest().segment_ids(namespace):
+                self._store.delete(namespace, segment_id)
+            try:
+                for folder in self._folders(namespace):
+                    shutil.rmtree(folder)
+            except OSError as error:
+                raise StoreError(f"{self._folder}: cannot be deleted ({error})") from error
+
+    def remains(self, namespace: str) -> list[str]:
+        """Files, and entries of the manifest."""
+        files = [str(path) for folder in self._folders(namespace) for path in folder.rglob("*")]
+        listed = self._store.manifest().segment_ids(namespace)
+        return sorted(files + [f"manifest {name}" for name in listed])
+
+    def close(self) -> None:
+        """Nothing is open between calls."""
+
+    def _folders(self, namespace: str) -> list[Path]:
+        # Files of the store itself, such as its manifest, have names that a namespace could have.
+        found = [self._folder / namespace, self._folder / DELTA / namespace]
+        return [folder for folder in found if folder.is_dir()]

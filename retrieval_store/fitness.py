@@ -1,0 +1,27 @@
+"""For which model a text of token ids is of use."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from ..core.types import Int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitness:
+    """For which model a corpus is built; see `models/fingerprint.py`."""
+
+    tokenizer_hash: str
+    model_hash: str
+    vocab_size: int
+
+    @property
+    def tag(self) -> str:
+        """16 hexadecimal digits, safe in paths and keys; texts of other models have others."""
+        named = f"{self.tokenizer_hash}\0{self.model_hash}\0{self.vocab_size}"
+        return hashlib.sha256(named.encode()).hexdigest()[:16]
+
+    def takes(self, tokens: Int32) -> bool:
+        """Whether all are ids of the vocabulary."""
+        return not len(tokens) or (tokens.min() >= 0 and tokens.max() < self.vocab_size)

@@ -1,0 +1,94 @@
+"""Folds a delta into one segment of learned texts for each namespace.
+
+The segment of the last fold is made anew with the texts of the log, so a namespace has one segment
+of this kind, two for the moment in which readers change over. A crash at any point loses nothing:
+events leave the log only when the segment that holds them is listed, and what a dead fold left is
+the next one's garbage.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .delta_log import DeltaLog, Folded, LoggedEvent
+from .fitness import Fitness
+from .folded_texts import folded_texts, learned_segment
+from .learning_settings import LearningSettings
+from .lookup import SHARED
+from .store import SegmentStore
+from .weighted_texts import WeightedTexts
+
+
+class Folder:
+    """Folds what is due in the namespaces of one log. Every method raises `StoreError`."""
+
+    def __init__(
+        self, store: SegmentStore, log: DeltaLog, fitness: Fitness, settings: LearningSettings
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._fitness = fitness
+        self._settings = settings
+
+    def fold_due(self) -> list[str]:
+        """Fold every namespace whose log is long or old enough; the names of those folded."""
+        names = [name for name in self._log.epochs() if name != SHARED]
+        return [name for name in names if self.fold(name)]
+
+    def fold(self, namespace: str, *, must: bool = False) -> bool:
+        """Fold one namespace if it is due, or `must` be; False too if another replica does it."""
+        if not (must or self._is_due(self._log.read(namespace))):
+            return False
+        with self._log.locked(namespace) as held:
+            # Another replica may have folded between the two readings.
+            events = self._log.read(namespace) if held else []
+            if not events or not (must or self._is_due(events)):
+                return False
+            self._commit(namespace, self._collected(namespace), events)
+        return True
+
+    def _is_due(self, events: Sequence[LoggedEvent]) -> bool:
+        if not events:
+            return False
+        tokens = sum(0 if one.event.tokens is None else len(one.event.tokens) for one in events)
+        # Half the time is left for replicas that are down or busy.
+        is_old = time.time() - events[0].time > self._settings.log_seconds / 2
+        settings = self._settings
+        return is_old or tokens >= settings.fold_tokens or len(events) >= settings.fold_entries
+
+    def _collected(self, namespace: str) -> Folded:
+        """What the last fold said, with its garbage deleted."""
+        folded = self._log.folded(namespace)
+        garbage = [name for name in folded.garbage if name != folded.segment_id]
+        self._delete(namespace, garbage)
+        return replace(folded, garbage=())
+
+    def _commit(self, namespace: str, old: Folded, events: Sequence[LoggedEvent]) -> None:
+        now, up_to = time.time(), events[-1].position
+        texts = self._texts(namespace, old, events, now)
+        new = None
+        if len(texts):
+            segment = learned_segment(texts.documents(now), self._fitness)
+            new = segment.segment_id
+            self._log.fold(namespace, replace(old, garbage=(new,)))
+            self._store.put(namespace, segment)
+        gone = () if old.segment_id in (None, new) else (old.segment_id,)
+        self._log.fold(namespace, Folded(new, now, texts.weights(now), gone), up_to)
+        self._delete(namespace, gone)
+
+    def _delete(self, namespace: str, segment_ids: Sequence[str]) -> None:
+        for segment_id in segment_ids:
+            self._store.delete(namespace, segment_id)
+
+    def _texts(
+        self, namespace: str, old: Folded, events: Sequence[LoggedEvent], now: float
+    ) -> WeightedTexts:
+        texts = folded_texts(self._store, namespace, old, self._settings)
+        for logged in events:
+            tokens = logged.event.tokens
+            if tokens is None or self._fitness.takes(tokens):
+                texts.apply(logged.event, logged.time)
+        texts.prune(now)
+        return texts

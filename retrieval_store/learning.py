@@ -1,0 +1,110 @@
+"""Learning of one store for one model: who may, what is written, what is read and folded."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from ..core.errors import ConfigError
+from ..core.learner import Ended
+from ..core.types import Int32
+from .delta_log import DeltaEvent, DeltaLog, text_digest
+from .fitness import Fitness
+from .fold import Folder
+from .learning_settings import LearningSettings
+from .live_delta import LiveDelta
+from .lookup import MIN_CONTEXT, SHARED
+from .segment import Segment
+from .store import SegmentStore, check_namespace
+
+# A shorter text continues no context.
+MIN_TOKENS = MIN_CONTEXT + 1
+MAX_TOKENS = 4096
+# Runs of one request that are looked for in learned texts; the longest are taken.
+MAX_RUNS = 32
+
+
+class LiveLearning:
+    """Learns ended requests of all namespaces but `shared` and those in `off`.
+
+    counts  `learned`, `repeated` (known as a whole already), `credited` (texts that were of use),
+            and `off`, `shared`, `unfit` (requests refused, by reason)
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        log: DeltaLog,
+        fitness: Fitness,
+        settings: LearningSettings | None = None,
+        off: Collection[str] = (),
+    ) -> None:
+        settings = settings or LearningSettings()
+        for namespace in off:
+            check_namespace(namespace)
+        self._log = log
+        self._off = frozenset(off)
+        self.fitness = fitness
+        self._delta = LiveDelta(store, log, fitness, settings)
+        self._folder = Folder(store, log, fitness, settings)
+        self._counting = threading.Lock()
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def segments(self) -> Mapping[str, Segment]:
+        """Namespace -> what it learned lately; a new mapping after every change."""
+        return self._delta.segments
+
+    def refresh(self) -> None:
+        """Read what all replicas learned. Raises `StoreError`."""
+        self._delta.refresh()
+
+    def fold_due(self) -> list[str]:
+        """Fold what is due; the namespaces. Raises `StoreError`."""
+        return self._folder.fold_due()
+
+    def learn(self, ended: Ended) -> None:
+        """Write one ended request to the log, or refuse it. Raises `StoreError`.
+
+        A text that is known raises its own weight only; so do the texts that hold a run which the
+        target took.
+        """
+        reason = self._refusal(ended)
+        if reason is not None:
+            self._count({reason: 1})
+            return
+        digest = text_digest(ended.tokens)
+        is_known = self._delta.is_known(ended.namespace, digest)
+        own = DeltaEvent(digest, 1.0, None if is_known else ended.tokens)
+        useful = self._delta.holding(ended.namespace, _runs(ended)) - {digest}
+        credits = [DeltaEvent(name, 1.0) for name in sorted(useful)]
+        self._log.append(ended.namespace, [own, *credits])
+        self._count({"repeated" if is_known else "learned": 1, "credited": len(credits)})
+
+    def close(self) -> None:
+        """Free the log's connections."""
+        self._log.close()
+
+    def _refusal(self, ended: Ended) -> str | None:
+        try:
+            check_namespace(ended.namespace)
+        except ConfigError:
+            return "unfit"
+        if ended.namespace == SHARED:
+            return "shared"
+        if ended.namespace in self._off:
+            return "off"
+        is_fit = MIN_TOKENS <= len(ended.tokens) <= MAX_TOKENS and self.fitness.takes(ended.tokens)
+        return None if is_fit else "unfit"
+
+    def _count(self, more: Mapping[str, int]) -> None:
+        with self._counting:
+            self.counts.update(more)
+
+
+def _runs(ended: Ended) -> list[Int32]:
+    """The runs that the target took, each with the context that it was found by."""
+    longest = sorted(ended.accepted, key=lambda run: run[0] - run[1])[:MAX_RUNS]
+    found = [ended.tokens[max(start - MIN_CONTEXT, 0) : stop] for start, stop in longest]
+    return [run for run in found if len(run) >= MIN_TOKENS]

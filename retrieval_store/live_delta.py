@@ -1,0 +1,108 @@
+"""What was learned and is not folded yet, in memory, as one small segment for each namespace."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from ..core.types import Int32
+from .delta_log import DeltaLog
+from .fitness import Fitness
+from .folded_texts import folded_texts, learned_segment
+from .learning_settings import LearningSettings
+from .lookup import SHARED
+from .segment import Segment
+from .store import SegmentStore
+from .weighted_texts import WeightedTexts
+
+
+class _Space:
+    """What one namespace learned, up to a position of its log.
+
+    texts     not folded yet
+    folded    folded ones: they are in the store's segments, and kept here to be credited
+    is_stale  whether its segment does not hold all of `texts`, or some that are gone
+    """
+
+    __slots__ = ("epoch", "folded", "is_stale", "position", "texts")
+
+    def __init__(self, epoch: str, texts: WeightedTexts, folded: WeightedTexts) -> None:
+        self.epoch = epoch
+        self.folded = folded
+        self.is_stale = True
+        self.position = ""
+        self.texts = texts
+
+
+class LiveDelta:
+    """Follows a log. One thread calls `refresh`; any may ask meanwhile.
+
+    segments  namespace -> its texts; a new mapping after every change
+    """
+
+    def __init__(
+        self, store: SegmentStore, log: DeltaLog, fitness: Fitness, settings: LearningSettings
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._fitness = fitness
+        self._settings = settings
+        self._spaces: dict[str, _Space] = {}
+        self._changing = threading.Lock()
+        self.segments: Mapping[str, Segment] = {}
+
+    def is_known(self, namespace: str, digest: str) -> bool:
+        """Whether a text of this digest was learned."""
+        with self._changing:
+            space = self._spaces.get(namespace)
+            return space is not None and (digest in space.texts or digest in space.folded)
+
+    def holding(self, namespace: str, runs: Iterable[Int32]) -> set[str]:
+        """Digests of the namespace's texts that hold any of the runs."""
+        with self._changing:
+            space = self._spaces.get(namespace)
+            if space is None:
+                return set()
+            kept = (space.texts, space.folded)
+            return {digest for run in runs for texts in kept for digest in texts.holding(run)}
+
+    def refresh(self) -> None:
+        """Read what is new, and build the segments of namespaces that changed.
+
+        Raises `StoreError` if the log is out of reach; `segments` stay as they are then.
+        """
+        # Whoever wrote there: nothing that is learned reaches those who read `shared`.
+        epochs = {name: mark for name, mark in self._log.epochs().items() if name != SHARED}
+        for namespace, epoch in epochs.items():
+            self._follow(namespace, epoch)
+        gone = self._spaces.keys() - epochs.keys()
+        with self._changing:
+            for namespace in gone:
+                del self._spaces[namespace]
+        stale = [name for name, space in self._spaces.items() if space.is_stale]
+        if gone or stale:
+            kept = {name: old for name, old in self.segments.items() if name in epochs}
+            self.segments = kept | {name: self._build(self._spaces[name]) for name in stale}
+
+    def _follow(self, namespace: str, epoch: str) -> None:
+        space = self._spaces.get(namespace)
+        if space is None or space.epoch != epoch:
+            texts = WeightedTexts(self._settings.delta_tokens, self._settings.half_life)
+            folded = self._log.folded(namespace)
+            old = folded_texts(self._store, namespace, folded, self._settings)
+            space = _Space(epoch, texts, old)
+        events = self._log.read(namespace, space.position)
+        now = time.time()
+        with self._changing:
+            for logged in events:
+                # What is in a log may have been written by anybody.
+                if logged.event.tokens is None or self._fitness.takes(logged.event.tokens):
+                    space.texts.apply(logged.event, logged.time)
+                space.position, space.is_stale = logged.position, True
+            space.is_stale |= space.texts.prune(now, now - self._settings.log_seconds)
+            self._spaces[namespace] = space
+
+    def _build(self, space: _Space) -> Segment:
+        space.is_stale = False
+        return learned_segment(space.texts.documents(time.time()), self._fitness)
