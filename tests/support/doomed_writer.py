@@ -68,7 +68,7 @@ def stop_redis(store: Any, point: str) -> None:
 
 
 def stop_directory(store: Any, point: str) -> None:
-    replace = directory_store._replace
+    replace = directory_store.replace_file
     if point == "before":
         store._switch = stop_here
     if point == "upload":
@@ -80,7 +80,7 @@ def stop_directory(store: Any, point: str) -> None:
                 os.fsync = stop_here
             replace(path, content)
 
-        directory_store._replace = replace_half
+        directory_store.replace_file = replace_half
 
 
 def main(url: str, point: str, old_id: str) -> None:
