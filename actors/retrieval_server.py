@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from ..cluster.tls_files import TlsFiles
 from ..core.errors import CapacityError, ProtocolError
 from ..core.lookup import Lookup
+from ..retrieval_store.lookup import load_compiled_lookup
 from ..retrieval_store.lookup_queue import LookupQueue
 from ..retrieval_store.open_store import open_store
 from ..retrieval_store.retrieval_pb2 import LookupRequest
@@ -87,6 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         server = RetrievalServer(
             service, **listen_settings(given), is_serving=lambda: service.status.is_serving
         )
+        # Or the first batches would be late, and lookups be thought to take so long.
+        await asyncio.to_thread(load_compiled_lookup)
         # What cannot be loaded at the start is an error; later, the last content is served on.
         await asyncio.to_thread(service.refresh)
         service.start()
