@@ -29,6 +29,6 @@ def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
         if must_exist and not folder.is_dir():
             raise ConfigError("store", f"no folder {folder}; `draftline corpus build` makes one")
         return DirectoryStore(folder)
-    # Of a URL only the scheme: the rest may hold a password.
-    shown = f"{scheme}://..." if scheme else repr(url)
+    # What stands before an @ may be a password.
+    shown = f"{scheme}://..." if "@" in url else repr(url)
     raise ConfigError("store", f"{shown} is neither a folder nor a redis:// URL")
