@@ -16,6 +16,7 @@ from ..core.learner import Ended
 from ..core.lookup import Lookup
 from ..retrieval_store.fitness import Fitness
 from ..retrieval_store.learn_wire import LEARN_METHOD, decode_learn
+from ..retrieval_store.lookup import load_compiled_lookup
 from ..retrieval_store.lookup_queue import LookupQueue
 from ..retrieval_store.open_store import open_learning, open_store
 from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest
@@ -123,6 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
             is_serving=lambda: service.status.is_serving,
             learn=None if learning is None else service.learn,
         )
+        # Or the first batches would be late, and lookups be thought to take so long.
+        await asyncio.to_thread(load_compiled_lookup)
         # What cannot be loaded at the start is an error; later, the last content is served on.
         await asyncio.to_thread(service.refresh)
         service.start()

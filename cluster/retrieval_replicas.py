@@ -36,6 +36,9 @@ class Replica(Protocol):
         ...
 
 
+_Entry = tuple[Replica, CircuitBreaker]
+
+
 class ReplicatedLookup:
     """Implements `core.lookup.Lookup` over replicas that serve the same store.
 
@@ -54,7 +57,9 @@ class ReplicatedLookup:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         rng = random.Random()
-        self._replicas = [(replica, CircuitBreaker(RETRY, rng)) for replica in replicas]
+        self._entries: list[_Entry] = [
+            (replica, CircuitBreaker(RETRY, rng)) for replica in replicas
+        ]
         self._timeout_s = timeout_s
         self._clock = clock
         self._turns = itertools.count()
@@ -64,38 +69,39 @@ class ReplicatedLookup:
     ) -> list[Subtree]:
         """One subtree a context, in order; `DrafterError` if every replica failed."""
         end = self._clock() + self._timeout_s
-        order = self._order()
         failure: DrafterError | None = None
         is_refused = False
-        for index, (replica, breaker) in enumerate(order):
-            # The next ones need time, too, if this one does not answer at all.
-            share = (end - self._clock()) / (len(order) - index)
-            if share <= 0:
+        for group in self._groups():
+            for index, (replica, breaker) in enumerate(group):
+                # The next ones need time, too, if this one does not answer at all.
+                share = max(0.0, end - self._clock()) / (len(group) - index)
+                try:
+                    found = replica.lookup(contexts, namespaces, max_nodes, timeout_s=share)
+                except CapacityError:
+                    is_refused = True
+                    breaker.succeed()
+                except DrafterError as error:
+                    failure = error
+                    breaker.fail(self._clock())
+                else:
+                    breaker.succeed()
+                    return found
+            if is_refused or self._clock() >= end:
                 break
-            try:
-                found = replica.lookup(contexts, namespaces, max_nodes, timeout_s=share)
-            except CapacityError:
-                is_refused = True
-                breaker.succeed()
-            except DrafterError as error:
-                failure = error
-                breaker.fail(self._clock())
-            else:
-                breaker.succeed()
-                return found
         if failure is not None and not is_refused:
             raise failure
         return [empty_subtree() for _ in contexts]
 
     def close(self) -> None:
         """Close all connections."""
-        for replica, _ in self._replicas:
+        for replica, _ in self._entries:
             replica.close()
 
-    def _order(self) -> list[tuple[Replica, CircuitBreaker]]:
-        """The replicas to try, from the one whose turn it is; all if none is well."""
-        first = next(self._turns) % len(self._replicas)
-        turned = self._replicas[first:] + self._replicas[:first]
+    def _groups(self) -> tuple[list[_Entry], list[_Entry]]:
+        """Those that are well, from the one whose turn it is; and the others, to try if need be."""
+        first = next(self._turns) % len(self._entries)
+        turned = self._entries[first:] + self._entries[:first]
         now = self._clock()
-        ready = [entry for entry in turned if entry[1].retry_at <= now]
-        return ready or sorted(turned, key=lambda entry: entry[1].retry_at)
+        well = [entry for entry in turned if entry[1].retry_at <= now]
+        left_out = [entry for entry in turned if entry[1].retry_at > now]
+        return well, sorted(left_out, key=lambda entry: entry[1].retry_at)

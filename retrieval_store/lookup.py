@@ -15,7 +15,7 @@ from ..core.compiled import compiled
 from ..core.lookup import Subtree, empty_subtree
 from ..core.types import Float32, Int32, Int64
 from .continuation import PARENT, TOKEN, grow
-from .segment import MAX_CONTEXT, Segment
+from .segment import MAX_CONTEXT, Segment, build_segment
 from .segment_view import segment_rows
 from .suffix_search import find, longest_seen
 
@@ -59,6 +59,13 @@ class SegmentLookup:
             return empty_subtree()
         match_len, nodes, log_probs = _subtree(rows, context[-MAX_CONTEXT:], budget)
         return Subtree(nodes[0], nodes[1], log_probs, match_len)
+
+
+def load_compiled_lookup() -> None:
+    """Make the first lookup as quick as later ones: compiled code is loaded, or made, on use."""
+    tokens = np.arange(3, dtype=np.int32)
+    segment = build_segment([tokens], tokenizer_hash="", model_hash="", vocab_size=3)
+    SegmentLookup({SHARED: [segment]}).lookup([tokens[:2]], [SHARED], [1])
 
 
 @compiled

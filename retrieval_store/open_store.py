@@ -67,8 +67,8 @@ def _folder(url: str) -> Path:
     scheme = urlsplit(url).scheme
     if scheme in ("", "file") and url:
         return Path(url.removeprefix("file://"))
-    # Of a URL only the scheme: the rest may hold a password.
-    shown = f"{scheme}://..." if scheme else repr(url)
+    # What stands before an @ may be a password.
+    shown = f"{scheme}://..." if "@" in url else repr(url)
     raise ConfigError("store", f"{shown} is neither a folder nor a redis:// URL")
 
 

@@ -42,8 +42,9 @@ class RedisStore:
 
     Connections are made on use and again after a loss; `timeout` is in seconds and holds for each
     round trip. One thread may wait for changes while others use the store. A reader needs the
-    commands hgetall, get and subscribe; a writer also info, watch, multi, exec, hget, hexists,
-    hmget, strlen, exists, set, unlink, persist, expire, hset, hdel and publish.
+    commands hgetall and get, and subscribe or it polls; a writer also watch, multi, exec, hget,
+    hexists, strlen, exists, set, unlink, persist, expire, hset, hdel and publish, and info or it
+    notices only when Redis is full.
     """
 
     def __init__(self, url: str, name: str = "retrieval", timeout: float = TIMEOUT_S) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -40,6 +41,23 @@ def test_a_corrupt_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(A.data[:-1] + b"\1")
     with pytest.raises(StoreError, match=str(path)):
         store.get("n", segment_id)
+
+
+def test_a_file_of_another_segment_is_refused(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    segment_id = store.put("n", A)
+    (tmp_path / "n" / f"{segment_id}.segment").write_bytes(B.data)
+    with pytest.raises(StoreError, match=f"holds another segment .{B.segment_id}"):
+        store.get("n", segment_id)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"..": {"0" * 32: 1}}, {"n": {"0": 1}}, {"n": {"0" * 32: "many"}}]
+)
+def test_a_manifest_of_unsound_names_is_refused(tmp_path: Path, sizes: object) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"segments": sizes}))
+    with pytest.raises(StoreError, match="manifest is corrupt"):
+        DirectoryStore(tmp_path).manifest()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"segments": ', '{"segments": 3}'])

@@ -4,8 +4,10 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -13,8 +15,9 @@ import numpy as np
 import pytest
 from draftline.actors.retrieval_server import RetrievalServer
 from draftline.cluster.retrieval_client import GrpcLookup
+from draftline.cluster.retrieval_replicas import ReplicatedLookup
 from draftline.cluster.tls_files import TlsFiles
-from draftline.core.errors import ConfigError, DrafterError, ProtocolError
+from draftline.core.errors import CapacityError, ConfigError, DrafterError, ProtocolError
 from draftline.retrieval_store.directory_store import DirectoryStore
 from draftline.retrieval_store.lookup import SegmentLookup
 from draftline.retrieval_store.retrieval_pb2 import Context, LookupReply, LookupRequest, Subtree
@@ -79,6 +82,43 @@ async def test_mutual_tls_serves_those_with_a_certificate_only(tmp_path: Path) -
         with pytest.raises(DrafterError, match="UNAVAILABLE"):
             await asyncio.to_thread(client.lookup, *ARGUMENTS)
         client.close()
+    await server.stop()
+
+
+class SlowLookup:
+    """Takes a second for its first batch, so that later ones are thought to."""
+
+    def lookup(self, *arguments: Any) -> list[Any]:
+        if not self.was_asked:
+            self.was_asked = True
+            time.sleep(1.0)
+        return LOOKUP.lookup(*arguments)
+
+    was_asked = False
+
+
+async def test_a_batch_that_would_be_late_is_refused_and_nothing_is_found() -> None:
+    server = RetrievalServer(SlowLookup())
+    client = GrpcLookup(f"127.0.0.1:{await server.start()}", timeout_s=30)
+    replicas = ReplicatedLookup([client], timeout_s=0.2)
+    assert len(await asyncio.to_thread(client.lookup, *ARGUMENTS)) == 3
+    with pytest.raises(CapacityError, match="RESOURCE_EXHAUSTED refused: too late"):
+        await asyncio.to_thread(client.lookup, *ARGUMENTS, timeout_s=0.2)
+    found = await asyncio.to_thread(replicas.lookup, *ARGUMENTS)
+    assert [len(subtree.tokens) for subtree in found] == [0, 0, 0]
+    assert len(await asyncio.to_thread(client.lookup, *ARGUMENTS)) == 3
+    replicas.close()
+    await server.stop()
+
+
+async def test_health_probes_are_answered() -> None:
+    is_well = False
+    server = RetrievalServer(LOOKUP, is_serving=lambda: is_well)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{await server.start()}") as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await check(b"", timeout=30) == b"\x08\x02"
+        is_well = True
+        assert await check(b"\x0a\x05any-1", timeout=30) == b"\x08\x01"
     await server.stop()
 
 

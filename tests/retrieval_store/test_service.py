@@ -116,6 +116,35 @@ def test_segments_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     assert answer(service) == {12}
 
 
+def test_the_last_good_content_is_served_until_the_next_one_can_be() -> None:
+    store = ToldStore()
+    service = RetrievalService(store, Expected(tokenizer_hash="tokenizer"))
+    assert not service.status.is_serving
+    store.segments = {"a": AFTER_12[10]}
+    service.refresh()
+    assert service.status.is_serving
+    store.segments = {"bad": make_segment([[1, 2, 11]], tokenizer_hash="other")}
+    for count in (1, 2):
+        with pytest.raises(StoreError, match="tokenizer_hash is other"):
+            service.refresh()
+        assert answer(service) == {10}
+        status = service.status
+        assert (status.num_failures, status.num_refusals) == (count, count)
+        assert (status.refused, status.version) == (("shared/bad",), "")
+        assert "tokenizer_hash is other" in status.last_error
+    store.segments |= {"c": AFTER_12[12]}
+    with pytest.raises(StoreError):
+        service.refresh()
+    assert answer(service) == {12}
+    # What was taken out on purpose is not served on.
+    store.segments = {}
+    assert service.refresh()
+    assert answer(service) == set()
+    status = service.status
+    assert (status.num_failures, status.last_error, status.refused) == (0, "", ())
+    assert (status.num_segments, status.num_bytes) == (0, 0)
+
+
 def test_a_store_that_goes_back_is_followed() -> None:
     store = ToldStore()
     service = RetrievalService(store, Expected(tokenizer_hash="tokenizer"))

@@ -12,6 +12,7 @@ from .segments import make_segment
 
 A = make_segment([[1, 2, 3, 4]])
 B = make_segment([[5, 6, 7, 8]])
+C = make_segment([[9, 10, 11]])
 
 
 class StoreContract:
@@ -70,6 +71,52 @@ class StoreContract:
         store.put("n", A)
         assert store.manifest().segment_ids("n") == [segment_id]
         assert store.get("n", segment_id).data[:] == A.data
+
+    def test_a_change_adds_and_removes_at_once(
+        self, store: SegmentStore, second_store: SegmentStore
+    ) -> None:
+        """A reader meets the old content or the new one, never a mixture."""
+        contents = [[A.segment_id], sorted([B.segment_id, C.segment_id])]
+        store.change("n", add=[A])
+        done = threading.Event()
+
+        def write() -> None:
+            for _ in range(10):
+                second_store.change("n", add=[B, C], remove=[A.segment_id])
+                second_store.change("n", add=[A], remove=[B.segment_id, C.segment_id])
+            done.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        seen = [store.manifest().segment_ids("n")]
+        while not done.is_set():
+            seen.append(store.manifest().segment_ids("n"))
+        writer.join()
+        assert all(ids in contents for ids in seen)
+
+    def test_what_is_added_and_removed_stays_and_unknown_ids_are_ignored(
+        self, store: SegmentStore
+    ) -> None:
+        assert store.change("n", remove=[A.segment_id]) == []
+        assert not store.manifest().written
+        ids = store.change("n", add=[A, B], remove=[A.segment_id, C.segment_id])
+        assert ids == [A.segment_id, B.segment_id]
+        assert store.manifest().segment_ids("n") == sorted(ids)
+        assert store.get("n", A.segment_id).data[:] == A.data
+
+    def test_two_writers_of_one_segment_leave_it_whole(
+        self, store: SegmentStore, second_store: SegmentStore
+    ) -> None:
+        writers = [
+            threading.Thread(target=lambda one=one: [one.put("n", A) for _ in range(10)])
+            for one in (store, second_store)
+        ]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert store.manifest().segment_ids("n") == [A.segment_id]
+        assert store.get("n", A.segment_id).data[:] == A.data
 
     def test_a_second_client_sees_the_same(
         self, store: SegmentStore, second_store: SegmentStore

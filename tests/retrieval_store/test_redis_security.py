@@ -1,0 +1,158 @@
+"""TLS, users with few rights, Redis Cluster, and passwords that no message tells."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from draftline.core.errors import ConfigError, StoreError
+from draftline.retrieval_store.open_store import open_store
+from draftline.retrieval_store.redis_store import RedisStore
+from draftline.retrieval_store.service import RetrievalService
+from support.redis_server import RedisServer
+from support.self_signed import self_signed_files
+from support.steady_lookups import wait_until
+from support.store_contract import A, B
+
+pytestmark = [pytest.mark.redis, pytest.mark.xdist_group("redis")]
+
+READER = "on >secret ~{draftline:*}:* -@all +hgetall +get"
+WRITER = (
+    READER + " &{draftline:*}:* +info +watch +multi +exec +hget +hexists +strlen +exists +set"
+    " +unlink +persist +expire +hset +hdel +publish +subscribe"
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path, *getattr(request, "param", ()))
+    server.start()
+    yield server
+    server.kill()
+
+
+def store_of(server: RedisServer, user: str, rights: str) -> RedisStore:
+    with server.raw() as client:
+        client.execute_command("ACL", "SETUSER", user, *rights.split())
+    return RedisStore(f"redis://{user}:secret@127.0.0.1:{server.port}/0")
+
+
+def test_few_rights_are_enough(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    writer = store_of(server, "writer", WRITER)
+    reader = store_of(server, "reader", READER)
+    writer.change("n", add=[A, B])
+    writer.delete("n", B.segment_id)
+    assert reader.get("n", A.segment_id).data == A.data
+    with pytest.raises(StoreError, match="Redis refuses") as info:
+        reader.put("n", B)
+    with caplog.at_level(logging.DEBUG):
+        writer.wait_for_change(0.01)
+        # One who may not subscribe waits instead, and says so once.
+        reader.wait_for_change(0.01)
+        reader.wait_for_change(0.01)
+    assert caplog.text.count("event=retrieval_store_polled") == 1
+    assert "secret" not in str(info.value) + caplog.text + repr(reader) + reader.url
+    writer.close()
+    reader.close()
+
+
+def test_a_service_without_news_polls(server: RedisServer) -> None:
+    writer = store_of(server, "writer", WRITER)
+    service = RetrievalService(store_of(server, "reader", READER), poll_seconds=0.01)
+    service.start()
+    writer.put("shared", A)
+    wait_until(lambda: service.status.num_segments == 1, "the segment is served")
+    service.stop()
+    writer.close()
+
+
+def test_a_wrong_password_is_refused_and_not_told(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RedisStore(f"redis://reader:secret@127.0.0.1:{server.port}/0")
+    service = RetrievalService(store, poll_seconds=0.01)
+    with caplog.at_level(logging.DEBUG):
+        with pytest.raises(StoreError, match=r"^redis://127\.0\.0\.1:\d+/0: Redis") as info:
+            service.refresh()
+        service.start()
+        service.stop()
+    assert "secret" not in str(info.value) + caplog.text + service.status.last_error
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:sec/ret@host/0",
+        "redis://user:secret@host:port/0",
+        "redis://user:secret@host/0?socket_timeout=x",
+        "redis+other://user:secret@host/0",
+        "rediss://user:secret@host/0?ssl_ca_certs=absent.pem",
+    ],
+)
+def test_urls_that_cannot_be_used_tell_no_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="store") as info:
+        open_store(url)
+    assert "sec" not in str(info.value).replace("password", "")
+    assert info.value.__suppress_context__ or "sec" not in str(info.value.__cause__)
+
+
+def test_tls_asks_for_certificates(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, tls=self_signed_files(tmp_path))
+    server.start()
+    try:
+        store = RedisStore(server.url)
+        store.put("n", A)
+        assert store.get("n", A.segment_id).data == A.data
+        assert store.url == f"rediss://localhost:{server.port}/0"
+        store.close()
+        for url in (
+            f"redis://localhost:{server.port}/0",
+            f"rediss://localhost:{server.port}/0",
+            f"rediss://localhost:{server.port}/0?ssl_ca_certs={tmp_path}/certificate.pem",
+            server.url.replace("localhost", "127.0.0.1"),
+        ):
+            store = RedisStore(url)
+            with pytest.raises(StoreError, match="Redis does not answer"):
+                store.manifest()
+            store.close()
+    finally:
+        server.kill()
+
+
+def test_a_tls_file_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"ssl_certfile: cannot read absent\.pem"):
+        RedisStore("rediss://localhost/0?ssl_certfile=absent.pem")
+
+
+@pytest.fixture
+def cluster_node(tmp_path: Path) -> Iterator[RedisServer]:
+    """A cluster of one node, which has all slots."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        bus_port = str(probe.getsockname()[1])
+    server = RedisServer(tmp_path, "--cluster-enabled", "yes", "--cluster-port", bus_port)
+    server.start()
+    with server.raw() as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(
+            lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok",
+            "cluster_state:ok",
+        )
+    yield server
+    server.kill()
+
+
+def test_a_cluster_node_takes_every_transaction(cluster_node: RedisServer) -> None:
+    """A node in cluster mode refuses commands and transactions whose keys differ in slot."""
+    with cluster_node.raw() as client, pytest.raises(redis.RedisError, match="same slot"):
+        client.execute_command("EXISTS", "one", "two")
+    store = RedisStore(cluster_node.url)
+    store.change("n", add=[A, B])
+    store.change("n", add=[A], remove=[B.segment_id])
+    assert store.manifest().segment_ids("n") == [A.segment_id]
+    assert store.get("n", A.segment_id).data == A.data
+    store.close()
