@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ..core.errors import StoreError
 
 MAGIC = b"DRAFTSEG"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIGNMENT = 64
 PREFIX = struct.Struct("<8sII32s")
 REMEDY = "restore the file, or build the corpus again and put it in its place"
@@ -42,7 +42,7 @@ def pack(fields: Mapping[str, object], arrays: Mapping[str, AnyArray]) -> bytes:
     payloads: list[memoryview | bytes] = []
     entries, start = [], 0
     for name, array in arrays.items():
-        content = memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b""
+        content = np.ascontiguousarray(array).data.cast("B") if array.size else b""
         padding = b"\0" * (-len(content) % ALIGNMENT)
         size = len(content) + len(padding)
         entry = {"name": name, "dtype": array.dtype.str, "shape": array.shape, "start": start}

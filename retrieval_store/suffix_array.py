@@ -19,11 +19,12 @@ KEY_BITS = 64
 # Runs of so many keys are sorted by insertion before runs are merged.
 RUN = 16
 
-Tokens = NDArray[np.uint32]
-Keys = NDArray[np.uint64]
+Uint32 = NDArray[np.uint32]
+Uint8 = NDArray[np.uint8]
+Uint64 = NDArray[np.uint64]
 
 
-def sort_suffixes(text: Tokens, depth: int) -> tuple[Tokens, NDArray[np.uint8]]:
+def sort_suffixes(text: Uint32, depth: int) -> tuple[Uint32, Uint8]:
     """Positions of `text` [n], sorted by the next `depth` tokens, equal ones by position.
 
     The end of the text sorts before every token. Tokens are below 2**32 - 2, or 2**32 - 1, the
@@ -43,7 +44,7 @@ def sort_suffixes(text: Tokens, depth: int) -> tuple[Tokens, NDArray[np.uint8]]:
 
 
 @compiled
-def _into_buckets(text: Tokens, vocab_size: int, suffixes: Tokens, lens: NDArray[np.uint8]) -> int:
+def _into_buckets(text: Uint32, vocab_size: int, suffixes: Uint32, lens: Uint8) -> int:
     """Sort by the first token, mark who shares it, and give the size of the largest bucket."""
     places = np.zeros(vocab_size + 2, dtype=np.int64)
     for token in text:
@@ -62,7 +63,7 @@ def _into_buckets(text: Tokens, vocab_size: int, suffixes: Tokens, lens: NDArray
 
 @compiled
 def _sort_groups(  # noqa: PLR0917 - flat arrays, as in all compiled loops
-    text: Tokens, suffixes: Tokens, lens: NDArray[np.uint8], bits: int, largest: int, depth: int
+    text: Uint32, suffixes: Uint32, lens: Uint8, bits: int, largest: int, depth: int
 ) -> None:
     """Sort the groups that share their first token by the tokens after it."""
     keys, spare_keys = np.empty(largest, dtype=np.uint64), np.empty(largest, dtype=np.uint64)
@@ -88,7 +89,7 @@ def _sort_groups(  # noqa: PLR0917 - flat arrays, as in all compiled loops
 
 @compiled
 def _read_keys(  # noqa: PLR0917 - flat arrays, as in all compiled loops
-    text: Tokens, group: Tokens, at: int, width: int, bits: int, keys: Keys
+    text: Uint32, group: Uint32, at: int, width: int, bits: int, keys: Uint64
 ) -> None:
     """The tokens at..at + width of each suffix as one number, the first one highest."""
     separator = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
@@ -105,15 +106,15 @@ def _read_keys(  # noqa: PLR0917 - flat arrays, as in all compiled loops
 @compiled
 def _shared(difference: int, width: int, bits: int) -> int:
     """How many of the `width` tokens two keys share, from the bits in which they differ."""
-    same = width
-    while difference:
-        difference >>= np.uint64(bits)
+    same, rest = width, np.uint64(difference)
+    while rest:
+        rest >>= np.uint64(bits)
         same -= 1
     return same
 
 
 @compiled
-def _merge_sort(keys: Keys, group: Tokens, spare_keys: Keys, spare: Tokens) -> None:
+def _merge_sort(keys: Uint64, group: Uint32, spare_keys: Uint64, spare: Uint32) -> None:
     """Sort `group` by the first len(group) `keys`, and these with it; stable."""
     count = len(group)
     for low in range(0, count, RUN):
@@ -128,7 +129,7 @@ def _merge_sort(keys: Keys, group: Tokens, spare_keys: Keys, spare: Tokens) -> N
 
 
 @compiled
-def _insertion_sort(keys: Keys, group: Tokens, low: int, high: int) -> None:
+def _insertion_sort(keys: Uint64, group: Uint32, low: int, high: int) -> None:
     for place in range(low + 1, high):
         key, position = keys[place], group[place]
         while place > low and keys[place - 1] > key:
@@ -138,7 +139,7 @@ def _insertion_sort(keys: Keys, group: Tokens, low: int, high: int) -> None:
 
 
 @compiled
-def _merge(keys: Keys, group: Tokens, spare_keys: Keys, spare: Tokens, bounds: Int64) -> None:
+def _merge(keys: Uint64, group: Uint32, spare_keys: Uint64, spare: Uint32, bounds: Int64) -> None:
     """Merge two neighbouring sorted runs, low..middle and middle..high."""
     low, middle, high = bounds
     left_size = middle - low
