@@ -9,15 +9,11 @@ first million tokens. A lookup's time is the wall clock's, with whatever else th
 
 from __future__ import annotations
 
-import asyncio
 import json
-import resource
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +23,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..actors.retrieval_server import RetrievalServer
 from ..bench.machine import machine
 from ..cluster.retrieval_client import GrpcLookup
 from ..core.lookup import Lookup
@@ -35,6 +30,8 @@ from ..core.types import Int32
 from ..retrieval_store.directory_store import DirectoryStore
 from ..retrieval_store.lookup import SHARED, SegmentLookup
 from ..retrieval_store.segment import Segment, build_segment
+from .lookup_server import served
+from .peak_memory import peak_bytes, restart_peak
 from .store_text import CONTEXT_LEN, VOCAB_SIZE, store_text
 
 RESULTS = Path(__file__).parent / "results" / "store.json"
@@ -54,7 +51,7 @@ class Measured:
     """One store.
 
     build_us           microseconds a token to build, in memory
-    peak_bytes         growth of the process' peak memory by building, a token; None: not known
+    peak_bytes         memory a token that building took beside its documents; None: not known
     bytes_per_token    on disk, mapped as it is; for a tree by its own estimate
     load_s             seconds to open the file, check it, and answer once; None: not kept in files
     p50_us, p99_us     microseconds of a lookup of 16 tokens and at most 64 nodes
@@ -69,8 +66,8 @@ class Measured:
     load_s: float | None
     p50_us: float
     p99_us: float
-    best_p50_us: float | None = None
-    best_p99_us: float | None = None
+    best_p50_us: float
+    best_p99_us: float
 
 
 def lookup_micros(lookup: Lookup, contexts: Int32, batch: int = 1) -> list[float]:
@@ -91,14 +88,21 @@ def quantiles(micros: Sequence[float]) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
+def lookup_figures(runs: list[list[float]]) -> dict[str, float]:
+    """Of the first run over all contexts, and of each context's quickest lookup in any."""
+    p50, p99 = quantiles(runs[0])
+    best_p50, best_p99 = quantiles(np.min(runs, axis=0).tolist())
+    return {"p50_us": p50, "p99_us": p99, "best_p50_us": best_p50, "best_p99_us": best_p99}
+
+
 def measure(name: str, documents: list[Int32], contexts: Int32, folder: Path) -> Measured:
     """Build a store of one segment in `folder`, load it and ask it."""
     tokens = sum(map(len, documents))
-    before = _peak_bytes()
+    before = restart_peak()
     begin = time.perf_counter()
     segment = _build(documents)
     build_s = time.perf_counter() - begin
-    peak = _peak_bytes() - before
+    peak = peak_bytes() - before
     segment_id = DirectoryStore(folder).put(SHARED, segment)
     size = len(segment.data)
     del segment
@@ -108,12 +112,9 @@ def measure(name: str, documents: list[Int32], contexts: Int32, folder: Path) ->
     load_s = time.perf_counter() - begin
     lookup_micros(lookup, contexts)
     runs = [lookup_micros(lookup, contexts) for _ in range(3)]
-    p50, p99 = quantiles(runs[0])
-    best_p50, best_p99 = quantiles(np.min(runs, axis=0).tolist())
     return Measured(
         name=name, tokens=tokens, build_us=1e6 * build_s / tokens, peak_bytes=peak / tokens,
-        bytes_per_token=size / tokens, load_s=load_s, p50_us=p50, p99_us=p99,
-        best_p50_us=best_p50, best_p99_us=best_p99,
+        bytes_per_token=size / tokens, load_s=load_s, **lookup_figures(runs),
     )  # fmt: skip
 
 
@@ -127,11 +128,10 @@ def measure_arctic(python: Path, documents: list[Int32], contexts: Int32) -> Mea
             np.save(name, array)
         command = [str(python), str(WORKER), *names, str(MAX_NODES)]
         answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    p50, p99 = quantiles(answer["micros"])
     return Measured(
         name="arctic-inference", tokens=tokens, build_us=1e6 * answer["seconds"] / tokens,
         peak_bytes=None, bytes_per_token=answer["bytes"] / tokens, load_s=None,
-        p50_us=p50, p99_us=p99,
+        **lookup_figures(answer["micros"]),
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def measure_grpc(folder: Path, contexts: Int32) -> dict[str, float]:
     """Microseconds of calls for 1 and for 32 contexts, from a client in another thread."""
     (segment_id,) = DirectoryStore(folder).manifest().segment_ids(SHARED)
     found = {}
-    with _served(_opened(folder, segment_id)) as address:
+    with served(_opened(folder, segment_id)) as address:
         client = GrpcLookup(address, timeout_s=30)
         for batch in (1, BATCH):
             lookup_micros(client, contexts[:BATCH], batch)
@@ -155,29 +155,6 @@ def _build(documents: Sequence[Int32]) -> Segment:
 
 def _opened(folder: Path, segment_id: str) -> SegmentLookup:
     return SegmentLookup({SHARED: [DirectoryStore(folder).get(SHARED, segment_id)]})
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@contextmanager
-def _served(lookup: Lookup) -> Iterator[str]:
-    """The address of a server in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    server = asyncio.run_coroutine_threadsafe(_started(lookup), loop).result()
-    yield f"127.0.0.1:{server[1]}"
-    asyncio.run_coroutine_threadsafe(server[0].stop(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
-async def _started(lookup: Lookup) -> tuple[RetrievalServer, int]:
-    server = RetrievalServer(lookup)
-    return server, await server.start()
 
 
 def _first(documents: list[Int32], tokens: int) -> list[Int32]:
@@ -200,8 +177,8 @@ def _table(rows: Sequence[Measured]) -> Table:
         "load s": lambda one: _number(one.load_s, 2),
         "lookup p50 µs": lambda one: f"{one.p50_us:.0f}",
         "p99": lambda one: f"{one.p99_us:.0f}",
-        "best of 3 p50": lambda one: _number(one.best_p50_us, 0),
-        "its p99": lambda one: _number(one.best_p99_us, 0),
+        "best of 3 p50": lambda one: f"{one.best_p50_us:.0f}",
+        "its p99": lambda one: f"{one.best_p99_us:.0f}",
     }
     table = Table(*columns, box=None)
     for row in rows:
