@@ -48,7 +48,7 @@ class BuildSettings:
     """How documents become segments.
 
     refinement          None keeps every fit document
-    max_segment_tokens  a larger corpus makes several segments (60 bytes of memory a token)
+    max_segment_tokens  a larger corpus makes several segments (25 bytes of memory a token)
     show_progress       a bar on stderr
     """
 

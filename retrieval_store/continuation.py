@@ -13,6 +13,10 @@ in Dirichlet smoothing (MacKay and Peto 1995), and what is missing to 1 stands f
 seen here": one occurrence is never taken for certain, and the less so the shorter the match. On
 held-out files of the standard library (4.8 M tokens stored) a single occurrence was right 18 % of
 the time after 2 matching tokens, 39 % after 5 and 56 % after 8, which is what PRIOR = 8 says.
+
+Counts of children are exact below nodes of fewer than `WIDE` suffixes in a segment. Below others
+they are, too, for the children that make up 1 / `MOST_CHILDREN` of the node; rarer ones count as
+not there (`wide_nodes.py`), so that no node costs more than `WIDE` steps.
 """
 
 from __future__ import annotations
@@ -23,72 +27,93 @@ import numpy as np
 
 from ..core.compiled import compiled
 from ..core.types import ROOT, Float64, Int64
+from .children import CHILD, HIGH, LOW, NODE, NUM_COLUMNS, next_child, rewind
 from .segment import MAX_CONTINUATION, SEPARATOR
-from .segment_view import common_len, token
 
 PRIOR = 8.0
 BACK_OFF = 0.5
-# A child's end is looked for one by one among so many suffixes, and by leaps after them.
-NEAR = 16
-# Columns of a node: its token, its parent, its depth, and the turn in which it was found.
-TOKEN, PARENT, DEPTH, TURN = range(4)
-# Columns of a view's current child: its token, and its span.
-CHILD, LOW, HIGH = range(3)
+# Columns of a node: its token, its parent, and its depth.
+TOKEN, PARENT, DEPTH = range(3)
+# What is left out for being improbable is so by more than rounding.
+MARGIN = 1 - 1e-9
 
 
 @compiled
 def grow(rows: Int64, lengths: Int64, spans: Int64, budget: int) -> tuple[Int64, Float64]:
     """The `budget` continuations of highest path probability below a context, best first.
 
-    rows     int64 [segments, 6]
+    rows     int64 [segments, 9]
     lengths  int64 [levels]  tokens of each level's context
-    spans    int64 [levels * segments, 2]  of the contexts, level by level
+    spans    int64 [levels * segments, 3]  of the contexts, level by level, each with its row in
+             the segment's table of wide nodes or -1
 
-    Gives int64 [n, 4], nodes in the columns above, and float64 [n], their log-probability given
+    Gives int64 [n, 3], nodes in the columns above, and float64 [n], their log-probability given
     their parent.
     """
-    nodes, log_probs = np.empty((budget, 4), dtype=np.int64), np.empty(budget)
-    # What was found and not taken yet, in no order: the best, as many as may still be taken.
+    nodes, log_probs = np.empty((budget, 3), dtype=np.int64), np.empty(budget)
+    # What was found and not taken yet: as many of the best as may still be taken. `order` has their
+    # slots first, the worst first of all, and then the free ones.
     found, given = np.empty_like(nodes), np.empty(budget)
-    costs, found_spans = np.empty(budget), np.empty((budget, len(spans), 2), dtype=np.int64)
-    children = np.empty((len(spans), 3), dtype=np.int64)
-    own, count, cost = spans.copy(), 0, 0.0
+    costs, found_spans = np.empty(budget), np.empty((budget, len(spans), 3), dtype=np.int64)
+    order, count = np.arange(budget), 0
+    children, least = np.empty((len(spans), NUM_COLUMNS), dtype=np.int64), np.empty(len(spans))
+    own, weights, depths = spans.copy(), np.empty(len(spans)), lengths
+    cost, parent, depth = 0.0, ROOT, 0
     for turn in range(budget):
-        parent = turn - 1 if turn else ROOT
-        depth = nodes[parent, DEPTH] if turn else 0
-        weights = _weights(lengths, own, depth)
-        best = SEPARATOR
+        best, room = SEPARATOR, budget - turn
         if depth < MAX_CONTINUATION:
-            best = _first_child(rows, lengths, own, depth, children)
+            depths = lengths + depth
+            _set_weights(depths, own, weights)
+            needed = math.exp(cost - costs[order[0]]) * MARGIN if count == room else 0.0
+            if _set_least(weights, own, needed, least):
+                rewind(own, children)
+                best = next_child(rows, depths, own, least, children, ROOT)
         while best != SEPARATOR:
             log_prob = math.log(_prob(children, weights, best))
-            slot = count
-            if count >= budget - turn:
-                slot = _worst(found, costs, count)
-            if slot == count or cost - log_prob < costs[slot]:
-                count = max(count, slot + 1)
-                costs[slot], given[slot] = cost - log_prob, log_prob
-                row = found[slot]
-                row[TOKEN], row[PARENT], row[DEPTH], row[TURN] = best, parent, depth + 1, turn
+            if count < room or cost - log_prob < costs[order[0]]:
+                slot = _enter(order, costs, count, count == room, cost - log_prob)
+                count = min(count + 1, room)
+                row, given[slot] = found[slot], log_prob
+                row[TOKEN], row[PARENT], row[DEPTH] = best, parent, depth + 1
                 _copy_spans(children, best, found_spans[slot])
-            best = _next_child(rows, lengths, own, depth, children, best)
+            best = next_child(rows, depths, own, least, children, best)
         if not count:
             return nodes[:turn], log_probs[:turn]
-        slot, count = _best(found, costs, count), count - 1
+        count -= 1
+        slot, parent = order[count], turn
         nodes[turn], log_probs[turn] = found[slot], given[slot]
-        cost, own[:] = costs[slot], found_spans[slot]
-        found[slot], found_spans[slot] = found[count], found_spans[count]
-        costs[slot], given[slot] = costs[count], given[count]
+        depth, cost, own[:] = found[slot, DEPTH], float(costs[slot]), found_spans[slot]
     return nodes, log_probs
+
+
+@compiled
+def _enter(order: Int64, costs: Float64, count: int, full: bool, cost: float) -> int:
+    """Make room in `order`, of `count` slots, for one of this cost, and give its slot.
+
+    It takes the place of the worst if `full`. Of equal costs what was found first is better; of
+    children found together that is the lower token.
+    """
+    if full:
+        slot, place = order[0], 0
+        while place + 1 < count and costs[order[place + 1]] > cost:
+            order[place] = order[place + 1]
+            place += 1
+    else:
+        slot, place = order[count], count
+        while place > 0 and costs[order[place - 1]] <= cost:
+            order[place] = order[place - 1]
+            place -= 1
+    order[place], costs[slot] = slot, cost
+    return int(slot)
 
 
 @compiled
 def _prob(children: Int64, weights: Float64, best: int) -> float:
     """The probability of the child `best`, given its parent."""
-    prob, per_level = 0.0, len(children) // len(weights)
+    prob = 0.0
     for view in range(len(children)):
         if children[view, CHILD] == best:
-            prob += weights[view // per_level] * (children[view, HIGH] - children[view, LOW])
+            prob += weights[view] * (children[view, HIGH] - children[view, LOW])
     return prob
 
 
@@ -98,99 +123,33 @@ def _copy_spans(children: Int64, best: int, spans: Int64) -> None:
     spans[:] = 0
     for view in range(len(children)):
         if children[view, CHILD] == best:
-            spans[view] = children[view, LOW:]
+            spans[view] = children[view, LOW : NODE + 1]
 
 
 @compiled
-def _weights(lengths: Int64, own: Int64, depth: int) -> Float64:
-    """float64 [levels]: what one occurrence below the node adds to a child's probability."""
-    weights, left = np.empty(len(lengths)), 1.0
-    per_level = len(own) // len(lengths)
-    for level in range(len(lengths)):
-        views = own[level * per_level : (level + 1) * per_level]
-        count = (views[:, 1] - views[:, 0]).sum()
-        prior = PRIOR / (lengths[level] + depth)
-        weights[level] = left / (count + prior)
+def _set_weights(depths: Int64, own: Int64, weights: Float64) -> None:
+    """Set in `weights`, float64 [views], what one occurrence adds to a child's probability."""
+    left, per_level = 1.0, len(own) // len(depths)
+    for level in range(len(depths)):
+        first, count = level * per_level, 0
+        for view in range(first, first + per_level):
+            count += own[view, 1] - own[view, 0]
+        prior = PRIOR / depths[level]
+        weights[first : first + per_level] = left / (count + prior)
         left *= BACK_OFF * (prior / (count + prior) if count else 1.0)
-    return weights
 
 
 @compiled
-def _first_child(rows: Int64, lengths: Int64, own: Int64, depth: int, children: Int64) -> int:
-    """Begin with the children of a node: set each view's current one, and give the lowest token."""
-    for view in range(len(own)):
-        children[view, HIGH] = own[view, 0]
-    children[:, CHILD] = ROOT
-    return _next_child(rows, lengths, own, depth, children, ROOT)
+def _set_least(weights: Float64, own: Int64, needed: float, least: Float64) -> bool:
+    """Set in `least`, of each view, how often a child must occur there to be worth a look.
 
-
-@compiled
-def _next_child(  # noqa: PLR0917 - flat arrays, as in all compiled loops
-    rows: Int64, lengths: Int64, own: Int64, depth: int, children: Int64, passed: int
-) -> int:
-    """Move the views whose current child is `passed` on, and give the lowest token of all.
-
-    SEPARATOR, which is above all tokens: there is no child any more.
+    A child of fewer occurrences is not as probable as `needed` even if the other views' suffixes
+    were all its own. False if no child is, whatever it is.
     """
-    lowest = SEPARATOR
+    whole = 0.0
     for view in range(len(own)):
-        if children[view, CHILD] == passed:
-            low, high = children[view, HIGH], own[view, 1]
-            if low < high:
-                row = rows[view % len(rows)]
-                at = lengths[view // len(rows)] + depth
-                children[view, CHILD], children[view, LOW] = token(row, low, at), low
-                children[view, HIGH] = _child_end(row, low, high, at)
-            else:
-                children[view, CHILD] = SEPARATOR
-        lowest = min(lowest, children[view, CHILD])
-    return lowest
-
-
-@compiled
-def _child_end(row: Int64, low: int, high: int, at: int) -> int:
-    """Where the suffixes end that share their token `at` with the one at `low`."""
-    near = min(high, low + NEAR)
-    for place in range(low + 1, near):
-        if common_len(row, place) == at:
-            return place
-    own, inside, step = token(row, low, at), near - 1, NEAR
-    while inside + step < high and token(row, inside + step, at) == own:
-        inside += step
-        step *= 2
-    low, high = inside + 1, min(high, inside + step)
-    while low < high:
-        middle = (low + high) // 2
-        if token(row, middle, at) == own:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@compiled
-def _is_better(nodes: Int64, costs: Float64, one: int, other: int) -> bool:
-    """Cheaper; of equal ones the one found first, and of those found together the lower token."""
-    if costs[one] != costs[other]:
-        return costs[one] < costs[other]
-    if nodes[one, TURN] != nodes[other, TURN]:
-        return nodes[one, TURN] < nodes[other, TURN]
-    return nodes[one, TOKEN] < nodes[other, TOKEN]
-
-
-@compiled
-def _best(nodes: Int64, costs: Float64, count: int) -> int:
-    best = 0
-    for slot in range(1, count):
-        if _is_better(nodes, costs, slot, best):
-            best = slot
-    return best
-
-
-@compiled
-def _worst(nodes: Int64, costs: Float64, count: int) -> int:
-    worst = 0
-    for slot in range(1, count):
-        if _is_better(nodes, costs, worst, slot):
-            worst = slot
-    return worst
+        whole += weights[view] * (own[view, 1] - own[view, 0])
+    for view in range(len(own)):
+        others = whole - weights[view] * (own[view, 1] - own[view, 0])
+        least[view] = (needed - others) / weights[view]
+    return whole >= needed

@@ -16,7 +16,7 @@ from ..core.lookup import Subtree, empty_subtree
 from ..core.types import Float32, Int32, Int64
 from .continuation import PARENT, TOKEN, grow
 from .segment import MAX_CONTEXT, Segment, build_segment
-from .segment_view import segment_rows
+from .segment_view import find_wide, segment_rows
 from .suffix_search import find, longest_seen
 
 SHARED = "shared"
@@ -78,11 +78,11 @@ def _subtree(rows: Int64, text: Int32, budget: int) -> tuple[int, Int32, Float32
     often = longest_seen(rows, context, MIN_CONTEXT, longest, ENOUGH_COUNT)
     num_levels = 1 if often in (longest, MIN_CONTEXT - 1) else 2
     lengths = np.array([longest, often], dtype=np.int64)[:num_levels]
-    spans = np.empty((num_levels * len(rows), 2), dtype=np.int64)
+    spans = np.empty((num_levels * len(rows), 3), dtype=np.int64)
     for level in range(num_levels):
         for index in range(len(rows)):
-            span = find(rows[index], context[len(context) - lengths[level] :])
-            spans[level * len(rows) + index] = span
+            low, high = find(rows[index], context[len(context) - lengths[level] :])
+            spans[level * len(rows) + index] = low, high, find_wide(rows[index], low, high)
     nodes, log_probs = grow(rows, lengths, spans, budget)
     found = np.empty((2, len(nodes)), dtype=np.int32)
     found[0], found[1] = nodes[:, TOKEN], nodes[:, PARENT]

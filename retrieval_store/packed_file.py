@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ..core.errors import StoreError
 
 MAGIC = b"DRAFTSEG"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIGNMENT = 64
 PREFIX = struct.Struct("<8sII32s")
 REMEDY = "restore the file, or build the corpus again and put it in its place"
@@ -38,17 +38,21 @@ AnyArray = NDArray[Any]
 
 def pack(fields: Mapping[str, object], arrays: Mapping[str, AnyArray]) -> bytes:
     """One block of bytes that holds `fields` (JSON values) and `arrays` in their own dtypes."""
-    payloads = {name: _padded(array.tobytes(), b"\0") for name, array in arrays.items()}
+    # Views, and their padding: large arrays are copied once, into the block itself.
+    payloads: list[memoryview | bytes] = []
     entries, start = [], 0
     for name, array in arrays.items():
-        payload = payloads[name]
+        content = np.ascontiguousarray(array).data.cast("B") if array.size else b""
+        padding = b"\0" * (-len(content) % ALIGNMENT)
+        size = len(content) + len(padding)
         entry = {"name": name, "dtype": array.dtype.str, "shape": array.shape, "start": start}
-        entries.append(entry | {"size": len(payload), "sha256": _digest(payload).hex()})
-        start += len(payload)
+        entries.append(entry | {"size": size, "sha256": _digest(content, padding).hex()})
+        payloads += [content, padding]
+        start += size
     text = json.dumps({"fields": dict(fields), "arrays": entries}, sort_keys=True).encode()
     header = text + b" " * (-(PREFIX.size + len(text)) % ALIGNMENT)
     prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, len(header), _digest(header))
-    return b"".join([prefix, header, *payloads.values()])
+    return b"".join([prefix, header, *payloads])
 
 
 def unpack(data: Data, origin: str) -> tuple[dict[str, Any], dict[str, AnyArray]]:
@@ -96,9 +100,8 @@ def _read_header(data: Data, origin: str) -> tuple[dict[str, Any], int]:
     return json.loads(header), start
 
 
-def _padded(payload: bytes, fill: bytes) -> bytes:
-    return payload + fill * (-len(payload) % ALIGNMENT)
-
-
-def _digest(payload: bytes | memoryview) -> bytes:
-    return hashlib.sha256(payload).digest()
+def _digest(*parts: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

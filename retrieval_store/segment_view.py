@@ -19,26 +19,32 @@ from numba.np.numpy_support import carray
 from ..core.compiled import compiled
 from ..core.types import Int64
 from .segment import Segment
+from .wide_nodes import HIGH, LOW, WIDE
 
 # Columns of a row.
-TEXT, SUFFIXES, COMMON_LENS, FIRST_PLACES, SIZE, VOCAB_SIZE = range(6)
+(
+    TEXT, SUFFIXES, COMMON_LENS, FIRST_PLACES, SIZE, VOCAB_SIZE,
+    WIDE_NODES, WIDE_CHILDREN, NUM_WIDE,
+) = range(9)  # fmt: skip
 
 
 def segment_rows(segments: Sequence[Segment]) -> Int64:
-    """int64 [segments, 6]: addresses of the four arrays, suffixes, and size of the vocabulary."""
+    """int64 [segments, 9]: addresses of the arrays, and the sizes that the columns name."""
     rows = [
         (
-            *(_address(array) for array in _arrays(segment)),
+            _address(segment.text),
+            _address(segment.suffixes),
+            _address(segment.common_lens),
+            _address(segment.first_places),
             len(segment.suffixes),
             segment.header.vocab_size,
+            _address(segment.wide_nodes),
+            _address(segment.wide_children),
+            len(segment.wide_nodes) - 1,
         )
         for segment in segments
     ]
-    return np.array(rows, dtype=np.int64).reshape(-1, 6)
-
-
-def _arrays(segment: Segment) -> tuple[np.ndarray[Any, Any], ...]:
-    return (segment.text, segment.suffixes, segment.common_lens, segment.first_places)
+    return np.array(rows, dtype=np.int64).reshape(-1, 9)
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
@@ -84,3 +90,33 @@ def bucket(row: Int64, first_token: int) -> tuple[int, int]:
         return 0, 0
     places = carray(_pointer(row[FIRST_PLACES]), row[VOCAB_SIZE] + 1, np.uint32)
     return int(places[first_token]), int(places[first_token + 1])
+
+
+@compiled
+def wide_node(row: Int64, node: int, column: int) -> int:
+    """A number of the table of wide nodes; see `wide_nodes.py`."""
+    numbers = carray(_pointer(row[WIDE_NODES]), 4 * (node + 1), np.uint32)
+    return int(numbers[4 * node + column])
+
+
+@compiled
+def wide_child(row: Int64, child: int, column: int) -> int:
+    """A number of the table of wide nodes' children."""
+    numbers = carray(_pointer(row[WIDE_CHILDREN]), 4 * (child + 1), np.uint32)
+    return int(numbers[4 * child + column])
+
+
+@compiled
+def find_wide(row: Int64, low: int, high: int) -> int:
+    """The wide node of this span; -1 if the table does not have it."""
+    first, end = 0, row[NUM_WIDE]
+    while high - low >= WIDE and first < end:
+        middle = (first + end) // 2
+        found_low, found_high = wide_node(row, middle, LOW), wide_node(row, middle, HIGH)
+        if found_low == low and found_high == high:
+            return middle
+        if found_low < low or (found_low == low and found_high < high):
+            first = middle + 1
+        else:
+            end = middle
+    return -1

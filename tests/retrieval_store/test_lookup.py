@@ -7,11 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 from draftline.core.lookup import Subtree
-from draftline.retrieval_store.continuation import BACK_OFF, PRIOR, _child_end
+from draftline.retrieval_store.continuation import BACK_OFF, PRIOR
 from draftline.retrieval_store.lookup import ENOUGH_COUNT, SegmentLookup
 from draftline.retrieval_store.segment import DEPTH, MAX_CONTINUATION
-from draftline.retrieval_store.segment_view import segment_rows
-from draftline.retrieval_store.suffix_search import find
+from draftline.retrieval_store.wide_nodes import MOST_CHILDREN, WIDE
 from hypothesis import given
 from hypothesis import strategies as st
 from support.segments import context, make_segment
@@ -152,15 +151,34 @@ def test_contexts_that_cannot_match(text: tuple[int, ...]) -> None:
     assert (len(subtree.tokens), subtree.match_len) == (0, 0)
 
 
-@given(st.lists(st.integers(1, 90), min_size=1, max_size=8), st.integers(1, 3))
-def test_the_end_of_a_child_is_found_by_leaps(sizes: list[int], depth: int) -> None:
-    """Suffixes 0 t, and 0 0 t, and so on, `sizes[t]` of each t."""
-    documents = [[0] * depth + [1 + t] for t, size in enumerate(sizes) for _ in range(size)]
-    segment = make_segment(documents, len(sizes) + 1)
-    (row,) = segment_rows([segment])
-    low, high = find(row, np.zeros(depth, dtype=np.int64))
-    for size in sizes:
-        end = _child_end(row, low, high, depth)
-        assert end == low + size
-        low = end
-    assert low == high
+def wide_documents(common: int, rare: int) -> Corpus:
+    """0 0 is followed by 1 `common` times, and once each by `rare` others."""
+    return [[0, 0, 1, 2]] * common + [[0, 0, 3 + token] for token in range(rare)]
+
+
+@pytest.mark.parametrize(("common", "rare"), [(40, WIDE - 41), (40, WIDE - 40), (200, 40)])
+def test_wide_nodes_have_the_children_of_a_share(common: int, rare: int) -> None:
+    """All children up to `WIDE` suffixes; above, only those of one in `MOST_CHILDREN`."""
+    segment = make_segment(wide_documents(common, rare), vocab_size=200)
+    subtree = SegmentLookup({"shared": [segment]}).lookup([context(0, 0)], ["shared"], [300])[0]
+    size = common + rare
+    wanted = {(1,): common / (size + PRIOR / 2)}
+    if size <= MOST_CHILDREN:
+        wanted |= {(3 + token,): 1 / (size + PRIOR / 2) for token in range(rare)}
+    below = PRIOR / 3
+    wanted[1, 2] = wanted[1,] * common / (common + below)
+    found = {path: math.exp(log_prob) for path, log_prob in paths(subtree).items()}
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=60), max_size=12), tokens, st.integers(1, 20))
+def test_wide_nodes_equal_the_reference(stored: Corpus, text: list[int], budget: int) -> None:
+    """Three tokens repeated: wide nodes, whose children are all frequent enough."""
+    corpus = [document * 8 for document in stored]
+    lookup = SegmentLookup({"shared": [make_segment(corpus, VOCAB)]})
+    found = paths(lookup.lookup([context(*text)], ["shared"], [budget])[0])
+    reference = Reference(corpus)
+    suffixes = reference.suffixes(text)
+    for path, log_prob in found.items():
+        probs = [reference.prob(suffixes, path[:depth], path[depth]) for depth in range(len(path))]
+        assert log_prob == pytest.approx(sum(map(math.log, probs)), abs=1e-4)
