@@ -52,12 +52,14 @@ class CorpusModel:
     tokenizer: PreTrainedTokenizerBase
 
     def tokenize(self, document: Document) -> TokenizedDocument:
-        """Token ids of a document, without the BOS that a chat template wrote: windows bring it.
+        """Token ids of a document, without a BOS that it begins with: windows bring their own.
 
         Raises `ConfigError` for a chat where the tokenizer does not tell a token's place.
         """
         if document.answers is None:
-            return TokenizedDocument(self._ids(document.text))
+            found = self.tokenizer(document.text, add_special_tokens=False, verbose=False)
+            ids = np.array(found["input_ids"], dtype=np.int32)
+            return TokenizedDocument(ids[self._num_bos(ids) :])
         if not self.tokenizer.is_fast:
             raise ConfigError("model", "has no tokenizer.json, which chats need")
         found = self.tokenizer(
@@ -66,7 +68,7 @@ class CorpusModel:
         ids = np.array(found["input_ids"], dtype=np.int32)
         offsets = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         is_scored = overlaps(offsets, document.answers)
-        first = int(len(ids) > 0 and ids[0] == self.plan.info.bos_token_id)
+        first = self._num_bos(ids)
         return TokenizedDocument(ids[first:], is_scored[first:])
 
     def render(
@@ -112,9 +114,8 @@ class CorpusModel:
             journal=journal,
         )
 
-    def _ids(self, text: str) -> Int32:
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return np.array(ids, dtype=np.int32)
+    def _num_bos(self, ids: Int32) -> int:
+        return int(len(ids) > 0 and ids[0] == self.plan.info.bos_token_id)
 
     def _windows(self) -> Windows:
         window = min(self.plan.max_model_len, STEP_ROWS)

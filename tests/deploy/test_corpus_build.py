@@ -113,3 +113,18 @@ def test_answers_have_the_perplexity_that_transformers_gives_them(checkpoint: Pa
         log_probs = peer(input_ids=ids).logits[0, :-1].double().log_softmax(-1)
     own = log_probs.gather(1, ids[0, 1:, None])[torch.from_numpy(document.is_scored[1:]), 0]
     assert score.perplexity == pytest.approx(math.exp(-own.mean().item()), rel=1e-4)
+
+
+def test_a_document_has_no_bos_of_its_own() -> None:
+    model = open_corpus_model("demo")
+    bos = model.tokenizer.bos_token
+    assert isinstance(bos, str)
+    text = f"{bos}# user: why?"
+    plain = model.tokenize(Document("a", text.removeprefix(bos)))
+    spans = (Span(len(bos), len(text)),)
+    for document in (Document("b", text), Document("c", text, spans)):
+        assert model.tokenize(document).ids.tolist() == plain.ids.tolist()
+    is_scored = model.tokenize(Document("c", text, spans)).is_scored
+    assert is_scored is not None
+    assert is_scored.all()
+    assert len(is_scored) == len(plain.ids)
