@@ -163,7 +163,7 @@ def _row(
 def main(
     *,
     every: Annotated[int, typer.Option(help="One document in so many is the corpus.")] = 4,
-    num_prompts: Annotated[int, typer.Option(help="Bundled prompts.")] = 66,
+    num_prompts: Annotated[int, typer.Option(help="Bundled prompts.")] = 20,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
     journal: Annotated[
         Path, typer.Option(help="File that keeps perplexities for another run.")

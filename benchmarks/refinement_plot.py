@@ -31,11 +31,14 @@ def write_plot(rows: Sequence[dict[str, Any]], core: float, path: Path) -> None:
     _curves(right, rows, "tau_core_and_retrieval")
     right.axhline(core, color="black", linestyle="--", linewidth=1, label="CORE alone")
     right.set_title("CORE and RETRIEVAL (SPECTRA)", fontsize="medium")
-    right.legend(frameon=False)
+    handles: Any = right.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path, dpi=DPI)
 
 
 def _curves(axes: Axes, rows: Sequence[dict[str, Any]], field: str) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415
+
     for kind, colour in COLOURS.items():
         shares = sorted({row["share"] for row in rows if row["kind"] == kind})
         groups = [[r for r in rows if r["kind"] == kind and r["share"] == s] for s in shares]
@@ -52,6 +55,9 @@ def _curves(axes: Axes, rows: Sequence[dict[str, Any]], field: str) -> None:
     axes.plot(whole["tokens"], whole[field], color="black", marker="*", markersize=10,
               linestyle="", label="whole corpus")  # fmt: skip
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("tokens in the store: 3, 10, 30 and 100 % of the documents")
     axes.set_ylabel("tau: tokens a step")
     axes.spines[["top", "right"]].set_visible(False)
