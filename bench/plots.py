@@ -38,12 +38,13 @@ def write_plots(result: BenchResult, folder: Path) -> list[Path]:
     return paths
 
 
-def require_matplotlib() -> None:
-    """Raises `ConfigError` where it is missing: better before a measurement than after it."""
+def require_matplotlib(field: str = "plots") -> None:
+    """Raises `ConfigError` naming `field` where it is missing: better before a measurement than
+    after it."""
     try:
         import matplotlib  # noqa: F401, PLC0415 - plots are optional
     except ImportError as error:
-        raise ConfigError("plots", "needs matplotlib: pip install 'draftline[bench]'") from error
+        raise ConfigError(field, "needs matplotlib: pip install 'draftline[bench]'") from error
 
 
 def _figure(columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:

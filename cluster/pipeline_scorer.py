@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core.types import Int32, SamplingRows, StepInput, StepOutput
+from ..core.types import Float32, Int32, SamplingRows, StepInput
 from .pipeline import Pipeline
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 
 
 class PipelineScorer:
-    """Sums log-probabilities of documents; each is one causal chunk of one step.
+    """Log-probabilities of documents' tokens; each is one causal chunk of one step.
 
     The pipeline must be open and serve nobody else: documents take its KV slots from 0 on.
     `max_rows` tokens, in whole documents, go in a step.
@@ -26,20 +26,22 @@ class PipelineScorer:
         self._max_rows = min(max_rows, num_blocks * block_size)
         self._next_step_id = 0
 
-    def score(self, documents: Sequence[Int32]) -> list[tuple[float, int]]:
-        """(sum of log-probabilities, nats; how many tokens it is over) of each document, in order.
+    def log_probs(self, documents: Sequence[Int32]) -> list[Float32]:
+        """Log-probability, nats, of every token but the first of each document, in order.
 
-        Every token but the first is scored, given all before it. A document must fit the model's
-        context and the KV cache.
+        Each is given all tokens before it. A document must fit the model's context and the KV
+        cache.
         """
-        return asyncio.run(self._score(documents))
+        return asyncio.run(self._log_probs(documents))
 
-    async def _score(self, documents: Sequence[Int32]) -> list[tuple[float, int]]:
-        results: list[tuple[float, int]] = []
+    async def _log_probs(self, documents: Sequence[Int32]) -> list[Float32]:
+        results: list[Float32] = []
         for batch in self._batches(documents):
             step = build_scoring_step(self._next_step_id, batch, self._block_size)
             self._next_step_id += 1
-            results += _sums(batch, await self._pipeline.submit(step))
+            scores = (await self._pipeline.submit(step)).scores
+            ends = np.cumsum([len(document) - 1 for document in batch])
+            results += np.split(scores, ends[:-1])
         return results
 
     def _batches(self, documents: Sequence[Int32]) -> list[list[Int32]]:
@@ -86,13 +88,3 @@ def build_scoring_step(step_id: int, documents: Sequence[Int32], block_size: int
         scored_rows=scored_rows,
         scored_tokens=tokens[scored_rows + 1],
     )
-
-
-def _sums(documents: Sequence[Int32], output: StepOutput) -> list[tuple[float, int]]:
-    counts = [len(document) - 1 for document in documents]
-    ends = np.cumsum(counts)
-    scores = output.scores.astype(np.float64)
-    return [
-        (float(scores[end - count : end].sum()), count)
-        for end, count in zip(ends.tolist(), counts, strict=True)
-    ]

@@ -19,7 +19,7 @@ from ..retrieval_store.build import build_corpus
 from ..retrieval_store.directory_store import DirectoryStore
 from ..retrieval_store.documents import Document
 from ..training.corpus import SourceFile, training_files
-from .corpus_model import open_corpus_model
+from .corpus_model import Limits, open_corpus_model
 
 NAMESPACE = "shared"
 # Files are cut at empty lines into documents of about this many characters: a function or two.
@@ -34,7 +34,7 @@ def main(
     ] = None,
 ) -> None:
     """Score, keep the lowest perplexities, write the store in place of the old one."""
-    documents = [document for file in training_files() for document in _cut(file)][::every]
+    documents = demo_documents()[::every]
     folder, kept = DEMO_STORE, keep
     if unrefined is not None:
         folder, kept = unrefined, None
@@ -42,18 +42,19 @@ def main(
     model = open_corpus_model("demo")
     if folder.exists():
         shutil.rmtree(folder)
-    report = build_corpus(
-        DirectoryStore(folder),
-        NAMESPACE,
-        documents,
-        model.tokenize,
-        model.settings(keep=kept, show_progress=True),
-    )
+    with model.settings(Limits(keep=kept), show_progress=True) as settings:
+        store = DirectoryStore(folder)
+        report = build_corpus(store, NAMESPACE, documents, model.tokenize, settings)
     scored = f"; perplexities {report.perplexities}, kept {report.kept_perplexities}"
     typer.echo(
         f"kept {report.num_kept} of {report.num_read} documents, {report.num_tokens} tokens, "
         f"{report.num_bytes} bytes; dropped {report.dropped}{scored if kept else ''}"
     )
+
+
+def demo_documents() -> list[Document]:
+    """Everything that the demo models were trained on and that no held-out prompt is cut from."""
+    return [document for file in training_files() for document in _cut(file)]
 
 
 def _cut(file: SourceFile) -> Iterator[Document]:

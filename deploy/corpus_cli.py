@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from .corpus_job import CorpusJob
 
 if TYPE_CHECKING:
     from ..retrieval_store.store import SegmentStore
@@ -29,10 +30,12 @@ Namespace = Annotated[
     str, typer.Option("--namespace", help="Whose data: shared, or one tenant's name.")
 ]
 Files = Annotated[
-    list[Path], typer.Argument(help="Files (.txt, .md, .py, .jsonl) or folders of them.")
+    list[Path] | None,
+    typer.Argument(help="Files (.txt, .md, .py, .jsonl, .parquet) or folders of them."),
 ]
-
-
+Input = Annotated[
+    list[Path] | None, typer.Option("--input", help="The same as FILES; may be repeated.")
+]
 Keep = Annotated[
     int | None,
     typer.Option("--keep", min=1, help="Keep the documents of the N lowest perplexities."),
@@ -41,46 +44,86 @@ MaxPerplexity = Annotated[
     float | None,
     typer.Option("--max-perplexity", min=1, help="Keep no document of a higher perplexity."),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What is added: files, the model that judges them, and its limits."""
-
-    files: list[Path]
-    model: str
-    keep: int | None
-    max_perplexity: float | None
+MinTokens = Annotated[
+    int, typer.Option("--min-tokens", min=1, help="Drop documents of fewer tokens.")
+]
+MinCompressionRatio = Annotated[
+    float,
+    typer.Option(
+        "--min-compression-ratio",
+        min=0,
+        max=1,
+        help="Drop documents that compress to a smaller share of their size: repeats.",
+    ),
+]
+Journal = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        help="File that keeps perplexities: the same command goes on where it was killed. "
+        "Default: beside a store that is a folder, STORE.scores.",
+    ),
+]
+Histogram = Annotated[
+    Path | None, typer.Option("--histogram", help="PNG file of the perplexities; scores all.")
+]
+Report = Annotated[
+    Path | None, typer.Option("--report", help="JSON file of what was dropped and why.")
+]
 
 
 @corpus_app.command()
-def build(
-    files: Files,
+def build(  # noqa: PLR0913 - one parameter a flag
+    files: Files = None,
     *,
+    more: Input = None,
     store: Store,
     model: Model = "demo",
     namespace: Namespace = "shared",
     keep: Keep = None,
     max_perplexity: MaxPerplexity = None,
+    min_tokens: MinTokens = 64,
+    min_compression_ratio: MinCompressionRatio = 0.05,
+    journal: Journal = None,
+    histogram: Histogram = None,
+    report: Report = None,
 ) -> None:
     """Replace what a namespace holds by the documents of FILES."""
     opened = _open(store)
     old = opened.manifest().segment_ids(namespace)
-    _add(opened, _Job(files, model, keep, max_perplexity), namespace, old)
+    job = CorpusJob(
+        inputs=(*(files or ()), *(more or ())), model=model, namespace=namespace,
+        keep=keep, max_perplexity=max_perplexity,
+        min_tokens=min_tokens, min_compression_ratio=min_compression_ratio,
+        journal=journal, histogram=histogram, report=report,
+    )  # fmt: skip
+    _add(opened, job, old)
 
 
 @corpus_app.command()
-def add(
-    files: Files,
+def add(  # noqa: PLR0913 - one parameter a flag
+    files: Files = None,
     *,
+    more: Input = None,
     store: Store,
     model: Model = "demo",
     namespace: Namespace = "shared",
     keep: Keep = None,
     max_perplexity: MaxPerplexity = None,
+    min_tokens: MinTokens = 64,
+    min_compression_ratio: MinCompressionRatio = 0.05,
+    journal: Journal = None,
+    histogram: Histogram = None,
+    report: Report = None,
 ) -> None:
     """Add the documents of FILES to a namespace."""
-    _add(_open(store), _Job(files, model, keep, max_perplexity), namespace)
+    job = CorpusJob(
+        inputs=(*(files or ()), *(more or ())), model=model, namespace=namespace,
+        keep=keep, max_perplexity=max_perplexity,
+        min_tokens=min_tokens, min_compression_ratio=min_compression_ratio,
+        journal=journal, histogram=histogram, report=report,
+    )  # fmt: skip
+    _add(_open(store), job)
 
 
 @corpus_app.command("list")
@@ -152,21 +195,7 @@ def _open(url: str) -> SegmentStore:
     return open_store(url)
 
 
-def _add(store: SegmentStore, job: _Job, namespace: str, remove: Sequence[str] = ()) -> None:
-    from ..retrieval_store.build import build_corpus
-    from ..retrieval_store.documents import read_documents
-    from .corpus_model import open_corpus_model
-    from .ray_runtime import quiet_libraries
+def _add(store: SegmentStore, job: CorpusJob, remove: Sequence[str] = ()) -> None:
+    from .corpus_run import add_corpus
 
-    quiet_libraries()
-    model = open_corpus_model(job.model)
-    settings = model.settings(
-        keep=job.keep, max_perplexity=job.max_perplexity, show_progress=console.is_terminal
-    )
-    documents = read_documents(job.files)
-    report = build_corpus(store, namespace, documents, model.tokenize, settings, remove=remove)
-    dropped = ", ".join(f"{reason} {count}" for reason, count in report.dropped.items())
-    console.print(
-        f"kept {report.num_kept} of {report.num_read} documents, {report.num_tokens:,} tokens, "
-        f"{report.num_bytes:,} bytes" + (f"; dropped: {dropped}" if dropped else "")
-    )
+    add_corpus(store, job, console, remove=remove)

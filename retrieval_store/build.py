@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from rich.console import Console
-from rich.progress import Progress
+from typing import NamedTuple
 
 from ..core.errors import ConfigError
 from ..core.types import Int32
-from .corpus_report import CorpusReport, quantiles
-from .documents import Document, DocumentFilter, DocumentRules, Unreadable
+from .build_progress import BuildProgress
+from .corpus_report import CorpusReport, DropLog
+from .document_filter import DocumentFilter, DocumentRules
+from .documents import Document, TokenizedDocument, Unreadable
 from .fitness import Fitness
-from .refine import Scorer, Windows, choose_lowest, perplexities
+from .refine import choose_lowest
+from .scoring import CorpusScorer
 from .segment import Segment, build_segment
 from .store import SegmentStore, check_namespace
 
-Tokenize = Callable[[str], Int32]
-# Documents scored by one call: enough to fill the target's batches, few enough for a live bar.
-SCORED_AT_ONCE = 16
+Tokenize = Callable[[Document], TokenizedDocument]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +29,7 @@ class Refinement:
     max_perplexity  none above; None: no limit
     """
 
-    scorer: Scorer
-    windows: Windows
+    scorer: CorpusScorer
     keep: int | None = None
     max_perplexity: float | None = None
 
@@ -70,69 +67,86 @@ def build_corpus(
 ) -> CorpusReport:
     """Add the documents that are fit to a namespace of `store`.
 
-    `documents` may be the iterator of `read_documents`. Segments whose ids are in `remove` go in
-    the same change; whatever else was there stays. Raises `ConfigError` if none is left, and
-    `StoreError` if the store cannot take the segments.
+    Segments whose ids are in `remove` go in the same change; whatever else was there stays. Raises
+    `ConfigError` if none is left, and `StoreError` if the store cannot take the segments.
     """
     check_namespace(namespace)
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not settings.show_progress) as progress:
-        sieve = DocumentFilter(settings.rules)
-        num_read, fit = _tokenized(documents, tokenize, sieve, progress)
-        found = _scored(fit, settings.refinement, progress)
+    with BuildProgress(shown=settings.show_progress) as progress:
+        dropped = DropLog()
+        num_read, fit = _fit(documents, tokenize, settings.rules, dropped, progress)
+        found = _perplexities(fit, settings.refinement, progress)
         kept = _chosen(found, len(fit), settings.refinement)
-        if len(kept) < len(fit):
-            sieve.dropped["perplexity"] = len(fit) - len(kept)
+        for index in sorted(set(range(len(fit))) - set(kept)):
+            dropped.add("perplexity", fit[index].name)
         if not kept:
-            reasons = ", ".join(f"{reason}: {count}" for reason, count in sieve.dropped.items())
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.counts.items())
             raise ConfigError("documents", f"none of {num_read} is left ({reasons or 'no input'})")
-        segments = list(_segments([fit[index] for index in kept], settings, progress))
+        segments = list(_segments([fit[index].tokens.ids for index in kept], settings, progress))
     return CorpusReport(
         num_read=num_read,
-        dropped=dict(sieve.dropped),
+        dropped=dropped.counts,
+        examples=dropped.examples,
         num_kept=len(kept),
         num_tokens=sum(segment.header.num_tokens for segment in segments),
         segment_ids=tuple(store.change(namespace, add=segments, remove=remove)),
         num_bytes=sum(len(segment.data) for segment in segments),
-        perplexities=quantiles(found),
-        kept_perplexities=quantiles([found[index] for index in kept] if found else []),
+        scored=tuple(found),
+        kept_scored=tuple(found[index] for index in kept) if found else (),
     )
 
 
-def _tokenized(
+class _Fit(NamedTuple):
+    """A document that passed the rules."""
+
+    name: str
+    tokens: TokenizedDocument
+
+
+def _fit(
     documents: Iterable[Document | Unreadable],
     tokenize: Tokenize,
-    sieve: DocumentFilter,
-    progress: Progress,
-) -> tuple[int, list[Int32]]:
-    task = progress.add_task("Reading", total=None)
+    rules: DocumentRules,
+    dropped: DropLog,
+    progress: BuildProgress,
+) -> tuple[int, list[_Fit]]:
+    """How many were read, and those that the rules let pass."""
+    task = progress.start_work("Reading", "documents", None)
+    sieve = DocumentFilter(rules)
     num_read = 0
-    fit: list[Int32] = []
+    fit: list[_Fit] = []
     for document in documents:
         num_read += 1
         progress.advance(task)
-        if isinstance(document, Unreadable):
-            sieve.dropped[document.reason] += 1
-        elif sieve.accepts_text(document.text):
-            tokens = np.asarray(tokenize(document.text), dtype=np.int32)
-            if sieve.accepts_length(len(tokens)):
-                fit.append(tokens)
+        tokens = _tokens(document, tokenize, sieve)
+        if isinstance(tokens, str):
+            dropped.add(tokens, document.name)
+        else:
+            fit.append(_Fit(document.name, tokens))
     progress.update(task, total=num_read)
     return num_read, fit
 
 
-def _scored(
-    documents: Sequence[Int32], refinement: Refinement | None, progress: Progress
+def _tokens(
+    document: Document | Unreadable, tokenize: Tokenize, sieve: DocumentFilter
+) -> TokenizedDocument | str:
+    """The tokens of a document that is fit, or why it is not."""
+    if isinstance(document, Unreadable):
+        return document.reason
+    if (fault := sieve.text_fault(document.text)) is not None:
+        return fault
+    tokens = tokenize(document)
+    return sieve.length_fault(len(tokens.ids)) or tokens
+
+
+def _perplexities(
+    fit: Sequence[_Fit], refinement: Refinement | None, progress: BuildProgress
 ) -> list[float]:
     if refinement is None:
         return []
-    task = progress.add_task("Scoring", total=len(documents))
-    found: list[float] = []
-    for start in range(0, len(documents), SCORED_AT_ONCE):
-        batch = documents[start : start + SCORED_AT_ONCE]
-        found += perplexities(batch, refinement.scorer, refinement.windows)
-        progress.advance(task, len(batch))
-    return found
+    tokens = [one.tokens for one in fit]
+    task = progress.start_work("Scoring", "tokens", sum(len(one.ids) for one in tokens))
+    scores = refinement.scorer.scores(tokens, lambda count: progress.advance(task, count))
+    return [score.perplexity for score in scores]
 
 
 def _chosen(found: Sequence[float], count: int, refinement: Refinement | None) -> list[int]:
@@ -142,10 +156,10 @@ def _chosen(found: Sequence[float], count: int, refinement: Refinement | None) -
 
 
 def _segments(
-    documents: Sequence[Int32], settings: BuildSettings, progress: Progress
+    documents: Sequence[Int32], settings: BuildSettings, progress: BuildProgress
 ) -> Iterator[Segment]:
     fitness = settings.fitness
-    task = progress.add_task("Sorting", total=len(documents))
+    task = progress.start_work("Sorting", "documents", len(documents))
     for group in _groups(documents, settings.max_segment_tokens):
         yield build_segment(
             group,

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.core.types import Int32
+from draftline.core.types import Float32, Int32
 from draftline.retrieval_store.build import BuildSettings, Refinement, build_corpus
 from draftline.retrieval_store.directory_store import DirectoryStore
-from draftline.retrieval_store.documents import Document, DocumentRules, Unreadable
+from draftline.retrieval_store.document_filter import DocumentRules
+from draftline.retrieval_store.documents import Document, TokenizedDocument, Unreadable
 from draftline.retrieval_store.fitness import Fitness
 from draftline.retrieval_store.refine import Windows
+from draftline.retrieval_store.scoring import CorpusScorer
 from draftline.retrieval_store.service import RetrievalService
 from support.segments import context
 
@@ -20,15 +23,18 @@ RULES = DocumentRules(min_tokens=3)
 WINDOWS = Windows(window=64, overlap=8)
 
 
-def tokenize(text: str) -> Int32:
-    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+def tokenize(document: Document) -> TokenizedDocument:
+    return TokenizedDocument(np.frombuffer(document.text.encode(), np.uint8).astype(np.int32))
 
 
 class LikesLowBytes:
     """Perplexity is exp(mean byte / 100)."""
 
-    def score(self, documents: Sequence[Int32]) -> list[tuple[float, int]]:
-        return [(-float(d[1:].sum()) / 100, len(d) - 1) for d in documents]
+    def log_probs(self, documents: Sequence[Int32]) -> list[Float32]:
+        return [(-d[1:] / 100).astype(np.float32) for d in documents]
+
+
+SCORER = CorpusScorer(scorer=LikesLowBytes(), windows=WINDOWS, model_hash="model")
 
 
 DOCUMENTS = [
@@ -43,7 +49,7 @@ DOCUMENTS = [
 
 def test_the_lowest_perplexities_are_stored(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    refinement = Refinement(scorer=LikesLowBytes(), windows=WINDOWS, keep=2)
+    refinement = Refinement(scorer=SCORER, keep=2)
     settings = BuildSettings(fitness=FITNESS, rules=RULES, refinement=refinement)
     report = build_corpus(store, "n", iter(DOCUMENTS), tokenize, settings)
     assert report.num_read == 6
@@ -51,8 +57,15 @@ def test_the_lowest_perplexities_are_stored(tmp_path: Path) -> None:
     assert (report.num_kept, report.num_tokens) == (2, 8)
     assert tuple(store.manifest().segment_ids("n")) == report.segment_ids
     assert report.num_bytes == sum(store.manifest().sizes["n"].values())
+    assert report.examples["perplexity"] == ["worst"]
+    assert report.examples["not UTF-8"] == ["broken"]
     assert report.kept_perplexities[1.0] < report.perplexities[1.0]
     assert list(report.perplexities.values()) == sorted(report.perplexities.values())
+    assert len(report.scored) == 3
+    assert set(report.kept_scored) < set(report.scored)
+    told = json.loads(json.dumps(report.fields()))
+    assert told["dropped"]["duplicate"] == {"documents": 1, "examples": ["copy"]}
+    assert told["read"] == told["kept"] + sum(one["documents"] for one in told["dropped"].values())
 
     service = RetrievalService(store)
     service.refresh()
@@ -75,7 +88,7 @@ def test_without_refinement_all_stay_and_large_corpora_are_split(tmp_path: Path)
 
 def test_a_corpus_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    refinement = Refinement(scorer=LikesLowBytes(), windows=WINDOWS, max_perplexity=1.0)
+    refinement = Refinement(scorer=SCORER, max_perplexity=1.0)
     settings = BuildSettings(fitness=FITNESS, rules=RULES, refinement=refinement)
     with pytest.raises(ConfigError, match=r"none of 6 is left .*perplexity: 3"):
         build_corpus(store, "n", DOCUMENTS, tokenize, settings)
@@ -87,7 +100,7 @@ def test_a_corpus_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limits", [{"keep": 0}, {"max_perplexity": 0.5}])
 def test_impossible_limits_are_refused(limits: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(limits))):
-        Refinement(scorer=LikesLowBytes(), windows=WINDOWS, **limits)
+        Refinement(scorer=SCORER, **limits)
 
 
 def test_the_progress_bar_goes_to_stderr_only(

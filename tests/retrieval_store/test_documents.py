@@ -1,16 +1,13 @@
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.retrieval_store.documents import (
-    Document,
-    DocumentFilter,
-    DocumentRules,
-    Unreadable,
-    read_documents,
-)
+from draftline.retrieval_store.document_files import read_documents
+from draftline.retrieval_store.documents import Chat, Document, Message, Unreadable
 
 
 def test_each_kind_of_file_is_read(tmp_path: Path) -> None:
@@ -27,12 +24,30 @@ def test_each_kind_of_file_is_read(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '"text"', '{"text": 1}', '{"prompt": "a"}', "{}"])
-def test_bad_lines_are_reported_and_the_rest_is_read(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "bad JSON line"),
+        (b"[]", "bad JSON line"),
+        (b'"text"', "bad JSON line"),
+        (b'{"text": "\xff"}', "not UTF-8"),
+        (b'{"text": 1}', "no text field"),
+        (b'{"prompt": "a"}', "no text field"),
+        (b"{}", "no text field"),
+        (b'{"messages": []}', "bad chat"),
+        (b'{"messages": "hi"}', "bad chat"),
+        (b'{"messages": [{"role": "narrator", "content": "a"}]}', "bad chat"),
+        (b'{"messages": [{"role": "user", "content": [{"image_url": "u"}]}]}', "bad chat"),
+        (b'{"messages": [{"role": "user", "content": "a"}]}', "chat without an answer"),
+    ],
+)
+def test_bad_lines_are_reported_and_the_rest_is_read(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(f'{line}\n{{"text": "good"}}\n')
+    path.write_bytes(line + b'\n{"text": "good"}\n')
     assert list(read_documents([path])) == [
-        Unreadable(f"{path}:1", "bad JSON line"),
+        Unreadable(f"{path}:1", reason),
         Document(f"{path}:2", "good"),
     ]
 
@@ -54,12 +69,56 @@ def test_paths_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             list(read_documents([path]))
 
 
-def test_copies_and_degenerate_texts_are_dropped() -> None:
-    sieve = DocumentFilter(DocumentRules(min_tokens=3, min_compression_ratio=0.05))
-    assert sieve.accepts_text("def a():\n    return 1")
-    assert not sieve.accepts_text("def a():   return 1\n")
-    assert not sieve.accepts_text("# licence\n" * 1000)
-    assert sieve.accepts_text("")
-    assert sieve.accepts_length(3)
-    assert not sieve.accepts_length(2)
-    assert sieve.dropped == {"duplicate": 1, "repetitive": 1, "too short": 1}
+TURNS = (Message("user", "2 + 2?"), Message("assistant", "4"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {
+            "messages": [
+                {"role": "user", "content": "2 + 2?"},
+                {"role": "assistant", "content": "4"},
+            ]
+        },
+        {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]},
+        {
+            "prompt": "the field of the chat is taken",
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]},
+                {"role": "assistant", "content": "4"},
+            ],
+        },
+    ],
+)
+def test_chats_of_both_kinds_are_read(tmp_path: Path, row: dict) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row))
+    assert list(read_documents([path])) == [Chat(f"{path}:1", TURNS)]
+
+
+def test_rows_of_parquet_files_are_read(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    turns = [{"role": one.role, "content": one.content} for one in TURNS]
+    chats, texts, bad = (tmp_path / f"{name}.parquet" for name in ("chats", "texts", "bad"))
+    parquet.write_table(arrow.Table.from_pylist([{"messages": turns, "id": 1}]), chats)
+    rows = [{"content": "one", "stars": 3}, {"content": None, "stars": 4}]
+    parquet.write_table(arrow.Table.from_pylist(rows), texts)
+    bad.write_bytes(b"no table")
+    assert list(read_documents([chats, texts, bad])) == [
+        Chat(f"{chats}:1", TURNS),
+        Document(f"{texts}:1", "one"),
+        Unreadable(f"{texts}:2", "no text field"),
+        Unreadable(f"{bad}:1", "bad parquet file"),
+    ]
+
+
+def test_parquet_without_pyarrow_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = tmp_path / "a.parquet"
+    path.touch()
+    with pytest.raises(ConfigError, match=r"needs pyarrow: pip install 'draftline\[corpus\]'"):
+        list(read_documents([path]))

@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.core.types import Int32
-from draftline.retrieval_store.refine import Windows, choose_lowest, perplexities
+from draftline.core.types import Float32, Int32
+from draftline.retrieval_store.documents import TokenizedDocument
+from draftline.retrieval_store.refine import Scorer, Windows, choose_lowest, score_documents
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,16 +19,15 @@ BOS = 1000
 class BigramScorer:
     """A model that sees one token back, so that windows with an overlap lose nothing."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int = 1000) -> None:
         self.window = window
+        self.num_scored = 0
 
-    def score(self, documents: Sequence[Int32]) -> list[tuple[float, int]]:
-        assert all(len(document) <= self.window for document in documents)
+    def log_probs(self, documents: Sequence[Int32]) -> list[Float32]:
+        assert all(1 <= len(document) <= self.window for document in documents)
+        self.num_scored += sum(map(len, documents))
         return [
-            (
-                sum(bigram(a, b) for a, b in pairwise(d.tolist())),
-                max(len(d) - 1, 0),
-            )
+            np.array([bigram(a, b) for a, b in pairwise(d.tolist())], dtype=np.float32)
             for d in documents
         ]
 
@@ -40,43 +40,59 @@ class ConstantScorer:
     def __init__(self, log_prob: float) -> None:
         self.log_prob = log_prob
 
-    def score(self, documents: Sequence[Int32]) -> list[tuple[float, int]]:
-        return [(self.log_prob * (len(d) - 1), len(d) - 1) for d in documents]
+    def log_probs(self, documents: Sequence[Int32]) -> list[Float32]:
+        return [np.full(len(d) - 1, self.log_prob, dtype=np.float32) for d in documents]
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(4, 12), st.integers(1, 2))
-def test_windows_score_each_token_once(document: list[int], window: int, overlap: int) -> None:
-    scorer = BigramScorer(window)
-    tokens = np.array(document, dtype=np.int32)
-
-    whole = sum(bigram(a, b) for a, b in pairwise(document))
-    expected = math.exp(-whole / (len(document) - 1)) if len(document) > 1 else math.inf
-    plain = Windows(window=window, overlap=overlap)
-    assert perplexities([tokens], scorer, plain) == [pytest.approx(expected)]
-
-    whole += bigram(BOS, document[0])
-    expected = math.exp(-whole / len(document))
-    with_bos = Windows(window=window, overlap=overlap, bos_id=BOS)
-    assert perplexities([tokens], scorer, with_bos) == [pytest.approx(expected)]
+def perplexity(
+    document: Sequence[int], scorer: Scorer, windows: Windows, mask: Sequence[bool] | None = None
+) -> float:
+    ids = np.array(document, dtype=np.int32)
+    is_scored = None if mask is None else np.array(mask, dtype=np.bool_)
+    [score] = score_documents([TokenizedDocument(ids, is_scored)], scorer, windows)
+    return score.perplexity
 
 
-def test_sums_are_added_not_means_averaged() -> None:
-    """9 tokens in windows of 4 with 1 of overlap: 3 + 3 + 2 predictions of 8."""
-    document = np.arange(9, dtype=np.int32)
-    pieces = [(p.tolist(), sign) for p, sign in Windows(window=4, overlap=1).pieces(document)]
-    assert pieces == [
-        ([0, 1, 2, 3], 1), ([3, 4, 5, 6], 1), ([3], -1), ([6, 7, 8], 1), ([6], -1),
-    ]  # fmt: skip
+LENGTHS = st.tuples(st.integers(4, 12), st.integers(1, 2), st.booleans())
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=60), LENGTHS)
+def test_windows_score_each_wanted_token_once(
+    document: list[tuple[int, bool]], lengths: tuple[int, int, bool]
+) -> None:
+    window, overlap, has_bos = lengths
+    ids = [token for token, _ in document]
+    mask = [is_scored for _, is_scored in document]
+    windows = Windows(window=window, overlap=overlap, bos_id=BOS if has_bos else None)
+    before = [BOS, *ids] if has_bos else ids
+    pairs = list(pairwise(before))
+    is_wanted = mask if has_bos else mask[1:]
+    wanted = [bigram(*pair) for pair, flag in zip(pairs, is_wanted, strict=True) if flag]
+
+    whole = math.exp(-sum(bigram(*pair) for pair in pairs) / len(pairs)) if pairs else math.inf
+    assert perplexity(ids, BigramScorer(window), windows) == pytest.approx(whole, rel=1e-5)
+    answers = math.exp(-sum(wanted) / len(wanted)) if wanted else math.inf
+    assert perplexity(ids, BigramScorer(window), windows, mask) == pytest.approx(answers, rel=1e-5)
+
+
+def test_windows_follow_one_another_and_score_after_their_overlap() -> None:
+    pieces = list(Windows(window=4, overlap=1).pieces(9))
+    assert pieces == [(0, 4, 1), (3, 7, 4), (6, 9, 7)]
+    pieces = list(Windows(window=4, overlap=1, bos_id=BOS).pieces(6))
+    assert pieces == [(0, 3, 0), (2, 5, 3), (4, 6, 5)]
+
+
+def test_windows_of_a_question_alone_are_not_scored() -> None:
+    scorer = BigramScorer()
+    perplexity(range(9), scorer, Windows(window=4, overlap=1), [False] * 8 + [True])
+    assert scorer.num_scored == 3
 
 
 def test_unusable_scores_are_infinite() -> None:
-    documents = [np.arange(5, dtype=np.int32)]
+    windows = Windows(window=8, overlap=1)
     for log_prob in (math.nan, -math.inf):
-        scorer = ConstantScorer(log_prob)
-        assert perplexities(documents, scorer, Windows(window=8, overlap=1)) == [math.inf]
-    assert math.isfinite(
-        perplexities(documents, ConstantScorer(-1e9), Windows(window=8, overlap=1))[0]
-    )
+        assert perplexity(range(5), ConstantScorer(log_prob), windows) == math.inf
+    assert math.isfinite(perplexity(range(5), ConstantScorer(-1e9), windows))
 
 
 def test_the_lowest_stay_in_their_order() -> None:

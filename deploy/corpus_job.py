@@ -1,0 +1,30 @@
+"""What is asked of `draftline corpus build` and `add`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusJob:
+    """What is added, and what for.
+
+    inputs                 files and folders
+    model                  whose store it is, and who judges
+    keep, max_perplexity   see `Refinement`; None: no limit
+    min_tokens, min_compression_ratio  see `DocumentRules`
+    journal                file of scores; None: beside a store that is a folder, else none
+    histogram, report      PNG and JSON file; None: none
+    """
+
+    inputs: tuple[Path, ...]
+    model: str
+    namespace: str
+    keep: int | None
+    max_perplexity: float | None
+    min_tokens: int
+    min_compression_ratio: float
+    journal: Path | None
+    histogram: Path | None
+    report: Path | None
