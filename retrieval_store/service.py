@@ -87,10 +87,12 @@ class RetrievalService:
         with self._refreshing:
             # Before the manifest: what is folded between the two readings is there twice, never
             # not at all.
-            learned = self._read_learned()
+            learned, unread = self._read_learned()
             manifest = self._store.manifest()
             is_same = self._manifest is not None and manifest.version == self._manifest.version
             if is_same and learned is self._learned:
+                if unread is not None:
+                    raise unread
                 return False
             if self._held and not manifest.written:
                 raise StoreError(f"{self._store.url}: has lost its data; build the corpora again")
@@ -104,6 +106,7 @@ class RetrievalService:
             self._held, self._learned = held, learned
             # Without a manifest the next call loads again, even if the store goes back.
             self._manifest = manifest if failure is None else None
+            failure = failure or unread
             if failure is not None:
                 raise failure
             return True
@@ -138,11 +141,16 @@ class RetrievalService:
             self._learning.close()
         self._store.close()
 
-    def _read_learned(self) -> Mapping[str, Segment]:
+    def _read_learned(self) -> tuple[Mapping[str, Segment], StoreError | None]:
+        """What was learned lately, and why some of it could not be read."""
         if self._learning is None:
-            return self._learned
-        self._learning.refresh()
-        return self._learning.segments
+            return self._learned, None
+        unread = None
+        try:
+            self._learning.refresh()
+        except StoreError as error:
+            unread = error
+        return self._learning.segments, unread
 
     def _load_all(self, manifest: Manifest) -> tuple[Held, StoreError | None]:
         """The segments that could be had, and the first failure."""
