@@ -13,7 +13,9 @@ from draftline.retrieval_store.fold import Folder
 from draftline.retrieval_store.learning_settings import LearningSettings
 from draftline.retrieval_store.open_store import open_delta_log, open_eraser
 from support.delta_log_contract import FITNESS, DeltaLogContract, Make
-from support.learning_contract import LearningContract, Replica
+from support.forgetting_contract import ForgettingContract
+from support.learning_contract import LearningContract
+from support.learning_replica import Replica
 from support.segments import make_segment
 
 
@@ -26,7 +28,7 @@ class TestDirectoryDeltaLog(DeltaLogContract):
         return make
 
 
-class TestDirectoryLearning(LearningContract):
+class TestDirectoryLearning(LearningContract, ForgettingContract):
     @pytest.fixture
     def url(self, tmp_path: Path) -> str:
         return str(tmp_path / "store")

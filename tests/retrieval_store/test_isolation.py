@@ -15,7 +15,7 @@ from draftline.retrieval_store.segment import Segment
 from draftline.retrieval_store.segment_view import SIZE, VOCAB_SIZE
 from hypothesis import given
 from hypothesis import strategies as st
-from support.learning_contract import Replica
+from support.learning_replica import Replica
 from support.segments import context, make_segment
 
 TRICKS = (

@@ -13,7 +13,7 @@ from draftline.core.learner import Ended
 from draftline.retrieval_store.learn_wire import decode_learn, encode_learn
 from draftline.retrieval_store.retrieval_pb2 import LearnRequest
 from support.delta_log_contract import FITNESS, OTHER_MODEL
-from support.learning_contract import Replica
+from support.learning_replica import Replica
 from support.segments import context
 
 pytestmark = pytest.mark.net

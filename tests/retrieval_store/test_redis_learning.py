@@ -12,7 +12,9 @@ from draftline.retrieval_store.learning_settings import LearningSettings
 from draftline.retrieval_store.open_store import open_eraser
 from draftline.retrieval_store.redis_delta_log import RedisDeltaLog
 from support.delta_log_contract import FITNESS, DeltaLogContract, Make, learned
-from support.learning_contract import LearningContract, Replica
+from support.forgetting_contract import ForgettingContract
+from support.learning_contract import LearningContract
+from support.learning_replica import Replica
 from support.redis_server import RedisServer
 from support.segments import make_segment
 
@@ -47,7 +49,7 @@ class TestRedisDeltaLog(DeltaLogContract):
         return make
 
 
-class TestRedisLearning(LearningContract):
+class TestRedisLearning(LearningContract, ForgettingContract):
     pass
 
 

@@ -4,68 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.core.learner import Ended
-from draftline.retrieval_store.delta_log import DeltaLog, text_digest
-from draftline.retrieval_store.erasure import forget_namespace
-from draftline.retrieval_store.fitness import Fitness
+from draftline.retrieval_store.delta_log import text_digest
 from draftline.retrieval_store.fold import Folder
-from draftline.retrieval_store.learning import LiveLearning
 from draftline.retrieval_store.learning_settings import LearningSettings
-from draftline.retrieval_store.open_store import open_delta_log, open_eraser, open_store
-from draftline.retrieval_store.service import RetrievalService
 
 from .delta_log_contract import FITNESS, OTHER_MODEL, learned
+from .learning_replica import Replica, soon
 from .segments import context, make_segment
-
-
-class Replica:
-    """One service over a store, with the parts that tests look at."""
-
-    def __init__(
-        self,
-        url: str,
-        settings: LearningSettings | None = None,
-        off: Sequence[str] = (),
-        fitness: Fitness = FITNESS,
-        poll_seconds: float = 0.1,
-    ) -> None:
-        settings = settings or LearningSettings()
-        self.store = open_store(url)
-        self.log: DeltaLog = open_delta_log(url, fitness, settings)
-        self.learning = LiveLearning(self.store, self.log, fitness, settings, off)
-        self.service = RetrievalService(self.store, None, poll_seconds, learning=self.learning)
-        self.folder = Folder(self.store, self.log, fitness, settings)
-
-    def learn(
-        self, namespace: str, *tokens: int, accepted: tuple[tuple[int, int], ...] = ()
-    ) -> None:
-        """As a drafter would when a request ends."""
-        self.service.learn(Ended(namespace, np.array(tokens, dtype=np.int32), accepted))
-
-    def answer(self, namespace: str, *tokens: int) -> set[int]:
-        """The tokens of a lookup's first level, without reading the store."""
-        subtree = self.service.lookup([context(*tokens)], [namespace], [8])[0]
-        return set(subtree.tokens[subtree.parents == -1].tolist())
-
-    def fresh_answer(self, namespace: str, *tokens: int) -> set[int]:
-        """The same after a reading."""
-        self.service.refresh()
-        return self.answer(namespace, *tokens)
-
-
-def soon(is_true: Callable[[], bool]) -> None:
-    """Wait for what other threads do."""
-    pause = threading.Event()
-    for _ in range(600):
-        if is_true():
-            return
-        pause.wait(0.05)
-    raise AssertionError("it never came true")
 
 
 class LearningContract:
@@ -266,51 +215,3 @@ class LearningContract:
         replica.learn("tenant", 1, 2, 4)
         assert replica.folder.fold("tenant", must=True)
         assert replica.fresh_answer("tenant", 1, 2) == {4}
-
-    def test_a_forgotten_namespace_is_gone_everywhere(self, url: str) -> None:
-        one, two = Replica(url), Replica(url)
-        for name in ("tenant", "tenant2", "tenan", "t.nant", "delta", "chunk"):
-            one.learn(name, 1, 2, 3)
-            one.folder.fold(name, must=True)
-            one.learn(name, 1, 2, 4)
-        Replica(url, fitness=OTHER_MODEL).learn("tenant", 1, 2, 5)
-        assert two.fresh_answer("tenant", 1, 2) == {3, 4}
-        eraser = open_eraser(url)
-        assert forget_namespace(eraser, "tenant") > 0
-        assert eraser.remains("tenant") == []
-        for replica in (one, two):
-            assert replica.fresh_answer("tenant", 1, 2) == set()
-            for other in ("tenant2", "tenan", "t.nant", "delta", "chunk"):
-                assert replica.answer(other, 1, 2) == {3, 4}
-        assert forget_namespace(eraser, "tenant") == 0
-        # It may begin anew, with nothing of before.
-        one.learn("tenant", 1, 2, 6)
-        assert two.fresh_answer("tenant", 1, 2) == {6}
-        eraser.close()
-
-    def test_forgotten_and_filled_again_between_two_readings(self, url: str) -> None:
-        one, two = Replica(url), Replica(url)
-        one.learn("tenant", 1, 2, 3)
-        assert two.fresh_answer("tenant", 1, 2) == {3}
-        forget_namespace(open_eraser(url), "tenant")
-        one.learn("tenant", 1, 2, 4)
-        assert two.fresh_answer("tenant", 1, 2) == {4}
-
-    def test_running_services_forget_by_themselves(self, url: str) -> None:
-        one, two = Replica(url), Replica(url)
-        one.learn("tenant", 1, 2, 3)
-        two.service.start()
-        try:
-            soon(lambda: two.answer("tenant", 1, 2) == {3})
-            forget_namespace(open_eraser(url), "tenant")
-            soon(lambda: two.answer("tenant", 1, 2) == set())
-        finally:
-            two.service.stop()
-
-    @pytest.mark.parametrize("name", ["", "*", "..", "tenan?", "[t]enant", "{draftline:retrieval}"])
-    def test_no_pattern_is_forgotten(self, url: str, name: str) -> None:
-        replica = Replica(url)
-        replica.learn("tenant", 1, 2, 3)
-        with pytest.raises(ConfigError, match="namespace"):
-            forget_namespace(open_eraser(url), name)
-        assert replica.fresh_answer("tenant", 1, 2) == {3}
