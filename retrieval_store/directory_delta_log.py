@@ -81,8 +81,7 @@ class DirectoryDeltaLog:
             paths = sorted(self._folder.glob(f"*/{self._tag}.json"))
         except OSError as error:
             raise StoreError(f"{self._folder}: cannot be read ({error})") from error
-        found = {path.parent.name: self._load(path) for path in paths}
-        return {name: content.epoch for name, content in found.items() if content.epoch}
+        return {path.parent.name: self._epoch(path) for path in paths}
 
     def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
         """Events after a position."""
@@ -114,6 +113,13 @@ class DirectoryDeltaLog:
 
     def _path(self, namespace: str) -> Path:
         return self._folder / namespace / f"{self._tag}.json"
+
+    def _epoch(self, path: Path) -> str:
+        try:
+            return self._load(path).epoch
+        except StoreError:
+            # Whoever reads this log hears why; the other namespaces are no worse for it.
+            return "corrupt"
 
     def _load(self, path: Path) -> _Content:
         try:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..core.errors import StoreError
 from .delta_log import DeltaLog, Folded, LoggedEvent
 from .fitness import Fitness
 from .folded_texts import folded_texts, learned_segment
@@ -33,9 +34,21 @@ class Folder:
         self._settings = settings
 
     def fold_due(self) -> list[str]:
-        """Fold every namespace whose log is long or old enough; the names of those folded."""
-        names = [name for name in self._log.epochs() if name != SHARED]
-        return [name for name in names if self.fold(name)]
+        """Fold every namespace whose log is long or old enough; the names of those folded.
+
+        One that fails keeps none of the others waiting; what it raised comes after all of them.
+        """
+        folded: list[str] = []
+        failure: StoreError | None = None
+        for namespace in self._log.epochs():
+            try:
+                if namespace != SHARED and self.fold(namespace):
+                    folded.append(namespace)
+            except StoreError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return folded
 
     def fold(self, namespace: str, *, must: bool = False) -> bool:
         """Fold one namespace if it is due, or `must` be; False too if another replica does it."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
+from ..core.errors import StoreError
 from ..core.types import Int32
 from .delta_log import DeltaLog
 from .fitness import Fitness
@@ -70,12 +71,17 @@ class LiveDelta:
     def refresh(self) -> None:
         """Read what is new, and build the segments of namespaces that changed.
 
-        Raises `StoreError` if the log is out of reach; `segments` stay as they are then.
+        Raises `StoreError` if a log is out of reach or corrupt, after all others were read; of
+        that namespace everything stays as it is.
         """
         # Whoever wrote there: nothing that is learned reaches those who read `shared`.
         epochs = {name: mark for name, mark in self._log.epochs().items() if name != SHARED}
+        failure: StoreError | None = None
         for namespace, epoch in epochs.items():
-            self._follow(namespace, epoch)
+            try:
+                self._follow(namespace, epoch)
+            except StoreError as error:
+                failure = failure or error
         gone = self._spaces.keys() - epochs.keys()
         with self._changing:
             for namespace in gone:
@@ -84,6 +90,8 @@ class LiveDelta:
         if gone or stale:
             kept = {name: old for name, old in self.segments.items() if name in epochs}
             self.segments = kept | {name: self._build(self._spaces[name]) for name in stale}
+        if failure is not None:
+            raise failure
 
     def _follow(self, namespace: str, epoch: str) -> None:
         space = self._spaces.get(namespace)

@@ -150,10 +150,12 @@ class RetrievalService:
     def _follow(self) -> bool:
         # Before the manifest: what is folded between the two readings is there twice, never not at
         # all.
-        learned = self._read_learned()
+        learned, unread = self._read_learned()
         manifest = self._store.manifest()
         is_same = self._manifest is not None and manifest.version == self._manifest.version
         if is_same and learned is self._learned:
+            if unread is not None:
+                raise unread
             return False
         if self._held and not manifest.written:
             raise StoreError(f"{self._store.url}: has lost its data; build the corpora again")
@@ -167,15 +169,21 @@ class RetrievalService:
         self._held, self._refused, self._learned = held, refused, learned
         # Without a manifest the next call loads again, even if the store goes back.
         self._manifest = None if refused else manifest
-        for failure in refused.values():
-            raise failure
+        for failure in (*refused.values(), unread):
+            if failure is not None:
+                raise failure
         return True
 
-    def _read_learned(self) -> Mapping[str, Segment]:
+    def _read_learned(self) -> tuple[Mapping[str, Segment], StoreError | None]:
+        """What was learned lately, and why some of it could not be read."""
         if self._learning is None:
-            return self._learned
-        self._learning.refresh()
-        return self._learning.segments
+            return self._learned, None
+        unread = None
+        try:
+            self._learning.refresh()
+        except StoreError as error:
+            unread = error
+        return self._learning.segments, unread
 
     def _load_all(self, manifest: Manifest) -> tuple[Held, Refused]:
         """What is to be served, and the listed segments that could not be had."""

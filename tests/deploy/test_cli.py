@@ -111,6 +111,10 @@ def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
     assert stats[:4] == ["shared", "1", "1", f"{len(text):,}"]
     assert "removed" in runner.invoke(cli.app, ["corpus", "remove", "all", *store]).output
     assert "shared" not in runner.invoke(cli.app, ["corpus", "list", *store]).output
+    assert list((tmp_path / "store" / "shared").iterdir())
+    forgotten = runner.invoke(cli.app, ["corpus", "forget", "shared", *store]).output
+    assert forgotten == "forgot shared: 1 entries deleted, nothing is left\n"
+    assert not (tmp_path / "store" / "shared").exists()
 
 
 @pytest.mark.timeout(600)

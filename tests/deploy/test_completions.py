@@ -88,6 +88,19 @@ async def test_options_reach_the_engine(client: httpx.AsyncClient, engine: FakeE
     assert engine.calls[0][2] == RequestOptions(speculative=False, priority=-2, cache_salt="x")
 
 
+@pytest.mark.parametrize(
+    ("sent", "learned"),
+    [({}, True), ({"store": True}, True), ({"store": None}, True), ({"store": False}, False)],
+)
+async def test_only_store_false_forbids_to_learn(
+    client: httpx.AsyncClient, engine: FakeEngine, sent: dict[str, bool | None], learned: bool
+) -> None:
+    assert (await client.post(COMPLETIONS, json={"prompt": "a"} | sent)).status_code == 200
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert (await client.post("/v1/chat/completions", json=chat | sent)).status_code == 200
+    assert [call[2].store for call in engine.calls] == [learned] * 2
+
+
 async def test_completion_stream(client: httpx.AsyncClient) -> None:
     body = {"prompt": "a", "max_tokens": 100, "stream": True}
     chunks = events(await client.post(COMPLETIONS, json=body))

@@ -60,13 +60,14 @@ async def test_the_drafter_learns_all_of_a_request(make_hub):
         logit_bias={3: 1.5, 70_000: -100.0}, allowed_token_ids=(1, 2, 3), banned_token_ids=(2,),
         min_tokens=5,
     )  # fmt: skip
-    hub.open(DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant", shaping, (9, 1), "salt"))
+    hub.open(DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant", shaping, (9, 1), "salt", False))
     await hub.exchange([], [Query("r", 2, 4)], budget_s=5.0)
     (opened,) = drafter.opened
     assert opened.token_ids.tolist() == [4, 5]
     given = (opened.prompt_len, opened.temperature, opened.seed, opened.namespace)
     assert given == (2, 0.7, 2**62 + 1, "tenant")
     assert (opened.shaping, opened.end_ids, opened.cache_salt) == (shaping, (9, 1), "salt")
+    assert not opened.store
 
 
 async def test_a_probe_and_its_answer_travel(make_hub):

@@ -230,6 +230,7 @@ def test_messages_of_those_who_know_nothing_of_successors_mean_none():
     decoded = wire.decode_step(pb.ToDrafter(step=step).SerializeToString(), 0.0)
     assert decoded.commits[0].successors is None
     assert decoded.opens[0].cache_salt == ""
+    assert not decoded.opens[0].store
     answer = pb.Answer(sequence=1)
     nothing = wire.encode_array(np.empty(0, dtype=np.float32), wire.FLOAT32)
     none = wire.encode_array(np.empty(0, dtype=np.int32), wire.INT32)

@@ -1,8 +1,11 @@
 """The retrieval drafter: what it asks, and how it ranks the answer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, StoreError
+from draftline.core.learner import Ended
 from draftline.core.lookup import Subtree, empty_subtree
 from draftline.core.noise import gumbel
 from draftline.core.types import Commit, DraftRequest, Int32, Query
@@ -106,3 +109,88 @@ def test_wrong_options_are_named(field: str, options: dict[str, int]) -> None:
     with pytest.raises(ConfigError) as caught:
         RetrievalOptions(**options)
     assert caught.value.field == field
+
+
+class Heard:
+    """A learner that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.ended: list[Ended] = []
+
+    def learn(self, ended: Ended) -> None:
+        self.ended.append(ended)
+
+
+def learning(lookup: FakeLookup, **options: bool) -> tuple[RetrievalDrafter, Heard]:
+    heard = Heard()
+    options = {"learn": True} | options
+    return RetrievalDrafter(lookup, options=RetrievalOptions(**options), learner=heard), heard
+
+
+def test_an_ended_request_is_handed_on_with_its_accepted_runs() -> None:
+    drafter, heard = learning(FakeLookup(subtree()))
+    drafter.open(request(20))
+    drafter.propose([Query("r", 20, 4)])
+    drafter.observe([Commit("r", 20, int32(7, 3, 5))])
+    drafter.propose([Query("r", 23, 4)])
+    drafter.observe([Commit("r", 23, int32(1))])
+    # Nothing was proposed for this step: the last proposal is not measured again.
+    drafter.observe([Commit("r", 24, int32(8, 2))])
+    assert heard.ended == []
+    drafter.close("r")
+    [ended] = heard.ended
+    assert ended.namespace == "tenant"
+    assert ended.tokens.tolist() == [*range(4, 20), 7, 3, 5, 1, 8, 2]
+    assert ended.accepted == ((16, 18),)
+    drafter.close("r")
+    assert len(heard.ended) == 1
+
+
+def test_what_was_generated_before_the_drafter_was_lost_is_learned_too() -> None:
+    drafter, heard = learning(FakeLookup(subtree()))
+    drafter.open(replace(request(20), prompt_len=18))
+    drafter.observe([Commit("r", 20, int32(30))])
+    drafter.close("r")
+    assert heard.ended[0].tokens.tolist() == [*range(2, 20), 30]
+
+
+def test_a_long_answer_is_cut() -> None:
+    drafter, heard = learning(FakeLookup(subtree()))
+    drafter.open(request(4))
+    for start in range(4, 3004, 100):
+        drafter.propose([Query("r", start, 4)])
+        drafter.observe([Commit("r", start, np.full(100, 7, dtype=np.int32))])
+    drafter.close("r")
+    [ended] = heard.ended
+    assert len(ended.tokens) == 2048
+    assert max(stop for _, stop in ended.accepted) <= 2048
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        replace(request(20), store=False),
+        replace(request(20), namespace="shared"),
+        replace(request(20), cache_salt="salt"),
+    ],
+)
+def test_what_may_not_be_learned_is_not(opened: DraftRequest) -> None:
+    drafter, heard = learning(FakeLookup(subtree()))
+    drafter.open(opened)
+    drafter.propose([Query("r", 20, 4)])
+    drafter.observe([Commit("r", 20, int32(7))])
+    drafter.close("r")
+    assert heard.ended == []
+
+
+def test_nothing_is_learned_without_the_option_or_without_an_answer() -> None:
+    drafter, heard = learning(FakeLookup(subtree()), learn=False)
+    drafter.open(request(20))
+    drafter.observe([Commit("r", 20, int32(7))])
+    drafter.close("r")
+    drafter, also_heard = learning(FakeLookup(subtree()))
+    drafter.open(request(20))
+    drafter.close("r")
+    assert heard.ended == also_heard.ended == []
+    with pytest.raises(ConfigError, match="learn: must be true or false"):
+        RetrievalOptions(learn="off")  # pyright: ignore[reportArgumentType]

@@ -151,6 +151,14 @@ def test_answers_of_another_cache_salt_are_never_read() -> None:
         assert [row[0] for row in rows_of(propose(drafter, [9, 2]))] == expected
 
 
+def test_answers_that_are_not_to_be_stored_are_never_read() -> None:
+    drafter = suffix_drafter()
+    open_in(drafter, [99, 1, 2, 3], 1, request_id="ended", store=False)
+    drafter.close("ended")
+    open_in(drafter, [9, 2])
+    assert rows_of(propose(drafter, [9, 2])) == []
+
+
 def test_the_oldest_answers_and_namespaces_are_forgotten() -> None:
     drafter = suffix_drafter(answer_tokens=8, max_namespaces=2)
     for index in range(40):

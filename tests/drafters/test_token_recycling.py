@@ -119,6 +119,15 @@ def test_requests_learn_for_their_own_namespace_and_salt(
     assert propose(drafter, 1, name="other").tokens.tolist() == expected
 
 
+def test_requests_that_are_not_to_be_stored_teach_nobody() -> None:
+    drafter = drafter_of()
+    begin(drafter, "r", 1, store=False)
+    commit(drafter, 1, [1], {1: [2, 4]})
+    assert propose(drafter, 2).tokens.tolist() == [2, 4]
+    begin(drafter, "other", 1)
+    assert propose(drafter, 1, name="other").tokens.tolist() == []
+
+
 def test_a_request_opened_anew_keeps_nothing_of_its_own_table() -> None:
     drafter = drafter_of(share=False)
     begin(drafter, "r", 1)

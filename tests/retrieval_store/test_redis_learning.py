@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from draftline.core.errors import StoreError
+from draftline.retrieval_store import redis_eraser
+from draftline.retrieval_store.delta_log import Folded
+from draftline.retrieval_store.erasure import forget_namespace
+from draftline.retrieval_store.fitness import Fitness
+from draftline.retrieval_store.learning_settings import LearningSettings
+from draftline.retrieval_store.open_store import open_eraser
+from draftline.retrieval_store.redis_delta_log import RedisDeltaLog
+from support.delta_log_contract import FITNESS, DeltaLogContract, Make, learned
+from support.forgetting_contract import ForgettingContract
+from support.learning_contract import LearningContract
+from support.learning_replica import Replica
+from support.redis_server import RedisServer
+from support.segments import make_segment
+
+pytestmark = [pytest.mark.redis, pytest.mark.xdist_group("redis")]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(running: RedisServer) -> RedisServer:
+    running.flush()
+    return running
+
+
+@pytest.fixture
+def url(server: RedisServer) -> str:
+    return server.url
+
+
+class TestRedisDeltaLog(DeltaLogContract):
+    @pytest.fixture
+    def make_log(self, url: str) -> Make:
+        def make(fitness: Fitness, settings: LearningSettings) -> RedisDeltaLog:
+            return RedisDeltaLog(url, fitness, settings)
+
+        return make
+
+
+class TestRedisLearning(LearningContract, ForgettingContract):
+    pass
+
+
+def test_a_stream_expires_and_shares_the_stores_hash_slot(server: RedisServer, url: str) -> None:
+    replica = Replica(url, LearningSettings(log_seconds=100.0))
+    replica.learn("tenant", 1, 2, 3)
+    with server.raw() as client:
+        (key,) = client.keys("*:delta:*")
+        assert 0 < client.ttl(key) <= 101
+        assert all(name.startswith(b"{draftline:retrieval}:") for name in client.keys("*"))
+
+
+def test_foreign_entries_of_a_stream_are_left_out(server: RedisServer, url: str) -> None:
+    replica = Replica(url)
+    replica.learn("tenant", 1, 2, 3)
+    with server.raw() as client:
+        (key,) = client.keys("*:delta:*")
+        client.xadd(key, {"x": "y"})
+        client.xadd(key, {"digest": "0" * 32, "weight": "many"})
+        client.xadd(key, {"digest": "0" * 32, "weight": "1", "tokens": b"abc"})
+    replica.learn("tenant", 1, 2, 4)
+    assert replica.fresh_answer("tenant", 1, 2) == {3, 4}
+
+
+def test_a_lost_lock_ends_the_fold(server: RedisServer, url: str) -> None:
+    log = RedisDeltaLog(url, FITNESS, LearningSettings())
+    log.append("tenant", [learned(1, 2, 3)])
+    with server.raw() as client, log.locked("tenant"):
+        (key,) = client.keys("*:lock:*")
+        client.delete(key)
+        with pytest.raises(StoreError, match="lost the lock on namespace tenant"):
+            log.fold("tenant", Folded(), log.read("tenant")[-1].position)
+    assert len(log.read("tenant")) == 1
+
+
+def test_no_key_of_a_forgotten_namespace_is_left(server: RedisServer, url: str) -> None:
+    replica = Replica(url)
+    with server.raw() as client:
+        replica.learn("kept", 1, 2, 3)
+        before = set(client.keys())
+        replica.learn("tenant", 1, 2, 3)
+        replica.folder.fold("tenant", must=True)
+        replica.store.put("tenant", make_segment([[4, 5, 6]]))
+        replica.learn("tenant", 1, 2, 4)
+        # A deleted segment's chunks would stay for a minute; a forgotten one's do not.
+        deleted = replica.store.put("tenant", make_segment([[7, 8, 9]]))
+        replica.store.delete("tenant", deleted)
+        forget_namespace(open_eraser(url), "tenant")
+        manifest = b"{draftline:retrieval}:manifest"
+        assert set(client.keys()) - {manifest} == before
+        assert client.hkeys(manifest) == [b"format"]
+
+
+def test_a_fold_under_way_is_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_eraser, "LOCK_WAIT_S", 0.05)
+    replica = Replica(url)
+    replica.learn("tenant", 1, 2, 3)
+    with replica.log.locked("tenant"), pytest.raises(StoreError, match="is being folded"):
+        forget_namespace(open_eraser(url), "tenant")
+    forget_namespace(open_eraser(url), "tenant")
+    assert replica.fresh_answer("tenant", 1, 2) == set()
+
+
+def test_a_dead_server_takes_nothing_away(tmp_path_factory: pytest.TempPathFactory) -> None:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    replica = Replica(server.url)
+    try:
+        replica.learn("tenant", 1, 2, 3)
+        replica.service.refresh()
+    finally:
+        server.kill()
+    with pytest.raises(StoreError, match="Redis does not answer"):
+        replica.service.refresh()
+    with pytest.raises(StoreError, match="Redis does not answer"):
+        replica.learn("tenant", 1, 2, 4)
+    assert replica.answer("tenant", 1, 2) == {3}
