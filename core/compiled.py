@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba.core import config
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -16,7 +17,7 @@ R = TypeVar("R")
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, compiled by numba at its first call and kept on disk for the next process."""
-    settings: Any = numba.config
+    settings: Any = config
     given = settings.CACHE_DIR
     settings.CACHE_DIR = given or _own_folder()
     try:

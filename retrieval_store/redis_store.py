@@ -113,7 +113,8 @@ class RedisStore:
             if added:
                 warn_of_eviction(self._client, self.url)
                 missing = sum(self._missing(namespace, *item) for item in added.items())
-                require_room(self._client, missing, self.url)
+                # While a chunk is written, Redis holds the message that brings it, too.
+                require_room(self._client, missing + min(missing, CHUNK_BYTES), self.url)
             try:
                 for segment_id, data in added.items():
                     self._upload(namespace, segment_id, data)
@@ -155,7 +156,8 @@ class RedisStore:
         keys = self._chunks(namespace, segment_id, len(data))
         for key, payload in zip(keys, _payloads(data), strict=True):
             chunk = seal(payload)
-            require_room(self._client, len(chunk) - self._client.strlen(key), self.url)
+            room = 2 * len(chunk) - self._client.strlen(key)
+            require_room(self._client, room, self.url)
 
             # Chunks of a listed segment must never expire, also if another writer lists it just
             # while this one uploads the same.

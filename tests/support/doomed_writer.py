@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 from draftline.retrieval_store import directory_store
-from draftline.retrieval_store.build import BuildSettings, Fitness, build_corpus
-from draftline.retrieval_store.documents import Document, DocumentRules
+from draftline.retrieval_store.build import BuildSettings, build_corpus
+from draftline.retrieval_store.document_filter import DocumentRules
+from draftline.retrieval_store.documents import Document, TokenizedDocument
+from draftline.retrieval_store.fitness import Fitness
 from draftline.retrieval_store.open_store import open_store
 from draftline.retrieval_store.store import SegmentStore
 
@@ -94,7 +96,7 @@ def main(url: str, point: str, old_id: str) -> None:
         store,
         "shared",
         documents(point),
-        lambda text: np.array(text.split(), dtype=np.int32),
+        lambda document: TokenizedDocument(np.array(document.text.split(), dtype=np.int32)),
         settings,
         remove=[old_id],
     )
