@@ -1,4 +1,5 @@
-"""How long each drafter that needs no training takes for a draft, and to hear of a commit.
+"""How long each drafter that needs no training takes for a draft, and to hear of a commit; and how
+long a merge of drafts takes.
 
     python -m draftline.benchmarks.draft_time
 
@@ -25,8 +26,10 @@ from rich.table import Table
 from ..bench.machine import machine
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
+from ..core.acceptance import AcceptanceTable
 from ..core.drafter import Drafter
-from ..core.types import Commit, DraftRequest, Int32, Proposal, Query, Successors
+from ..core.merge import load_kernels, merge
+from ..core.types import ROOT, Commit, DraftRequest, Int32, Proposal, Query, Successors
 from ..models.bundled import demo_path
 from ..models.tokenizer import load_tokenizer
 from ..training.corpus import training_files
@@ -96,6 +99,24 @@ def measure(name: str, found: list[Int32], num_steps: int) -> Measured:
     )
 
 
+def measure_merge(count: int) -> float:
+    """Microseconds of merging 6 random proposals of 20 nodes into a tree of 60: the median."""
+    rng, table = np.random.default_rng(0), AcceptanceTable()
+    seconds = []
+    for _ in range(count):
+        proposals = [_random_proposal(rng, f"drafter-{index}") for index in range(6)]
+        begin = time.perf_counter()
+        merge(proposals, 60, 60, table)
+        seconds.append(time.perf_counter() - begin)
+    return 1e6 * statistics.median(seconds)
+
+
+def _random_proposal(rng: np.random.Generator, name: str) -> Proposal:
+    parents = np.array([rng.integers(ROOT, node) for node in range(20)], dtype=np.int32)
+    tokens = rng.integers(8, size=20).astype(np.int32)
+    return Proposal(name, tokens, parents, np.zeros(20, dtype=np.float32))
+
+
 def _steps(
     drafter: Drafter, found: list[Int32], count: int, rng: np.random.Generator
 ) -> Iterator[tuple[float, float, float]]:
@@ -144,11 +165,15 @@ def main(
         times = (one.propose_p50_ms, one.propose_p90_ms, one.observe_p50_ms, one.open_ms)
         cells = [f"{value:.3f}" for value in times]
         table.add_row(one.drafter, str(one.requests), *cells, f"{one.nodes:.1f}")
+    load_kernels()
+    merge_us = measure_merge(1000)
     console.print(machine().line())
     console.print(table)
+    console.print(f"merging 6 proposals of 20 nodes into 60 nodes: {merge_us:.0f} us (median)")
     content = {
         "machine": machine().fields(),
         "steps": steps,
+        "merge_us": merge_us,
         "drafters": list(map(asdict, results)),
     }
     output.write_text(json.dumps(content, indent=1) + "\n")

@@ -138,11 +138,17 @@ def _run(
     with ExitStack() as stack:
         engines = [stack.enter_context(Engine(config)) for _ in range(2)]
         for index, prompt in enumerate(prompts):
-            answers += engines[index % 2].generate([prompt], PARAMS, options)
+            answers += engines[_replica(index)].generate([prompt], PARAMS, options)
             time.sleep(pause)
     taus = tuple(answer.metrics.acceptance_length for answer in answers)
-    replicas = tuple(index % 2 for index in range(len(prompts)))
+    replicas = tuple(map(_replica, range(len(prompts))))
     return Curve(learning=learning, taus=taus, replicas=replicas), answers
+
+
+def _replica(index: int) -> int:
+    """In turn, so that a task goes to the other one when it comes again, changed or the same."""
+    rounds = index // len(TASKS)
+    return (index + rounds + rounds // len(NAMES)) % 2
 
 
 def _seconds_until_seen(url: str) -> list[float]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -12,6 +12,7 @@ from ..core.errors import ConfigError, StoreError
 from ..core.learner import Ended
 from ..core.lookup import Subtree
 from ..core.types import Int32
+from .background import start_repeating
 from .fitness import Fitness
 from .learning import LiveLearning
 from .lookup import SegmentLookup
@@ -21,8 +22,6 @@ from .store import Manifest, SegmentStore
 
 logger = logging.getLogger(__name__)
 
-# Longest wait before a store that failed is tried again.
-MAX_RETRY_SECONDS = 5.0
 # Between two readings of a store whose texts are learned, in seconds; between two looks at what is
 # to be folded.
 REFRESH_PAUSE_S = 0.2
@@ -74,6 +73,8 @@ class RetrievalService:
         self._refreshing = threading.Lock()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
+        # Whoever forgets to stop leaves no thread and no connection behind.
+        self._release = weakref.finalize(self, _release, self._stopped, store, learning)
 
     @property
     def version(self) -> str:
@@ -130,22 +131,20 @@ class RetrievalService:
         self._learning.learn(ended)
 
     def start(self) -> None:
-        """Follow the store in a thread until `stop`; loads nothing by itself yet."""
-        self._threads.append(threading.Thread(target=self._watch, name="retrieval-watch"))
+        """Follow the store in a thread until `stop`, or until nobody holds this any more.
+
+        Loads nothing by itself yet.
+        """
+        self._repeat(RetrievalService._watch, "retrieval_store")
         if self._learning is not None:
-            self._threads.append(threading.Thread(target=self._fold, name="retrieval-fold"))
-        for thread in self._threads:
-            thread.daemon = True
-            thread.start()
+            self._repeat(RetrievalService._fold, "retrieval_fold")
 
     def stop(self) -> None:
         """End the threads (at most `poll_seconds` and a store timeout) and close the store."""
         self._stopped.set()
         for thread in self._threads:
             thread.join()
-        if self._learning is not None:
-            self._learning.close()
-        self._store.close()
+        self._release()
 
     def _follow(self) -> bool:
         # Before the manifest: what is folded between the two readings is there twice, never not at
@@ -214,45 +213,29 @@ class RetrievalService:
         segment.require(f"{self._store.url} {namespace}/{segment_id}", **asdict(self._expected))
         return segment
 
+    def _repeat(self, action: Callable[[RetrievalService], None], name: str) -> None:
+        thread = start_repeating(
+            self, action, name=name, stopped=self._stopped, first_retry=self._poll_seconds
+        )
+        self._threads.append(thread)
+
     def _watch(self) -> None:
+        self._store.wait_for_change(self._poll_seconds)
+        before = self.version
+        if self.refresh() and self.version != before:
+            logger.info("event=retrieval_store_followed version=%s", self.version)
         # Every text that is learned is a change; a busy store is read so often and no oftener.
-        pause = REFRESH_PAUSE_S if self._learning is not None else 0.0
-
-        def follow() -> None:
-            self._store.wait_for_change(self._poll_seconds)
-            before = self.version
-            if self.refresh() and self.version != before:
-                logger.info("event=retrieval_store_followed version=%s", self.version)
-            self._stopped.wait(pause)
-
-        self._repeat(follow, "event=retrieval_store_failed")
+        self._stopped.wait(REFRESH_PAUSE_S if self._learning is not None else 0.0)
 
     def _fold(self) -> None:
-        learning = self._learning
-        assert learning is not None
+        assert self._learning is not None
+        self._stopped.wait(FOLD_PAUSE_S)
+        for namespace in self._learning.fold_due():
+            logger.info("event=retrieval_delta_folded namespace=%s", namespace)
 
-        def fold() -> None:
-            self._stopped.wait(FOLD_PAUSE_S)
-            for namespace in learning.fold_due():
-                logger.info("event=retrieval_delta_folded namespace=%s", namespace)
 
-        self._repeat(fold, "event=retrieval_fold_failed")
-
-    def _repeat(self, action: Callable[[], None], failed: str) -> None:
-        """Until `stop`; failures are logged once in a row, and followed by a growing pause."""
-        failures = 0
-        while not self._stopped.is_set():
-            try:
-                action()
-                if failures:
-                    logger.info("event=retrieval_store_back version=%s", self.version)
-                failures = 0
-            except Exception as error:
-                # Whatever it is, the data in memory is served on and the store is tried again.
-                level = logging.DEBUG if failures else logging.WARNING
-                expected = isinstance(error, StoreError)
-                logger.log(level, "%s %s", failed, error, exc_info=not expected)
-                failures += 1
-                # Full jitter, so that replicas do not come back all at once.
-                ceiling = min(MAX_RETRY_SECONDS, self._poll_seconds * 2 ** min(failures, 8))
-                self._stopped.wait(random.uniform(0.0, ceiling))
+def _release(stopped: threading.Event, store: SegmentStore, learning: LiveLearning | None) -> None:
+    stopped.set()
+    if learning is not None:
+        learning.close()
+    store.close()
