@@ -158,14 +158,12 @@ def empty_proposal(source: str) -> Proposal:
     return Proposal(source, none, none, np.empty(0, dtype=np.float32))
 
 
-def chain_proposal(
-    source: str, tokens: Int32, log_probs: Float32 | None = None, probe: Probe | None = None
-) -> Proposal:
+def chain_proposal(source: str, tokens: Int32, log_probs: Float32 | None = None) -> Proposal:
     """A proposal of one path."""
     count = len(tokens)
     probs = np.zeros(count, dtype=np.float32) if log_probs is None else log_probs
     parents = np.arange(-1, count - 1, dtype=np.int32)
-    return Proposal(source, tokens.astype(np.int32), parents, probs, probe)
+    return Proposal(source, tokens.astype(np.int32), parents, probs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,6 +28,7 @@ from ..cluster.pipeline import Pipeline, StageSpec
 from ..core.acceptance_rules import COUPLED
 from ..core.errors import ConfigError
 from ..core.request_options import RequestOptions
+from ..retrieval_store.open_store import shown_store
 from .bench_job import BenchJob
 from .engine import AsyncEngine
 from .settings import build_serve_args
@@ -94,7 +95,7 @@ async def open_engines(
             for setting, one in zip(found, configs, strict=True)
         }
         what = {
-            "engine": config.model_dump(mode="json"),
+            "engine": _shown(config),
             "one_engine": job.one_engine,
             "replays": recording is not None,
         }
@@ -132,6 +133,15 @@ async def _record(model: str, engine: AsyncEngine, plan: Plan) -> Recording:
         ignore_eos=plan.ignore_eos,
         answers=tuple(answers),
     )
+
+
+def _shown(config: EngineConfig) -> dict[str, Any]:
+    """The settings as a report may tell them."""
+    fields = config.model_dump(mode="json")
+    for drafter in fields["drafters"]:
+        if drafter.get("store") is not None:
+            drafter["store"] = shown_store(drafter["store"])
+    return fields
 
 
 async def _ask_all(

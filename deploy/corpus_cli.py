@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,58 +71,40 @@ Report = Annotated[
 ]
 
 
-@corpus_app.command()
-def build(  # noqa: PLR0913 - one parameter a flag
-    files: Files = None,
-    *,
-    more: Input = None,
-    store: Store,
-    model: Model = "demo",
-    namespace: Namespace = "shared",
-    keep: Keep = None,
-    max_perplexity: MaxPerplexity = None,
-    min_tokens: MinTokens = 64,
-    min_compression_ratio: MinCompressionRatio = 0.05,
-    journal: Journal = None,
-    histogram: Histogram = None,
-    report: Report = None,
-) -> None:
-    """Replace what a namespace holds by the documents of FILES."""
-    opened = _open(store)
-    old = opened.manifest().segment_ids(namespace)
-    job = CorpusJob(
-        inputs=(*(files or ()), *(more or ())), model=model, namespace=namespace,
-        keep=keep, max_perplexity=max_perplexity,
-        min_tokens=min_tokens, min_compression_ratio=min_compression_ratio,
-        journal=journal, histogram=histogram, report=report,
-    )  # fmt: skip
-    _add(opened, job, old)
+def _writer(name: str, description: str, *, replaces: bool) -> None:
+    """Register a command that writes documents; `replaces`: in place of what is there."""
+
+    @corpus_app.command(name, help=description)
+    def write(  # noqa: PLR0913 - one parameter a flag
+        files: Files = None,
+        *,
+        more: Input = None,
+        store: Store,
+        model: Model = "demo",
+        namespace: Namespace = "shared",
+        keep: Keep = None,
+        max_perplexity: MaxPerplexity = None,
+        min_tokens: MinTokens = 64,
+        min_compression_ratio: MinCompressionRatio = 0.05,
+        journal: Journal = None,
+        histogram: Histogram = None,
+        report: Report = None,
+    ) -> None:
+        from .corpus_run import add_corpus
+
+        opened = _open(store)
+        old = opened.manifest().segment_ids(namespace) if replaces else []
+        job = CorpusJob(
+            inputs=(*(files or ()), *(more or ())), model=model, namespace=namespace,
+            keep=keep, max_perplexity=max_perplexity,
+            min_tokens=min_tokens, min_compression_ratio=min_compression_ratio,
+            journal=journal, histogram=histogram, report=report,
+        )  # fmt: skip
+        add_corpus(opened, job, console, remove=old)
 
 
-@corpus_app.command()
-def add(  # noqa: PLR0913 - one parameter a flag
-    files: Files = None,
-    *,
-    more: Input = None,
-    store: Store,
-    model: Model = "demo",
-    namespace: Namespace = "shared",
-    keep: Keep = None,
-    max_perplexity: MaxPerplexity = None,
-    min_tokens: MinTokens = 64,
-    min_compression_ratio: MinCompressionRatio = 0.05,
-    journal: Journal = None,
-    histogram: Histogram = None,
-    report: Report = None,
-) -> None:
-    """Add the documents of FILES to a namespace."""
-    job = CorpusJob(
-        inputs=(*(files or ()), *(more or ())), model=model, namespace=namespace,
-        keep=keep, max_perplexity=max_perplexity,
-        min_tokens=min_tokens, min_compression_ratio=min_compression_ratio,
-        journal=journal, histogram=histogram, report=report,
-    )  # fmt: skip
-    _add(_open(store), job)
+_writer("build", "Replace what a namespace holds by the documents of FILES.", replaces=True)
+_writer("add", "Add the documents of FILES to a namespace.", replaces=False)
 
 
 @corpus_app.command("list")
@@ -193,9 +174,3 @@ def _open(url: str) -> SegmentStore:
     from ..retrieval_store.open_store import open_store
 
     return open_store(url)
-
-
-def _add(store: SegmentStore, job: CorpusJob, remove: Sequence[str] = ()) -> None:
-    from .corpus_run import add_corpus
-
-    add_corpus(store, job, console, remove=remove)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.errors import ConfigError
 from ..core.proposal_trie import ProposalTrie
-from ..core.types import Commit, DraftRequest, Int32, Proposal, Query, chain_proposal
+from ..core.types import Commit, DraftRequest, Int32, Proposal, Query
 from .candidate_pool import CandidatePool, require_probe_fits
 from .ngram_dictionaries import BackwardDictionary, ForwardDictionary
 from .open_requests import OpenRequests
@@ -118,18 +118,11 @@ class SpectraDrafter:
         self._requests.drop(request_id)
 
     def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+        trie = ProposalTrie(max_nodes)
+        trie.add_all(state.guesses())
         probe = None
         if state.pool is not None and max_nodes > 0:
             probe = state.pool.probe(self._options.explore_top_k)
-        guesses = state.guesses()
-        first = next(guesses, ())
-        if len(first) >= max_nodes > 0:
-            # It leaves no room for others, and needs no trie.
-            tokens = np.array(first[:max_nodes], dtype=np.int32)
-            return chain_proposal(self._name, tokens, probe=probe)
-        trie = ProposalTrie(max_nodes)
-        trie.add(first)
-        trie.add_all(guesses)
         return trie.proposal(self._name, probe)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..core.errors import StoreError
 from .replace_file import replace_file
 from .segment import Segment
-from .store import Manifest, check_names, check_namespace, checked_sizes, require_id
+from .store import Manifest, SegmentStore, check_names, check_namespace, checked_sizes, require_id
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
@@ -22,7 +22,7 @@ LOCK = "lock"
 GRACE_SECONDS = 60.0
 
 
-class DirectoryStore:
+class DirectoryStore(SegmentStore):
     """Implements `SegmentStore` in a folder, which is made by the first `put`.
 
     One writer at a time (a file lock, several processes are fine), any number of readers without
@@ -62,15 +62,6 @@ class DirectoryStore:
         segment = Segment.open(path)
         require_id(segment, segment_id, str(path))
         return segment
-
-    def put(self, namespace: str, segment: Segment) -> str:
-        """Write the file, then name it in the manifest."""
-        (segment_id,) = self.change(namespace, add=[segment])
-        return segment_id
-
-    def delete(self, namespace: str, segment_id: str) -> None:
-        """Take the segment out of the manifest; its file goes with a later write."""
-        self.change(namespace, remove=[segment_id])
 
     def change(
         self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()

@@ -35,6 +35,13 @@ def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
     return DirectoryStore(folder)
 
 
+def shown_store(url: str) -> str:
+    """What a report may say of a store: no user or password, and of a folder its name only."""
+    if _is_redis(url):
+        return import_module(".redis_connection", __package__).shown_url(url)
+    return Path(url).name
+
+
 def open_delta_log(url: str, fitness: Fitness, settings: LearningSettings) -> DeltaLog:
     """The log beside a store. Raises `ConfigError` as `open_store` does, and for `demo`."""
     if _is_redis(url):

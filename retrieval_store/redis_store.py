@@ -26,7 +26,7 @@ from .redis_changes import ChangeListener
 from .redis_client import TIMEOUT_S, RedisClient, as_text
 from .redis_memory import require_room, warn_of_eviction
 from .segment import Segment
-from .store import Manifest, check_names, check_namespace, checked_sizes, require_id
+from .store import Manifest, SegmentStore, check_names, check_namespace, checked_sizes, require_id
 
 # With digest and Redis's own header it fits a block of 4 MiB, which the allocator does not round.
 CHUNK_BYTES = 4 * 2**20 - 4096
@@ -37,7 +37,7 @@ FORMAT = b"format"
 FORMAT_VERSION = b"2"
 
 
-class RedisStore:
+class RedisStore(SegmentStore):
     """Implements `SegmentStore` over Redis; see `connect` for the URL.
 
     Connections are made on use and again after a loss; `timeout` is in seconds and holds for each
@@ -90,15 +90,6 @@ class RedisStore:
         segment = Segment.from_data(b"".join(parts), origin)
         require_id(segment, segment_id, origin)
         return segment
-
-    def put(self, namespace: str, segment: Segment) -> str:
-        """Upload the chunks, then list the segment."""
-        (segment_id,) = self.change(namespace, add=[segment])
-        return segment_id
-
-    def delete(self, namespace: str, segment_id: str) -> None:
-        """Take the segment out of the manifest; its chunks expire."""
-        self.change(namespace, remove=[segment_id])
 
     def change(
         self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()

@@ -60,11 +60,12 @@ class SegmentStore(Protocol):
 
     def put(self, namespace: str, segment: Segment) -> str:
         """Store under its content's id, which is returned; storing it again changes nothing."""
-        ...
+        (segment_id,) = self.change(namespace, add=[segment])
+        return segment_id
 
     def delete(self, namespace: str, segment_id: str) -> None:
         """Remove a segment; an unknown one is ignored."""
-        ...
+        self.change(namespace, remove=[segment_id])
 
     def change(
         self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()

@@ -20,7 +20,5 @@ def ray_cluster() -> Iterator[None]:
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     """A redis-server that runs."""
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
+    with RedisServer(tmp_path) as server:
+        yield server

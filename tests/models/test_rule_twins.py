@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.acceptance_rules import RULES
+from draftline.core.candidates import Verdict
 from draftline.core.draft_laws import DraftLaws
 from draftline.core.merge import merge
 from draftline.core.seeded_chance import SeededChance
@@ -19,12 +20,16 @@ VOCAB = 6
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def proposal(rng: np.random.Generator, parents: list[int], *, draws: bool) -> Proposal:
-    """Nodes below these parents, those of one parent independent draws of one cut law."""
+def proposal(
+    rng: np.random.Generator, parents: list[int], *, draws: bool, distinct: bool = False
+) -> Proposal:
+    """Nodes below these parents, those of one parent draws of one cut law; `distinct` tokens."""
     laws = {parent: (rng.permutation(VOCAB)[:4], rng.dirichlet(np.ones(4))) for parent in parents}
     ids = np.array([laws[parent][0] for parent in parents], dtype=np.int32).reshape(-1, 4)
     probs = np.array([laws[parent][1] for parent in parents], dtype=np.float32).reshape(-1, 4)
-    tokens = np.array([rng.choice(row) for row in ids], dtype=np.int32)
+    left = {parent: rng.permutation(laws[parent][0]).tolist() for parent in laws}
+    drawn = [left[parent].pop() if distinct else rng.choice(laws[parent][0]) for parent in parents]
+    tokens = np.array(drawn, dtype=np.int32)
     nothing = np.zeros(len(parents), dtype=np.float32)
     declared = DraftLaws(ids, probs) if draws else None
     own = np.array(parents, dtype=np.int32)
@@ -38,14 +43,17 @@ def targets(rng: np.random.Generator, count: int) -> Float64:
     return laws
 
 
-def agree(rng: np.random.Generator, rule: str, candidates: TreeCandidates) -> None:
+def verdicts(
+    rng: np.random.Generator, rule: str, candidates: TreeCandidates
+) -> tuple[Verdict, Verdict]:
+    """Of the numpy page and of its twin, with the same coins."""
     laws = targets(rng, 1 + candidates.num_nodes)
     coins = (int(rng.integers(2**62)), int(rng.integers(2**20)))
     expected = RULES[rule](laws, children_of(candidates, VOCAB), SeededChance(*coins))
-    before = torch.from_numpy(laws.copy())
-    given_laws = before.clone()
-    assert TWINS[rule](given_laws, candidates, SeededChance(*coins)) == expected
-    assert torch.equal(given_laws, before)
+    on_device = torch.from_numpy(laws.copy())
+    found = TWINS[rule](on_device, candidates, SeededChance(*coins))
+    assert torch.equal(on_device, torch.from_numpy(laws)), "the laws were changed"
+    return expected, found
 
 
 @pytest.mark.parametrize("rule", ["block", "k_seq"])
@@ -54,7 +62,8 @@ def agree(rng: np.random.Generator, rule: str, candidates: TreeCandidates) -> No
 def test_chains(rule: str, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     found = [proposal(rng, list(range(ROOT, size - 1)), draws=True)]
-    agree(rng, rule, candidates_of(rule, merge(found, 9, 9), found, 9))
+    expected, twin = verdicts(rng, rule, candidates_of(rule, merge(found, 9, 9), found, 9))
+    assert twin == expected
 
 
 @pytest.mark.parametrize("rule", ["k_seq", "typical"])
@@ -65,7 +74,8 @@ def test_trees(rule: str, size: int, seed: int) -> None:
     parents = [int(rng.integers(ROOT, node)) for node in range(size)]
     found = [proposal(rng, parents, draws=rule == "k_seq" or rng.random() < 0.5)]
     most = int(rng.integers(1, 10))
-    agree(rng, rule, candidates_of(rule, merge(found, most, 5), found, most))
+    expected, twin = verdicts(rng, rule, candidates_of(rule, merge(found, most, 5), found, most))
+    assert twin == expected
 
 
 @settings(deadline=None)
@@ -73,10 +83,14 @@ def test_trees(rule: str, size: int, seed: int) -> None:
 def test_traversal(size: int, seed: int) -> None:
     """Of draws and fixed candidates; no two of a node have one token."""
     rng = np.random.default_rng(seed)
-    parents = [int(rng.integers(ROOT, node)) for node in range(size)]
-    one = proposal(rng, parents, draws=rng.random() < 0.7)
-    edges = dict.fromkeys(zip(one.parents.tolist(), one.tokens.tolist(), strict=True))
+    parents: list[int] = []
+    for node in range(size):
+        # A law has four tokens.
+        free = [parent for parent in range(ROOT, node) if parents.count(parent) < 4]
+        parents.append(int(rng.choice(free)))
+    one = proposal(rng, parents, draws=rng.random() < 0.7, distinct=True)
     tree = merge([one], 9, 9)
-    if len(edges) < size or len(tree) < size:
-        return
-    agree(rng, "traversal", candidates_of("traversal", tree, [one], 9))
+    candidates = candidates_of("traversal", tree, [one], 9)
+    assert len(tree) == len(candidates.tokens) == len(parents)
+    expected, twin = verdicts(rng, "traversal", candidates)
+    assert twin == expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,6 @@ pytestmark = [pytest.mark.redis, pytest.mark.xdist_group("redis")]
 
 POINTS = ["build", "upload", "before", "switch"]
 OLD, NEW = make_segment([[1, 2, 10]]), make_segment([[1, 2, 11]])
-
-
-@pytest.fixture
-def redis_url(tmp_path: Path) -> Iterator[str]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server.url
-    server.kill()
 
 
 def kill_writer_at(point: str, url: str, old_id: str) -> None:
@@ -62,11 +53,11 @@ def survive_a_killed_writer(point: str, url: str) -> SegmentStore:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_redis(redis_url: str, point: str) -> None:
-    store = survive_a_killed_writer(point, redis_url)
+def test_redis(server: RedisServer, point: str) -> None:
+    store = survive_a_killed_writer(point, server.url)
     listed = store.manifest().segment_ids("shared")
     assert listed == [NEW.segment_id]
-    with RedisServer.client(redis_url) as client:
+    with RedisServer.client(server.url) as client:
         lasting = {key for key in client.scan_iter() if client.ttl(key) == -1}
     prefix = b"{draftline:retrieval}:"
     assert lasting == {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
@@ -21,14 +20,6 @@ pytestmark = [pytest.mark.redis, pytest.mark.xdist_group("redis")]
 
 OLD, NEW, OTHER = (make_segment([[1, 2, token]]) for token in (10, 11, 12))
 LASTING = ("--appendonly", "yes", "--appendfsync", "always")
-
-
-@pytest.fixture
-def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path, *getattr(request, "param", ()))
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from draftline.core.errors import StoreError
 from draftline.retrieval_store import redis_eraser
@@ -19,20 +17,6 @@ from support.redis_server import RedisServer
 from support.segments import make_segment
 
 pytestmark = [pytest.mark.redis, pytest.mark.xdist_group("redis")]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def server(running: RedisServer) -> RedisServer:
-    running.flush()
-    return running
 
 
 @pytest.fixture
@@ -113,15 +97,11 @@ def test_a_fold_under_way_is_waited_for(url: str, monkeypatch: pytest.MonkeyPatc
     assert replica.fresh_answer("tenant", 1, 2) == set()
 
 
-def test_a_dead_server_takes_nothing_away(tmp_path_factory: pytest.TempPathFactory) -> None:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
+def test_a_dead_server_takes_nothing_away(server: RedisServer) -> None:
     replica = Replica(server.url)
-    try:
-        replica.learn("tenant", 1, 2, 3)
-        replica.service.refresh()
-    finally:
-        server.kill()
+    replica.learn("tenant", 1, 2, 3)
+    replica.service.refresh()
+    server.kill()
     with pytest.raises(StoreError, match="Redis does not answer"):
         replica.service.refresh()
     with pytest.raises(StoreError, match="Redis does not answer"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,14 +19,6 @@ pytestmark = [pytest.mark.redis, pytest.mark.xdist_group("redis")]
 TOKENS = np.random.default_rng(0).integers(32, size=100_000).tolist()
 LARGE = make_segment([TOKENS])
 SIZE = len(LARGE.data)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture

@@ -27,14 +27,6 @@ WRITER = (
 )
 
 
-@pytest.fixture
-def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path, *getattr(request, "param", ()))
-    server.start()
-    yield server
-    server.kill()
-
-
 def store_of(server: RedisServer, user: str, rights: str) -> RedisStore:
     with server.raw() as client:
         client.execute_command("ACL", "SETUSER", user, *rights.split())
@@ -101,9 +93,7 @@ def test_urls_that_cannot_be_used_tell_no_password(url: str) -> None:
 
 
 def test_tls_asks_for_certificates(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, tls=self_signed_files(tmp_path))
-    server.start()
-    try:
+    with RedisServer(tmp_path, tls=self_signed_files(tmp_path)) as server:
         store = RedisStore(server.url)
         store.put("n", A)
         assert store.get("n", A.segment_id).data == A.data
@@ -119,8 +109,6 @@ def test_tls_asks_for_certificates(tmp_path: Path) -> None:
             with pytest.raises(StoreError, match="Redis does not answer"):
                 store.manifest()
             store.close()
-    finally:
-        server.kill()
 
 
 def test_a_tls_file_that_cannot_be_read_is_named() -> None:
@@ -134,16 +122,14 @@ def cluster_node(tmp_path: Path) -> Iterator[RedisServer]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         bus_port = str(probe.getsockname()[1])
-    server = RedisServer(tmp_path, "--cluster-enabled", "yes", "--cluster-port", bus_port)
-    server.start()
-    with server.raw() as client:
+    options = ("--cluster-enabled", "yes", "--cluster-port", bus_port)
+    with RedisServer(tmp_path, *options) as server, server.raw() as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         wait_until(
             lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok",
             "cluster_state:ok",
         )
-    yield server
-    server.kill()
+        yield server
 
 
 def test_a_cluster_node_takes_every_transaction(cluster_node: RedisServer) -> None:

@@ -7,28 +7,12 @@ import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, StoreError
 from draftline.retrieval_store import redis_store
-from draftline.retrieval_store.open_store import open_store
+from draftline.retrieval_store.open_store import open_store, shown_store
 from draftline.retrieval_store.redis_store import RedisStore
-from draftline.retrieval_store.service import RetrievalService
 from support.redis_server import RedisServer
-from support.segments import context, make_segment
 from support.store_contract import A, B, StoreContract
 
 pytestmark = [pytest.mark.redis, pytest.mark.xdist_group("redis")]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def server(running: RedisServer) -> RedisServer:
-    running.flush()
-    return running
 
 
 @pytest.fixture
@@ -126,46 +110,25 @@ def test_an_absent_server_is_named_without_the_password() -> None:
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("demo", "demo"),
+        ("/home/me/stores/refined", "refined"),
+        ("file:///home/me/refined/", "refined"),
+        ("redis://me:secret@host:6390/2?x=y", "redis://host:6390/2"),
+        ("unix://me:secret@/run/redis.sock", "unix:///run/redis.sock"),
+    ],
+)
+def test_reports_tell_no_secret(url: str, shown: str) -> None:
+    assert shown_store(url) == shown
+
+
 def test_urls() -> None:
     store = open_store("redis://127.0.0.1:6390/2")
     assert store.url == "redis://127.0.0.1:6390/2"
     with pytest.raises(ConfigError, match="store: not a Redis URL"):
         open_store("redis://127.0.0.1:6390/2?socket_timeout=x")
-
-
-def test_a_service_outlives_a_killed_server(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It answers while Redis is dead and when it is back empty, and follows it once refilled."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    writer = RedisStore(server.url)
-    writer.put("shared", make_segment([[1, 2, 10]]))
-    service = RetrievalService(RedisStore(server.url, timeout=0.5), poll_seconds=0.05)
-    service.refresh()
-    service.start()
-    try:
-        server.kill()
-        with pytest.raises(StoreError):
-            service.refresh()
-        assert found(service) == {10}
-        server.start()
-        with pytest.raises(StoreError, match="has lost its data"):
-            service.refresh()
-        assert found(service) == {10}
-        writer.put("shared", make_segment([[1, 2, 11]]))
-        changed = threading.Event()
-        for _ in range(600):
-            if found(service) == {11}:
-                break
-            changed.wait(0.05)
-        assert found(service) == {11}
-    finally:
-        service.stop()
-        writer.close()
-        server.kill()
-
-
-def found(service: RetrievalService) -> set[int]:
-    return set(service.lookup([context(1, 2)], ["shared"], [8])[0].tokens.tolist())
 
 
 def test_two_stores_of_one_server_are_apart(server: RedisServer) -> None:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import Self
 
 import pytest
 import redis
@@ -13,7 +14,7 @@ from draftline.cluster.tls_files import TlsFiles
 
 
 class RedisServer:
-    """Starts, kills and starts again one redis-server.
+    """Starts, kills and starts again one redis-server; runs within `with`.
 
     options  of its command line; without any, its data lives in memory only
     tls      certificates for both sides; without them it speaks plain text
@@ -47,6 +48,13 @@ class RedisServer:
                 return
         raise AssertionError("redis-server did not start")
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.kill()
+
     def _port_options(self) -> list[str]:
         if self._tls is None:
             return ["--port", str(self.port)]
@@ -62,11 +70,6 @@ class RedisServer:
             assert self._process.stdout is not None
             self._process.stdout.close()
             self._process = None
-
-    def flush(self) -> None:
-        """Forget all data."""
-        with redis.Redis.from_url(self.url) as client:
-            client.flushall()
 
     def raw(self) -> redis.Redis:
         """A plain client."""
