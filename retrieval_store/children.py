@@ -29,66 +29,86 @@ def rewind(own: Int64, children: Int64) -> None:
 
 @compiled
 def next_child(  # noqa: PLR0917 - flat arrays, as in all compiled loops
-    rows: Int64, depths: Int64, own: Int64, least: Float64, children: Int64, passed: int
-) -> int:
+    rows: Int64, lengths: Int64, depth: int, own: Int64, least: Float64, children: Int64,
+    passed: int,
+) -> int:  # fmt: skip
     """Move the views whose current child is `passed` on, and give the lowest token of all.
 
-    depths  int64 [levels]  of the node, in each level
-    least   float64 [views]  children that occur less often in a view are left out there
+    lengths  int64 [levels]  of each level's context
+    depth    of the node below the contexts
+    least    float64 [views]  children that occur less often in a view are left out there
 
     SEPARATOR, which is above all tokens: there is no child any more.
     """
     lowest, view = SEPARATOR, 0
-    for at in depths:
-        for row in rows:
+    for level in range(len(lengths)):
+        for index in range(len(rows)):
             if children[view, CHILD] == passed:
-                _next_of_view(row, own[view], at, least[view], children[view])
+                at = lengths[level] + depth
+                _next_of_view(rows, index, own, view, at, least[view], children)
             lowest = min(lowest, children[view, CHILD])
             view += 1
     return lowest
 
 
 @compiled
-def _next_of_view(row: Int64, own: Int64, at: int, least: float, child: Int64) -> None:
-    if own[0] == own[1]:
-        child[CHILD] = SEPARATOR
-    elif own[2] < 0:
-        _next_narrow(row, own, at, least, child)
-    elif at < wide_node(row, own[2], SHARED):
-        _only_child(row, own, at, child)
+def _next_of_view(  # noqa: PLR0917
+    rows: Int64, index: int, own: Int64, view: int, at: int, least: float, children: Int64
+) -> None:
+    if own[view, 0] == own[view, 1]:
+        children[view, CHILD] = SEPARATOR
+    elif own[view, 2] < 0:
+        _next_narrow(rows, index, own, view, at, least, children)
+    elif at < wide_node(rows, index, own[view, 2], SHARED):
+        _only_child(rows, index, own, view, at, children)
     else:
-        _next_wide(row, own, least, child)
+        _next_wide(rows, index, own, view, least, children)
 
 
 @compiled
-def _next_narrow(row: Int64, own: Int64, at: int, least: float, child: Int64) -> None:
+def _next_narrow(  # noqa: PLR0917
+    rows: Int64, index: int, own: Int64, view: int, at: int, least: float, children: Int64
+) -> None:
     """Children end where suffixes share no more than the node's tokens."""
-    low, child[CHILD] = child[HIGH], SEPARATOR
-    while low < own[1]:
+    low, last = children[view, HIGH], own[view, 1]
+    while low < last:
         end = low + 1
-        while end < own[1] and common_len(row, end) > at:
+        while end < last and common_len(rows, index, end) > at:
             end += 1
         if end - low >= least:
-            child[CHILD], child[LOW], child[HIGH], child[NODE] = token(row, low, at), low, end, -1
+            children[view, CHILD] = token(rows, index, low, at)
+            children[view, LOW], children[view, HIGH], children[view, NODE] = low, end, -1
             return
         low = end
+    children[view, CHILD] = SEPARATOR
 
 
 @compiled
-def _only_child(row: Int64, own: Int64, at: int, child: Int64) -> None:
-    child[CHILD] = token(row, own[0], at) if child[NEXT] == 0 else SEPARATOR
-    child[LOW], child[HIGH], child[NODE], child[NEXT] = own[0], own[1], own[2], 1
+def _only_child(  # noqa: PLR0917
+    rows: Int64, index: int, own: Int64, view: int, at: int, children: Int64
+) -> None:
+    is_first = children[view, NEXT] == 0
+    children[view, CHILD] = token(rows, index, own[view, 0], at) if is_first else SEPARATOR
+    for column in range(3):
+        children[view, LOW + column] = own[view, column]
+    children[view, NEXT] = 1
 
 
 @compiled
-def _next_wide(row: Int64, own: Int64, least: float, child: Int64) -> None:
-    index, child[CHILD] = max(child[NEXT], wide_node(row, own[2], FIRST)), SEPARATOR
-    end = wide_node(row, own[2] + 1, FIRST)
-    while index < end:
-        low, high = wide_child(row, index, CHILD_LOW), wide_child(row, index, CHILD_HIGH)
+def _next_wide(  # noqa: PLR0917
+    rows: Int64, index: int, own: Int64, view: int, least: float, children: Int64
+) -> None:
+    node = own[view, 2]
+    child = max(children[view, NEXT], wide_node(rows, index, node, FIRST))
+    end = wide_node(rows, index, node + 1, FIRST)
+    while child < end:
+        low = wide_child(rows, index, child, CHILD_LOW)
+        high = wide_child(rows, index, child, CHILD_HIGH)
         if high - low >= least:
-            child[CHILD], child[LOW], child[HIGH] = wide_child(row, index, CHILD_TOKEN), low, high
-            child[NODE] = wide_child(row, index, CHILD_NODE) - 1
-            child[NEXT] = index + 1
+            children[view, CHILD] = wide_child(rows, index, child, CHILD_TOKEN)
+            children[view, LOW], children[view, HIGH] = low, high
+            children[view, NODE] = wide_child(rows, index, child, CHILD_NODE) - 1
+            children[view, NEXT] = child + 1
             return
-        index += 1
+        child += 1
+    children[view, CHILD] = SEPARATOR

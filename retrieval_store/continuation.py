@@ -57,32 +57,35 @@ def grow(rows: Int64, lengths: Int64, spans: Int64, budget: int) -> tuple[Int64,
     costs, found_spans = np.empty(budget), np.empty((budget, len(spans), 3), dtype=np.int64)
     order, count = np.arange(budget), 0
     children, least = np.empty((len(spans), NUM_COLUMNS), dtype=np.int64), np.empty(len(spans))
-    own, weights, depths = spans.copy(), np.empty(len(spans)), lengths
+    own, weights = spans.copy(), np.empty(len(spans))
     cost, parent, depth = 0.0, ROOT, 0
     for turn in range(budget):
         best, room = SEPARATOR, budget - turn
         if depth < MAX_CONTINUATION:
-            depths = lengths + depth
-            _set_weights(depths, own, weights)
+            _set_weights(lengths, depth, own, weights)
             needed = math.exp(cost - costs[order[0]]) * MARGIN if count == room else 0.0
             if _set_least(weights, own, needed, least):
                 rewind(own, children)
-                best = next_child(rows, depths, own, least, children, ROOT)
+                best = next_child(rows, lengths, depth, own, least, children, ROOT)
         while best != SEPARATOR:
             log_prob = math.log(_prob(children, weights, best))
             if count < room or cost - log_prob < costs[order[0]]:
                 slot = _enter(order, costs, count, count == room, cost - log_prob)
                 count = min(count + 1, room)
-                row, given[slot] = found[slot], log_prob
-                row[TOKEN], row[PARENT], row[DEPTH] = best, parent, depth + 1
-                _copy_spans(children, best, found_spans[slot])
-            best = next_child(rows, depths, own, least, children, best)
+                found[slot, TOKEN], found[slot, PARENT] = best, parent
+                found[slot, DEPTH], given[slot] = depth + 1, log_prob
+                _copy_spans(children, best, found_spans, slot)
+            best = next_child(rows, lengths, depth, own, least, children, best)
         if not count:
             return nodes[:turn], log_probs[:turn]
         count -= 1
         slot, parent = order[count], turn
-        nodes[turn], log_probs[turn] = found[slot], given[slot]
-        depth, cost, own[:] = found[slot, DEPTH], float(costs[slot]), found_spans[slot]
+        depth, cost = found[slot, DEPTH], float(costs[slot])
+        nodes[turn, TOKEN], nodes[turn, PARENT] = found[slot, TOKEN], found[slot, PARENT]
+        nodes[turn, DEPTH], log_probs[turn] = depth, given[slot]
+        for view in range(len(own)):
+            for column in range(3):
+                own[view, column] = found_spans[slot, view, column]
     return nodes, log_probs
 
 
@@ -118,24 +121,26 @@ def _prob(children: Int64, weights: Float64, best: int) -> float:
 
 
 @compiled
-def _copy_spans(children: Int64, best: int, spans: Int64) -> None:
-    """The spans of the child `best`; empty in views that do not have it."""
-    spans[:] = 0
+def _copy_spans(children: Int64, best: int, spans: Int64, slot: int) -> None:
+    """Set in `spans` those of the child `best`; empty in views that do not have it."""
     for view in range(len(children)):
-        if children[view, CHILD] == best:
-            spans[view] = children[view, LOW : NODE + 1]
+        is_there = children[view, CHILD] == best
+        spans[slot, view, 0] = children[view, LOW] if is_there else 0
+        spans[slot, view, 1] = children[view, HIGH] if is_there else 0
+        spans[slot, view, 2] = children[view, NODE] if is_there else 0
 
 
 @compiled
-def _set_weights(depths: Int64, own: Int64, weights: Float64) -> None:
+def _set_weights(lengths: Int64, depth: int, own: Int64, weights: Float64) -> None:
     """Set in `weights`, float64 [views], what one occurrence adds to a child's probability."""
-    left, per_level = 1.0, len(own) // len(depths)
-    for level in range(len(depths)):
+    left, per_level = 1.0, len(own) // len(lengths)
+    for level in range(len(lengths)):
         first, count = level * per_level, 0
         for view in range(first, first + per_level):
             count += own[view, 1] - own[view, 0]
-        prior = PRIOR / depths[level]
-        weights[first : first + per_level] = left / (count + prior)
+        prior = PRIOR / (lengths[level] + depth)
+        for view in range(first, first + per_level):
+            weights[view] = left / (count + prior)
         left *= BACK_OFF * (prior / (count + prior) if count else 1.0)
 
 

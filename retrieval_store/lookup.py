@@ -16,8 +16,8 @@ from ..core.lookup import Subtree, empty_subtree
 from ..core.types import Float32, Int32, Int64
 from .continuation import PARENT, TOKEN, grow
 from .segment import MAX_CONTEXT, Segment, build_segment
-from .segment_view import find_wide, segment_rows
-from .suffix_search import find, longest_seen
+from .segment_view import segment_rows
+from .suffix_search import longest_matches
 
 SHARED = "shared"
 MIN_CONTEXT = 2
@@ -72,18 +72,10 @@ def load_compiled_lookup() -> None:
 def _subtree(rows: Int64, text: Int32, budget: int) -> tuple[int, Int32, Float32]:
     """The length of the match, tokens and parents int32 [2, n], and log-probabilities."""
     context = text.astype(np.int64)
-    longest = longest_seen(rows, context, MIN_CONTEXT, len(context), 1)
-    if longest < MIN_CONTEXT:
+    lengths, spans = longest_matches(rows, context, MIN_CONTEXT, ENOUGH_COUNT)
+    if not len(lengths):
         return 0, np.empty((2, 0), dtype=np.int32), np.empty(0, dtype=np.float32)
-    often = longest_seen(rows, context, MIN_CONTEXT, longest, ENOUGH_COUNT)
-    num_levels = 1 if often in (longest, MIN_CONTEXT - 1) else 2
-    lengths = np.array([longest, often], dtype=np.int64)[:num_levels]
-    spans = np.empty((num_levels * len(rows), 3), dtype=np.int64)
-    for level in range(num_levels):
-        for index in range(len(rows)):
-            low, high = find(rows[index], context[len(context) - lengths[level] :])
-            spans[level * len(rows) + index] = low, high, find_wide(rows[index], low, high)
     nodes, log_probs = grow(rows, lengths, spans, budget)
     found = np.empty((2, len(nodes)), dtype=np.int32)
     found[0], found[1] = nodes[:, TOKEN], nodes[:, PARENT]
-    return longest, found, log_probs.astype(np.float32)
+    return int(lengths[0]), found, log_probs.astype(np.float32)

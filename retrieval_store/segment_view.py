@@ -19,7 +19,7 @@ from numba.np.numpy_support import carray
 from ..core.compiled import compiled
 from ..core.types import Int64
 from .segment import Segment
-from .wide_nodes import HIGH, LOW, WIDE
+from .wide_nodes import LOW, SHARED
 
 # Columns of a row.
 (
@@ -66,11 +66,11 @@ _pointer = cast("Callable[[int], Any]", intrinsic(_typed_pointer))
 
 
 @compiled
-def token(row: Int64, place: int, depth: int) -> int:
+def token(rows: Int64, index: int, place: int, depth: int) -> int:
     """The token at `depth` of the suffix at `place`."""
-    size = row[SIZE]
-    suffixes = carray(_pointer(row[SUFFIXES]), size, np.uint32)
-    text = carray(_pointer(row[TEXT]), size, np.uint32)
+    size = rows[index, SIZE]
+    suffixes = carray(_pointer(rows[index, SUFFIXES]), size, np.uint32)
+    text = carray(_pointer(rows[index, TEXT]), size, np.uint32)
     raw = text[np.int64(suffixes[place]) + depth]
     # Texts are big-endian.
     high = ((raw & 0xFF) << 24) | ((raw & 0xFF00) << 8)
@@ -78,45 +78,44 @@ def token(row: Int64, place: int, depth: int) -> int:
 
 
 @compiled
-def common_len(row: Int64, place: int) -> int:
+def common_len(rows: Int64, index: int, place: int) -> int:
     """Tokens that the suffix at `place` shares with the one before it."""
-    return int(carray(_pointer(row[COMMON_LENS]), row[SIZE], np.uint8)[place])
+    return int(carray(_pointer(rows[index, COMMON_LENS]), rows[index, SIZE], np.uint8)[place])
 
 
 @compiled
-def bucket(row: Int64, first_token: int) -> tuple[int, int]:
+def bucket(rows: Int64, index: int, first_token: int) -> tuple[int, int]:
     """The span of the suffixes that begin with a token."""
-    if not 0 <= first_token < row[VOCAB_SIZE]:
+    if not 0 <= first_token < rows[index, VOCAB_SIZE]:
         return 0, 0
-    places = carray(_pointer(row[FIRST_PLACES]), row[VOCAB_SIZE] + 1, np.uint32)
+    places = carray(_pointer(rows[index, FIRST_PLACES]), rows[index, VOCAB_SIZE] + 1, np.uint32)
     return int(places[first_token]), int(places[first_token + 1])
 
 
 @compiled
-def wide_node(row: Int64, node: int, column: int) -> int:
+def wide_node(rows: Int64, index: int, node: int, column: int) -> int:
     """A number of the table of wide nodes; see `wide_nodes.py`."""
-    numbers = carray(_pointer(row[WIDE_NODES]), 4 * (node + 1), np.uint32)
+    numbers = carray(_pointer(rows[index, WIDE_NODES]), 4 * (node + 1), np.uint32)
     return int(numbers[4 * node + column])
 
 
 @compiled
-def wide_child(row: Int64, child: int, column: int) -> int:
+def wide_child(rows: Int64, index: int, child: int, column: int) -> int:
     """A number of the table of wide nodes' children."""
-    numbers = carray(_pointer(row[WIDE_CHILDREN]), 4 * (child + 1), np.uint32)
+    numbers = carray(_pointer(rows[index, WIDE_CHILDREN]), 4 * (child + 1), np.uint32)
     return int(numbers[4 * child + column])
 
 
 @compiled
-def find_wide(row: Int64, low: int, high: int) -> int:
-    """The wide node of this span; -1 if the table does not have it."""
-    first, end = 0, row[NUM_WIDE]
-    while high - low >= WIDE and first < end:
+def find_wide(rows: Int64, index: int, low: int, length: int) -> int:
+    """The wide node of the span that begins at `low` and shares `length` tokens, which is there."""
+    # Of the nodes that begin at one place the narrower come first, and share more.
+    first, end = 0, rows[index, NUM_WIDE]
+    while end - first > 1:
         middle = (first + end) // 2
-        found_low, found_high = wide_node(row, middle, LOW), wide_node(row, middle, HIGH)
-        if found_low == low and found_high == high:
-            return middle
-        if found_low < low or (found_low == low and found_high < high):
-            first = middle + 1
+        found = wide_node(rows, index, middle, LOW)
+        if found < low or (found == low and wide_node(rows, index, middle, SHARED) >= length):
+            first = middle
         else:
             end = middle
-    return -1
+    return int(first)
