@@ -28,7 +28,7 @@ def rewind(own: Int64, children: Int64) -> None:
 
 
 @compiled
-def next_child(  # noqa: PLR0917 - flat arrays, as in all compiled loops
+def next_child(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled loops
     rows: Int64, lengths: Int64, depth: int, own: Int64, least: Float64, children: Int64,
     passed: int,
 ) -> int:  # fmt: skip
@@ -52,7 +52,7 @@ def next_child(  # noqa: PLR0917 - flat arrays, as in all compiled loops
 
 
 @compiled
-def _next_of_view(  # noqa: PLR0917
+def _next_of_view(  # noqa: PLR0913, PLR0917
     rows: Int64, index: int, own: Int64, view: int, at: int, least: float, children: Int64
 ) -> None:
     if own[view, 0] == own[view, 1]:
@@ -66,7 +66,7 @@ def _next_of_view(  # noqa: PLR0917
 
 
 @compiled
-def _next_narrow(  # noqa: PLR0917
+def _next_narrow(  # noqa: PLR0913, PLR0917
     rows: Int64, index: int, own: Int64, view: int, at: int, least: float, children: Int64
 ) -> None:
     """Children end where suffixes share no more than the node's tokens."""

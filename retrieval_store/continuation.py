@@ -83,9 +83,7 @@ def grow(rows: Int64, lengths: Int64, spans: Int64, budget: int) -> tuple[Int64,
         depth, cost = found[slot, DEPTH], float(costs[slot])
         nodes[turn, TOKEN], nodes[turn, PARENT] = found[slot, TOKEN], found[slot, PARENT]
         nodes[turn, DEPTH], log_probs[turn] = depth, given[slot]
-        for view in range(len(own)):
-            for column in range(3):
-                own[view, column] = found_spans[slot, view, column]
+        _take_spans(found_spans, slot, own)
     return nodes, log_probs
 
 
@@ -128,6 +126,13 @@ def _copy_spans(children: Int64, best: int, spans: Int64, slot: int) -> None:
         spans[slot, view, 0] = children[view, LOW] if is_there else 0
         spans[slot, view, 1] = children[view, HIGH] if is_there else 0
         spans[slot, view, 2] = children[view, NODE] if is_there else 0
+
+
+@compiled
+def _take_spans(spans: Int64, slot: int, own: Int64) -> None:
+    for view in range(len(own)):
+        for column in range(3):
+            own[view, column] = spans[slot, view, column]
 
 
 @compiled

@@ -32,7 +32,7 @@ ALIGNMENT = 64
 PREFIX = struct.Struct("<8sII32s")
 REMEDY = "restore the file, or build the corpus again and put it in its place"
 
-Data = bytes | mmap.mmap
+Data = bytes | mmap.mmap | memoryview
 AnyArray = NDArray[Any]
 
 
@@ -76,12 +76,6 @@ def unpack(data: Data, origin: str) -> tuple[dict[str, Any], dict[str, AnyArray]
     return header["fields"], arrays
 
 
-def array_start(data: Data, array: AnyArray) -> int:
-    """Where in `data` the bytes of `array`, one of the views that `unpack` gave, begin."""
-    whole = np.frombuffer(data, np.uint8)
-    return int(array.__array_interface__["data"][0] - whole.__array_interface__["data"][0])
-
-
 def _read_header(data: Data, origin: str) -> tuple[dict[str, Any], int]:
     if len(data) < PREFIX.size:
         raise StoreError(f"{origin}: too short for a segment ({len(data)} bytes); {REMEDY}")
@@ -94,7 +88,7 @@ def _read_header(data: Data, origin: str) -> tuple[dict[str, Any], int]:
             "build the corpus again with this version"
         )
     start = PREFIX.size + header_len
-    header = data[PREFIX.size : start]
+    header = bytes(data[PREFIX.size : start])
     if _digest(header) != digest:
         raise StoreError(f"{origin}: the header is corrupt; {REMEDY}")
     return json.loads(header), start

@@ -78,16 +78,19 @@ class RedisStore(SegmentStore):
         """The segment, joined from its chunks, each and the whole checked."""
         check_names(namespace, segment_id)
         origin = f"{self.url} {namespace}/{segment_id}"
-        parts: list[bytes] = []
+        # The segment's arrays are views of these bytes; they are held once, chunks as they come.
+        data, index, size = bytearray(), 0, CHUNK_BYTES
         # The last chunk is the only short one; it is empty where the size fits exactly.
-        while not parts or len(parts[-1]) == CHUNK_BYTES:
+        while size == CHUNK_BYTES:
             with self._redis.reported():
-                chunk = self._client.get(self._chunk(namespace, segment_id, len(parts)))
+                chunk = self._client.get(self._chunk(namespace, segment_id, index))
             if chunk is None:
                 raise StoreError(f"{origin}: not stored, or incomplete; build the corpus again")
             assert isinstance(chunk, bytes), "the client must not decode answers"
-            parts.append(unseal(chunk, f"{origin}: chunk {len(parts)}"))
-        segment = Segment.from_data(b"".join(parts), origin)
+            payload = unseal(chunk, f"{origin}: chunk {index}")
+            data += payload
+            index, size = index + 1, len(payload)
+        segment = Segment.from_data(memoryview(data).toreadonly(), origin)
         require_id(segment, segment_id, origin)
         return segment
 
@@ -215,4 +218,4 @@ class RedisStore(SegmentStore):
 
 def _payloads(data: Data) -> Iterator[bytes]:
     for start in range(0, len(data) + 1, CHUNK_BYTES):
-        yield data[start : start + CHUNK_BYTES]
+        yield bytes(data[start : start + CHUNK_BYTES])

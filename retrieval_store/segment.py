@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import ConfigError, StoreError
 from ..core.types import Int32
-from .packed_file import Data, array_start, pack, unpack
+from .packed_file import Data, pack, unpack
 from .suffix_array import sort_suffixes
 from .wide_nodes import wide_nodes
 
@@ -59,7 +59,6 @@ class Segment:
     first_places   uint32 [vocab_size + 1]  suffixes that begin with token t are
                    first_places[t]:first_places[t + 1]; halves the time of a search
     wide_nodes, wide_children  uint32 [m + 1, 4], uint32 [k, 4]  see `wide_nodes.py`
-    text_start     where `text` begins in `data`, in bytes
     """
 
     data: Data
@@ -70,7 +69,6 @@ class Segment:
     first_places: NDArray[np.uint32]
     wide_nodes: NDArray[np.uint32]
     wide_children: NDArray[np.uint32]
-    text_start: int
 
     @classmethod
     def from_data(cls, data: Data, origin: str) -> Self:
@@ -78,7 +76,7 @@ class Segment:
         fields, arrays = unpack(data, origin)
         try:
             header = SegmentHeader(**fields)
-            segment = cls(data, header, **arrays, text_start=array_start(data, arrays["text"]))
+            segment = cls(data, header, **arrays)
         except (KeyError, TypeError) as error:
             raise StoreError(f"{origin}: not a retrieval segment; build it again") from error
         segment._check_sizes(origin)

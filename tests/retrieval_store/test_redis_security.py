@@ -1,14 +1,11 @@
-"""TLS, users with few rights, Redis Cluster, and passwords that no message tells."""
+"""TLS, users with few rights, and passwords that no message tells."""
 
 from __future__ import annotations
 
 import logging
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
 from draftline.core.errors import ConfigError, StoreError
 from draftline.retrieval_store.open_store import open_store
 from draftline.retrieval_store.redis_store import RedisStore
@@ -114,31 +111,3 @@ def test_tls_asks_for_certificates(tmp_path: Path) -> None:
 def test_a_tls_file_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ConfigError, match=r"ssl_certfile: cannot read absent\.pem"):
         RedisStore("rediss://localhost/0?ssl_certfile=absent.pem")
-
-
-@pytest.fixture
-def cluster_node(tmp_path: Path) -> Iterator[RedisServer]:
-    """A cluster of one node, which has all slots."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        bus_port = str(probe.getsockname()[1])
-    options = ("--cluster-enabled", "yes", "--cluster-port", bus_port)
-    with RedisServer(tmp_path, *options) as server, server.raw() as client:
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        wait_until(
-            lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok",
-            "cluster_state:ok",
-        )
-        yield server
-
-
-def test_a_cluster_node_takes_every_transaction(cluster_node: RedisServer) -> None:
-    """A node in cluster mode refuses commands and transactions whose keys differ in slot."""
-    with cluster_node.raw() as client, pytest.raises(redis.RedisError, match="same slot"):
-        client.execute_command("EXISTS", "one", "two")
-    store = RedisStore(cluster_node.url)
-    store.change("n", add=[A, B])
-    store.change("n", add=[A], remove=[B.segment_id])
-    assert store.manifest().segment_ids("n") == [A.segment_id]
-    assert store.get("n", A.segment_id).data == A.data
-    store.close()
