@@ -23,6 +23,7 @@ class RedisClient:
         self.url = shown_url(url)
         self.prefix = f"{{draftline:{name}}}"
         self.manifest = f"{self.prefix}:manifest"
+        self.learning = f"{self.prefix}:learning"
         self.channel = f"{self.prefix}:changes"
 
     def reported(self) -> AbstractContextManager[None]:
