@@ -70,7 +70,11 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     port: Annotated[int | None, typer.Option(help="Port; 0: the system chooses.")] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(envvar="DRAFTLINE_API_KEY", help="Bearer token to ask for; may be repeated."),
+        typer.Option(
+            envvar="DRAFTLINE_API_KEY",
+            help="Bearer token to ask for; may be repeated. Those of tenants are in the settings' "
+            "file, server.tenants.",
+        ),
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API.")] = None,
     max_model_len: Annotated[

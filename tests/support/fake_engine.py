@@ -123,7 +123,6 @@ class FakeEngine:
         request_id: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         assert not isinstance(prompt, str)
-        assert options.namespace == "shared"
         assert request_id is not None
         if any(token_id >= self.model_info.vocab_size for token_id in prompt):
             raise RequestError("prompt", "holds a token id outside the vocabulary")
