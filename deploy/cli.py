@@ -15,6 +15,7 @@ from ..core.errors import DraftlineError
 from .bench_cli import bench, lossless
 from .cli_options import ConfigFile, Model, Speculative, Stages, command_settings
 from .corpus_cli import corpus_app
+from .corpus_learning_cli import learning_app
 from .corpus_upkeep_cli import upkeep_app
 
 app = typer.Typer(
@@ -25,7 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-corpus_app.add_typer(upkeep_app)
+for part in (learning_app, upkeep_app):
+    corpus_app.add_typer(part)
 app.add_typer(corpus_app, name="corpus")
 for command in (bench, lossless):
     app.command()(command)
