@@ -214,8 +214,9 @@ class DrafterChannel:
         )
 
     def _flush_soon(self) -> None:
-        # Deferred, so that it can still join a step's message; in process the step comes anyway.
-        if not self.link.is_local:
+        # Deferred, so that it can still join a step's message. In process that step comes anyway,
+        # but after the last request: what a drafter learns of it must not wait for the next one.
+        if not (self.link.is_local and self._texts):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
