@@ -65,7 +65,7 @@ class RetrievalDrafter:
         self._name = name
         self._options = options or RetrievalOptions()
         self._learner = learner if self._options.learn else None
-        self._refused = dict.fromkeys(OUTCOMES, 0)
+        self._refused: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         self._requests: OpenRequests[_Request] = OpenRequests(name)
 
     @property

@@ -21,7 +21,7 @@ class RedisLearningPolicy:
     def off(self) -> frozenset[str]:
         """In one round trip."""
         with self._redis.reported():
-            return frozenset(as_text(name) for name in self._client.hkeys(self._redis.learning))
+            return frozenset(as_text(name) for name in self._client.hgetall(self._redis.learning))
 
     def switch(self, namespace: str, *, learns: bool) -> None:
         """One command, which makes every append under way look again."""

@@ -90,7 +90,7 @@ class FakeEngine:
         self.model_info = FakeModelInfo()
         self.max_model_len = self.model_info.max_context_len
         self.tokenizer = byte_tokenizer(chat=chat)
-        self.calls: list[tuple[tuple[int, ...], SamplingParams, bool]] = []
+        self.calls: list[tuple[tuple[int, ...], SamplingParams, RequestOptions]] = []
         self.arrivals: asyncio.Queue[str] = asyncio.Queue()
         self.cancelled: list[str] = []
         self.healthy = True
