@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -34,7 +34,7 @@ from .health_check import health_handler
 SERVICE, _, METHOD_NAME = METHOD.strip("/").partition("/")
 LEARN_METHOD_NAME = LEARN_METHOD.rpartition("/")[2]
 
-Learn = Callable[[Ended, Fitness], None]
+Learn = Callable[[Ended, Fitness], Mapping[str, int]]
 
 
 class RetrievalServer:
@@ -43,7 +43,7 @@ class RetrievalServer:
     A batch that cannot be answered before its deadline is refused at once. `is_serving` is what
     health probes are told.
 
-    learn  takes ended requests, in a thread; None refuses them
+    learn  takes ended requests, in a thread, and says what became of them; None refuses them
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class RetrievalServer:
     async def _learn(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
             ended, fitness = decode_learn(LearnRequest.FromString(data))
-            await asyncio.to_thread(self._learn_one, ended, fitness)
+            counts = await asyncio.to_thread(self._learn_one, ended, fitness)
         except (DecodeError, ProtocolError, ConfigError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return LearnReply().SerializeToString()
+        return LearnReply(counts=counts).SerializeToString()
 
 
 def main(arguments: list[str] | None = None) -> int:

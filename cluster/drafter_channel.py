@@ -14,7 +14,7 @@ from .arrived_proposals import ArrivedProposals
 from .circuit_breaker import CircuitBreaker, RetryPolicy
 from .committed_text import CommittedText
 from .drafter_backlog import DrafterBacklog
-from .drafter_link import DrafterLink, DrafterMessage
+from .drafter_link import DrafterLink, DrafterMessage, DrafterReport
 from .drafter_stats import DrafterStats
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class DrafterChannel:
         self._mean_latency_s = 0.0
         self._num_messages = self._num_errors = self._num_connects = 0
         self._latency_sum_s, self._latency_count = 0.0, 0
-        self._memory_bytes = 0
+        self._report = DrafterReport()
 
     @property
     def mean_latency_s(self) -> float:
@@ -155,7 +155,7 @@ class DrafterChannel:
             logger.info("drafter=%s event=connected count=%d", self.link.name, self._num_connects)
             self._on_progress()
 
-    def answered(self, proposals: Sequence[Proposal], memory_bytes: int | None = None) -> None:
+    def answered(self, proposals: Sequence[Proposal], report: DrafterReport | None = None) -> None:
         """Keep what passes the border, then send what is queued."""
         message, self._message = self._message, None
         assert message is not None, "an answer to nothing"
@@ -167,7 +167,7 @@ class DrafterChannel:
             self.failed(DrafterError(str(error)))
             return
         self._breaker.succeed()
-        self._memory_bytes = self._memory_bytes if memory_bytes is None else memory_bytes
+        self._report = report or self._report
         if message.queries:
             self.is_awaited = False
             self._record_latency(message)
@@ -195,6 +195,7 @@ class DrafterChannel:
 
     def stats(self) -> DrafterStats:
         """Totals so far."""
+        learning = self.link.learning_counts
         return DrafterStats(
             name=self.link.name,
             connected=self.is_up,
@@ -208,12 +209,14 @@ class DrafterChannel:
             reconnects=max(0, self._num_connects - 1),
             latency_sum_s=self._latency_sum_s,
             latency_count=self._latency_count,
-            memory_bytes=self._memory_bytes,
+            memory_bytes=self._report.memory_bytes,
+            learning=self._report.learning if learning is None else learning,
         )
 
     def _flush_soon(self) -> None:
-        # Deferred, so that it can still join a step's message; in process the step comes anyway.
-        if not self.link.is_local:
+        # Deferred, so that it can still join a step's message. In process that step comes anyway,
+        # but after the last request: what a drafter learns of it must not wait for the next one.
+        if not (self.link.is_local and self._texts):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..core.errors import DrafterError
 from ..core.types import Commit, DraftRequest, Proposal, Query
 
-# Every so many answers tell what the drafter's memory is.
-TELL_MEMORY_EVERY = 32
+# Every so many answers carry a report.
+REPORT_EVERY = 32
 # Of a link that is given no limit of its own: that of the settings.
 MAX_NODES = 256
 
@@ -30,9 +30,21 @@ class DrafterMessage:
     deadline: float
 
 
-def is_memory_told(message: DrafterMessage) -> bool:
-    """Whether the answer to this message tells it: the first one does."""
-    return message.sequence % TELL_MEMORY_EVERY == 1
+@dataclass(frozen=True, slots=True, eq=False)
+class DrafterReport:
+    """What a drafter tells of itself.
+
+    memory_bytes  what it takes
+    learning      what it learned, see `core.learner.LearningDrafter`
+    """
+
+    memory_bytes: int = 0
+    learning: Mapping[str, int] = field(default_factory=dict)
+
+
+def is_report_due(message: DrafterMessage) -> bool:
+    """Whether the answer to this message carries a report: the first one does."""
+    return message.sequence % REPORT_EVERY == 1
 
 
 class LinkEvents(Protocol):
@@ -42,10 +54,10 @@ class LinkEvents(Protocol):
         """Messages may be sent now; the drafter knows no request."""
         ...
 
-    def answered(self, proposals: Sequence[Proposal], memory_bytes: int | None = None) -> None:
+    def answered(self, proposals: Sequence[Proposal], report: DrafterReport | None = None) -> None:
         """The answer to the last message: one proposal a query, in order.
 
-        memory_bytes  what the drafter takes; None where the answer does not tell
+        report  None where the answer carries none
         """
         ...
 
@@ -65,6 +77,11 @@ class DrafterLink(Protocol):
     @property
     def is_local(self) -> bool:
         """Whether `send` reports the answer before it returns."""
+        ...
+
+    @property
+    def learning_counts(self) -> Mapping[str, int] | None:
+        """What the drafter learned up to now; None where only its reports tell."""
         ...
 
     @property

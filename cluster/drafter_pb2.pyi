@@ -170,16 +170,25 @@ class Proposal(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., num_successors: _Optional[int] = ..., laws: _Optional[_Union[Laws, _Mapping]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("sequence", "proposals", "error", "memory_bytes")
+    __slots__ = ("sequence", "proposals", "error", "memory_bytes", "learning")
+    class LearningEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
     error: str
     memory_bytes: int
-    def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    learning: _containers.ScalarMap[str, int]
+    def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., learning: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ToDrafter(_message.Message):
     __slots__ = ("hello", "step")

@@ -15,7 +15,7 @@ import grpc
 from ..core.drafter import Drafter
 from ..core.errors import ProtocolError
 from . import drafter_pb2 as pb
-from .drafter_link import is_memory_told
+from .drafter_link import is_report_due
 from .drafter_session import DrafterSession
 from .wire import (
     DEFAULT_MAX_BYTES,
@@ -79,8 +79,8 @@ class DrafterService:
         message = decode_step(data, self._clock())
         try:
             proposals = session.run(message)
-            told = session.memory_bytes if is_memory_told(message) else None
-            return encode_answer(message, proposals, self._max_bytes, told)
+            report = session.report() if is_report_due(message) else None
+            return encode_answer(message, proposals, self._max_bytes, report)
         except Exception as error:
             logger.warning("drafter=%s event=raised", self._drafter.name, exc_info=True)
             return encode_error(message.sequence, f"{type(error).__name__}: {error}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from ..core.drafter import Drafter
+from ..core.learner import LearningDrafter
 from ..core.types import Commit, DraftRequest, Proposal, Query
-from .drafter_link import DrafterMessage
+from .drafter_link import DrafterMessage, DrafterReport
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +28,14 @@ class DrafterSession:
         self._open_ids: set[str] = set()
 
     @property
-    def memory_bytes(self) -> int:
+    def learning_counts(self) -> Mapping[str, int]:
+        """What the drafter learned, from all coordinators together; empty where it never does."""
+        drafter = self._drafter
+        return drafter.learning_counts if isinstance(drafter, LearningDrafter) else {}
+
+    def report(self) -> DrafterReport:
         """Of the drafter, for all coordinators together. Raises what the drafter raises."""
-        return self._drafter.memory_bytes
+        return DrafterReport(self._drafter.memory_bytes, self.learning_counts)
 
     def run(self, message: DrafterMessage) -> list[Proposal]:
         """Do what one message says. Raises what the drafter raises."""

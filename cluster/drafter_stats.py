@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,8 @@ class DrafterStats:
     errors         failures of any kind: raised, broke the contract, never answered, lost
     reconnects     connections after the first
     memory_bytes   what it takes now for requests and learned texts; 0 before it has told
+    learning       ended requests by what became of them, see `core.learner.LearningDrafter`; empty
+                   where it learns nothing, or before it has told
     latency_sum_s  from message to answer, over the `latency_count` answers to queries
     """
 
@@ -35,3 +38,4 @@ class DrafterStats:
     latency_sum_s: float
     latency_count: int
     memory_bytes: int = 0
+    learning: Mapping[str, int] = field(default_factory=dict)

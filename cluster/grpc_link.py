@@ -49,6 +49,7 @@ class GrpcLink:
     """
 
     is_local = False
+    learning_counts = None
 
     def __init__(
         self,

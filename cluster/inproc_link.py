@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from ..core.drafter import Drafter
 from ..core.errors import DrafterError
-from .drafter_link import MAX_NODES, DrafterMessage, LinkEvents, is_memory_told
+from .drafter_link import MAX_NODES, DrafterMessage, LinkEvents, is_report_due
 from .drafter_session import DrafterSession
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,11 @@ class InprocLink:
         self.name = drafter.name
         self.max_nodes = max_nodes
 
+    @property
+    def learning_counts(self) -> Mapping[str, int]:
+        """Of the drafter."""
+        return self._session.learning_counts
+
     def connect(self, events: LinkEvents) -> None:
         """Ready at once."""
         self._events = events
@@ -36,7 +42,7 @@ class InprocLink:
         assert events is not None, "send before connect"
         try:
             proposals = self._session.run(message)
-            told = self._session.memory_bytes if is_memory_told(message) else None
+            told = self._session.report() if is_report_due(message) else None
         except Exception as error:
             logger.warning("drafter=%s event=raised", self.name, exc_info=True)
             events.failed(DrafterError(f"drafter {self.name}: {error}"))

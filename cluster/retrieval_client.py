@@ -13,7 +13,7 @@ from ..core.lookup import Subtree
 from ..core.types import Int32
 from ..retrieval_store.fitness import Fitness
 from ..retrieval_store.learn_wire import LEARN_METHOD, encode_learn
-from ..retrieval_store.retrieval_pb2 import LookupReply
+from ..retrieval_store.retrieval_pb2 import LearnReply, LookupReply
 from ..retrieval_store.wire import METHOD, REFUSED, decode_reply, encode_request
 from .tls_files import TlsFiles
 
@@ -73,12 +73,18 @@ class GrpcLookup:
         except (DecodeError, ProtocolError) as error:
             raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
 
-    def learn(self, ended: Ended, fitness: Fitness) -> None:
-        """Have an ended request learned. Raises `DrafterError`, also if the server refuses it."""
+    def learn(self, ended: Ended, fitness: Fitness) -> dict[str, int]:
+        """Have an ended request learned: what became of it, see `core.learner.OUTCOMES`.
+
+        Raises `DrafterError`, also if the server refuses it.
+        """
         try:
-            self._learn(encode_learn(ended, fitness), timeout=LEARN_TIMEOUT_S)
+            data = self._learn(encode_learn(ended, fitness), timeout=LEARN_TIMEOUT_S)
+            return dict(LearnReply.FromString(data).counts)
         except grpc.RpcError as error:
             raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error
+        except DecodeError as error:
+            raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
 
     def close(self) -> None:
         """Close the connection; a call under way fails."""

@@ -69,7 +69,7 @@ def open_servers(addresses: Sequence[str], learns_for: str | None) -> RetrievalS
 
     fitness = model_fitness(learns_for)
 
-    def learn(ended: Ended) -> None:
+    def learn(ended: Ended) -> dict[str, int]:
         # All of them write to one store; whoever answers first is enough.
         for client in clients[:-1]:
             with contextlib.suppress(DrafterError):

@@ -26,7 +26,7 @@ from ..core.types import (
     Successors,
 )
 from . import drafter_pb2 as pb
-from .drafter_link import DrafterMessage
+from .drafter_link import DrafterMessage, DrafterReport
 
 METHOD = "/draftline.drafter.Drafter/Exchange"
 PROTOCOL_VERSION = 1
@@ -133,10 +133,13 @@ def encode_answer(
     message: DrafterMessage,
     proposals: Sequence[Proposal],
     max_bytes: int,
-    memory_bytes: int | None = None,
+    report: DrafterReport | None = None,
 ) -> bytes:
     """The answer to a message. Raises `ProtocolError` above `max_bytes`."""
-    answer = pb.Answer(sequence=message.sequence, memory_bytes=memory_bytes)
+    answer = pb.Answer(sequence=message.sequence)
+    if report is not None:
+        answer.memory_bytes = report.memory_bytes
+        answer.learning.update(report.learning)
     for query, proposal in zip(message.queries, proposals, strict=True):
         added = answer.proposals.add(
             request_id=query.request_id,
@@ -160,8 +163,8 @@ def encode_error(sequence: int, error: str) -> bytes:
 
 def decode_answer(
     data: bytes, message: DrafterMessage, source: str
-) -> tuple[list[Proposal], int | None]:
-    """The proposals that answer `message`, one a query, and the drafter's memory where it is told.
+) -> tuple[list[Proposal], DrafterReport | None]:
+    """The proposals that answer `message`, one a query, and the report that comes with them.
 
     Raises `DrafterError` with what the drafter raised, `ProtocolError` if the bytes are an answer
     to something else.
@@ -175,8 +178,13 @@ def decode_answer(
     asked = [query.request_id for query in message.queries]
     if [proposal.request_id for proposal in proposals] != asked:
         raise ProtocolError("wire: proposals for other requests than those asked about")
-    memory_bytes = parsed.answer.memory_bytes if parsed.answer.HasField("memory_bytes") else None
-    return [_decode_proposal(proposal, source) for proposal in proposals], memory_bytes
+    return [_decode_proposal(one, source) for one in proposals], _decode_report(parsed.answer)
+
+
+def _decode_report(answer: pb.Answer) -> DrafterReport | None:
+    if not answer.HasField("memory_bytes"):
+        return None
+    return DrafterReport(answer.memory_bytes, dict(answer.learning))
 
 
 def _parse(data: bytes, kind: type[Message]) -> Message:

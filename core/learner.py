@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .types import Int32
+
+# What becomes of an ended request. It is `learned`, or `repeated`: known as a whole already. Or it
+# is refused: `shared` is everybody's, `salted` has a cache salt, `unstored` has store: false, `off`
+# is of a namespace that is not learned, `unfit` of another length or vocabulary. Or it is lost:
+# `dropped` where too many waited, `failed` with its store.
+OUTCOMES = (
+    "learned", "repeated", "shared", "salted", "unstored", "off", "unfit", "dropped", "failed",
+)  # fmt: skip
+# Counted beside them: texts that gained weight, because an ended request took what they say.
+CREDITED = "credited"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +36,22 @@ class Ended:
 class Learner(Protocol):
     """Takes ended requests; never blocks and raises nothing."""
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many had which of `OUTCOMES` so far, and `CREDITED`; what is 0 may be left out."""
+        ...
+
     def learn(self, ended: Ended) -> None:
         """Take it, or drop it and count that."""
+        ...
+
+
+@runtime_checkable
+class LearningDrafter(Protocol):
+    """A drafter that hands ended requests to a learner."""
+
+    @property
+    def learning_counts(self) -> Mapping[str, int]:
+        """As `Learner.counts`, with what it refused by itself; empty where it learns nothing. May
+        be read in another thread."""
         ...

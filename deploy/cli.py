@@ -15,6 +15,7 @@ from ..core.errors import DraftlineError
 from .bench_cli import bench, lossless
 from .cli_options import ConfigFile, Model, Speculative, Stages, command_settings
 from .corpus_cli import corpus_app
+from .corpus_learning_cli import learning_app
 from .corpus_upkeep_cli import upkeep_app
 
 app = typer.Typer(
@@ -25,7 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-corpus_app.add_typer(upkeep_app)
+for part in (learning_app, upkeep_app):
+    corpus_app.add_typer(part)
 app.add_typer(corpus_app, name="corpus")
 for command in (bench, lossless):
     app.command()(command)
@@ -70,7 +72,11 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     port: Annotated[int | None, typer.Option(help="Port; 0: the system chooses.")] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(envvar="DRAFTLINE_API_KEY", help="Bearer token to ask for; may be repeated."),
+        typer.Option(
+            envvar="DRAFTLINE_API_KEY",
+            help="Bearer token to ask for; may be repeated. Those of tenants are in the settings' "
+            "file, server.tenants.",
+        ),
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API.")] = None,
     max_model_len: Annotated[

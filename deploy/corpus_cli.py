@@ -20,6 +20,8 @@ corpus_app = typer.Typer(
     help="Build and look after retrieval stores.", no_args_is_help=True, rich_markup_mode=None
 )
 console = Console(highlight=False, soft_wrap=True)
+# As `retrieval_store.lookup` has it, which the help must not wait for.
+SHARED = "shared"
 
 Store = Annotated[str, typer.Option("--store", help="Folder or redis:// URL of the store.")]
 Model = Annotated[
@@ -119,10 +121,15 @@ def list_segments(*, store: Store) -> None:
 
 @corpus_app.command()
 def stats(*, store: Store) -> None:
-    """Count documents, tokens and bytes of each namespace."""
-    opened = _open(store)
-    table = Table("namespace", "segments", "documents", "tokens", "bytes", box=None, pad_edge=False)
-    for namespace, sizes in opened.manifest().sizes.items():
+    """Count documents, tokens and bytes of each namespace; tell whether it may be learned."""
+    from ..retrieval_store.open_store import open_policy
+
+    opened, off = _open(store), open_policy(store).off()
+    columns = ("namespace", "segments", "documents", "tokens", "bytes", "learning")
+    table = Table(*columns, box=None, pad_edge=False)
+    listed = opened.manifest().sizes
+    for namespace in [*listed, *sorted(off - listed.keys())]:
+        sizes = listed.get(namespace, {})
         headers = [opened.get(namespace, segment_id).header for segment_id in sizes]
         table.add_row(
             namespace,
@@ -130,6 +137,7 @@ def stats(*, store: Store) -> None:
             f"{sum(header.num_documents for header in headers):,}",
             f"{sum(header.num_tokens for header in headers):,}",
             f"{sum(sizes.values()):,}",
+            "never" if namespace == SHARED else "off" if namespace in off else "allowed",
         )
     console.print(table)
 
@@ -152,22 +160,6 @@ def remove(
     opened.change(namespace, remove=removed)
     for segment_id in removed:
         console.print(f"removed {segment_id}")
-
-
-@corpus_app.command()
-def forget(
-    namespace: Annotated[str, typer.Argument(help="Whose data: one tenant's name, or shared.")],
-    *,
-    store: Store,
-) -> None:
-    """Delete all of a namespace, learned texts too, and verify that nothing is left."""
-    from ..retrieval_store.erasure import forget_namespace
-    from ..retrieval_store.open_store import open_eraser
-
-    eraser = open_eraser(store)
-    count = forget_namespace(eraser, namespace)
-    eraser.close()
-    console.print(f"forgot {namespace}: {count} entries deleted, nothing is left")
 
 
 def _open(url: str) -> SegmentStore:

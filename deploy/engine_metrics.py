@@ -18,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ..cluster.drafter_stats import DrafterStats
+from ..core.learner import CREDITED, OUTCOMES
 from .engine_stats import EngineStats
 
 # Of one engine: the values of the labels that a family adds to these two, and a number.
@@ -56,6 +57,19 @@ def _proposals(engine: EngineStats) -> Samples:
         yield (drafter.name, "dropped"), drafter.dropped
 
 
+def _ended(engine: EngineStats) -> Samples:
+    # A server may tell anything; what is no outcome makes no series.
+    for drafter in engine.drafters:
+        if drafter.learning:
+            for outcome in OUTCOMES:
+                yield (drafter.name, outcome), drafter.learning.get(outcome, 0)
+
+
+def _credited(engine: EngineStats) -> Samples:
+    learning = [drafter for drafter in engine.drafters if drafter.learning]
+    return [((drafter.name,), drafter.learning.get(CREDITED, 0)) for drafter in learning]
+
+
 TABLE = (
     _Row(GaugeMetricFamily, "vllm:num_requests_running", "Requests being computed",
          _engine(lambda e: e.num_running)),
@@ -89,6 +103,12 @@ TABLE = (
     _Row(CounterMetricFamily, "draftline:drafter_proposals",
          "Proposals, by what became of them: in_time, late_used or dropped",
          _proposals, ("source", "outcome")),
+    _Row(CounterMetricFamily, "draftline:learning_requests",
+         "Ended requests of drafters that learn, by what became of them",
+         _ended, ("source", "outcome")),
+    _Row(CounterMetricFamily, "draftline:learning_credited_texts",
+         "Learned texts that gained weight, because an answer took what they say",
+         _credited, SOURCE),
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from fastapi import Request, Response
 
 from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
+from .callers import caller_of
 from .engine_face import EngineFace
 from .errors import bad_request
 from .event_stream import EventStream, until_disconnect
@@ -89,7 +90,7 @@ class GenerationRoutes:
             params=_choices(self._params(body, prompts), each) * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
-            options=body.request_options(),
+            options=caller_of(request).own(body.request_options()),
             report=body.speculative.report,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
         )

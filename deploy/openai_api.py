@@ -13,12 +13,13 @@ from starlette.exceptions import HTTPException
 
 from .. import __version__
 from ..core.errors import DraftlineError
+from .callers import ApiKeys, callers_by_key, require_operator
 from .drain import Drain, RefuseWhileDraining
 from .engine_face import EngineFace
 from .errors import ApiError, to_api_error
 from .generation_routes import GenerationRoutes
 from .metrics import CONTENT_TYPE, ServerMetrics
-from .middleware import ApiKeys, RequestIds
+from .middleware import RequestIds
 from .model_card import ServedModel
 from .settings import ServerConfig
 from .token_routes import TokenRoutes
@@ -64,7 +65,7 @@ def create_app(
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the outermost: a refused request has an id too.
     app.add_middleware(RefuseWhileDraining, drain=drain)
-    app.add_middleware(ApiKeys, keys=config.api_keys)
+    app.add_middleware(ApiKeys, callers=callers_by_key(config))
     if not behind_proxy:
         app.add_middleware(RequestIds)
     return app
@@ -97,8 +98,9 @@ def _add_operator_routes(
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is not ready")
 
     @app.get("/metrics")
-    async def prometheus() -> Response:
-        """Prometheus text."""
+    async def prometheus(request: Request) -> Response:
+        """Prometheus text, for the operator."""
+        require_operator(request)
         return Response(metrics.render(await face.stats()), media_type=CONTENT_TYPE)
 
     @app.get("/version")

@@ -55,11 +55,13 @@ def base_url(args: ServeArgs) -> str:
 
 
 def curl_line(args: ServeArgs) -> str:
-    """A command that works as it is printed."""
+    """A command that works as it is printed, but for the key of a tenant, which is not known."""
     body = {"model": args.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
     parts = ["curl", f"{base_url(args)}/v1/completions", "-H", "Content-Type: application/json"]
     if args.server.api_keys:
         parts += ["-H", f"Authorization: Bearer {args.server.api_keys[0]}"]
+    elif args.server.tenants:
+        parts += ["-H", "Authorization: Bearer KEY"]
     return shlex.join([*parts, "-d", json.dumps(body)])
 
 

@@ -10,13 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ..cluster.config import EngineConfig, Settings, unknown_key
 from ..core.errors import ConfigError
+from .tenants import TenantConfig, read_tenants, require_distinct
 
 DEMO_FILE = Path(__file__).parent / "demo.yaml"
 
@@ -31,7 +32,12 @@ class ServerConfig(Settings):
         default=8000, description="0: the system chooses"
     )
     api_keys: tuple[str, ...] = Field(
-        default=(), description="accepted bearer tokens; none: no check"
+        default=(),
+        description="bearer tokens of the operator, whose requests are of `shared`; without any, "
+        "and without tenants: no check",
+    )
+    tenants: tuple[TenantConfig, ...] = Field(
+        default=(), description="who has keys and a namespace of its own"
     )
     request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="a request that takes longer ends with 408"
@@ -47,8 +53,19 @@ class ServerConfig(Settings):
     @classmethod
     def _check_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(value):
-            raise ValueError("a key must not be empty")
+            # Not a ValueError, which would be told with all keys.
+            raise ConfigError("api_keys", "a key must not be empty")
         return value
+
+    @field_validator("tenants", mode="before")
+    @classmethod
+    def _read_tenants(cls, value: Any) -> Any:
+        return read_tenants(value)
+
+    @model_validator(mode="after")
+    def _check_tenants(self) -> Self:
+        require_distinct(self.api_keys, self.tenants)
+        return self
 
 
 class DeploymentConfig(Settings):

@@ -16,12 +16,17 @@ PROMPT_TAIL = 16
 MAX_TOKENS = 2048
 
 
-def may_learn(request: DraftRequest) -> bool:
-    """Whether the text may be read by all later requests of its namespace, and of it only.
+def refusal(request: DraftRequest) -> str | None:
+    """Why its text is not learned, one of `core.learner.OUTCOMES`; None where it may be.
 
-    A store knows namespaces but no salts, so what a salt keeps apart is not learned.
+    What is learned may be read by all later requests of the namespace. A store knows namespaces
+    but no salts, so what a salt keeps apart is not learned.
     """
-    return request.store and request.namespace != SHARED and not request.cache_salt
+    if request.namespace == SHARED:
+        return "shared"
+    if not request.store:
+        return "unstored"
+    return "salted" if request.cache_salt else None
 
 
 class LearnedAnswer:

@@ -6,16 +6,16 @@ includes the last committed token, and the answer is a tree of counted continuat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..core.coupled_rank import CoupledChoice, rank_coupled
-from ..core.learner import Learner
+from ..core.learner import CREDITED, OUTCOMES, Learner
 from ..core.lookup import Lookup, Subtree
 from ..core.types import Commit, DraftRequest, Int32, Proposal, Query, empty_proposal
-from .learned_answer import LearnedAnswer, may_learn
+from .learned_answer import LearnedAnswer, refusal
 from .open_requests import OpenRequests
 from .option_checks import require_switches, require_whole
 
@@ -62,9 +62,10 @@ class RetrievalDrafter:
         learner: Learner | None = None,
     ) -> None:
         self._lookup = lookup
-        self._learner = learner
         self._name = name
         self._options = options or RetrievalOptions()
+        self._learner = learner if self._options.learn else None
+        self._refused: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         self._requests: OpenRequests[_Request] = OpenRequests(name)
 
     @property
@@ -77,11 +78,22 @@ class RetrievalDrafter:
         """See `Drafter`."""
         return self._requests.memory_bytes
 
+    @property
+    def learning_counts(self) -> Mapping[str, int]:
+        """See `LearningDrafter`; no outcome is left out."""
+        if self._learner is None:
+            return {}
+        learned = self._learner.counts
+        counts = {name: self._refused[name] + learned.get(name, 0) for name in OUTCOMES}
+        return counts | {CREDITED: learned.get(CREDITED, 0)}
+
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no token."""
         state = _Request(request, self._options.context_len)
-        if self._learner is not None and self._options.learn and may_learn(request):
-            state.answer = LearnedAnswer(request)
+        if self._learner is not None:
+            state.refusal = refusal(request)
+            if state.refusal is None:
+                state.answer = LearnedAnswer(request)
         self._requests.put(request.request_id, state)
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
@@ -113,10 +125,13 @@ class RetrievalDrafter:
     def close(self, request_id: str) -> None:
         """Forget a request, or hand it on to be learned; an unknown id is ignored."""
         state = self._requests.drop(request_id)
-        if self._learner is not None and state is not None and state.answer is not None:
-            ended = state.answer.end()
-            if ended is not None:
-                self._learner.learn(ended)
+        if self._learner is None or state is None:
+            return
+        if state.refusal is not None:
+            self._refused[state.refusal] += 1
+        ended = None if state.answer is None else state.answer.end()
+        if ended is not None:
+            self._learner.learn(ended)
 
     def _num_candidates(self, state: _Request, max_nodes: int) -> int:
         return max_nodes * self._options.oversample if state.temperature > 0 else max_nodes
@@ -134,11 +149,13 @@ class _Request:
     """The end of one request's text, and how its tokens are chosen."""
 
     __slots__ = (
-        "answer", "committed_len", "context", "context_len", "namespace", "seed", "temperature",
+        "answer", "committed_len", "context", "context_len", "namespace", "refusal", "seed",
+        "temperature",
     )  # fmt: skip
 
     def __init__(self, request: DraftRequest, context_len: int) -> None:
         self.answer: LearnedAnswer | None = None
+        self.refusal: str | None = None
         self.context: Int32 = request.token_ids[-context_len:].astype(np.int32)
         self.context_len = context_len
         self.committed_len = len(request.token_ids)

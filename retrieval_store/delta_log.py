@@ -77,8 +77,11 @@ class DeltaLog(Protocol):
     for as long as a namespace's epoch stays the same, and read anew when it changes.
     """
 
-    def append(self, namespace: str, events: Sequence[DeltaEvent]) -> None:
-        """Add events, in order, and tell those who wait for changes of the segment store."""
+    def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
+        """Add events, in order, and tell those who wait for changes of the segment store.
+
+        False, and nothing is added, where the store's `LearningPolicy` forbids it at that moment.
+        """
         ...
 
     def epochs(self) -> dict[str, str]:

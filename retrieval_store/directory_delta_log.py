@@ -2,15 +2,12 @@
 
 .delta/<namespace>/<tag>.json  epoch, the next position, `folded` and the events; `tag` is the
                                fitness of the texts
-.delta/.lock                   held while a file is replaced
-.delta/.fold                   held while a namespace is folded or forgotten
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import json
 import secrets
 import time
@@ -23,12 +20,12 @@ import numpy as np
 
 from ..core.errors import StoreError
 from .delta_log import DeltaEvent, Folded, LoggedEvent
+from .directory_learning_policy import namespaces_off
+from .directory_locks import DELTA, fold_lock, log_lock
 from .fitness import Fitness
 from .learning_settings import LearningSettings
 from .replace_file import replace_file
 from .store import check_namespace
-
-DELTA = ".delta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class DirectoryDeltaLog:
         self._settings = settings
         self._seen: dict[Path, tuple[tuple[int, int, int], _Content]] = {}
 
-    def append(self, namespace: str, events: Sequence[DeltaEvent]) -> None:
+    def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
         """Replace the file by one that holds the events, too, within the log's bounds."""
         check_namespace(namespace)
         now = time.time()
@@ -73,7 +70,11 @@ class DirectoryDeltaLog:
                 events=tuple(kept[-self._settings.log_entries :]),
             )
 
-        self._change(namespace, add)
+        with log_lock(self._folder.parent):
+            if namespace in namespaces_off(self._folder.parent):
+                return False
+            self._change(namespace, add)
+        return True
 
     def epochs(self) -> dict[str, str]:
         """Of the namespaces that have texts of this fitness."""
@@ -99,7 +100,8 @@ class DirectoryDeltaLog:
             left = tuple(logged for logged in old.events if logged.position > up_to)
             return replace(old, epoch=secrets.token_hex(8), folded=folded, events=left)
 
-        self._change(namespace, cut)
+        with log_lock(self._folder.parent):
+            self._change(namespace, cut)
 
     @contextlib.contextmanager
     def locked(self, namespace: str) -> Iterator[bool]:
@@ -137,40 +139,15 @@ class DirectoryDeltaLog:
         return seen[1]
 
     def _change(self, namespace: str, edit: Callable[[_Content], _Content]) -> None:
+        """Under `log_lock`."""
         path = self._path(namespace)
-        with file_lock(self._folder.parent, ".lock", wait=True):
-            old = self._load(path)
-            old = old if old.epoch else replace(old, epoch=secrets.token_hex(8))
-            try:
-                path.parent.mkdir(exist_ok=True)
-                replace_file(path, _encode(edit(old)).encode())
-            except OSError as error:
-                raise StoreError(f"{path}: cannot be written ({error})") from error
-
-
-def fold_lock(folder: Path, *, wait: bool) -> contextlib.AbstractContextManager[bool]:
-    """Whether nobody else folds or forgets in a store's folder until the context ends."""
-    return file_lock(folder, ".fold", wait=wait)
-
-
-@contextlib.contextmanager
-def file_lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
-    """Whether a lock beside the logs of a store's folder is held; it is freed when a process dies.
-
-    Raises `StoreError` if the folder cannot be written.
-    """
-    path = folder / DELTA / name
-    with contextlib.ExitStack() as stack:
+        old = self._load(path)
+        old = old if old.epoch else replace(old, epoch=secrets.token_hex(8))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.open("w"))
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            held = True
-        except BlockingIOError:
-            held = False
+            path.parent.mkdir(exist_ok=True)
+            replace_file(path, _encode(edit(old)).encode())
         except OSError as error:
             raise StoreError(f"{path}: cannot be written ({error})") from error
-        yield held
 
 
 def _encode(content: _Content) -> str:

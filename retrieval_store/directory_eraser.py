@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from ..core.errors import StoreError
-from .directory_delta_log import DELTA, file_lock, fold_lock
+from .directory_locks import DELTA, fold_lock, log_lock
 from .directory_store import DirectoryStore
 
 
@@ -21,7 +21,7 @@ class DirectoryEraser:
         """The manifest first, then the files; maps of them in other processes stay readable."""
         if not self._folder.is_dir():
             return
-        with fold_lock(self._folder, wait=True), file_lock(self._folder, ".lock", wait=True):
+        with fold_lock(self._folder, wait=True), log_lock(self._folder):
             for segment_id in self._store.manifest().segment_ids(namespace):
                 self._store.delete(namespace, segment_id)
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..core.errors import StoreError
+from .learning_policy import LearningPolicy
 from .store import check_namespace
 
 
@@ -27,13 +28,18 @@ class NamespaceEraser(Protocol):
         ...
 
 
-def forget_namespace(eraser: NamespaceEraser, namespace: str) -> int:
+def forget_namespace(
+    eraser: NamespaceEraser, namespace: str, policy: LearningPolicy | None = None
+) -> int:
     """Erase a namespace and verify that nothing is left; how many things were deleted.
 
-    Replicas that follow the store stop answering from it at their next reading. Raises
-    `ConfigError` for an unsafe name, and `StoreError` naming what is left.
+    With `policy` nothing is learned of it from now on, so that requests which end later bring
+    nothing back. Replicas that follow the store stop answering from it at their next reading.
+    Raises `ConfigError` for an unsafe name, and `StoreError` naming what is left.
     """
     check_namespace(namespace)
+    if policy is not None:
+        policy.switch(namespace, learns=False)
     before = eraser.remains(namespace)
     eraser.erase(namespace)
     left = eraser.remains(namespace)

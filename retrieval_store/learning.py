@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from ..core.errors import ConfigError
-from ..core.learner import Ended
+from ..core.learner import CREDITED, Ended
 from ..core.types import Int32
 from .delta_log import DeltaEvent, DeltaLog, text_digest
 from .fitness import Fitness
@@ -26,10 +26,10 @@ MAX_RUNS = 32
 
 
 class LiveLearning:
-    """Learns ended requests of all namespaces but `shared` and those in `off`.
+    """Learns ended requests of all namespaces but `shared`, those in `off`, and those that the
+    store's `LearningPolicy` forbids.
 
-    counts  `learned`, `repeated` (known as a whole already), `credited` (texts that were of use),
-            and `off`, `shared`, `unfit` (requests refused, by reason)
+    counts  by outcome, see `core.learner.OUTCOMES`; `credited`: texts that were of use
     """
 
     def __init__(
@@ -64,27 +64,34 @@ class LiveLearning:
         """Fold what is due; the namespaces. Raises `StoreError`."""
         return self._folder.fold_due()
 
-    def learn(self, ended: Ended) -> None:
-        """Write one ended request to the log, or refuse it. Raises `StoreError`.
+    def learn(self, ended: Ended) -> dict[str, int]:
+        """Write one ended request to the log, or refuse it: what that adds to `counts`.
 
         A text that is known raises its own weight only; so do the texts that hold a run which the
-        target took.
+        target took. Raises `StoreError`.
         """
+        added = self._learn(ended)
+        with self._counting:
+            self.counts.update(added)
+        return added
+
+    def close(self) -> None:
+        """Free the log's connections."""
+        self._log.close()
+
+    def _learn(self, ended: Ended) -> dict[str, int]:
         reason = self._refusal(ended)
         if reason is not None:
-            self._count({reason: 1})
-            return
+            return {reason: 1}
         digest = text_digest(ended.tokens)
         is_known = self._delta.is_known(ended.namespace, digest)
         own = DeltaEvent(digest, 1.0, None if is_known else ended.tokens)
         useful = self._delta.holding(ended.namespace, _runs(ended)) - {digest}
         credits = [DeltaEvent(name, 1.0) for name in sorted(useful)]
-        self._log.append(ended.namespace, [own, *credits])
-        self._count({"repeated" if is_known else "learned": 1, "credited": len(credits)})
-
-    def close(self) -> None:
-        """Free the log's connections."""
-        self._log.close()
+        if not self._log.append(ended.namespace, [own, *credits]):
+            return {"off": 1}
+        outcome = "repeated" if is_known else "learned"
+        return {outcome: 1, CREDITED: len(credits)} if credits else {outcome: 1}
 
     def _refusal(self, ended: Ended) -> str | None:
         try:
@@ -97,10 +104,6 @@ class LiveLearning:
             return "off"
         is_fit = MIN_TOKENS <= len(ended.tokens) <= MAX_TOKENS and self.fitness.takes(ended.tokens)
         return None if is_fit else "unfit"
-
-    def _count(self, more: Mapping[str, int]) -> None:
-        with self._counting:
-            self.counts.update(more)
 
 
 def _runs(ended: Ended) -> list[Int32]:

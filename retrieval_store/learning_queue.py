@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from ..core.errors import DraftlineError
 from ..core.learner import Ended
@@ -18,27 +19,35 @@ MAX_WAITING = 256
 class LearningQueue:
     """Implements `core.learner.Learner`: calls `sink` for each request, in a thread of its own.
 
-    dropped  requests that came while the queue was full
-    failed   requests for which `sink` raised
+    `sink` says what that adds to `counts`; `dropped` are requests that came while the queue was
+    full, `failed` those for which it raised.
     """
 
-    def __init__(self, sink: Callable[[Ended], None], max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self, sink: Callable[[Ended], Mapping[str, int]], max_waiting: int = MAX_WAITING
+    ) -> None:
         self._sink = sink
         self._waiting: queue.Queue[Ended | None] = queue.Queue(max_waiting)
-        self.dropped = 0
-        self.failed = 0
+        self._counting = threading.Lock()
+        self._counts: Counter[str] = Counter()
         # A daemon: what waits when the process ends is lost, and costs speed only.
         self._thread = threading.Thread(target=self._run, name="retrieval-learn", daemon=True)
         self._thread.start()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many requests had which outcome so far."""
+        with self._counting:
+            return dict(self._counts)
 
     def learn(self, ended: Ended) -> None:
         """Queue it; drop it when the queue is full."""
         try:
             self._waiting.put_nowait(ended)
         except queue.Full:
-            level = logging.DEBUG if self.dropped else logging.WARNING
+            is_first = self._count({"dropped": 1})
+            level = logging.WARNING if is_first else logging.DEBUG
             logger.log(level, "event=learning_dropped namespace=%s", ended.namespace)
-            self.dropped += 1
 
     def close(self) -> None:
         """Hand on what waits, then end the thread."""
@@ -48,8 +57,14 @@ class LearningQueue:
     def _run(self) -> None:
         while (ended := self._waiting.get()) is not None:
             try:
-                self._sink(ended)
+                self._count(self._sink(ended))
             except DraftlineError as error:
-                level = logging.DEBUG if self.failed else logging.WARNING
+                level = logging.WARNING if self._count({"failed": 1}) else logging.DEBUG
                 logger.log(level, "event=learning_failed %s", error)
-                self.failed += 1
+
+    def _count(self, more: Mapping[str, int]) -> bool:
+        """Whether any of these is counted for the first time."""
+        with self._counting:
+            is_first = not self._counts.keys() >= more.keys()
+            self._counts.update(more)
+            return is_first

@@ -1,4 +1,4 @@
-"""Opens the store that a URL names, its log of learned texts, and what deletes from both."""
+"""Opens the store that a URL names, its log of learned texts, its policy, and what deletes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from ..models.bundled import DEMO_STORE
 from .delta_log import DeltaLog
 from .directory_delta_log import DirectoryDeltaLog
 from .directory_eraser import DirectoryEraser
+from .directory_learning_policy import DirectoryLearningPolicy
 from .directory_store import DirectoryStore
 from .erasure import NamespaceEraser
 from .fitness import Fitness
 from .learning import LiveLearning
+from .learning_policy import LearningPolicy
 from .learning_settings import LearningSettings
 from .store import SegmentStore
 
@@ -62,6 +64,20 @@ def open_eraser(url: str) -> NamespaceEraser:
     if _is_redis(url):
         return import_module(".redis_eraser", __package__).RedisEraser(url)
     return DirectoryEraser(_writable(url))
+
+
+def open_policy(url: str, *, writes: bool = False) -> LearningPolicy:
+    """What says of which namespaces of a store nothing is learned.
+
+    Raises `ConfigError` as `open_store` does; with `writes` also for `demo`, and for a folder that
+    is not there, since a policy that nobody reads would promise too much.
+    """
+    if _is_redis(url):
+        return import_module(".redis_learning_policy", __package__).RedisLearningPolicy(url)
+    folder = _writable(url) if writes else _folder(url)
+    if writes and not folder.is_dir():
+        raise ConfigError("store", f"no folder {folder}; nothing was ever stored there")
+    return DirectoryLearningPolicy(folder)
 
 
 def _is_redis(url: str) -> bool:

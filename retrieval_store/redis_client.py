@@ -30,6 +30,7 @@ class RedisClient:
         self.url = shown_url(url)
         self.prefix = f"{{draftline:{name}}}"
         self.manifest = f"{self.prefix}:manifest"
+        self.learning = f"{self.prefix}:learning"
         self.channel = f"{self.prefix}:changes"
         self._named = self.raw.connection_pool
         self._finding = threading.Lock()

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from redis.client import Pipeline
 from redis.exceptions import LockError
 from redis.lock import Lock
 
@@ -50,19 +51,34 @@ class RedisDeltaLog:
         self._epochs = f"{self._redis.prefix}:epochs"
         self._locks: dict[str, Lock] = {}
 
-    def append(self, namespace: str, events: Sequence[DeltaEvent]) -> None:
-        """One transaction: the events, the log's bounds, and the message to readers."""
+    def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
+        """One transaction: the events, the log's bounds, and the message to readers.
+
+        It is tried again when the policy changes meanwhile, and begins with a look at it.
+        """
         check_namespace(namespace)
+        is_off = False
+
+        def add(change: Pipeline) -> None:
+            nonlocal is_off
+            is_off = change.hexists(self._redis.learning, namespace)
+            if not is_off:
+                change.multi()
+                self._add(change, namespace, events)
+
+        with self._redis.reported():
+            self._client.transaction(add, self._redis.learning)
+        return not is_off
+
+    def _add(self, change: Pipeline, namespace: str, events: Sequence[DeltaEvent]) -> None:
         settings, key = self._settings, self._key("delta", namespace)
         oldest = int(1e3 * (time.time() - settings.log_seconds))
-        with self._redis.reported(), self._client.pipeline(transaction=True) as change:
-            for event in events:
-                change.xadd(key, _fields(event), maxlen=settings.log_entries, approximate=True)
-            change.xtrim(key, minid=oldest, approximate=True)
-            change.expire(key, int(settings.log_seconds) + 1)
-            change.hsetnx(self._epochs, f"{namespace}/{self._tag}", secrets.token_hex(8))
-            change.publish(self._redis.channel, namespace)
-            change.execute()
+        for event in events:
+            change.xadd(key, _fields(event), maxlen=settings.log_entries, approximate=True)
+        change.xtrim(key, minid=oldest, approximate=True)
+        change.expire(key, int(settings.log_seconds) + 1)
+        change.hsetnx(self._epochs, f"{namespace}/{self._tag}", secrets.token_hex(8))
+        change.publish(self._redis.channel, namespace)
 
     def epochs(self) -> dict[str, str]:
         """Of the namespaces that have texts of this fitness."""

@@ -6,8 +6,9 @@ from ..core.errors import StoreError
 from .redis_client import TIMEOUT_S, RedisClient, as_text
 from .redis_delta_log import namespace_lock, release
 
-# Keys of these kinds have a namespace after the kind.
-KINDS = frozenset({"chunk", "delta", "folded", "lock"})
+# Keys of these kinds have a namespace after the kind. So has the lock, which holds nothing and goes
+# by itself: whoever looks for what there is to fold may take it at any time.
+KINDS = frozenset({"chunk", "delta", "folded"})
 # How long a fold under way is waited for, in seconds.
 LOCK_WAIT_S = 30.0
 
@@ -27,7 +28,7 @@ class RedisEraser:
             if not lock.acquire(blocking=True, blocking_timeout=LOCK_WAIT_S):
                 raise StoreError(f"namespace {namespace} is being folded; try again")
         try:
-            keys = [key for key in self._keys(namespace) if key != lock.name]
+            keys = self._keys(namespace)
             fields = [(name, self._fields(name, namespace)) for name in self._hashes]
             with self._redis.reported(), self._client.pipeline(transaction=True) as change:
                 for name, found in fields:

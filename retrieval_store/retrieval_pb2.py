@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fretrieval_store/retrieval.proto\x12\x13\x64raftline.retrieval\"?\n\x07\x43ontext\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"?\n\rLookupRequest\x12.\n\x08\x63ontexts\x18\x01 \x03(\x0b\x32\x1c.draftline.retrieval.Context\"P\n\x07Subtree\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0f\n\x07parents\x18\x02 \x01(\x0c\x12\x11\n\tlog_probs\x18\x03 \x01(\x0c\x12\x11\n\tmatch_len\x18\x04 \x01(\r\"=\n\x0bLookupReply\x12.\n\x08subtrees\x18\x01 \x03(\x0b\x32\x1c.draftline.retrieval.Subtree\"\x7f\n\x0cLearnRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x0c\n\x04runs\x18\x03 \x01(\x0c\x12\x16\n\x0etokenizer_hash\x18\x04 \x01(\t\x12\x12\n\nmodel_hash\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\"\x0c\n\nLearnReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fretrieval_store/retrieval.proto\x12\x13\x64raftline.retrieval\"?\n\x07\x43ontext\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"?\n\rLookupRequest\x12.\n\x08\x63ontexts\x18\x01 \x03(\x0b\x32\x1c.draftline.retrieval.Context\"P\n\x07Subtree\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0f\n\x07parents\x18\x02 \x01(\x0c\x12\x11\n\tlog_probs\x18\x03 \x01(\x0c\x12\x11\n\tmatch_len\x18\x04 \x01(\r\"=\n\x0bLookupReply\x12.\n\x08subtrees\x18\x01 \x03(\x0b\x32\x1c.draftline.retrieval.Subtree\"\x7f\n\x0cLearnRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x0c\n\x04runs\x18\x03 \x01(\x0c\x12\x16\n\x0etokenizer_hash\x18\x04 \x01(\t\x12\x12\n\nmodel_hash\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\"x\n\nLearnReply\x12;\n\x06\x63ounts\x18\x01 \x03(\x0b\x32+.draftline.retrieval.LearnReply.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'retrieval_store.retrieval_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_LEARNREPLY_COUNTSENTRY']._loaded_options = None
+  _globals['_LEARNREPLY_COUNTSENTRY']._serialized_options = b'8\001'
   _globals['_CONTEXT']._serialized_start=56
   _globals['_CONTEXT']._serialized_end=119
   _globals['_LOOKUPREQUEST']._serialized_start=121
@@ -42,5 +44,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEARNREQUEST']._serialized_start=331
   _globals['_LEARNREQUEST']._serialized_end=458
   _globals['_LEARNREPLY']._serialized_start=460
-  _globals['_LEARNREPLY']._serialized_end=472
+  _globals['_LEARNREPLY']._serialized_end=580
+  _globals['_LEARNREPLY_COUNTSENTRY']._serialized_start=535
+  _globals['_LEARNREPLY_COUNTSENTRY']._serialized_end=580
 # @@protoc_insertion_point(module_scope)

@@ -57,5 +57,14 @@ class LearnRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ..., runs: _Optional[bytes] = ..., tokenizer_hash: _Optional[str] = ..., model_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class LearnReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("counts",)
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.ScalarMap[str, int]
+    def __init__(self, counts: _Optional[_Mapping[str, int]] = ...) -> None: ...

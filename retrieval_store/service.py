@@ -118,17 +118,18 @@ class RetrievalService:
             self._num_failures, self._last_error = 0, ""
             return changed
 
-    def learn(self, ended: Ended, fitness: Fitness | None = None) -> None:
-        """Learn an ended request; nothing happens where nothing is to be learned.
+    def learn(self, ended: Ended, fitness: Fitness | None = None) -> Mapping[str, int]:
+        """Learn an ended request: what became of it, see `LiveLearning.learn`.
 
-        Blocks for a round trip to the store. Raises `StoreError` if that is out of reach, and
-        `ConfigError` for a text of another model than `fitness`, if that is given.
+        Blocks for some round trips to the store; nothing happens where nothing is to be learned.
+        Raises `StoreError` if the store is out of reach, and `ConfigError` for a text of another
+        model than `fitness`, if that is given.
         """
         if self._learning is None:
-            return
+            return {}
         if fitness is not None and fitness != self._learning.fitness:
             raise ConfigError("fitness", "the text is of another model than this service's")
-        self._learning.learn(ended)
+        return self._learning.learn(ended)
 
     def start(self) -> None:
         """Follow the store in a thread until `stop`, or until nobody holds this any more.

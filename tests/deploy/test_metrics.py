@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import draftline
+from draftline.core.learner import OUTCOMES
 from draftline.core.output import RequestMetrics
 from draftline.deploy.engine_stats import EngineStats
 from draftline.deploy.metrics import ServerMetrics
@@ -87,6 +88,17 @@ def test_engine_totals() -> None:
     assert value(found, "draftline:drafter_circuit_open") == 0
     assert value(found, "draftline:drafter_latency_seconds_sum") == 1.5
     assert value(found, "draftline:drafter_latency_seconds_count") == 35
+    ended = "draftline:learning_requests_total"
+    assert value(found, ended, source="spectra", outcome="learned") == 13
+    assert value(found, ended, source="spectra", outcome="off") == 6
+    assert value(found, ended, source="spectra", outcome="failed") == 0
+    assert value(found, "draftline:learning_credited_texts_total", source="spectra") == 8
+
+
+def test_what_a_drafter_makes_up_is_no_series() -> None:
+    found = families(ServerMetrics("tiny"), [engine_stats()])
+    samples = found["draftline:learning_requests_total"].samples
+    assert sorted(sample.labels["outcome"] for sample in samples) == sorted(OUTCOMES)
 
 
 def test_request_histograms() -> None:

@@ -65,6 +65,8 @@ def test_sections() -> None:
         ({"server": {"port": "x"}}, "server.port", "integer"),
         ({"compile": "yes"}, "compile", "'off' or 'on'"),
         ({"server": {"api_keys": [""]}}, "server.api_keys", "empty"),
+        ({"server": {"tenants": {"a": {}}}}, "server.tenants", "list of tenants"),
+        ({"server": {"tenants": ["a"]}}, "server.tenants[0]", "mapping"),
         ({"server": {"request_timeout_s": 0}}, "server.request_timeout_s", "greater"),
         ({"server": 3}, "server", "mapping"),
         ({"deployment": {"num_replica": 1}}, "deployment.num_replica", "num_replicas"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import numpy as np
 import pytest
+from draftline.cluster.drafter_link import REPORT_EVERY
 from draftline.core.shaping import Shaping
 from draftline.core.types import (
     MAX_SUCCESSORS,
@@ -115,6 +117,60 @@ async def test_what_a_cut_proposal_asked_for_is_kept(make_hub):
     hub = await make_hub(ScriptedDrafter(lambda _: asking))
     (proposal,) = await HubSession(hub).step(max_nodes=3)
     assert (proposal.tokens.tolist(), proposal.num_successors) == ([1, 2, 3], 4)
+
+
+class ClosingDrafter(CountingDrafter):
+    """Learns every request that ends, and says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learning_counts = {"learned": 0}
+        self.is_told = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def close(self, request_id: str) -> None:
+        super().close(request_id)
+        self.learning_counts = {"learned": self.learning_counts["learned"] + 1}
+        self._loop.call_soon_threadsafe(self.is_told.set)
+
+    def open(self, request: DraftRequest) -> None:
+        super().open(request)
+        self.is_told.clear()
+
+
+async def test_the_end_of_the_last_request_needs_no_further_step(make_hub):
+    drafter = ClosingDrafter()
+    hub = await make_hub(drafter)
+    sessions = [HubSession(hub, name) for name in ("one", "two")]
+    for session in sessions:
+        await session.step(2)
+    for session in sessions:
+        hub.close(session.request_id)
+    async with asyncio.timeout(30):
+        while drafter.texts:
+            await drafter.is_told.wait()
+            drafter.is_told.clear()
+    assert drafter.learning_counts == {"learned": 2}
+
+
+async def test_what_is_learned_is_told(make_hub):
+    drafter = ClosingDrafter()
+    hub = await make_hub(drafter)
+    session = HubSession(hub)
+    for _ in range(REPORT_EVERY + 1):
+        await session.step(1)
+    assert hub.stats()[0].learning == {"learned": 0}
+    hub.close("r")
+    session = HubSession(hub, "again")
+    for _ in range(REPORT_EVERY + 1):
+        await session.step(1)
+    assert hub.stats()[0].learning == {"learned": 1}
+
+
+async def test_a_drafter_that_never_learns_tells_nothing(make_hub):
+    hub = await make_hub(CountingDrafter())
+    await HubSession(hub).step(1)
+    assert hub.stats()[0].learning == {}
 
 
 async def test_close_frees_and_an_id_can_be_used_again(make_hub):

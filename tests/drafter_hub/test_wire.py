@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from draftline.cluster import drafter_pb2 as pb
 from draftline.cluster import wire
-from draftline.cluster.drafter_link import DrafterMessage
+from draftline.cluster.drafter_link import DrafterMessage, DrafterReport
 from draftline.core.draft_laws import DraftLaws
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.shaping import Shaping
@@ -154,10 +154,11 @@ def test_an_impossible_shaping_is_refused(field: str, shaping: pb.Shaping):
 def test_an_answer_round_trips(pairs: list[tuple[Query, Proposal]]):
     message = DrafterMessage(7, (), (), [], [query for query, _ in pairs], 0.0)
     answered = [proposal for _, proposal in pairs]
-    data = wire.encode_answer(message, answered, LIMIT, memory_bytes=9)
-    decoded, memory_bytes = wire.decode_answer(data, message, "s")
+    data = wire.encode_answer(message, answered, LIMIT, DrafterReport(9, {"learned": 3}))
+    decoded, report = wire.decode_answer(data, message, "s")
     assert same(decoded, answered)
-    assert memory_bytes == 9
+    assert report is not None
+    assert (report.memory_bytes, report.learning) == (9, {"learned": 3})
 
 
 @given(st.binary(max_size=64))
@@ -237,9 +238,9 @@ def test_messages_of_those_who_know_nothing_of_successors_mean_none():
     answer.proposals.add(request_id="r", tokens=none, parents=none, log_probs=nothing)
     message = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
     data = pb.FromDrafter(answer=answer).SerializeToString()
-    decoded, memory_bytes = wire.decode_answer(data, message, "s")
+    decoded, report = wire.decode_answer(data, message, "s")
     assert decoded[0].is_empty
-    assert memory_bytes is None
+    assert report is None
 
 
 def test_oversize_is_refused_before_it_is_sent():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, StoreError
-from draftline.core.learner import Ended
+from draftline.core.learner import CREDITED, OUTCOMES, Ended, LearningDrafter
 from draftline.core.lookup import Subtree, empty_subtree
 from draftline.core.noise import gumbel
 from draftline.core.types import Commit, DraftRequest, Int32, Query
@@ -116,9 +116,11 @@ class Heard:
 
     def __init__(self) -> None:
         self.ended: list[Ended] = []
+        self.counts: dict[str, int] = {}
 
     def learn(self, ended: Ended) -> None:
         self.ended.append(ended)
+        self.counts = {"learned": len(self.ended), "credited": 2}
 
 
 def learning(lookup: FakeLookup, **options: bool) -> tuple[RetrievalDrafter, Heard]:
@@ -167,20 +169,35 @@ def test_a_long_answer_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "opened",
+    ("opened", "outcome"),
     [
-        replace(request(20), store=False),
-        replace(request(20), namespace="shared"),
-        replace(request(20), cache_salt="salt"),
+        (replace(request(20), store=False), "unstored"),
+        (replace(request(20), namespace="shared"), "shared"),
+        (replace(request(20), cache_salt="salt"), "salted"),
     ],
 )
-def test_what_may_not_be_learned_is_not(opened: DraftRequest) -> None:
+def test_what_may_not_be_learned_is_not(opened: DraftRequest, outcome: str) -> None:
     drafter, heard = learning(FakeLookup(subtree()))
     drafter.open(opened)
     drafter.propose([Query("r", 20, 4)])
     drafter.observe([Commit("r", 20, int32(7))])
     drafter.close("r")
     assert heard.ended == []
+    counts = drafter.learning_counts
+    assert {name: count for name, count in counts.items() if count} == {outcome: 1}
+
+
+def test_counts_are_those_of_the_learner_and_its_own() -> None:
+    drafter, _ = learning(FakeLookup(subtree()))
+    assert isinstance(drafter, LearningDrafter)
+    assert drafter.learning_counts == dict.fromkeys((*OUTCOMES, CREDITED), 0)
+    for store in (True, False):
+        drafter.open(replace(request(20), store=store))
+        drafter.observe([Commit("r", 20, int32(7))])
+        drafter.close("r")
+    counts = drafter.learning_counts
+    assert (counts["learned"], counts["unstored"], counts["credited"]) == (1, 1, 2)
+    assert learning(FakeLookup(subtree()), learn=False)[0].learning_counts == {}
 
 
 def test_nothing_is_learned_without_the_option_or_without_an_answer() -> None:

@@ -11,11 +11,12 @@ from draftline.retrieval_store.erasure import forget_namespace
 from draftline.retrieval_store.fitness import Fitness
 from draftline.retrieval_store.fold import Folder
 from draftline.retrieval_store.learning_settings import LearningSettings
-from draftline.retrieval_store.open_store import open_delta_log, open_eraser
+from draftline.retrieval_store.open_store import open_delta_log, open_eraser, open_policy
 from support.delta_log_contract import FITNESS, DeltaLogContract, Make
 from support.forgetting_contract import ForgettingContract
 from support.learning_contract import LearningContract
 from support.learning_replica import Replica
+from support.policy_contract import PolicyContract
 from support.segments import make_segment
 
 
@@ -28,7 +29,7 @@ class TestDirectoryDeltaLog(DeltaLogContract):
         return make
 
 
-class TestDirectoryLearning(LearningContract, ForgettingContract):
+class TestDirectoryLearning(LearningContract, ForgettingContract, PolicyContract):
     @pytest.fixture
     def url(self, tmp_path: Path) -> str:
         return str(tmp_path / "store")
@@ -66,6 +67,26 @@ def test_files_of_the_store_are_no_namespace(tmp_path: Path) -> None:
     for name in ("manifest.json", "lock"):
         assert forget_namespace(open_eraser(str(tmp_path)), name) == 0
     assert replica.fresh_answer("tenant", 1, 2) == {3}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"off": "tenant"}', '{"off": [1]}'])
+def test_a_damaged_policy_is_named_and_nothing_is_learned(tmp_path: Path, text: str) -> None:
+    replica = Replica(str(tmp_path))
+    (tmp_path / ".learning.json").write_text(text, encoding="utf-8")
+    policy = open_policy(str(tmp_path), writes=True)
+    with pytest.raises(StoreError, match=r"\.learning\.json: corrupt; delete it"):
+        policy.switch("tenant", learns=True)
+    with pytest.raises(StoreError, match="corrupt"):
+        replica.learn("tenant", 1, 2, 3)
+    assert replica.log.epochs() == {}
+
+
+def test_a_policy_of_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="store: no folder"):
+        open_policy(str(tmp_path / "typo"), writes=True)
+    with pytest.raises(ConfigError, match="bundled store is not written"):
+        open_policy("demo", writes=True)
+    assert open_policy("demo").off() == set()
 
 
 def test_the_bundled_store_is_never_written() -> None:

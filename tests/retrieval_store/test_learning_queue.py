@@ -10,46 +10,59 @@ from support.segments import context
 ENDED = [Ended(f"n{index}", context(1, 2, 3)) for index in range(8)]
 
 
+class Heard:
+    """A sink that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.ended: list[Ended] = []
+
+    def __call__(self, ended: Ended) -> dict[str, int]:
+        self.ended.append(ended)
+        return {"learned": 1, "credited": 2}
+
+
 def test_all_are_handed_on_in_order_before_it_closes() -> None:
-    heard: list[Ended] = []
-    queue = LearningQueue(heard.append)
+    heard = Heard()
+    queue = LearningQueue(heard)
     for ended in ENDED:
         queue.learn(ended)
     queue.close()
-    assert heard == ENDED
-    assert (queue.dropped, queue.failed) == (0, 0)
+    assert heard.ended == ENDED
+    assert queue.counts == {"learned": 8, "credited": 16}
 
 
 def test_a_full_queue_drops_and_counts_and_never_waits() -> None:
     begun, go_on = threading.Event(), threading.Event()
-    heard: list[Ended] = []
+    heard = Heard()
 
-    def slow(ended: Ended) -> None:
-        heard.append(ended)
+    def slow(ended: Ended) -> dict[str, int]:
         begun.set()
         go_on.wait()
+        return heard(ended)
 
     queue = LearningQueue(slow, max_waiting=3)
     queue.learn(ENDED[0])
     assert begun.wait(timeout=30)
     for ended in ENDED[1:]:
         queue.learn(ended)
-    assert queue.dropped == 4
+    assert queue.counts == {"dropped": 4}
     go_on.set()
     queue.close()
-    assert heard == ENDED[:4]
+    assert heard.ended == ENDED[:4]
+    assert queue.counts["learned"] == 4
 
 
 def test_failures_are_counted_and_the_next_are_learned() -> None:
-    heard: list[Ended] = []
+    heard = Heard()
 
-    def broken(ended: Ended) -> None:
+    def broken(ended: Ended) -> dict[str, int]:
         if ended is ENDED[0]:
             raise StoreError("dead")
-        heard.append(ended)
+        return heard(ended)
 
     queue = LearningQueue(broken)
     for ended in ENDED[:3]:
         queue.learn(ended)
     queue.close()
-    assert (queue.failed, heard) == (1, ENDED[1:3])
+    assert heard.ended == ENDED[1:3]
+    assert queue.counts == {"failed": 1, "learned": 2, "credited": 4}

@@ -11,6 +11,7 @@ from draftline.cluster.retrieval_client import GrpcLookup
 from draftline.core.errors import DrafterError, ProtocolError, StoreError
 from draftline.core.learner import Ended
 from draftline.retrieval_store.learn_wire import decode_learn, encode_learn
+from draftline.retrieval_store.open_store import open_policy
 from draftline.retrieval_store.retrieval_pb2 import LearnRequest
 from support.delta_log_contract import FITNESS, OTHER_MODEL
 from support.learning_replica import Replica
@@ -36,10 +37,21 @@ async def client(replica: Replica) -> AsyncIterator[GrpcLookup]:
 
 
 async def test_what_is_sent_is_learned(client: GrpcLookup, replica: Replica) -> None:
-    await asyncio.to_thread(client.learn, ENDED, FITNESS)
+    counts = [await asyncio.to_thread(client.learn, ENDED, FITNESS)]
     replica.service.refresh()
+    counts.append(await asyncio.to_thread(client.learn, ENDED, FITNESS))
+    assert counts == [{"learned": 1}, {"repeated": 1}]
     found = await asyncio.to_thread(client.lookup, [context(1, 2)], ["tenant"], [4])
     assert found[0].tokens.tolist() == [3, 4]
+
+
+async def test_what_the_stores_policy_forbids_is_told(
+    client: GrpcLookup, replica: Replica, tmp_path: Path
+) -> None:
+    replica.learn("other", 1, 2, 3)
+    open_policy(str(tmp_path / "store"), writes=True).switch("tenant", learns=False)
+    assert await asyncio.to_thread(client.learn, ENDED, FITNESS) == {"off": 1}
+    assert replica.log.epochs().keys() == {"other"}
 
 
 async def test_texts_of_another_model_are_refused(client: GrpcLookup, replica: Replica) -> None:

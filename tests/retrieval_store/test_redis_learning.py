@@ -7,12 +7,13 @@ from draftline.retrieval_store.delta_log import Folded
 from draftline.retrieval_store.erasure import forget_namespace
 from draftline.retrieval_store.fitness import Fitness
 from draftline.retrieval_store.learning_settings import LearningSettings
-from draftline.retrieval_store.open_store import open_eraser
+from draftline.retrieval_store.open_store import open_eraser, open_policy
 from draftline.retrieval_store.redis_delta_log import RedisDeltaLog
 from support.delta_log_contract import FITNESS, DeltaLogContract, Make, learned
 from support.forgetting_contract import ForgettingContract
 from support.learning_contract import LearningContract
 from support.learning_replica import Replica
+from support.policy_contract import PolicyContract
 from support.redis_server import RedisServer
 from support.segments import make_segment
 
@@ -33,7 +34,7 @@ class TestRedisDeltaLog(DeltaLogContract):
         return make
 
 
-class TestRedisLearning(LearningContract, ForgettingContract):
+class TestRedisLearning(LearningContract, ForgettingContract, PolicyContract):
     pass
 
 
@@ -81,10 +82,11 @@ def test_no_key_of_a_forgotten_namespace_is_left(server: RedisServer, url: str) 
         # A deleted segment's chunks would stay for a minute; a forgotten one's do not.
         deleted = replica.store.put("tenant", make_segment([[7, 8, 9]]))
         replica.store.delete("tenant", deleted)
-        forget_namespace(open_eraser(url), "tenant")
-        manifest = b"{draftline:retrieval}:manifest"
-        assert set(client.keys()) - {manifest} == before
+        forget_namespace(open_eraser(url), "tenant", open_policy(url, writes=True))
+        manifest, policy = b"{draftline:retrieval}:manifest", b"{draftline:retrieval}:learning"
+        assert set(client.keys()) - {manifest, policy} == before
         assert client.hkeys(manifest) == [b"format"]
+        assert client.hgetall(policy) == {b"tenant": b"off"}
 
 
 def test_a_fold_under_way_is_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

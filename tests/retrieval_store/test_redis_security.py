@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from draftline.core.errors import ConfigError, StoreError
-from draftline.retrieval_store.open_store import open_store
+from draftline.retrieval_store.open_store import open_policy, open_store
 from draftline.retrieval_store.redis_store import RedisStore
 from draftline.retrieval_store.service import RetrievalService
+from support.learning_replica import Replica
 from support.redis_server import RedisServer
 from support.self_signed import self_signed_files
 from support.steady_lookups import wait_until
@@ -22,6 +23,8 @@ WRITER = (
     READER + " &{draftline:*}:* +info +watch +multi +exec +hget +hexists +strlen +exists +set"
     " +unlink +persist +expire +hset +hdel +publish +subscribe"
 )
+
+LEARNER = WRITER + " +xadd +xtrim +xrange +hsetnx +evalsha +script|load +del"
 
 
 def store_of(server: RedisServer, user: str, rights: str) -> RedisStore:
@@ -47,6 +50,22 @@ def test_few_rights_are_enough(server: RedisServer, caplog: pytest.LogCaptureFix
     assert "secret" not in str(info.value) + caplog.text + repr(reader) + reader.url
     writer.close()
     reader.close()
+
+
+def test_few_rights_are_enough_to_learn(server: RedisServer) -> None:
+    with server.raw() as client:
+        client.execute_command("ACL", "SETUSER", "learner", *LEARNER.split())
+    url = f"redis://learner:secret@127.0.0.1:{server.port}/0"
+    replica = Replica(url)
+    replica.learn("tenant", 1, 2, 3)
+    assert replica.folder.fold("tenant", must=True)
+    policy = open_policy(url, writes=True)
+    policy.switch("tenant", learns=False)
+    replica.learn("tenant", 1, 2, 4)
+    assert policy.off() == {"tenant"}
+    policy.switch("tenant", learns=True)
+    replica.learn("tenant", 1, 2, 5)
+    assert replica.fresh_answer("tenant", 1, 2) == {3, 5}
 
 
 def test_a_service_without_news_polls(server: RedisServer) -> None:

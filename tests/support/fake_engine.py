@@ -58,6 +58,7 @@ def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0)
     drafter = DrafterStats(
         name="spectra", connected=True, circuit_open=False, messages=40, proposals=30, late=9,
         late_used=5, dropped=7, errors=3, reconnects=2, latency_sum_s=1.5, latency_count=35,
+        learning={"learned": 13, "off": 6, "credited": 8, "made up": 1},
     )  # fmt: skip
     return EngineStats(
         engine_id=engine_id, num_running=num_running, num_waiting=0, kv_usage=0.25,
@@ -89,7 +90,7 @@ class FakeEngine:
         self.model_info = FakeModelInfo()
         self.max_model_len = self.model_info.max_context_len
         self.tokenizer = byte_tokenizer(chat=chat)
-        self.calls: list[tuple[tuple[int, ...], SamplingParams, bool]] = []
+        self.calls: list[tuple[tuple[int, ...], SamplingParams, RequestOptions]] = []
         self.arrivals: asyncio.Queue[str] = asyncio.Queue()
         self.cancelled: list[str] = []
         self.healthy = True
@@ -122,7 +123,6 @@ class FakeEngine:
         request_id: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         assert not isinstance(prompt, str)
-        assert options.namespace == "shared"
         assert request_id is not None
         if any(token_id >= self.model_info.vocab_size for token_id in prompt):
             raise RequestError("prompt", "holds a token id outside the vocabulary")

@@ -24,6 +24,7 @@ class FakeLink:
     """Keeps what is sent; `answer` runs the drafter on the oldest message, `lose` drops all."""
 
     is_local = False
+    learning_counts = None
     max_nodes = 256
 
     def __init__(self, drafter: Drafter) -> None:
