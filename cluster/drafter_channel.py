@@ -99,13 +99,13 @@ class DrafterChannel:
             self._backlog.open(request_id)
             self._flush_soon()
 
-    def close(self, request_id: str) -> None:
-        """A request left `texts`."""
+    def close(self, request_id: str, last: Sequence[StepCommit]) -> None:
+        """A request left `texts` after these commits."""
         self._arrived.forget(request_id)
         # The id may be opened again, with another text, before these leave.
         self._queries = [query for query in self._queries if query.request_id != request_id]
         if self.is_up:
-            self._backlog.close(request_id)
+            self._backlog.close(request_id, last)
             self._flush_soon()
 
     def queue(
@@ -229,9 +229,9 @@ class DrafterChannel:
             return
         self._sent_at = now = self._clock()
         self._num_messages += 1
-        closes, opens, commits = self._backlog.take(texts)
+        closes, opens, commits, last = self._backlog.take(texts)
         message = DrafterMessage(
-            self._num_messages, closes, opens, commits, queries, now + self._budget_s
+            self._num_messages, closes, opens, commits, queries, now + self._budget_s, last
         )
         self._message = message
         self._message_texts = [texts[query.request_id] for query in queries]

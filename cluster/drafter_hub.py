@@ -82,11 +82,12 @@ class DrafterHub:
         for channel in self._channels:
             channel.open(request.request_id)
 
-    def close(self, request_id: str) -> None:
-        """End a request with every drafter; an unknown id is ignored."""
+    def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
+        """End a request with every drafter, after its `last` commits; an unknown id is ignored."""
+        last = self._record(last)
         if self._texts.pop(request_id, None) is not None:
             for channel in self._channels:
-                channel.close(request_id)
+                channel.close(request_id, last)
 
     async def exchange(
         self,

@@ -17,7 +17,10 @@ MAX_NODES = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrafterMessage:
-    """Everything for one drafter since the last message. It acts in the order of the fields.
+    """Everything for one drafter since the last message.
+
+    It hears of the `last_commits` of the requests that end, and then acts in the order of the
+    fields.
 
     deadline  seconds of the hub's clock; proposals after it are late but not lost
     """
@@ -28,6 +31,7 @@ class DrafterMessage:
     commits: Sequence[Commit]
     queries: Sequence[Query]
     deadline: float
+    last_commits: Sequence[Commit] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

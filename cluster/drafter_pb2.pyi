@@ -114,20 +114,22 @@ class Query(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s")
+    __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s", "last_commits")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     BUDGET_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMITS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     closes: _containers.RepeatedScalarFieldContainer[str]
     opens: _containers.RepeatedCompositeFieldContainer[DraftRequest]
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     budget_s: float
-    def __init__(self, sequence: _Optional[int] = ..., closes: _Optional[_Iterable[str]] = ..., opens: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., budget_s: _Optional[float] = ...) -> None: ...
+    last_commits: _containers.RepeatedCompositeFieldContainer[Commit]
+    def __init__(self, sequence: _Optional[int] = ..., closes: _Optional[_Iterable[str]] = ..., opens: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., budget_s: _Optional[float] = ..., last_commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("tokens", "offsets", "mask", "wanted", "top_k")

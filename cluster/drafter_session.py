@@ -40,6 +40,8 @@ class DrafterSession:
     def run(self, message: DrafterMessage) -> list[Proposal]:
         """Do what one message says. Raises what the drafter raises."""
         drafter = self._drafter
+        if message.last_commits:
+            drafter.observe([self._own(commit) for commit in message.last_commits])
         for request_id in message.closes:
             drafter.close(self._prefix + request_id)
             self._open_ids.discard(self._prefix + request_id)

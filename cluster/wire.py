@@ -94,16 +94,8 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
             cache_salt=request.cache_salt,
             store=request.store,
         )
-    for commit in message.commits:
-        added = step.commits.add(
-            request_id=commit.request_id,
-            base_len=commit.base_len,
-            tokens=encode_array(commit.tokens, INT32),
-        )
-        if commit.probe_ids is not None:
-            added.probe_ids.CopyFrom(encode_array(commit.probe_ids, INT32))
-        if commit.successors is not None:
-            added.successors.CopyFrom(_encode_successors(commit.successors))
+    step.commits.extend(map(_encode_commit, message.commits))
+    step.last_commits.extend(map(_encode_commit, message.last_commits))
     for query in message.queries:
         step.queries.add(
             request_id=query.request_id,
@@ -126,6 +118,7 @@ def decode_step(data: bytes, now: float) -> DrafterMessage:
         [_decode_commit(commit) for commit in step.commits],
         [Query(query.request_id, query.committed_len, query.max_nodes) for query in step.queries],
         now + step.budget_s,
+        [_decode_commit(commit) for commit in step.last_commits],
     )
 
 
@@ -242,6 +235,19 @@ def _decode_commit(commit: pb.Commit) -> Commit:
     tokens = decode_array(commit.tokens, INT32)
     successors = _decode_successors(commit.successors) if commit.HasField("successors") else None
     return Commit(commit.request_id, commit.base_len, tokens, probe_ids, successors)
+
+
+def _encode_commit(commit: Commit) -> pb.Commit:
+    encoded = pb.Commit(
+        request_id=commit.request_id,
+        base_len=commit.base_len,
+        tokens=encode_array(commit.tokens, INT32),
+    )
+    if commit.probe_ids is not None:
+        encoded.probe_ids.CopyFrom(encode_array(commit.probe_ids, INT32))
+    if commit.successors is not None:
+        encoded.successors.CopyFrom(_encode_successors(commit.successors))
+    return encoded
 
 
 def _encode_successors(successors: Successors) -> pb.Successors:

@@ -62,10 +62,11 @@ class Drafting:
             self._drafters.open(state.draft_request())
 
     def close(self, state: RequestState) -> None:
-        """End a request with every drafter."""
+        """End a request with every drafter, which hear of its last tokens first."""
         if state.is_open:
-            self._drafters.close(state.request_id)
-            self._commits = [c for c in self._commits if c.request_id != state.request_id]
+            last = [one for one in self._commits if one.request_id == state.request_id]
+            self._commits = [one for one in self._commits if one.request_id != state.request_id]
+            self._drafters.close(state.request_id, last)
 
     def note_commit(self, commit: StepCommit) -> None:
         """Drafters hear of this commit with the next message."""

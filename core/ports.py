@@ -28,8 +28,8 @@ class ProposalSource(Protocol):
         """Begin a request with every drafter."""
         ...
 
-    def close(self, request_id: str) -> None:
-        """End a request with every drafter."""
+    def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
+        """End a request with every drafter, after its `last` commits."""
         ...
 
     async def exchange(

@@ -14,10 +14,17 @@ from pathlib import Path
 from ..core.errors import StoreError
 from .replace_file import replace_file
 from .segment import Segment
-from .store import Manifest, SegmentStore, check_names, check_namespace, checked_sizes, require_id
+from .store import (
+    LOCK,
+    MANIFEST,
+    Manifest,
+    SegmentStore,
+    check_names,
+    check_namespace,
+    checked_sizes,
+    require_id,
+)
 
-MANIFEST = "manifest.json"
-LOCK = "lock"
 # Deleted files stay so long for readers that hold an older manifest.
 GRACE_SECONDS = 60.0
 

@@ -14,6 +14,8 @@ from .segment import Segment
 
 SEGMENT_ID = re.compile(r"[0-9a-f]{32}")
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+# Files of a store in a folder, among the folders of its namespaces.
+MANIFEST, LOCK = "manifest.json", "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def check_namespace(namespace: str) -> None:
             f"{namespace!r} must be 1 to 64 of letters, digits, '_', '.', '-', "
             "starting with a letter or digit",
         )
+    if namespace in {MANIFEST, LOCK}:
+        raise ConfigError("namespace", f"{namespace!r} is the name of a store's own file")
 
 
 def check_names(namespace: str, segment_id: str) -> None:

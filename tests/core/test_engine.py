@@ -48,9 +48,11 @@ def test_text_is_that_of_plain_decoding(
         await bench.run()
 
     asyncio.run(scenario())
-    for index, (prompt, max_tokens, _) in enumerate(found):
+    for index, (prompt, max_tokens, speculative) in enumerate(found):
         name = "r" * (index + 1)
         assert bench.tokens(name) == plain_answer(prompt, max_tokens, len(name), VOCAB)
+        if speculative and max_tokens > 1:
+            assert bench.drafters.ended[name] == prompt + bench.tokens(name)
         last = bench.heard[name][-1]
         assert isinstance(last, Delta)
         assert last.finish_reason == "length"

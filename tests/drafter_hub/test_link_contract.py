@@ -126,9 +126,11 @@ class ClosingDrafter(CountingDrafter):
         super().__init__()
         self.learning_counts = {"learned": 0}
         self.is_told = asyncio.Event()
+        self.ended: list[int] | None = None
         self._loop = asyncio.get_running_loop()
 
     def close(self, request_id: str) -> None:
+        self.ended = self.texts.get(request_id)
         super().close(request_id)
         self.learning_counts = {"learned": self.learning_counts["learned"] + 1}
         self._loop.call_soon_threadsafe(self.is_told.set)
@@ -151,6 +153,19 @@ async def test_the_end_of_the_last_request_needs_no_further_step(make_hub):
             await drafter.is_told.wait()
             drafter.is_told.clear()
     assert drafter.learning_counts == {"learned": 2}
+
+
+async def test_the_last_tokens_come_before_the_end(make_hub):
+    """Those that the hub was told with it, and those that waited for a busy drafter."""
+    drafter = ClosingDrafter()
+    hub = await make_hub(drafter)
+    session = HubSession(hub)
+    await session.step(1)
+    await hub.exchange([session.commit(2)], [], budget_s=0.0)
+    hub.close("r", [session.commit(3)])
+    async with asyncio.timeout(30):
+        await drafter.is_told.wait()
+    assert drafter.ended == session.text
 
 
 async def test_what_is_learned_is_told(make_hub):

@@ -99,6 +99,7 @@ messages = st.builds(
     st.lists(commits, max_size=3),
     st.lists(queries, max_size=3),
     st.just(0.0),
+    st.lists(commits, max_size=3),
 )
 
 
@@ -120,7 +121,7 @@ def same(left: object, right: object) -> bool:
 def test_a_step_round_trips(message: DrafterMessage):
     decoded = wire.decode_step(wire.encode_step(message, 0.25, LIMIT), 100.0)
     assert decoded.deadline == 100.25
-    names = ("sequence", "closes", "opens", "commits", "queries")
+    names = ("sequence", "closes", "opens", "commits", "queries", "last_commits")
     assert all(same(getattr(decoded, name), getattr(message, name)) for name in names)
 
 

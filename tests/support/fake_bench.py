@@ -59,6 +59,7 @@ class RandomDrafters:
         self.memory = memory
         self.probes = probes
         self.texts: dict[str, list[int]] = {}
+        self.ended: dict[str, list[int]] = {}
         self.seeds: dict[str, int] = {}
         self.probe_answers = 0
         self.left_out: set[str] = set()
@@ -68,8 +69,12 @@ class RandomDrafters:
         self.texts[request.request_id] = request.token_ids.tolist()
         self.seeds[request.request_id] = request.seed
 
-    def close(self, request_id: str) -> None:
-        self.texts.pop(request_id, None)
+    def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
+        text = self.texts.pop(request_id)
+        for commit in last:
+            assert len(text) == commit.base_len
+            text += commit.tokens.tolist()
+        self.ended[request_id] = text
 
     async def exchange(
         self,

@@ -64,6 +64,7 @@ class FakeLink:
         message, self.waiting = self.waiting, None
         assert message is not None
         assert self.events is not None
+        self.drafter.observe(message.last_commits)
         for request_id in message.closes:
             self.drafter.close(request_id)
         for request in message.opens:
