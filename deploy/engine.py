@@ -151,6 +151,9 @@ class Engine(_Replica):
         `RequestError` if a prompt does not fit, `CapacityError` if there are more than the queue
         holds, `StageLost`, `EngineClosed`.
         """
+        if isinstance(prompts, str):
+            # It would be taken for a list of its letters.
+            raise RequestError("prompts", "must be a list of prompts; write [prompt]")
         params, options = params or SamplingParams(), options or RequestOptions()
         answers = []
         with _cancelling(self._thread) as running:

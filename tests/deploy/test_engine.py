@@ -93,6 +93,11 @@ def test_parameters_that_this_model_cannot_follow(
         engine.generate(["abc"], replace(PARAMS, **changes))
 
 
+def test_a_text_is_no_list_of_prompts(engine: Engine) -> None:
+    with pytest.raises(RequestError, match=r"prompts.*\[prompt\]"):
+        engine.generate("def f(x):")
+
+
 def test_unknown_drafter_of_a_request(engine: Engine) -> None:
     with pytest.raises(RequestError, match=r"speculative.drafters.*'spectre'.*prompt_lookup"):
         engine.generate(["abc"], PARAMS, RequestOptions(drafters=("spectre",)))
