@@ -12,6 +12,8 @@ from .kv_reference import LARGEST_FP8
 FP8_BOUND = tl.constexpr(LARGEST_FP8)
 # Numbers that one program copies.
 CHUNK = 1024
+# Asked for by name: Triton will change its default, and warns until then.
+FUSED = {"enable_fp_fusion": True}
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
@@ -85,7 +87,7 @@ def write_kv(
         pairs.stride(0), pairs.stride(1), pairs.stride(2),
         NUM_HEADS=num_heads, HEADS=triton.next_power_of_2(num_heads),
         HEAD_DIM=head_dim, DIMS=triton.next_power_of_2(head_dim),
-        HAS_SCALES=scales is not None, IS_FP8=pairs.dtype == torch.float8_e4m3fn,
+        HAS_SCALES=scales is not None, IS_FP8=pairs.dtype == torch.float8_e4m3fn, **FUSED,
     )  # fmt: skip
 
 
@@ -123,5 +125,5 @@ def _copy(
     copy_rows[len(pairs), source.shape[0], triton.cdiv(row_len, chunk)](
         source, target, pairs[:, 0], pairs[:, 1], pairs.stride(0), row_len,
         source.stride(1), target.stride(1), source.stride(0), target.stride(0),
-        FROM_LIST=from_list, TO_LIST=to_list, CHUNK_LEN=chunk,
+        FROM_LIST=from_list, TO_LIST=to_list, CHUNK_LEN=chunk, **FUSED,
     )  # fmt: skip
