@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
+from ..cluster.config import EngineConfig
 from ..core.errors import CheckpointError, ConfigError
 from .ray_runtime import quiet_libraries
 from .settings import ServerConfig

@@ -12,7 +12,7 @@ from .step_layout import StepLayout
 
 def paged_attention(
     query: Tensor, pairs: Tensor, layout: StepLayout, spec: LayerSpec,
-    out: Tensor, log_sums: Tensor | None = None,
+    out: Tensor, *, log_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write the attention of `query` [rows, heads, head_dim] over what each row sees to `out`.
 

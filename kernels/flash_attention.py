@@ -39,9 +39,18 @@ class FlashCall:
     query_starts: Tensor
     key_starts: Tensor
     block_table: Tensor
+    block_size: int
     most_rows: int
     most_columns: int
     is_causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlashOps:
+    """`flash_attn_varlen_func`, and a `paged_attention` of ours for what it cannot do."""
+
+    flash: FlashFunction
+    ours: Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,33 +81,31 @@ def plan_flash(step: StepInput, block_size: int, trees: StepLayout, own: StepLay
 
 
 def flash_attention(
-    flash: FlashFunction, ours: Callable[..., None], work: FlashWork,
-    query: Tensor, pairs: Tensor, spec: LayerSpec,
-) -> Tensor:  # fmt: skip
-    """What `ours`, a `paged_attention`, computes of the whole step; [rows, heads, head_dim]."""
+    ops: FlashOps, work: FlashWork, query: Tensor, pairs: Tensor, spec: LayerSpec
+) -> Tensor:
+    """What `ops.ours` alone would compute of the whole step; [rows, heads, head_dim]."""
     out = torch.empty_like(query)
     if work.chunks is not None:
-        out[work.chunks.rows], _ = _run(flash, work.chunks, query, pairs, spec, work.own.block_size)
+        out[work.chunks.rows], _ = _run(ops.flash, work.chunks, query, pairs, spec)
     if work.contexts is None:
         return out
     if spec.window is not None:
-        ours(query, pairs, work.trees, spec, out)
+        ops.ours(query, pairs, work.trees, spec, out)
         return out
     rows = work.contexts.rows
-    context, context_sums = _run(flash, work.contexts, query, pairs, spec, work.own.block_size)
+    context, context_sums = _run(ops.flash, work.contexts, query, pairs, spec)
     sums = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
-    ours(query, pairs, work.own, spec, out, sums)
+    ops.ours(query, pairs, work.own, spec, out, log_sums=sums)
     out[rows] = merge_results(out[rows], sums[rows], context, context_sums)
     return out
 
 
 def _run(
-    flash: FlashFunction, call: FlashCall, query: Tensor, pairs: Tensor, spec: LayerSpec,
-    block_size: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    flash: FlashFunction, call: FlashCall, query: Tensor, pairs: Tensor, spec: LayerSpec
+) -> tuple[Tensor, Tensor]:
     """Results [rows, heads, head_dim] and their log-sums [rows, heads] of one call."""
     assert spec.scales is None, "FlashAttention 2 reads no FP8"
-    keys, values = pairs.unflatten(0, (-1, block_size)).unbind(2)
+    keys, values = pairs.unflatten(0, (-1, call.block_size)).unbind(2)
     window = (-1, -1) if spec.window is None else (spec.window - 1, 0)
     out, sums, _ = flash(
         query[call.rows], keys, values, call.query_starts, call.key_starts,
@@ -129,6 +136,7 @@ def _call(
         tensor(_bounds(ends - starts)),
         tensor(_bounds(columns)),
         tensor(table),
+        block_size,
         int((ends - starts).max()),
         most_columns,
         is_causal,

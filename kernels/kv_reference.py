@@ -1,4 +1,4 @@
-"""What the operators on a KV cache do, in plain torch. Layouts are those of `models/paged_kv.py`."""
+"""What the operators on a KV cache do, in plain torch. Layout as in `models/paged_kv.py`."""
 
 from __future__ import annotations
 

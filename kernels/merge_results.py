@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 
-def merge_results(
-    first: Tensor, first_sums: Tensor, second: Tensor, second_sums: Tensor
-) -> Tensor:
+def merge_results(first: Tensor, first_sums: Tensor, second: Tensor, second_sums: Tensor) -> Tensor:
     """Attention over both sets; results [rows, heads, head_dim], sums float32 [rows, heads].
 
     Sums are natural logs of sums of exponentials of logits; -inf, or +inf as FlashAttention says

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 from ..core.types import StepInput
 from ..kernels.attention_spec import AttentionShape, LayerSpec
 from ..kernels.dispatch import load_ops
-from ..kernels.flash_attention import FlashFunction, flash_attention, plan_flash
+from ..kernels.flash_attention import FlashFunction, FlashOps, flash_attention, plan_flash
 from ..kernels.step_layout import LayoutCapacity, PartialResults, SplitBudget, StepLayout
 from .paged_kv import PagedKv
 
@@ -77,9 +79,7 @@ class KernelBackend:
         capacity = LayoutCapacity.of(step, self._block_size)
         key = use, capacity
         if key not in self._layouts:
-            self._layouts[key] = StepLayout(
-                self._shape, capacity, self._block_size, self._partials
-            )
+            self._layouts[key] = StepLayout(self._shape, capacity, self._block_size, self._partials)
         return self._layouts[key]
 
     def attend_with(self, _step: StepInput, layout: StepLayout) -> partial[Tensor]:
@@ -95,13 +95,14 @@ class FlashBackend(KernelBackend):
         implementation: str = "triton", flash: FlashFunction | None = None,
     ) -> None:  # fmt: skip
         super().__init__(kv, block_size, shape, implementation)
-        self._flash = _flash_function() if flash is None else flash
+        flash = _flash_function() if flash is None else flash
+        self._flash_ops = FlashOps(flash, self.ops.paged_attention)
 
     def attend_with(self, step: StepInput, layout: StepLayout) -> partial[Tensor]:
         """As of the base; `layout` is the whole step's, for writing."""
         trees, own = self.layout_of(step, "trees"), self.layout_of(step, "own")
         work = plan_flash(step, layout.block_size, trees, own)
-        return partial(flash_attention, self._flash, self.ops.paged_attention, work)
+        return partial(flash_attention, self._flash_ops, work)
 
 
 def split_budget(shape: AttentionShape, device: torch.device) -> SplitBudget:
@@ -112,13 +113,13 @@ def split_budget(shape: AttentionShape, device: torch.device) -> SplitBudget:
     return SplitBudget(max(processors * PROGRAMS_PER_PROCESSOR // shape.num_kv_heads, 1))
 
 
-def _attend(ours, layout: StepLayout, query: Tensor, pairs: Tensor, spec: LayerSpec) -> Tensor:
+def _attend(
+    ours: Callable[..., None], layout: StepLayout, query: Tensor, pairs: Tensor, spec: LayerSpec
+) -> Tensor:
     out = torch.empty_like(query)
     ours(query, pairs, layout, spec, out)
     return out
 
 
 def _flash_function() -> FlashFunction:
-    from flash_attn import flash_attn_varlen_func  # noqa: PLC0415 # pyright: ignore
-
-    return flash_attn_varlen_func
+    return import_module("flash_attn").flash_attn_varlen_func

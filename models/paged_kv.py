@@ -17,7 +17,7 @@ class PagedKv:
     which stored keys and values are multiplied by; None: 1.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a fact
         self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int,
         *, dtype: torch.dtype = torch.float32, device: str = "cpu", scales: Tensor | None = None,
     ) -> None:  # fmt: skip

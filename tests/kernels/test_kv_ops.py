@@ -30,7 +30,10 @@ def test_write(name: str, stored: torch.dtype) -> None:
     data = cache(stored)
     before = data.clone()
     slots = torch.tensor([7, -1, 0, 11], dtype=torch.int32, device=DEVICE)
-    wide = torch.randn(4, 8, 10, device=DEVICE).to(torch.float32 if stored == FP8 else stored)
+    wide = torch.randn(4, 8, 10, device=DEVICE).to(stored)
+    if stored == FP8:
+        # Numbers that FP8 holds: Triton's interpreter loses the carry when it rounds.
+        wide = wide.to(torch.bfloat16)
     keys, values = wide[:, 1:4], wide[:, 4:7]
     load_ops(name).write_kv(keys, values, data[1], slots)
     for row, slot in enumerate(slots.tolist()):
@@ -40,6 +43,16 @@ def test_write(name: str, stored: torch.dtype) -> None:
     untouched = [slot for slot in range(12) if slot not in (7, 0, 11)]
     np.testing.assert_array_equal(bits(data[1, untouched]), bits(before[1, untouched]))
     np.testing.assert_array_equal(bits(data[0]), bits(before[0]))
+
+
+@pytest.mark.gpu
+def test_fp8_is_rounded_as_torch_does() -> None:
+    ours, theirs = cache(FP8), cache(FP8)
+    keys, values = torch.randn(2, 12, 3, 10, device=DEVICE) * 50
+    slots = torch.arange(12, dtype=torch.int32, device=DEVICE)
+    load_ops("triton").write_kv(keys, values, ours[0], slots)
+    load_ops("reference").write_kv(keys, values, theirs[0], slots)
+    np.testing.assert_array_equal(bits(ours), bits(theirs))
 
 
 @pytest.mark.parametrize("name", ["reference", "triton"])
@@ -60,9 +73,7 @@ def test_fp8_is_scaled_by_head_and_cut(name: str) -> None:
     moves=st.lists(st.integers(-1, 11), min_size=1, max_size=8).flatmap(
         lambda sources: st.tuples(
             st.just(sources),
-            st.lists(
-                st.integers(0, 11), min_size=len(sources), max_size=len(sources), unique=True
-            ),
+            st.lists(st.integers(0, 11), min_size=len(sources), max_size=len(sources), unique=True),
         )
     ),
     dtype=st.sampled_from(DTYPES),

@@ -131,7 +131,9 @@ def test_a_row_that_sees_nothing_gets_zeros(name: str) -> None:
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_rows_of_other_requests_are_left_alone(name: str) -> None:
-    case = make_case([Part(9, 3), Part(300, 2), Part(4, 1)], AttentionShape(2, 1, 16), LayerSpec(1.0))
+    case = make_case(
+        [Part(9, 3), Part(300, 2), Part(4, 1)], AttentionShape(2, 1, 16), LayerSpec(1.0)
+    )
     layout = case.layout()
     layout.refill(case.step, only=[1])
     out, sums = attend(name, case, layout)
@@ -164,8 +166,6 @@ def test_queries_and_results_may_be_views(name: str) -> None:
     wide = torch.full((3, 9, 16), torch.nan, device=DEVICE)
     wide[:, 2:6] = case.query
     out = torch.full((3, 7, 16), torch.nan, device=DEVICE)
-    load_ops(name).paged_attention(
-        wide[:, 2:6], case.pairs, case.layout(), case.spec, out[:, 1:5]
-    )
+    load_ops(name).paged_attention(wide[:, 2:6], case.pairs, case.layout(), case.spec, out[:, 1:5])
     np.testing.assert_allclose(out[:, 1:5].cpu(), case.expected()[0], rtol=0, atol=1e-5)
     assert out[:, [0, 5, 6]].isnan().all()
