@@ -1,4 +1,4 @@
-"""Triton kernels of attention over paged KV: `attend_tiles`, then `merge_partials` of what was split.
+"""Triton kernels of attention over paged KV: `attend_tiles`, then `merge_partials` of split tiles.
 
 Programs share nothing, so a row's result does not depend on which rows are beside it in the step,
 only on the shape of its tile and on where its context is split. Names in capitals are constants of

@@ -13,7 +13,8 @@ from ..core.types import StepInput
 from ..kernels.attention_spec import AttentionShape, LayerSpec
 from ..kernels.dispatch import load_ops
 from ..kernels.flash_attention import FlashFunction, FlashOps, flash_attention, plan_flash
-from ..kernels.step_layout import LayoutCapacity, PartialResults, SplitBudget, StepLayout
+from ..kernels.layout_capacity import LayoutCapacity, PartialResults, SplitBudget
+from ..kernels.step_layout import StepLayout
 from .paged_kv import PagedKv
 
 # Programs that a multiprocessor is given, so that it has others while one waits for memory.

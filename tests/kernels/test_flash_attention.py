@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftline.kernels.attention_spec import AttentionShape, LayerSpec
 from draftline.kernels.dispatch import load_ops
-from draftline.kernels.flash_attention import flash_attention, plan_flash
+from draftline.kernels.flash_attention import FlashOps, flash_attention, plan_flash
 from draftline.kernels.merge_results import merge_results
 from support.attention import Part, make_case
 from support.fake_flash import PAGE, flash_attn_varlen_func
@@ -32,15 +32,14 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the fake comp
 def test_equals_dense_attention(
     ours: str, window: int | None, softcap: float | None, kinds: str
 ) -> None:
-    parts = [
-        part for part in MIXED if kinds == "mixed" or (part.parents is None) == (kinds == "chunks")
-    ]
+    kind = {"mixed": (True, False), "chunks": (True,), "trees": (False,)}[kinds]
+    parts = [part for part in MIXED if (part.parents is None) in kind]
     case = make_case(parts, SHAPE, LayerSpec(0.25, window, softcap), block_size=PAGE)
     # FlashAttention loads whole pages, and its masked columns must be finite.
     pairs = case.pairs.nan_to_num(0.0)
     work = plan_flash(case.step, PAGE, case.layout(), case.layout())
-    operator = load_ops(ours).paged_attention
-    out = flash_attention(flash_attn_varlen_func, operator, work, case.query, pairs, case.spec)
+    ops = FlashOps(flash_attn_varlen_func, load_ops(ours).paged_attention)
+    out = flash_attention(ops, work, case.query, pairs, case.spec)
     np.testing.assert_allclose(out, case.expected()[0], rtol=0, atol=1e-5)
 
 

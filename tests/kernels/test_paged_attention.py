@@ -9,7 +9,8 @@ import pytest
 import torch
 from draftline.kernels.attention_spec import AttentionShape, LayerSpec
 from draftline.kernels.dispatch import load_ops
-from draftline.kernels.step_layout import LayoutCapacity, PartialResults, SplitBudget, StepLayout
+from draftline.kernels.layout_capacity import LayoutCapacity, PartialResults, SplitBudget
+from draftline.kernels.step_layout import StepLayout
 from draftline.kernels.tile_plan import TILE_LINES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +48,7 @@ def attend(name: str, case: Case, layout: StepLayout) -> tuple[torch.Tensor, tor
     """Results and log-sums, in tensors that were NaN."""
     out = torch.full_like(case.query, torch.nan)
     sums = torch.full(case.query.shape[:2], torch.nan, device=DEVICE)
-    load_ops(name).paged_attention(case.query, case.pairs, layout, case.spec, out, sums)
+    load_ops(name).paged_attention(case.query, case.pairs, layout, case.spec, out, log_sums=sums)
     return out, sums
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from draftline.core.errors import ConfigError
-from draftline.core.types import StepInput, StepOutput
+from draftline.core.types import StepInput
 from draftline.kernels.attention_spec import AttentionShape
 from draftline.models.kernel_attention import FlashBackend, KernelBackend
 from draftline.models.model_slice import load_slice
@@ -23,10 +24,10 @@ from support.tiny_models import VOCAB_SIZE, save_tiny_model
 TOKENS = np.random.default_rng(0).integers(2, VOCAB_SIZE, 64).astype(int).tolist()
 NODES, PARENTS = [5, 6, 7, 8, 9, 10, 11], [-1, 0, 0, 1, -1, 4, 3]
 WHOLE = LayerSpan(0, 4, 4)
-# Plain, one key/value head; a window in all layers, in some; soft-capped; norms of heads.
-KINDS = ["llama", "llama_scaled_rope", "mistral", "qwen2_windowed", "gemma2", "gemma3"]
-# Logits are of the order of 10.
-BOUNDS = {"float32": 1e-4, "bfloat16": 0.3}
+# Plain; a window in all layers; a soft cap and a window in some; norms of heads.
+KINDS = ["llama", "mistral", "gemma2", "gemma3"]
+# Logits are of the order of 3.
+BOUND = 1e-4
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="stages of this file are on CPUs")
 
@@ -59,6 +60,7 @@ def assert_same(ours: Stage, theirs: Stage, bound: float, block_size: int = 4) -
         expected = theirs.logits(step, None, rows)
         found = ours.logits(step, None, rows)
         np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+        np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
     for side in (ours, theirs):
         assert side.kv.data.float().isfinite().all()
 
@@ -67,29 +69,32 @@ def assert_same(ours: Stage, theirs: Stage, bound: float, block_size: int = 4) -
 def test_triton_equals_sdpa(kind: str, tmp_path: Path) -> None:
     folder = save_tiny_model(kind, tmp_path)
     ours, theirs = (load_stage(folder, WHOLE, 16, 4, attention=name) for name in ("triton", "sdpa"))
-    assert_same(ours, theirs, BOUNDS["float32"])
-    for step in steps():
-        outputs = [stage.run(step) for stage in (ours, theirs)]
-        tokens = [out.target_tokens.tolist() for out in outputs if isinstance(out, StepOutput)]
-        assert tokens[0] == tokens[1]
+    assert_same(ours, theirs, BOUND)
 
 
 def test_triton_equals_sdpa_in_bfloat16(tmp_path: Path) -> None:
     """Through transformers' own attention modules, which hand over keys and values apart."""
     folder = save_tiny_model("llama", tmp_path)
-    ours, theirs = (
+    exact = load_stage(folder, WHOLE, 16, 4)
+    rounded = [
         load_stage(folder, WHOLE, 16, 4, "bfloat16", attention=name) for name in ("triton", "sdpa")
-    )
-    assert_same(ours, theirs, BOUNDS["bfloat16"])
+    ]
+    errors = []
+    for step in steps():
+        rows = np.arange(len(step.token_ids))
+        logits = exact.logits(step, None, rows)
+        errors.append([(s.logits(step, None, rows) - logits).square().mean() for s in rounded])
+    ours, theirs = np.sqrt(np.mean(errors, axis=0))
+    assert ours < 1.3 * theirs < 0.5
 
 
 def stage_with(
     folder: Path, make: Callable[[PagedKv, int, AttentionShape], KernelBackend],
-    block_size: int, **options: object,
+    block_size: int, **options: Any,
 ) -> Stage:  # fmt: skip
     part = load_slice(folder, WHOLE)
     shape = AttentionShape(4, part.config.num_key_value_heads, 8)
-    kv = PagedKv(4, 16 * block_size, shape.num_kv_heads, 8, **options)  # pyright: ignore
+    kv = PagedKv(4, 16 * block_size, shape.num_kv_heads, 8, **options)
     return Stage(part, kv, block_size, attention=make(kv, block_size, shape))
 
 
@@ -101,7 +106,7 @@ def test_flash_attn_equals_sdpa(kind: str, tmp_path: Path) -> None:
         return FlashBackend(kv, block_size, shape, "triton", flash_attn_varlen_func)
 
     theirs = load_stage(folder, WHOLE, 16, 256, attention="sdpa")
-    assert_same(stage_with(folder, backend, 256), theirs, BOUNDS["float32"], 256)
+    assert_same(stage_with(folder, backend, 256), theirs, BOUND, 256)
 
 
 def test_fp8_caches_are_scaled(tmp_path: Path) -> None:
@@ -120,13 +125,10 @@ def test_fp8_caches_are_scaled(tmp_path: Path) -> None:
         rows = np.arange(len(step.token_ids))
         expected = theirs.logits(step, None, rows)
         logits.append(float((ours.logits(step, None, rows) - expected).abs().max()))
-    print(logits)
     assert logits[0] < logits[1] / 4
 
 
-def test_a_backend_that_cannot_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_that_cannot_run_is_refused(tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path)
     with pytest.raises(ConfigError, match="attention: cannot be flash_attn: it needs a GPU"):
         load_stage(folder, WHOLE, 16, 4, attention="flash_attn")

@@ -10,12 +10,8 @@ import torch
 from draftline.core.ancestor_bits import unpack
 from draftline.core.types import StepInput
 from draftline.kernels.attention_spec import AttentionShape, LayerSpec
-from draftline.kernels.step_layout import (
-    LayoutCapacity,
-    PartialResults,
-    SplitBudget,
-    StepLayout,
-)
+from draftline.kernels.layout_capacity import LayoutCapacity, PartialResults, SplitBudget
+from draftline.kernels.step_layout import StepLayout
 from support.steps import PagedRequest, Rows, make_step
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import triton
-from draftline.kernels import paged_attention, paged_kv_ops
+from draftline.kernels import attention_kernels, kv_kernels, paged_attention
 from draftline.kernels.tile_plan import TILE_LINES
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -68,7 +68,7 @@ def attention(dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64) -
         **{name: value for name, value in options.items() if name not in OPTIONS},
     }  # fmt: skip
     chosen = {name: options[name] for name in OPTIONS}
-    return compiled(paged_attention.attend_tiles, types, constants, **chosen)
+    return compiled(attention_kernels.attend_tiles, types, constants, **chosen)
 
 
 def merging() -> str:
@@ -78,7 +78,7 @@ def merging() -> str:
         "KEEP": paged_attention._triton_type(torch.bfloat16),
     }  # fmt: skip
     types |= {"out": "*bf16", "merges": "*i32"}
-    return compiled(paged_attention.merge_partials, types, constants)
+    return compiled(attention_kernels.merge_partials, types, constants)
 
 
 def storing(stored: str) -> str:
@@ -90,14 +90,14 @@ def storing(stored: str) -> str:
         "NUM_HEADS": 8, "HEADS": 8, "HEAD_DIM": 80, "DIMS": 128, "HAS_SCALES": stored != "bf16",
         "IS_FP8": stored != "bf16",
     }  # fmt: skip
-    return compiled(paged_kv_ops.store_rows, types, constants)
+    return compiled(kv_kernels.store_rows, types, constants)
 
 
 def copying() -> str:
     types = dict.fromkeys(("source", "target", "source_rows", "target_rows"), "*i32")
     types |= {"source_rows": "*i64", "target_rows": "*i64"}
     constants = {"FROM_LIST": True, "TO_LIST": False, "CHUNK_LEN": 1024}
-    return compiled(paged_kv_ops.copy_rows, types, constants)
+    return compiled(kv_kernels.copy_rows, types, constants)
 
 
 def main(which: str) -> None:
