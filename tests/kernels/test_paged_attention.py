@@ -155,7 +155,7 @@ def test_one_layout_serves_unlike_steps_at_the_same_addresses(lines: int) -> Non
     shape, spec = AttentionShape(2, 1, 16), LayerSpec(0.25)
     partials = PartialResults(shape, SplitBudget(4, 8), DEVICE)
     layout = StepLayout(shape, LayoutCapacity(64, 8, 64, 512, 2), 4, partials, tile_lines=lines)
-    tensors = (layout.items, layout.requests, layout.merges, layout.blocks, layout.ancestors)
+    tensors = [value for value in vars(layout).values() if isinstance(value, torch.Tensor)]
     before = [tensor.data_ptr() for tensor in tensors], layout.launch_items, layout.launch_rows
     for steps in ([Part(700), Part(3, 30)], [Part(2, parents=[-1, 0])], [Part(8), Part(300)]):
         case = make_case(steps, shape, spec, seed=len(steps))
@@ -164,6 +164,20 @@ def test_one_layout_serves_unlike_steps_at_the_same_addresses(lines: int) -> Non
         assert_exact(case, out, sums)
     after = [tensor.data_ptr() for tensor in tensors], layout.launch_items, layout.launch_rows
     assert before == after
+
+
+@pytest.mark.parametrize("sides", [(1, 1, 1, 1, 1), (3, 5, 7, 9, 3)])
+def test_arrays_of_odd_sizes_are_aligned(sides: tuple[int, ...]) -> None:
+    """Else Triton would compile a kernel for every mixture of alignments."""
+    shape = AttentionShape(2, 1, 16)
+    partials = PartialResults(shape, SplitBudget(4, 3), DEVICE)
+    layout = StepLayout(shape, LayoutCapacity(*sides), 4, partials)
+    first = layout.ancestors.data_ptr()
+    for name in (
+        "requests", "items", "merges", "positions", "slots", "own_slots", "own_positions",
+        "first_blocks", "blocks",
+    ):  # fmt: skip
+        assert (getattr(layout, name).data_ptr() - first) % 16 == 0
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
