@@ -34,7 +34,7 @@ MODELS = [
     (128, 2, 2, None, 3.0, 16),
     (160, 1, 2, 40, None, 4),
     (256, 1, 4, 9, 2.0, 8),
-    (8, 2, 20, None, None, 4),
+    (8, 1, 20, None, None, 4),
 ]
 NUMBERS = {
     "float32": (torch.float32, torch.float32),
