@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
+from ..cluster.config import EngineConfig
 from ..core.errors import CheckpointError, ConfigError
 from .ray_runtime import quiet_libraries
 from .settings import ServerConfig
@@ -110,8 +111,13 @@ def _choices() -> Iterator[Finding]:
 
     has_gpu = torch.cuda.is_available()
     device, reason = ("cuda", "torch sees a GPU") if has_gpu else ("cpu", "no GPU")
+    from ..kernels.dispatch import Machine, choose_attention  # noqa: PLC0415
+
     dtype = "bfloat16" if has_gpu else "float32"
     why = "fast on GPUs" if has_gpu else "bfloat16 arithmetic is several times slower on CPUs"
     yield Finding("device: auto", f"picks {device}: {reason}")
     yield Finding("dtype: auto", f"picks {dtype}: {why}")
+    block_size = EngineConfig.model_fields["block_size"].default
+    attention = choose_attention(Machine.of(device), getattr(torch, dtype), block_size)
+    yield Finding("attention: auto", f"picks {attention.name}: {attention.reason}")
     yield Finding("backend", "default local: one process; ray: stages and drafters as actors")

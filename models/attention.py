@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from .kernel_attention import StepKernels
 from .step_attention import StepAttention
 
 NAME = "draftline"
 
 
 def paged_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: StepAttention,
-    **options: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: StepAttention | StepKernels, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Write the rows' KV, then attend over all that each row sees.
 
@@ -26,7 +26,7 @@ def paged_attention(
     """
     step = attention_mask
     layer: int = module.draftline_layer  # pyright: ignore[reportAssignmentType]
-    step.write(layer, torch.stack((key[0], value[0])).permute(2, 0, 1, 3))
+    step.write_heads(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
     out = step.attend(
         layer, query[0].transpose(0, 1), options["scaling"], options.get("sliding_window"),
         options.get("softcap"),

@@ -12,12 +12,16 @@ class PagedKv:
     One tensor [layers, slots, 2, kv_heads, head_dim] holds both, key first, so that a layer's
     write and gather are one operation each. Contents begin as zeros: masked columns are
     multiplied by a probability of exactly zero and must therefore be finite.
+
+    A cache of FP8 numbers (e4m3; backend `triton` only) has `scales` float32 [layers, 2, kv_heads],
+    which stored keys and values are multiplied by; None: 1.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a fact
         self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int,
-        *, dtype: torch.dtype = torch.float32, device: str = "cpu",
+        *, dtype: torch.dtype = torch.float32, device: str = "cpu", scales: Tensor | None = None,
     ) -> None:  # fmt: skip
+        self.scales = scales
         self.num_slots = num_slots
         shape = (num_layers, num_slots, 2, num_kv_heads, head_dim)
         self.data = torch.zeros(shape, dtype=dtype, device=device)

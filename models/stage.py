@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.candidates import Verdict
 from ..core.types import Int32, StepInput, StepOutput, TopTokens
+from .attention_backend import AttentionBackend, SdpaBackend, choose_backend
 from .attention_op import attending
 from .compiled_layers import CompiledLayers, prepare
 from .logit_edits import edit_logits
@@ -19,7 +20,6 @@ from .paged_kv import PagedKv
 from .partition import LayerSpan
 from .rotary import RotaryTable
 from .sampler import choose_tokens
-from .step_attention import StepAttention
 from .verdicts import verdicts, with_verdicts
 from .warm_up import warm_up
 
@@ -29,11 +29,12 @@ NO_ROWS = np.empty(0, dtype=np.int32)
 def load_stage(  # noqa: PLR0913 - one parameter a setting
     model_path: str | Path, span: LayerSpan, num_blocks: int, block_size: int,
     dtype: str = "float32", *, device: str = "cpu",
-    compile_cache: str | Path | None = None,
+    compile_cache: str | Path | None = None, attention: str = "auto",
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
-    With `compile_cache` the layers become one compiled graph, kept in that folder, and run once.
+    `attention` is a backend of `kernels/dispatch.py`, or auto. With `compile_cache` the layers
+    become one compiled graph with attention of its own, kept in that folder, and run once.
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
     part = load_slice(model_path, span, dtype, device)
@@ -42,7 +43,9 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         head_dim(part.config), dtype=part.dtype, device=device,
     )  # fmt: skip
     if compile_cache is None:
-        return Stage(part, kv, block_size)
+        num_heads = part.config.num_attention_heads
+        backend, _ = choose_backend(kv, part.dtype, block_size, num_heads, attention)
+        return Stage(part, kv, block_size, attention=backend)
     part = prepare(part, compile_cache)
     stage = Stage(part, kv, block_size, CompiledLayers(part))
     warm_up(stage)
@@ -53,12 +56,15 @@ class Stage:
     """Runs steps, in the order of the calls, on one span of layers. Owns the span's KV cache."""
 
     def __init__(
-        self, part: ModelSlice, kv: PagedKv, block_size: int, compiled: CompiledLayers | None = None
-    ) -> None:
+        self, part: ModelSlice, kv: PagedKv, block_size: int,
+        compiled: CompiledLayers | None = None, attention: AttentionBackend | None = None,
+    ) -> None:  # fmt: skip
+        """Without `attention` it is torch's own."""
         self.kv = kv
         self.block_size = block_size
         self._part = part
         self._compiled = compiled
+        self._attention = attention or SdpaBackend(kv, block_size)
         self._softcap = getattr(part.config, "final_logit_softcapping", None)
         like = torch.empty(0, dtype=part.dtype, device=part.device)
         layer_types = [kind for kind in part.layer_types if kind is not None]
@@ -100,7 +106,7 @@ class Stage:
     def _hidden(self, step: StepInput, hidden: Tensor | None) -> Tensor:
         part = self._part
         if len(step.moves):
-            self.kv.move(self._tensor(step.moves))
+            self._attention.move(self._tensor(step.moves))
         if part.embed is not None:
             hidden = part.embed(self._tensor(step.token_ids))
         assert hidden is not None
@@ -113,7 +119,7 @@ class Stage:
         if self._compiled is not None:
             with attending(step, self.kv, self.block_size):
                 return self._compiled(states, rotations)
-        attention = StepAttention(step, self.kv, self.block_size)
+        attention = self._attention.begin(step)
         if not part.fast:
             states = states.unsqueeze(0)
         for layer, kind in zip(part.layers, part.layer_types, strict=True):

@@ -82,6 +82,10 @@ class StepAttention:
         """Store keys and values of the step's rows, [rows, 2, kv_heads, head_dim]."""
         self.kv.write(layer, self._write_slots, pairs)
 
+    def write_heads(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """The same of keys and values apart, [rows, kv_heads, head_dim]."""
+        self.write(layer, torch.stack((keys, values), dim=1))
+
 
 class _Group:
     """Requests padded to `batch` x `query_len` rows and `batch` x `num_columns` columns."""

@@ -34,10 +34,12 @@ class PagedRequest:
     """Where one request's tokens live: `blocks` in the order of its positions."""
 
     blocks: Sequence[int]
+    block_size: int = BLOCK_SIZE
 
     def slots(self, first: int, count: int) -> Int32:
         positions = np.arange(first, first + count)
-        return int32(self.blocks)[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        first_slots = int32(self.blocks)[positions // self.block_size] * self.block_size
+        return first_slots + int32(positions % self.block_size)
 
     def chunk(self, tokens: Sequence[int], start: int) -> Rows:
         """Known tokens at the positions from `start` on."""

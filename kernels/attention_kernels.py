@@ -1,0 +1,239 @@
+"""Triton kernels of attention over paged KV: `attend_tiles`, then `merge_partials` of split tiles.
+
+Programs share nothing, so a row's result does not depend on which rows are beside it in the step,
+only on the shape of its tile and on where its context is split. Names in capitals are constants of
+the compiled kernel. Importing this file needs Triton.
+"""
+
+# Types of a kernel are those of the language in it.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tile_plan import ITEM_FIELDS, REQUEST_FIELDS
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+FIELDS_OF_ITEM = tl.constexpr(ITEM_FIELDS)
+FIELDS_OF_REQUEST = tl.constexpr(REQUEST_FIELDS)
+
+
+@triton.jit
+def _soft_bounded(logits, bound):
+    """bound * tanh(logits / bound), by an exponential that cannot overflow."""
+    ratio = logits / bound
+    shrink = tl.exp2(tl.abs(ratio) * (-2.0 * LOG2E))
+    size = bound * (1.0 - shrink) / (1.0 + shrink)
+    return tl.where(ratio < 0, -size, size)
+
+
+@triton.jit
+def _load_pairs(pairs, slots, seen, dims, dim_ok, strides):
+    """Keys and values of `slots`; zeros where no row sees them, since 0 * NaN is NaN."""
+    stride_slot, stride_value = strides
+    offsets = slots.to(tl.int64)[:, None] * stride_slot + dims[None, :]
+    mask = seen[:, None] & dim_ok[None, :]
+    keys = tl.load(pairs + offsets, mask=mask, other=0.0)
+    values = tl.load(pairs + stride_value + offsets, mask=mask, other=0.0)
+    return keys, values
+
+
+@triton.jit
+def _fold(
+    state, lines, keys, values, visible, logit_scale, softcap,
+    HAS_SOFTCAP: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """Add a tile of columns to (weighted sum, weight, largest logit to the base 2) of each line."""
+    total, weight, top = state
+    keys = tl.trans(keys.to(lines.dtype))
+    logits = tl.dot(lines, keys, input_precision="ieee") * logit_scale
+    if HAS_SOFTCAP:
+        logits = _soft_bounded(logits, softcap)
+    logits = tl.where(visible, logits * LOG2E, float("-inf"))
+    new_top = tl.maximum(top, tl.max(logits, 1))
+    # A line that has seen nothing yet would subtract infinity from itself.
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    shares = tl.exp2(logits - shift[:, None])
+    decay = tl.exp2(top - shift)
+    weight = weight * decay + tl.sum(shares, 1)
+    rounded = shares.to(KEEP).to(lines.dtype)
+    product = tl.dot(rounded, values.to(lines.dtype), input_precision="ieee")
+    return total * decay[:, None] + product, weight, new_top
+
+
+@triton.jit
+def _over_context(
+    state, lines, place, bounds, table, pairs, strides, dims, dim_ok, rule,
+    BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """Add the context's columns `bounds` (begin, end), which all lines see but for the window."""
+    position, is_line = place
+    begin, end = bounds
+    logit_scale, window, softcap = rule
+    for start in range(begin, end, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        seen = column < end
+        block = tl.load(table + column // BLOCK_SIZE, mask=seen, other=0)
+        slots = block.to(tl.int64) * BLOCK_SIZE + column % BLOCK_SIZE
+        keys, values = _load_pairs(pairs, slots, seen, dims, dim_ok, strides)
+        visible = seen[None, :] & is_line[:, None]
+        if HAS_WINDOW:
+            visible = visible & (position[:, None] - column[None, :] < window)
+        state = _fold(state, lines, keys, values, visible, logit_scale, softcap, HAS_SOFTCAP, KEEP)
+    return state
+
+
+@triton.jit
+def _over_own(
+    state, lines, place, own, bits, pairs, strides, dims, dim_ok, rule,
+    COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    KEEP: tl.constexpr,
+):  # fmt: skip
+    """Add the step's own columns: `own` (slots, positions, number), seen by rows as `bits` say.
+
+    `bits` (is_causal, row of the request, first word of the row).
+    """
+    position, is_line = place
+    own_slots, own_positions, num_own = own
+    is_causal, row_of_request, words = bits
+    logit_scale, window, softcap = rule
+    for start in range(0, num_own, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        is_column = column < num_own
+        if is_causal == 1:
+            visible = column[None, :] <= row_of_request[:, None]
+        else:
+            # One word holds the bits of the whole tile of columns.
+            word = tl.load(words + start // 64, mask=is_line, other=0)
+            visible = ((word[:, None] >> (column % 64).to(tl.int64)[None, :]) & 1) == 1
+        visible = visible & is_column[None, :] & is_line[:, None]
+        if HAS_WINDOW:
+            where = tl.load(own_positions + column, mask=is_column, other=0)
+            visible = visible & (position[:, None] - where[None, :] < window)
+        seen = tl.max(visible.to(tl.int32), 0) > 0
+        slots = tl.load(own_slots + column, mask=is_column, other=0)
+        keys, values = _load_pairs(pairs, slots, seen, dims, dim_ok, strides)
+        state = _fold(state, lines, keys, values, visible, logit_scale, softcap, HAS_SOFTCAP, KEEP)
+    return state
+
+
+@triton.jit
+def attend_tiles(
+    query, pairs, out, log_sums, scales, partial_out, partial_sums,
+    items, requests, positions, ancestors, own_slots, own_positions, first_blocks, blocks,
+    scaling, window, softcap,
+    stride_query_row, stride_query_head, stride_slot, stride_value, stride_kv_head,
+    stride_out_row, stride_out_head, stride_sums_row,
+    BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, NUM_WORDS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTIAL_LINES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Program (item, kv head): one item's lines over its part of the context and own columns."""
+    item = items + tl.program_id(0) * FIELDS_OF_ITEM
+    kv_head = tl.program_id(1)
+    request = tl.load(item)
+    if request < 0:
+        return
+    facts = requests + request * FIELDS_OF_REQUEST
+    line = tl.arange(0, LINES)
+    row = tl.load(item + 1) + line // SHARE
+    head = kv_head * SHARE + line % SHARE
+    is_line = line // SHARE < tl.load(item + 2)
+    dims = tl.arange(0, DIMS)
+    dim_ok = dims < HEAD_DIM
+    line_mask = is_line[:, None] & dim_ok[None, :]
+    wide_row = row.to(tl.int64)
+    at_query = wide_row[:, None] * stride_query_row + head[:, None] * stride_query_head
+    lines = tl.load(query + at_query + dims[None, :], mask=line_mask, other=0.0).to(DOT)
+    position = tl.load(positions + row, mask=is_line, other=2147483647)
+    begin = tl.load(item + 3)
+    if HAS_WINDOW:
+        begin = tl.maximum(begin, tl.min(position, 0) - window + 1)
+    logit_scale = scaling
+    if HAS_SCALES:
+        logit_scale = scaling * tl.load(scales + kv_head)
+
+    place = (position, is_line)
+    rule = (logit_scale, window, softcap)
+    strides = (stride_slot, stride_value)
+    pairs += kv_head * stride_kv_head
+    total = tl.zeros([LINES, DIMS], dtype=tl.float32)
+    weight = tl.zeros([LINES], dtype=tl.float32)
+    top = tl.full([LINES], float("-inf"), dtype=tl.float32)
+    state = _over_context(
+        (total, weight, top), lines, place, (begin, tl.load(item + 4)),
+        blocks + tl.load(first_blocks + request), pairs, strides, dims, dim_ok, rule,
+        BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
+    )  # fmt: skip
+    first_own = tl.load(facts + 3)
+    own = (own_slots + first_own, own_positions + first_own, tl.load(item + 5))
+    bits = (tl.load(facts + 5), row - tl.load(facts), ancestors + wide_row * NUM_WORDS)
+    total, weight, top = _over_own(
+        state, lines, place, own, bits, pairs, strides, dims, dim_ok, rule,
+        COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
+    )  # fmt: skip
+
+    is_empty = weight == 0
+    safe_weight = tl.where(is_empty, 1.0, weight)
+    result = total / safe_weight[:, None]
+    if HAS_SCALES:
+        result *= tl.load(scales + tl.num_programs(1) + kv_head)
+    sums = tl.where(is_empty, float("-inf"), top + tl.log2(safe_weight))
+    partial = tl.load(item + 6)
+    if partial >= 0:
+        at = (partial * tl.num_programs(1) + kv_head).to(tl.int64) * PARTIAL_LINES + line
+        tl.store(partial_sums + at, sums, mask=is_line)
+        tl.store(partial_out + at[:, None] * HEAD_DIM + dims[None, :], result, mask=line_mask)
+    else:
+        at_out = wide_row[:, None] * stride_out_row + head[:, None] * stride_out_head
+        tl.store(out + at_out + dims[None, :], result.to(KEEP), mask=line_mask)
+        if HAS_SUMS:
+            tl.store(log_sums + wide_row * stride_sums_row + head, sums * LN2, mask=is_line)
+
+
+@triton.jit
+def merge_partials(
+    out, log_sums, partial_out, partial_sums, merges,
+    stride_out_row, stride_out_head, stride_sums_row,
+    SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    PARTIAL_LINES: tl.constexpr, HAS_SUMS: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """Program (row, head): the partial results of a split tile become one, by log-sum-exp."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    first = tl.load(merges + row * 3)
+    count = tl.load(merges + row * 3 + 1)
+    if count == 0:
+        return
+    num_kv_heads = tl.num_programs(1) // SHARE
+    line = tl.load(merges + row * 3 + 2) * SHARE + head % SHARE
+    dims = tl.arange(0, DIMS)
+    dim_ok = dims < HEAD_DIM
+    total = tl.zeros([DIMS], dtype=tl.float32)
+    weight = 0.0
+    top = float("-inf")
+    for index in range(0, count):
+        owner = (first + index) * num_kv_heads + head // SHARE
+        at = owner.to(tl.int64) * PARTIAL_LINES + line
+        log_sum = tl.load(partial_sums + at)
+        part = tl.load(partial_out + at * HEAD_DIM + dims, mask=dim_ok, other=0.0)
+        new_top = tl.maximum(top, log_sum)
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        decay = tl.exp2(top - shift)
+        share = tl.exp2(log_sum - shift)
+        total = total * decay + part * share
+        weight = weight * decay + share
+        top = new_top
+    is_empty = weight == 0
+    safe_weight = tl.where(is_empty, 1.0, weight)
+    result = (total / safe_weight).to(KEEP)
+    tl.store(out + row * stride_out_row + head * stride_out_head + dims, result, mask=dim_ok)
+    if HAS_SUMS:
+        sums = tl.where(is_empty, float("-inf"), (top + tl.log2(safe_weight)) * LN2)
+        tl.store(log_sums + row * stride_sums_row + head, sums)

@@ -1,0 +1,140 @@
+"""Which implementation of attention runs, chosen once at start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ..core.errors import ConfigError
+
+# Triton's own variable; without it there is no need to import Triton to know.
+INTERPRET = "TRITON_INTERPRET"
+BACKENDS = ("sdpa", "triton", "flash_attn")
+# Ampere: the first with bfloat16, which both packages need.
+LEAST_CAPABILITY = (8, 0)
+# FlashAttention 2 reads paged KV in pages of whole multiples of this.
+FLASH_BLOCK = 256
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides; `capability` is the GPU's compute capability, None on a CPU."""
+
+    capability: tuple[int, int] | None
+    has_triton: bool
+    has_flash_attn: bool
+    is_interpreting: bool = False
+
+    @classmethod
+    def of(cls, device: str | torch.device) -> Machine:
+        """This machine, as seen by a stage on `device`."""
+        is_gpu = torch.device(device).type == "cuda"
+        has_triton = find_spec("triton") is not None
+        return cls(
+            torch.cuda.get_device_capability(device) if is_gpu else None,
+            has_triton,
+            is_gpu and find_spec("flash_attn") is not None,
+            has_triton and INTERPRET in os.environ and _is_interpreting(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """The backend that was picked, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOps:
+    """Operators of one implementation; `attention_reference.py` and `kv_reference.py` say what
+    each does.
+    """
+
+    paged_attention: Callable[..., None]
+    write_kv: Callable[..., None]
+    move_kv: Callable[[Tensor, Tensor], None]
+    copy_blocks: Callable[[Tensor, Tensor, int], None]
+
+
+def choose_attention(
+    machine: Machine, dtype: torch.dtype, block_size: int, wanted: str = "auto"
+) -> AttentionChoice:
+    """The backend for a stage that computes in `dtype`.
+
+    Raises `ConfigError` (`attention`) where `wanted` is unknown or cannot run here.
+    """
+    obstacles = {
+        "sdpa": None,
+        "triton": _against_triton(machine),
+        "flash_attn": _against_flash(machine, dtype, block_size),
+    }
+    if wanted == "auto":
+        return _best(machine, obstacles)
+    if wanted not in obstacles:
+        raise ConfigError("attention", f"must be auto, {', '.join(BACKENDS)}, not {wanted!r}")
+    obstacle = obstacles[wanted]
+    if obstacle is not None:
+        raise ConfigError("attention", f"cannot be {wanted}: {obstacle}; or use auto")
+    return AttentionChoice(wanted, "asked for")
+
+
+def load_ops(name: str) -> KernelOps:
+    """The operators of `triton` or `reference`; Triton is imported only where it is used."""
+    if name == "reference":
+        from . import attention_reference as attention  # noqa: PLC0415
+        from . import kv_reference as kv  # noqa: PLC0415
+    else:
+        from . import paged_attention as attention  # noqa: PLC0415
+        from . import paged_kv_ops as kv  # noqa: PLC0415
+    return KernelOps(attention.paged_attention, kv.write_kv, kv.move_kv, kv.copy_blocks)
+
+
+def _best(machine: Machine, obstacles: dict[str, str | None]) -> AttentionChoice:
+    if machine.capability is None:
+        return AttentionChoice("sdpa", "no GPU")
+    if obstacles["triton"] is not None:
+        return AttentionChoice("sdpa", f"not triton: {obstacles['triton']}")
+    if obstacles["flash_attn"] is None:
+        return AttentionChoice("flash_attn", "it is installed, and pages are long enough")
+    return AttentionChoice("triton", f"a GPU; not flash_attn: {obstacles['flash_attn']}")
+
+
+def _against_triton(machine: Machine) -> str | None:
+    if not machine.has_triton:
+        return "the package triton is not installed; pip install draftline[gpu]"
+    if machine.capability is None:
+        on_cpu = "it needs a GPU, or TRITON_INTERPRET=1 for tests"
+        return None if machine.is_interpreting else on_cpu
+    if machine.capability < LEAST_CAPABILITY:
+        return "the GPU's compute capability is below 8.0"
+    return None
+
+
+def _against_flash(machine: Machine, dtype: torch.dtype, block_size: int) -> str | None:
+    # Trees are attended by Triton beside it.
+    obstacle = _against_triton(machine)
+    if machine.capability is None:
+        return "it needs a GPU"
+    if obstacle is not None:
+        return obstacle
+    if not machine.has_flash_attn:
+        return "the package flash-attn is not installed"
+    if dtype not in FLASH_DTYPES:
+        return "it computes in float16 and bfloat16 only"
+    if block_size % FLASH_BLOCK:
+        return f"block_size is no multiple of {FLASH_BLOCK}"
+    return None
+
+
+def _is_interpreting() -> bool:
+    from triton import knobs  # noqa: PLC0415
+
+    return bool(knobs.runtime.interpret)

@@ -1,0 +1,198 @@
+"""Where a step's rows, columns and tiles are, as device tensors that are refilled in place.
+
+The addresses and the launch sizes of a layout never change, so that a CUDA graph captured with it
+can be replayed for any step that fits its capacity. One copy to the device a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import astuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.types import Int32, StepInput
+from .attention_spec import AttentionShape
+from .layout_capacity import LayoutCapacity, PartialResults
+from .tile_plan import (
+    ITEM_FIELDS,
+    REQUEST_FIELDS,
+    RequestRows,
+    lines_of_tiles,
+    plan_tiles,
+)
+
+NOTHING = np.empty(0, dtype=np.int32)
+
+
+class StepLayout:
+    """The layout of one step after another; valid until the next `refill`.
+
+    ancestors      int64 [rows, words]  bits of own columns (`core/ancestor_bits.py`); trees only
+    requests       int32 [requests, REQUEST_FIELDS], items int32 [max items, ITEM_FIELDS],
+    merges         int32 [rows, 3]  as in `tile_plan.py`; request -1: no item
+    first_blocks   int32 [requests]  where a request's block table begins in `blocks`
+    blocks         int32 [blocks]
+    positions      int32 [rows]; own_positions int32 [columns]  absolute
+    slots          int32 [rows]  where the rows' KV is written; -1: nowhere
+    own_slots      int32 [columns]
+    tile_lines     lines of a tile: `tile_rows` rows times the heads that share a key
+
+    With `tile_lines` given, tiles are never chosen by the step, as a CUDA graph needs it.
+    """
+
+    def __init__(
+        self, shape: AttentionShape, capacity: LayoutCapacity, block_size: int,
+        partials: PartialResults, tile_lines: int | None = None,
+    ) -> None:  # fmt: skip
+        self.shape, self.capacity, self.block_size = shape, capacity, block_size
+        self.partials = partials
+        self._fixed_lines = tile_lines
+        self.tile_lines = tile_lines or lines_of_tiles(shape.share, 1)
+        self.max_items = capacity.num_rows + partials.budget.max_partials
+        self.num_items, self.num_rows = self.max_items, capacity.num_rows
+        self.num_partials = partials.budget.max_partials
+        self._sections = self._make_sections()
+        size = max(section.stop for section in self._sections.values())
+        device = partials.out.device
+        self._device = torch.zeros(size, dtype=torch.int32, device=device)
+        self._staging = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host = self._staging.numpy()
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self.ancestors = self._view("ancestors").view(torch.int64).view(-1, capacity.num_words)
+        self.requests = self._view("requests").view(-1, REQUEST_FIELDS)
+        self.items = self._view("items").view(-1, ITEM_FIELDS)
+        self.merges = self._view("merges").view(-1, 3)
+        self.first_blocks, self.blocks = self._view("first_blocks"), self._view("blocks")
+        self.positions, self.slots = self._view("positions"), self._view("slots")
+        self.own_positions, self.own_slots = self._view("own_positions"), self._view("own_slots")
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+        return self.tile_lines // self.shape.share
+
+    @property
+    def launch_items(self) -> int:
+        """Programs to launch for each key/value head: all there may be where tiles are fixed."""
+        return self.num_items if self._fixed_lines is None else self.max_items
+
+    @property
+    def launch_rows(self) -> int:
+        """The same for rows."""
+        return self.num_rows if self._fixed_lines is None else self.capacity.num_rows
+
+    @property
+    def has_partials(self) -> bool:
+        """Whether anything may have to be merged."""
+        return self.num_partials > 0 or self._fixed_lines is not None
+
+    def refill(self, step: StepInput, only: Collection[int] | None = None) -> None:
+        """Describe `step`, which must fit; with `only`, no rows but those of these requests.
+
+        The step's KV moves are not part of it.
+        """
+        assert self.capacity.holds(LayoutCapacity.of(step, self.block_size))
+        requests = _request_rows(step, only)
+        most_rows = int(requests.column(1).max(initial=0))
+        self.tile_lines = self._fixed_lines or lines_of_tiles(self.shape.share, most_rows)
+        budget = self.partials.budget
+        plan = plan_tiles(
+            requests, len(step.token_ids), self.tile_rows,
+            num_programs=budget.num_programs, max_partials=budget.max_partials,
+        )  # fmt: skip
+        self.num_items, self.num_rows = len(plan.items), len(step.token_ids)
+        self.num_partials = int((plan.items[:, 6] >= 0).sum())
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._put("requests", requests.table)
+        self._put("items", plan.items, -1)
+        self._put("merges", plan.merges, 0)
+        self._put("positions", step.positions)
+        self._put("slots", step.slots, -1)
+        self._put_own(step)
+        used = self._put_blocks(step)
+        self._device[:used].copy_(self._staging[:used], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def _put_own(self, step: StepInput) -> None:
+        starts = step.request_starts
+        own_slots, own_positions = [NOTHING], [NOTHING]
+        words = self._host[self._sections["ancestors"]].view(np.int64)
+        words = words.reshape(-1, self.capacity.num_words)
+        for index, tree in enumerate(step.trees):
+            rows = slice(starts[index], starts[index + 1])
+            if tree is None:
+                own_slots.append(step.slots[rows])
+                own_positions.append(step.positions[rows])
+                continue
+            own_slots.append(tree.slots)
+            own_positions.append(tree.positions)
+            words[rows] = 0
+            words[rows, : tree.ancestors.shape[1]] = tree.ancestors.view(np.int64)
+        self._put("own_slots", np.concatenate(own_slots))
+        self._put("own_positions", np.concatenate(own_positions))
+
+    def _put_blocks(self, step: StepInput) -> int:
+        """Also returns how much of the buffer is in use: the block tables come last in it."""
+        counts = -(-step.context_lens // self.block_size)
+        self._put("first_blocks", np.cumsum(counts) - counts)
+        is_used = np.arange(step.block_tables.shape[1]) < counts[:, None]
+        blocks = step.block_tables[is_used]
+        self._put("blocks", blocks)
+        return self._sections["blocks"].start + len(blocks)
+
+    def _put(self, name: str, values: np.ndarray, rest: int | None = None) -> None:
+        section = self._sections[name]
+        first_free = section.start + values.size
+        self._host[section.start : first_free] = values.ravel()
+        if rest is not None:
+            self._host[first_free : section.stop] = rest
+
+    def _view(self, name: str) -> Tensor:
+        return self._device[self._sections[name]]
+
+    def _make_sections(self) -> Mapping[str, slice]:
+        """Where each array lies in the buffer; the 64-bit words first, for their alignment."""
+        rows, requests, columns, blocks, words = astuple(self.capacity)
+        sizes = {
+            "ancestors": 2 * rows * words,
+            "requests": requests * REQUEST_FIELDS,
+            "items": self.max_items * ITEM_FIELDS,
+            "merges": rows * 3,
+            "positions": rows,
+            "slots": rows,
+            "own_slots": columns,
+            "own_positions": columns,
+            "first_blocks": requests,
+            "blocks": blocks,
+        }
+        starts = np.cumsum([0, *(_aligned(size) for size in sizes.values())]).tolist()
+        return {
+            name: slice(start, start + size)
+            for (name, size), start in zip(sizes.items(), starts, strict=False)
+        }
+
+
+def _aligned(size: int) -> int:
+    # Triton compiles anew for pointers that are no multiple of 16 bytes.
+    return -(-size // 4) * 4
+
+
+def _request_rows(step: StepInput, only: Collection[int] | None) -> RequestRows:
+    first_row = step.request_starts[:-1]
+    num_rows = np.diff(step.request_starts)
+    num_own: Int32 = np.array(
+        [rows if tree is None else len(tree.slots)
+         for rows, tree in zip(num_rows, step.trees, strict=True)],
+        dtype=np.int32,
+    )  # fmt: skip
+    first_own = np.cumsum(num_own) - num_own
+    is_causal = [tree is None for tree in step.trees]
+    if only is not None:
+        num_rows = np.where(np.isin(np.arange(len(num_rows)), list(only)), num_rows, 0)
+    fields = (first_row, num_rows, step.context_lens, first_own, num_own, is_causal)
+    return RequestRows(np.stack(fields, axis=1).astype(np.int32))

@@ -1,0 +1,120 @@
+"""Compiles the Triton kernels for a GPU of compute capability 9.0, on a machine without one.
+
+Run as a program, in a process of its own: Triton decides once whether it interprets. Prints a line
+a kernel: its name, what it was compiled for, and bytes of shared memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from draftline.kernels import attention_kernels, kv_kernels, paged_attention
+from draftline.kernels.tile_plan import TILE_LINES
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TARGET = GPUTarget("cuda", 90, 32)
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+OPTIONS = ("num_warps", "num_stages")
+# Compute capability 9.0 has 227 KiB a block.
+MOST_SHARED = 227 * 1024
+HEAD_DIMS = (64, 96, 128, 256)
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: Any) -> str:
+    """`types` of the arguments that are not `i32`; returns the shared memory that it takes."""
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    assert set(types) | set(constants) <= set(kernel.arg_names)
+    source = ASTSource(kernel, signature, constants)
+    binary = triton.compile(source, target=TARGET, options=options | paged_attention.FUSED)
+    assert len(binary.asm["cubin"]) > 0
+    assert re.search(r"\.target sm_90", binary.asm["ptx"])
+    assert binary.metadata.shared <= MOST_SHARED, binary.metadata.shared
+    return f"shared={binary.metadata.shared}"
+
+
+def attention_cases() -> Iterator[tuple[str, str]]:
+    for dtype, head_dim, lines in itertools.product(NAMES, HEAD_DIMS, TILE_LINES):
+        facts = attention(dtype, head_dim, NAMES[dtype], lines)
+        yield f"attend_tiles {NAMES[dtype]} {head_dim} {lines}", facts
+    yield "attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv")
+
+
+def attention(
+    dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64, *, plain: bool = False
+) -> str:
+    dims = triton.next_power_of_2(head_dim)
+    options = paged_attention.tile_options(dims, dtype)
+    pointers = dict.fromkeys(
+        ("items", "requests", "positions", "own_slots", "own_positions", "first_blocks", "blocks"),
+        "*i32",
+    ) | dict.fromkeys(("log_sums", "scales", "partial_out", "partial_sums"), "*fp32")
+    types = pointers | {
+        "query": f"*{NAMES[dtype]}", "out": f"*{NAMES[dtype]}", "pairs": f"*{stored}",
+        "ancestors": "*i64", "scaling": "fp32", "softcap": "fp32",
+    }  # fmt: skip
+    constants = {
+        "BLOCK_SIZE": 16, "SHARE": 4, "NUM_WORDS": 4, "HEAD_DIM": head_dim, "DIMS": dims,
+        "LINES": lines, "PARTIAL_LINES": 64, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
+        "HAS_SCALES": stored == "fp8e4nv", "HAS_SUMS": not plain,
+        "KEEP": paged_attention._triton_type(dtype),
+        **{name: value for name, value in options.items() if name not in OPTIONS},
+    }  # fmt: skip
+    chosen = {name: options[name] for name in OPTIONS}
+    return compiled(attention_kernels.attend_tiles, types, constants, **chosen)
+
+
+def merging() -> str:
+    types = dict.fromkeys(("log_sums", "partial_out", "partial_sums"), "*fp32")
+    constants = {
+        "SHARE": 4, "HEAD_DIM": 128, "DIMS": 128, "PARTIAL_LINES": 64, "HAS_SUMS": True,
+        "KEEP": paged_attention._triton_type(torch.bfloat16),
+    }  # fmt: skip
+    types |= {"out": "*bf16", "merges": "*i32"}
+    return compiled(attention_kernels.merge_partials, types, constants)
+
+
+def storing(stored: str) -> str:
+    types = {
+        "keys": "*bf16", "values": "*bf16", "pairs": f"*{stored}", "slots": "*i32",
+        "scales": "*fp32",
+    }  # fmt: skip
+    constants = {
+        "NUM_HEADS": 8, "HEADS": 8, "HEAD_DIM": 80, "DIMS": 128, "HAS_SCALES": stored != "bf16",
+        "IS_FP8": stored != "bf16",
+    }  # fmt: skip
+    return compiled(kv_kernels.store_rows, types, constants)
+
+
+def copying() -> str:
+    types = dict.fromkeys(("source", "target", "source_rows", "target_rows"), "*i32")
+    types |= {"source_rows": "*i64", "target_rows": "*i64"}
+    constants = {"FROM_LIST": True, "TO_LIST": False, "CHUNK_LEN": 1024}
+    return compiled(kv_kernels.copy_rows, types, constants)
+
+
+def main(which: str) -> None:
+    """`all`, or `few`: those that compile in seconds."""
+    if which == "all":
+        for name, facts in attention_cases():
+            print(name, facts)
+    else:
+        print("attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv"))
+        print("attend_tiles bf16 256", attention(torch.bfloat16, 256, "bf16", 16, plain=True))
+    print("merge_partials", merging())
+    print("store_rows bf16", storing("bf16"))
+    print("store_rows fp8", storing("fp8e4nv"))
+    print("copy_rows", copying())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
