@@ -120,7 +120,7 @@ def _retrieval(recipe: _Recipe) -> Drafter:
     else:
         url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
         source = open_source(url, model, learns_for, _names(recipe.values["learn_off"]))
-    return RetrievalDrafter(source.lookup, recipe.name, options, source.learner)
+    return RetrievalDrafter(source.lookup, recipe.name, options, source.learner, source.free)
 
 
 def _names(value: object) -> list[str]:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from ..core.drafter import Drafter
+from ..core.drafter import Drafter, OwningDrafter
 from ..core.errors import ProtocolError
 from . import drafter_pb2 as pb
 from .drafter_link import is_report_due
@@ -52,8 +52,10 @@ class DrafterService:
         return grpc.method_handlers_generic_handler(service, {method: rpc})
 
     def close(self) -> None:
-        """Wait for the worker; no connection may be left."""
+        """Wait for the worker, and free what the drafter holds; no connection may be left."""
         self._worker.shutdown()
+        if isinstance(self._drafter, OwningDrafter):
+            self._drafter.free()
 
     async def _exchange(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext

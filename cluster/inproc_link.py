@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
-from ..core.drafter import Drafter
+from ..core.drafter import Drafter, OwningDrafter
 from ..core.errors import DrafterError
 from .drafter_link import MAX_NODES, DrafterMessage, LinkEvents, is_report_due
 from .drafter_session import DrafterSession
@@ -16,11 +17,12 @@ logger = logging.getLogger(__name__)
 class InprocLink:
     """Calls a drafter directly. What the drafter raises becomes `failed`."""
 
-    __slots__ = ("_events", "_session", "max_nodes", "name")
+    __slots__ = ("_drafter", "_events", "_session", "max_nodes", "name")
 
     is_local = True
 
     def __init__(self, drafter: Drafter, max_nodes: int = MAX_NODES) -> None:
+        self._drafter = drafter
         self._session = DrafterSession(drafter)
         self._events: LinkEvents | None = None
         self.name = drafter.name
@@ -55,5 +57,7 @@ class InprocLink:
         self._session.close()
 
     async def close(self) -> None:
-        """Close every request."""
+        """Close every request, and free what the drafter holds."""
         self.disconnect()
+        if isinstance(self._drafter, OwningDrafter):
+            await asyncio.to_thread(self._drafter.free)

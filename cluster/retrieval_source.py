@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import DrafterError
@@ -25,9 +25,10 @@ LEARNING_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RetrievalSource:
-    """`learner` is None where nothing is learned."""
+    """`learner` is None where nothing is learned; `free` ends threads and closes connections."""
 
     lookup: Lookup
+    free: Callable[[], None]
     learner: Learner | None = None
 
 
@@ -54,9 +55,10 @@ def open_source(
     poll_seconds = 1.0 if learning is None else LEARNING_POLL_S
     service = RetrievalService(store, expected, poll_seconds, learning=learning)
     service.refresh()
-    # The threads are daemons: they follow the store for as long as the process lives.
     service.start()
-    return RetrievalSource(service, None if learning is None else LearningQueue(service.learn))
+    if learning is None:
+        return RetrievalSource(service, service.stop)
+    return _learning_source(service, service.stop, LearningQueue(service.learn))
 
 
 def open_servers(addresses: Sequence[str], learns_for: str | None) -> RetrievalSource:
@@ -64,7 +66,7 @@ def open_servers(addresses: Sequence[str], learns_for: str | None) -> RetrievalS
     clients = [GrpcLookup(address.strip()) for address in addresses]
     lookup = ReplicatedLookup(clients)
     if learns_for is None:
-        return RetrievalSource(lookup)
+        return RetrievalSource(lookup, lookup.close)
     from .model_fitness import model_fitness  # noqa: PLC0415
 
     fitness = model_fitness(learns_for)
@@ -76,4 +78,14 @@ def open_servers(addresses: Sequence[str], learns_for: str | None) -> RetrievalS
                 return client.learn(ended, fitness)
         return clients[-1].learn(ended, fitness)
 
-    return RetrievalSource(lookup, LearningQueue(learn))
+    return _learning_source(lookup, lookup.close, LearningQueue(learn))
+
+
+def _learning_source(
+    lookup: Lookup, close: Callable[[], None], learner: LearningQueue
+) -> RetrievalSource:
+    def free() -> None:
+        learner.close()
+        close()
+
+    return RetrievalSource(lookup, free, learner)

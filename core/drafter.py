@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .types import Commit, DraftRequest, Proposal, Query
 
@@ -46,4 +46,13 @@ class Drafter(Protocol):
 
     def close(self, request_id: str) -> None:
         """Forget a request; an unknown id is ignored."""
+        ...
+
+
+@runtime_checkable
+class OwningDrafter(Protocol):
+    """A drafter that holds threads or connections."""
+
+    def free(self) -> None:
+        """End and close them, after what waits is done; the drafter is of no use any more."""
         ...

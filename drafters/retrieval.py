@@ -6,7 +6,7 @@ includes the last committed token, and the answer is a tree of counted continuat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,8 +60,11 @@ class RetrievalDrafter:
         name: str = "retrieval",
         options: RetrievalOptions | None = None,
         learner: Learner | None = None,
+        free: Callable[[], None] = lambda: None,
     ) -> None:
+        """`free` frees what lookup and learner hold."""
         self._lookup = lookup
+        self._free = free
         self._name = name
         self._options = options or RetrievalOptions()
         self._learner = learner if self._options.learn else None
@@ -132,6 +135,10 @@ class RetrievalDrafter:
         ended = None if state.answer is None else state.answer.end()
         if ended is not None:
             self._learner.learn(ended)
+
+    def free(self) -> None:
+        """See `OwningDrafter`; what waits to be learned is learned first."""
+        self._free()
 
     def _num_candidates(self, state: _Request, max_nodes: int) -> int:
         return max_nodes * self._options.oversample if state.temperature > 0 else max_nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,13 +11,17 @@ from pathlib import Path
 
 import httpx
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.deploy.engine import AsyncEngine
+from draftline.cluster.model_fitness import model_fitness
+from draftline.core.request_options import RequestOptions
+from draftline.core.sampling_params import SamplingParams
+from draftline.deploy.engine import AsyncEngine, Engine
 from draftline.deploy.engine_face import LocalFace
 from draftline.deploy.openai_api import create_app
 from draftline.deploy.settings import ServerConfig
 from draftline.deploy.tenants import key_digest
 from draftline.retrieval_store.erasure import forget_namespace
-from draftline.retrieval_store.open_store import open_eraser, open_policy
+from draftline.retrieval_store.learning_settings import LearningSettings
+from draftline.retrieval_store.open_store import open_delta_log, open_eraser, open_policy
 from prometheus_client.parser import text_string_to_metric_families
 
 PROMPT = "class Turtle:\n    def __init__(self, name, shell):\n        self.name = name\n        "
@@ -163,3 +168,18 @@ async def test_what_is_forgotten_while_it_is_asked_for_stays_so(tmp_path: Path) 
         assert eraser.remains("a") == []
         assert {one.text for one in (drafted, *ended, after)} == {drafted.text}
         assert (await client.outcomes())["off"] > 0
+
+
+def test_a_closed_engine_has_learned_its_last_answer_and_leaves_no_thread(tmp_path: Path) -> None:
+    drafter = DrafterConfig(kind="retrieval", store=str(tmp_path), learn=True)
+    before = set(threading.enumerate())
+    with Engine(EngineConfig(model="demo", drafters=[drafter])) as engine:
+        (answer,) = engine.generate(
+            [PROMPT], SamplingParams(max_tokens=8), RequestOptions(namespace="tenant")
+        )
+    left = {one.name for one in set(threading.enumerate()) - before}
+    assert not {name for name in left if name.startswith("retrieval")}
+    log = open_delta_log(str(tmp_path), model_fitness("demo"), LearningSettings())
+    (event,) = log.read("tenant")
+    assert event.event.tokens is not None
+    assert tuple(event.event.tokens[-8:].tolist()) == tuple(answer.token_ids)
