@@ -92,7 +92,7 @@ class CountingDrafters:
         """Begin a request."""
         self._last[request.request_id] = int(request.token_ids[-1])
 
-    def close(self, request_id: str) -> None:
+    def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:  # noqa: ARG002
         """End a request."""
         del self._last[request_id]
 
