@@ -58,7 +58,7 @@ CONFIG_WINDOWS: tuple[type[nn.Module], ...] = (mistral.MistralAttention,)
 
 def can_be_fast(layer: Any, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `make_fast` applies to a decoder layer."""
-    known = type(layer.self_attn) in ATTENTIONS
+    known = type(layer.self_attn) in ATTENTIONS and isinstance(layer.self_attn.q_proj, nn.Linear)
     return known and dtype == torch.float32 and device.type == "cpu"
 
 

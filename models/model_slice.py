@@ -16,6 +16,7 @@ from ..core.errors import CheckpointError, ConfigError
 from . import attention
 from .checkpoint import TensorFiles, read_config, resolve_model_path
 from .fast_modules import FastLinear, can_be_fast, make_fast
+from .int8_linear import check_quantization
 from .partition import LayerSpan
 from .weights import load_tensors
 
@@ -47,9 +48,14 @@ class ModelSlice:
 
 
 def load_slice(
-    model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu"
-) -> ModelSlice:
-    """Load a stage's modules. Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`)."""
+    model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu",
+    quantization: str = "none",
+) -> ModelSlice:  # fmt: skip
+    """Load a stage's modules.
+
+    Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
+    """
+    check_quantization(quantization)
     if dtype not in DTYPES:
         raise ConfigError("dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder = resolve_model_path(model)
@@ -61,7 +67,10 @@ def load_slice(
         )
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
-    load_tensors(whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device))
+    load_tensors(
+        whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device),
+        int8=quantization == "int8",
+    )  # fmt: skip
     return _cut(whole.eval(), span, DTYPES[dtype], torch.device(device))
 
 
