@@ -5,6 +5,9 @@ only on the shape of its tile and on where its context is split. Names in capita
 the compiled kernel. Importing this file needs Triton.
 """
 
+# Types of a kernel are those of the language in it.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import triton

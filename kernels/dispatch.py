@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from ..core.errors import ConfigError
 
+# Triton's own variable; without it there is no need to import Triton to know.
+INTERPRET = "TRITON_INTERPRET"
 BACKENDS = ("sdpa", "triton", "flash_attn")
 # Ampere: the first with bfloat16, which both packages need.
 LEAST_CAPABILITY = (8, 0)
@@ -39,7 +42,7 @@ class Machine:
             torch.cuda.get_device_capability(device) if is_gpu else None,
             has_triton,
             is_gpu and find_spec("flash_attn") is not None,
-            has_triton and _is_interpreting(),
+            has_triton and INTERPRET in os.environ and _is_interpreting(),
         )
 
 

@@ -4,12 +4,16 @@ Reads each key and value once for all query lines of a tile: the rows of a reque
 that share a key. Importing this file needs Triton; `dispatch.py` does it where it is chosen.
 """
 
+# Triton takes plain numbers for constants of a kernel, whatever their annotation.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from .attention_kernels import attend_tiles, merge_partials
 from .attention_spec import LayerSpec
@@ -61,7 +65,7 @@ def tile_options(dims: int, dtype: torch.dtype) -> dict[str, object]:
     """How tiles are computed: fewer columns where a row of keys is long, to fit shared memory."""
     row_bytes = dims * dtype.itemsize
     # The interpreter multiplies bfloat16 as if it were integers.
-    interpreted = triton.knobs.runtime.interpret
+    interpreted = knobs.runtime.interpret
     return {
         "COLUMNS": COLUMN_STEP if row_bytes <= 256 else 32,
         "DOT": tl.float32 if interpreted else _triton_type(dtype),

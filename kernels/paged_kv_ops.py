@@ -1,5 +1,8 @@
 """Operators on a KV cache, in Triton. Importing this file needs Triton."""
 
+# Triton takes plain numbers for constants of a kernel, whatever their annotation.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import torch

@@ -170,11 +170,16 @@ class StepLayout:
             "first_blocks": requests,
             "blocks": blocks,
         }
-        ends = np.cumsum(list(sizes.values())).tolist()
+        starts = np.cumsum([0, *(_aligned(size) for size in sizes.values())]).tolist()
         return {
-            name: slice(end - size, end)
-            for (name, size), end in zip(sizes.items(), ends, strict=True)
+            name: slice(start, start + size)
+            for (name, size), start in zip(sizes.items(), starts, strict=False)
         }
+
+
+def _aligned(size: int) -> int:
+    # Triton compiles anew for pointers that are no multiple of 16 bytes.
+    return -(-size // 4) * 4
 
 
 def _request_rows(step: StepInput, only: Collection[int] | None) -> RequestRows:

@@ -79,7 +79,15 @@ def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     result = runner.invoke(cli.app, ["doctor"])
     assert result.exit_code in (0, 1)
-    for subject in ("python", "torch", "ray", "redis-server", "model demo", "dtype: auto"):
+    for subject in (
+        "python",
+        "torch",
+        "ray",
+        "redis-server",
+        "model demo",
+        "dtype: auto",
+        "attention: auto",
+    ):
         assert subject in result.output
 
 

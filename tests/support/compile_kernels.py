@@ -49,7 +49,9 @@ def attention_cases() -> Iterator[tuple[str, str]]:
     yield "attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv")
 
 
-def attention(dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64) -> str:
+def attention(
+    dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64, *, plain: bool = False
+) -> str:
     dims = triton.next_power_of_2(head_dim)
     options = paged_attention.tile_options(dims, dtype)
     pointers = dict.fromkeys(
@@ -62,8 +64,8 @@ def attention(dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64) -
     }  # fmt: skip
     constants = {
         "BLOCK_SIZE": 16, "SHARE": 4, "NUM_WORDS": 4, "HEAD_DIM": head_dim, "DIMS": dims,
-        "LINES": lines, "PARTIAL_LINES": 64, "HAS_WINDOW": True, "HAS_SOFTCAP": True,
-        "HAS_SCALES": stored == "fp8e4nv", "HAS_SUMS": True,
+        "LINES": lines, "PARTIAL_LINES": 64, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
+        "HAS_SCALES": stored == "fp8e4nv", "HAS_SUMS": not plain,
         "KEEP": paged_attention._triton_type(dtype),
         **{name: value for name, value in options.items() if name not in OPTIONS},
     }  # fmt: skip
@@ -107,7 +109,7 @@ def main(which: str) -> None:
             print(name, facts)
     else:
         print("attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv"))
-        print("attend_tiles bf16 256", attention(torch.bfloat16, 256, "bf16"))
+        print("attend_tiles bf16 256", attention(torch.bfloat16, 256, "bf16", 16, plain=True))
     print("merge_partials", merging())
     print("store_rows bf16", storing("bf16"))
     print("store_rows fp8", storing("fp8e4nv"))
