@@ -141,9 +141,7 @@ class GraphRunner:
             embed = part.embed
             states = self._hidden[:rows] if embed is None else embed(layout.token_ids)
             rotations = self._rotary.look_up(self._tables, layout.positions)
-            self._out[:rows].copy_(
-                run_layers(part, states, layout.positions, rotations, attention)
-            )
+            self._out[:rows].copy_(run_layers(part, states, layout.positions, rotations, attention))
 
         return _StepGraph(layout, self._capture(work))
 

@@ -48,7 +48,9 @@ def is_quantized(model: nn.Module, name: str) -> bool:
     """Whether a parameter is the weight of a linear layer within the model's decoder layers."""
     module, _, attribute = name.rpartition(".")
     in_layers = ".layers." in f".{module}"
-    return attribute == "weight" and in_layers and isinstance(model.get_submodule(module), nn.Linear)
+    return (
+        attribute == "weight" and in_layers and isinstance(model.get_submodule(module), nn.Linear)
+    )
 
 
 def put_quantized(model: nn.Module, name: str, weight: Tensor) -> None:

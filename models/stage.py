@@ -48,6 +48,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     options = options or StageOptions(attention=attention)
     part = load_slice(model_path, span, dtype, device, options.quantization)
     if compile_cache is not None:
+        assert num_blocks is not None
         part = prepare(part, compile_cache)
         kv = make_kv(part, num_blocks, block_size)
         stage = Stage(part, kv, block_size, CompiledLayers(part))

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from draftline.models.graph_capture import Work
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
