@@ -209,7 +209,7 @@ def _num_blocks(config: EngineConfig, device: str) -> int | None:
 def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> StageOptions:
     """How a stage computes; `share` of what stages of one process may use is for it and those
     before it."""
-    max_rows = min(config.max_num_batched_tokens, max_model_len)
+    max_rows = config.max_num_batched_tokens
     graphs = GraphOptions(
         max_rows=max_rows,
         max_requests=config.max_num_seqs,

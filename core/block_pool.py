@@ -20,14 +20,16 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
-        self.resize(num_blocks)
         self._holders: dict[int, int] = {}
         self._keys: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
-        """Have this many blocks. Only for a pool of which none was ever taken."""
+        """Have this many blocks. Only while none is held or registered."""
+        assert not self._holders
+        assert not self._idle
         self.num_blocks = num_blocks
         # Popped from the end: low ids first, and blocks freed last are used first.
         self._free = list(range(num_blocks - 1, -1, -1))

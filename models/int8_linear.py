@@ -1,8 +1,6 @@
 """Linear layers whose weights are kept as 8-bit integers: half of bfloat16's memory.
 
 Weights alone are rounded, each output's to 127 steps of its own size; arithmetic stays as it is.
-No library is asked: what they offer replaces whole models, not a stage that is read tensor by
-tensor.
 """
 
 from __future__ import annotations

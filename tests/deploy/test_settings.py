@@ -48,12 +48,13 @@ def test_compile_reaches_the_stages() -> None:
 def test_how_stages_compute_reaches_them() -> None:
     settings = {
         "attention": "sdpa", "kv_cache_dtype": "fp8", "quantization": "int8", "max_num_seqs": 3,
-        "max_model_len": 40, "tree_nodes": 4, "graph_capture_s": 5, "pipeline_parallel_size": 2,
+        "max_model_len": 40, "max_num_batched_tokens": 24,
+        "tree_nodes": 4, "graph_capture_s": 5, "pipeline_parallel_size": 2,
     }  # fmt: skip
-    graphs = GraphOptions(max_rows=40, max_requests=3, max_positions=44, seconds=5)
+    graphs = GraphOptions(max_rows=24, max_requests=3, max_positions=44, seconds=5)
     options = StageOptions(
         attention="sdpa", kv_cache_dtype="fp8", quantization="int8", gpu_memory_utilization=0.45,
-        max_rows=40, graphs=graphs,
+        max_rows=24, graphs=graphs,
     )  # fmt: skip
     # Stages of one process share what a GPU has, the first taking its part first.
     first, last = plan_model(EngineConfig(model="demo", **settings)).specs

@@ -51,9 +51,7 @@ def test_shards_and_a_single_file_give_the_same_model(folder: Path, tmp_path: Pa
     assert torch.equal(one.layers[3].mlp(x), other.layers[3].mlp(x))
 
 
-def test_the_host_holds_one_tensor_at_a_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_host_holds_one_tensor_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they go elsewhere, that is: to a GPU, or rounded."""
     alive: list[weakref.ref[torch.Tensor]] = []
     most_alive = []
