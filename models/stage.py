@@ -13,13 +13,12 @@ from ..core.types import Int32, StepInput, StepOutput, TopTokens
 from .attention_backend import AttentionBackend, SdpaBackend, choose_backend
 from .attention_op import attending
 from .compiled_layers import CompiledLayers, prepare
-from .logit_edits import edit_logits
 from .model_info import head_dim, num_kv_heads
 from .model_slice import ModelSlice, load_slice
 from .paged_kv import PagedKv
 from .partition import LayerSpan
 from .rotary import RotaryTable
-from .sampler import choose_tokens
+from .sampling_backend import Sampler, choose_sampler
 from .verdicts import verdicts, with_verdicts
 from .warm_up import warm_up
 
@@ -65,6 +64,7 @@ class Stage:
         self._part = part
         self._compiled = compiled
         self._attention = attention or SdpaBackend(kv, block_size)
+        self._sampler = choose_sampler(part.device)
         self._softcap = getattr(part.config, "final_logit_softcapping", None)
         like = torch.empty(0, dtype=part.dtype, device=part.device)
         layer_types = [kind for kind in part.layer_types if kind is not None]
@@ -149,7 +149,7 @@ class Stage:
         scores = np.empty(0, dtype=np.float32)
         found = None
         if len(step.logits_rows):
-            targets, found = _decide(of(step.logits_rows), step)
+            targets, found = _decide(of(step.logits_rows), step, self._sampler)
         if probes.size:
             top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
             probes = top.to(torch.int32).cpu().numpy()
@@ -184,10 +184,12 @@ class Stage:
         return torch.from_numpy(array.astype(np.int64)).to(self._part.device)
 
 
-def _decide(logits: Tensor, step: StepInput) -> tuple[Int32, tuple[Verdict, ...] | None]:
+def _decide(
+    logits: Tensor, step: StepInput, sampler: Sampler
+) -> tuple[Int32, tuple[Verdict, ...] | None]:
     """The target's token of each row, and what a rule decides where there is one."""
-    edited = edit_logits(logits, step.edits)
-    targets = choose_tokens(edited, step.sampling).cpu().numpy()
+    edited = sampler.edit(logits, step.edits)
+    targets = sampler.choose(edited, step.sampling).cpu().numpy()
     if step.verification is None:
         return targets, None
     found = verdicts(edited, step.sampling, step.verification)

@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 from draftline.core import noise as reference
-from draftline.models.noise import gumbel
+from draftline.kernels.noise_reference import gumbel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
