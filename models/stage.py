@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ..core.candidates import Verdict
 from ..core.types import Int32, StepInput, StepOutput, TopTokens
+from ..kernels.dispatch import Machine
+from ..kernels.sampling_dispatch import choose_sampling
 from .attention_backend import AttentionBackend, SdpaBackend, choose_backend
 from .attention_op import attending
 from .compiled_layers import CompiledLayers, prepare
@@ -36,7 +38,9 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     become one compiled graph with attention of its own, kept in that folder, and run once.
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
-    part = load_slice(model_path, span, dtype, device)
+    is_triton = choose_sampling(Machine.of(device)) == "triton"
+    fused = is_triton and attention != "sdpa" and compile_cache is None
+    part = load_slice(model_path, span, dtype, device, fused=fused)
     kv = PagedKv(
         len(part.layers), num_blocks * block_size, num_kv_heads(part.config),
         head_dim(part.config), dtype=part.dtype, device=device,
