@@ -2,8 +2,9 @@
 
 Nothing is sorted. A value's size (how far it is below the best) falls in one of `BINS` bins of
 equal ratio; counts of the bins say in which the borders may lie; the tokens of these are gathered,
-and among them a border is found by bisection. Weights are whole numbers, `exp(value) * 2^shift`
-rounded: their sums do not depend on the order, so that a border never depends on the launch.
+and among them a border is found by bisection (`border_kernels.py`). Weights are whole numbers,
+`exp(value) * 2^shift` rounded: their sums do not depend on the order, so that a border never
+depends on the launch.
 """
 
 from __future__ import annotations
@@ -18,10 +19,6 @@ BINS = tl.constexpr(512)
 BIN_SHIFT = tl.constexpr(18)
 FIRST_BIN = tl.constexpr((127 - 10) << 5)
 LAST_BIN = tl.constexpr(511)
-# Above all ranks, and above all sizes.
-EVERYTHING = tl.constexpr(2**63 - 1)
-LARGEST_SIZE = tl.constexpr(2**31 - 1)
-ALL_IDS = tl.constexpr(2**32 - 1)
 
 
 @triton.jit
@@ -145,111 +142,3 @@ def gather(
         place = tl.atomic_add(found + row, num_inside, sem="relaxed")
         place += tl.cumsum(is_inside, axis=0) - 1
         tl.store(candidates + row.to(tl.int64) * ROOM + place, ranks, mask=is_inside > 0)
-
-
-@triton.jit
-def tally(
-    ranks, weights, border, logits, row, best, temperature, stride_row, vocab_size, scale,
-    IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, LEN: tl.constexpr,
-):  # fmt: skip
-    """int64: how many tokens have ranks up to `border`, or what they weigh.
-
-    Of those gathered, which `ranks` and `weights` hold; or of the whole row.
-    """
-    if IS_GATHERED:
-        total = tl.sum(tl.where(ranks <= border, weights, 0), axis=0)
-    else:
-        sums = tl.zeros([LEN], dtype=tl.int64)
-        for start in range(0, vocab_size, LEN):
-            token_ids = start + tl.arange(0, LEN)
-            values = load_logits(logits, row, stride_row, token_ids, vocab_size)
-            own = ranks_of(shifted(values, best, temperature), token_ids)
-            counted = weights_of_ranks(own, scale) if HAS_WEIGHTS else tl.full([LEN], 1, tl.int64)
-            sums += tl.where((own <= border) & (token_ids < vocab_size), counted, 0)
-        total = tl.sum(sums, axis=0)
-    return total
-
-
-@triton.jit
-def find_borders(
-    logits, bests, histogram, sums, candidates, borders, temperatures, top_k, top_p,
-    stride_row, vocab_size, num_chunks, scale,
-    IS_GATHERED: tl.constexpr, LEN: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
-):  # fmt: skip
-    """The rank of each row's last token that is kept, of the tokens gathered.
-
-    Without `IS_GATHERED`: of rows whose tokens in doubt had no room, and from all their tokens.
-    """
-    row = tl.program_id(0)
-    temperature = tl.load(temperatures + row)
-    count_wanted = tl.load(top_k + row).to(tl.int64)
-    share = tl.load(top_p + row)
-    if (temperature == 0) | ((count_wanted == 0) & (share >= 1)):
-        return
-    first, last, below, inside = bins_in_doubt(histogram, sums, row, count_wanted, share, scale)
-    if (inside <= ROOM) != IS_GATHERED:
-        return
-    best = best_of_row(bests, row, num_chunks, CHUNKS)
-    place = tl.arange(0, ROOM)
-    weight_below = tl.zeros([], dtype=tl.int64)
-    count_below = tl.zeros([], dtype=tl.int64)
-    if IS_GATHERED:
-        at = candidates + row.to(tl.int64) * ROOM + place
-        ranks = tl.load(at, mask=place < inside, other=0)
-        ones = (place < inside).to(tl.int64)
-        weights = tl.where(place < inside, weights_of_ranks(ranks, scale), 0)
-        weight_below += tl.load(sums + row * 2 + 1)
-        count_below += below
-    else:
-        ranks = tl.full([ROOM], EVERYTHING, dtype=tl.int64)
-        ones = tl.zeros([ROOM], dtype=tl.int64)
-        weights = ones
-
-    first_size = size_at(first).to(tl.int64)
-    last_size = size_at(last + 1).to(tl.int64)
-    border = tl.full([], EVERYTHING, dtype=tl.int64)
-    if count_wanted > 0:
-        low, high = first_size, last_size
-        while low < high:
-            middle = (low + high) // 2
-            count = count_below + tally(
-                ranks, ones, (middle << 32) | ALL_IDS, logits, row, best, temperature, stride_row,
-                vocab_size, scale, IS_GATHERED, False, LEN,
-            )  # fmt: skip
-            is_enough = count >= count_wanted
-            low = tl.where(is_enough, low, middle + 1)
-            high = tl.where(is_enough, middle, high)
-        # Not found where the k-th lies beyond all bins in doubt: what is there never wins.
-        border = tl.where(low < last_size, (low << 32) | ALL_IDS, border)
-    if share < 1:
-        if count_wanted > 0:
-            total = tally(
-                ranks, weights, border, logits, row, best, temperature, stride_row, vocab_size,
-                scale, IS_GATHERED, True, LEN,
-            )  # fmt: skip
-        else:
-            total = tl.load(sums + row * 2)
-        wanted = share_of(share, total) - weight_below
-        low, high = first_size, last_size
-        while low < high:
-            middle = (low + high) // 2
-            weight = tally(
-                ranks, weights, (middle << 32) | ALL_IDS, logits, row, best, temperature,
-                stride_row, vocab_size, scale, IS_GATHERED, True, LEN,
-            )  # fmt: skip
-            is_enough = weight >= wanted
-            low = tl.where(is_enough, low, middle + 1)
-            high = tl.where(is_enough, middle, high)
-        size = low
-        low, high = tl.zeros([], dtype=tl.int64), tl.zeros([], dtype=tl.int64) + vocab_size - 1
-        while low < high:
-            middle = (low + high) // 2
-            weight = tally(
-                ranks, weights, (size << 32) | middle, logits, row, best, temperature, stride_row,
-                vocab_size, scale, IS_GATHERED, True, LEN,
-            )  # fmt: skip
-            is_enough = weight >= wanted
-            low = tl.where(is_enough, low, middle + 1)
-            high = tl.where(is_enough, middle, high)
-        border = tl.minimum(border, (size << 32) | low)
-    tl.store(borders + row, border)

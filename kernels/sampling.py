@@ -25,7 +25,8 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from .filter_kernels import BINS, add_up, find_borders, gather
+from .border_kernels import find_borders
+from .filter_kernels import BINS, add_up, gather
 from .noise_kernels import EXACT
 from .sampling_kernels import find_bests, find_winners, pick_tokens
 from .sampling_tables import SamplingScratch, SamplingTables
@@ -33,6 +34,9 @@ from .sampling_tables import SamplingScratch, SamplingTables
 # Threads of a program in units of 32.
 WARPS = {"num_warps": 8}
 LAUNCH = EXACT | WARPS
+# Its numbers stay in registers from one round of bisection to the next.
+BISECT_LEN = 2048
+BISECT = EXACT | {"num_warps": 16}
 
 
 def choose_tokens(
@@ -85,7 +89,8 @@ def _find_borders(logits: Tensor, tables: SamplingTables, scratch: SamplingScrat
     for is_gathered in (True, False):
         find_borders[tables.launch_rows,](
             logits, scratch.bests, scratch.histogram, scratch.sums, scratch.candidates,
-            scratch.borders, *filters, *size, IS_GATHERED=is_gathered, **parts, **room, **LAUNCH,
+            scratch.borders, *filters, *size, IS_GATHERED=is_gathered, CHUNKS=parts["CHUNKS"],
+            LEN=min(scratch.chunk_len, BISECT_LEN), **room, **BISECT,
         )  # fmt: skip
 
 

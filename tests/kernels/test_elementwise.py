@@ -30,7 +30,9 @@ def assert_close(ours: torch.Tensor, exact: torch.Tensor, size: torch.Tensor | f
     error = (ours.double() - exact).abs()
     # Triton's interpreter cuts bfloat16 where GPUs round.
     bound *= 2 if ours.dtype == torch.bfloat16 and DEVICE.type == "cpu" else 1
-    assert (error <= bound * exact.abs() * 1.01 + LEAST[ours.dtype] + 4e-7 * size).all(), error.max()
+    assert (error <= bound * exact.abs() * 1.01 + LEAST[ours.dtype] + 4e-7 * size).all(), (
+        error.max()
+    )
 
 
 def exact_norm(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:

@@ -57,9 +57,7 @@ def chosen(
 
 def run(name: str, data: torch.Tensor, tables: SamplingTables, **options: int) -> Any:
     out = torch.full((tables.capacity,), -7, dtype=torch.int32, device=DEVICE)
-    choose = (
-        load_sampling().choose_tokens if name == "triton" else sampling_reference.choose_tokens
-    )
+    choose = load_sampling().choose_tokens if name == "triton" else sampling_reference.choose_tokens
     choose(data, tables, scratch_of(tables, **options), out)
     return out.cpu().numpy()
 

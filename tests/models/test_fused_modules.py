@@ -82,9 +82,7 @@ def test_stages_sample_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Mixed rows with a mask; then a typical_p, which torch chooses for."""
     save_tiny_model("llama", tmp_path)
     theirs = stage_of(tmp_path, "llama", fused=False)
-    monkeypatch.setattr(
-        "draftline.models.stage.choose_sampler", lambda _: KernelSampler()
-    )
+    monkeypatch.setattr("draftline.models.stage.choose_sampler", lambda _: KernelSampler())
     ours = stage_of(tmp_path, "llama", fused=False)
     plain = make_step([PagedRequest([2, 9, 4]).chunk(TOKENS[:6], 0)])
     rows = np.arange(6, dtype=np.int32)

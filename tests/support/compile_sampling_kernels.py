@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from draftline.kernels import edit_kernels, elementwise_kernels, filter_kernels, sampling_kernels
+from draftline.kernels import (
+    border_kernels,
+    edit_kernels,
+    elementwise_kernels,
+    filter_kernels,
+    sampling_kernels,
+)
 from draftline.kernels.elementwise import FUSED, norm_warps
 from draftline.kernels.noise_kernels import EXACT
-from draftline.kernels.sampling import LAUNCH
+from draftline.kernels.sampling import BISECT, BISECT_LEN, LAUNCH
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -70,13 +76,20 @@ def main() -> None:
         winners = compiled(sampling.find_winners, LAUNCH, logits=logits)
         # Bit by bit: each operation rounds on its own, and divisions are exact. The rough
         # logarithm has contractions of its own, of another name (`.ftz`).
-        assert not re.search(r"fma\.rn\.f", winners.asm["ptx"])
+        assert not re.search(r"fma\.rn\.f(32|64)", winners.asm["ptx"])
         assert "div.rn.f32" in winners.asm["ptx"]
         assert "div.rn.f64" in winners.asm["ptx"]
     compiled(sampling.pick_tokens, EXACT | {"num_warps": 1}, out="*i32")
-    for kernel in (filters.add_up, filters.gather, filters.find_borders):
+    for kernel in (filters.add_up, filters.gather):
         assert "div.rn.f32" in compiled(kernel, LAUNCH, scale="fp32").asm["ptx"]
-    compiled(filters.find_borders, LAUNCH, scale="fp32", IS_GATHERED=False)
+    for is_gathered in (True, False):
+        compiled(
+            border_kernels.find_borders,
+            BISECT,
+            scale="fp32",
+            IS_GATHERED=is_gathered,
+            LEN=BISECT_LEN,
+        )
     compiled(edit_kernels.copy_allowed, LAUNCH)
     changes = compiled(edit_kernels.change_tokens, EXACT, LEN=256)
     assert "fma.rn.f32" not in changes.asm["ptx"]
