@@ -87,6 +87,8 @@ class GraphRunner:
         size = (self.rows[-1], part.config.hidden_size)
         self._hidden = torch.zeros(size, dtype=part.dtype, device=part.device)
         self._out = torch.zeros_like(self._hidden)
+        # Zeros at first, so that rows of no request never hold what was never computed.
+        self._attended = backend.empty_out(self.rows[-1], part.dtype)
         # Smallest first.
         self._graphs: list[_StepGraph] = []
 
@@ -134,7 +136,7 @@ class GraphRunner:
 
     def _captured(self, rows: int) -> _StepGraph:
         layout = self._backend.static_layout(self._capacity(rows))
-        attention = self._backend.begin_static(layout)
+        attention = self._backend.begin_static(layout, self._attended[:rows])
         part = self._part
 
         def work() -> None:

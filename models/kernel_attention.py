@@ -70,9 +70,19 @@ class KernelBackend:
         layout.refill(step)
         return StepKernels(self, layout, self.attend_with(step, layout))
 
-    def begin_static(self, layout: StepLayout) -> StepKernels:
-        """Attention of whatever `layout`, of fixed tiles, describes when it runs."""
-        return StepKernels(self, layout, partial(_attend, self.ops.paged_attention, layout))
+    def begin_static(self, layout: StepLayout, out: Tensor) -> StepKernels:
+        """Attention of whatever `layout`, of fixed tiles, describes when it runs.
+
+        Every layer's result is in `out` [rows, heads, head_dim] until the next layer attends; rows
+        that see nothing are left as they are.
+        """
+        attend = partial(_attend, self.ops.paged_attention, layout, out=out)
+        return StepKernels(self, layout, attend)
+
+    def empty_out(self, num_rows: int, dtype: torch.dtype) -> Tensor:
+        """Zeros [num_rows, heads, head_dim]."""
+        size = (num_rows, self._shape.num_heads, self._shape.head_dim)
+        return torch.zeros(size, dtype=dtype, device=self.kv.data.device)
 
     def static_layout(self, capacity: LayoutCapacity) -> StepLayout:
         """A layout of fixed tiles, as a CUDA graph needs it."""
@@ -127,9 +137,10 @@ def split_budget(shape: AttentionShape, device: torch.device) -> SplitBudget:
 
 
 def _attend(
-    ours: Callable[..., None], layout: StepLayout, query: Tensor, pairs: Tensor, spec: LayerSpec
-) -> Tensor:
-    out = torch.empty_like(query)
+    ours: Callable[..., None], layout: StepLayout, query: Tensor, pairs: Tensor, spec: LayerSpec,
+    *, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    out = torch.empty_like(query) if out is None else out
     ours(query, pairs, layout, spec, out)
     return out
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ..core.candidates import Verdict
 from ..core.types import Int32, StepInput, StepOutput, TopTokens
+from ..kernels.dispatch import Machine
+from ..kernels.sampling_dispatch import choose_sampling
 from .attention_backend import AttentionBackend, SdpaBackend, choose_backend
 from .attention_op import attending
 from .compiled_layers import CompiledLayers, prepare
@@ -18,12 +20,11 @@ from .graph_runner import GraphOptions, GraphRunner
 from .kernel_attention import KernelBackend
 from .kv_cache import make_kv
 from .layer_loop import run_layers
-from .logit_edits import edit_logits
 from .model_slice import ModelSlice, load_slice
 from .paged_kv import PagedKv
 from .partition import LayerSpan
 from .rotary import RotaryTable
-from .sampler import choose_tokens
+from .sampling_backend import Sampler, choose_sampler
 from .stage_memory import CudaMemory, fitting_blocks
 from .stage_options import StageOptions
 from .verdicts import verdicts, with_verdicts
@@ -46,7 +47,9 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
     options = options or StageOptions(attention=attention)
-    part = load_slice(model_path, span, dtype, device, options.quantization)
+    is_triton = choose_sampling(Machine.of(device)) == "triton"
+    fused = is_triton and options.attention != "sdpa" and compile_cache is None
+    part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
     if compile_cache is not None:
         assert num_blocks is not None
         part = prepare(part, compile_cache)
@@ -82,6 +85,7 @@ class Stage:
         self._part = part
         self._compiled = compiled
         self._attention = attention or SdpaBackend(kv, block_size)
+        self._sampler = choose_sampler(part.device)
         self._softcap = getattr(part.config, "final_logit_softcapping", None)
         like = torch.empty(0, dtype=part.dtype, device=part.device)
         layer_types = [kind for kind in part.layer_types if kind is not None]
@@ -178,7 +182,7 @@ class Stage:
         scores = np.empty(0, dtype=np.float32)
         found = None
         if len(step.logits_rows):
-            targets, found = _decide(of(step.logits_rows), step)
+            targets, found = _decide(of(step.logits_rows), step, self._sampler)
         if probes.size:
             top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
             probes = top.to(torch.int32).cpu().numpy()
@@ -217,10 +221,12 @@ class Stage:
         return tensor.to(self._part.device, non_blocking=True)
 
 
-def _decide(logits: Tensor, step: StepInput) -> tuple[Int32, tuple[Verdict, ...] | None]:
+def _decide(
+    logits: Tensor, step: StepInput, sampler: Sampler
+) -> tuple[Int32, tuple[Verdict, ...] | None]:
     """The target's token of each row, and what a rule decides where there is one."""
-    edited = edit_logits(logits, step.edits)
-    targets = choose_tokens(edited, step.sampling).cpu().numpy()
+    edited = sampler.edit(logits, step.edits)
+    targets = sampler.choose(edited, step.sampling).cpu().numpy()
     if step.verification is None:
         return targets, None
     found = verdicts(edited, step.sampling, step.verification)

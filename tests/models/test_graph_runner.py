@@ -11,8 +11,11 @@ import torch
 from draftline.core.types import StepInput, StepOutput
 from draftline.kernels.layout_capacity import SplitBudget
 from draftline.models import kernel_attention
+from draftline.models.attention_backend import choose_backend
 from draftline.models.graph_capture import CudaCapture
 from draftline.models.graph_runner import GraphOptions, GraphReport, GraphRunner, rows_of_graphs
+from draftline.models.kv_cache import make_kv
+from draftline.models.model_slice import load_slice
 from draftline.models.partition import LayerSpan
 from draftline.models.stage import Stage, load_stage
 from support.recorded_graph import RecordedGraphs
@@ -102,6 +105,27 @@ def test_replays_equal_eager_steps(
         torch.testing.assert_close(found, expected, rtol=0, atol=bound)
         torch.testing.assert_close(ours.kv.data, theirs.kv.data, rtol=0, atol=bound)
     assert len([count for count in graphs.num_replays if count]) > 1
+
+
+@on_cpus
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_fused_modules_are_replayed_too(kind: str, tmp_path: Path, graphs: RecordedGraphs) -> None:
+    """Modules of fused kernels, which stages on GPUs have."""
+    part = load_slice(save_tiny_model(kind, tmp_path), WHOLE, fused=True)
+    stages = []
+    for _ in range(2):
+        kv = make_kv(part, NUM_BLOCKS, BLOCK_SIZE)
+        backend, _ = choose_backend(kv, part.dtype, BLOCK_SIZE, 4, "triton")
+        stages.append(Stage(part, kv, BLOCK_SIZE, attention=backend))
+    captured(stages[0], graphs)
+    for step in random_steps(5, seed=8):
+        found, expected = (stage.run(step) for stage in stages)
+        assert isinstance(found, StepOutput)
+        assert isinstance(expected, StepOutput)
+        np.testing.assert_array_equal(found.target_tokens, expected.target_tokens)
+        ours, theirs = (stage.kv.data for stage in stages)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=BOUND)
+    assert sum(graphs.num_replays) == 5
 
 
 @on_cpus
