@@ -25,6 +25,8 @@ class ReplayPipeline:
 
     num_stages = 1
     max_in_flight = 1
+    # There is no cache; as many as a CPU has by default.
+    num_blocks = 1024
 
     def __init__(self, answers: Sequence[RecordedAnswer]) -> None:
         self._texts = {answer.seed: answer.text_ids for answer in answers}

@@ -30,6 +30,11 @@ class TappedPipeline:
         """That of the pipeline."""
         return self._pipeline.max_in_flight
 
+    @property
+    def num_blocks(self) -> int:
+        """Those of the pipeline."""
+        return self._pipeline.num_blocks
+
     async def start(self) -> None:
         """Start the pipeline."""
         await self._pipeline.start()

@@ -46,6 +46,7 @@ class EchoStage:
     """Passes arrays of the right shapes on."""
 
     is_last: bool
+    num_blocks: int = 1
 
     def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
         """Nothing is computed; a step id of `DEATH` kills the last stage."""

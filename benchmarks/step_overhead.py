@@ -85,6 +85,10 @@ class _Stopwatch:
     def max_in_flight(self) -> int:
         return self._pipeline.max_in_flight
 
+    @property
+    def num_blocks(self) -> int:
+        return self._pipeline.num_blocks
+
     async def start(self) -> None:
         await self._pipeline.start()
 

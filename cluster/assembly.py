@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,8 +20,10 @@ from ..core.scheduler import Scheduler, SchedulerLimits
 from ..core.step_trace import StepTrace
 from ..core.types import MAX_PROBE_ROWS
 from ..models.grammar import GrammarFactory
+from ..models.graph_runner import GraphOptions
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import partition_layers
+from ..models.stage_options import StageOptions
 from ..models.tokenizer import load_tokenizer
 from .config import EngineConfig
 from .drafter_channel import DrafterLimits
@@ -36,6 +38,7 @@ from .trace_file import TraceFile
 
 # Drafters that are started beside the engine load libraries and models; unreachable ones fail fast.
 DRAFTERS_START_S = 60.0
+CPU_CACHE_TOKENS = 16384
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +53,6 @@ class ModelPlan:
     info: ModelInfo
     max_model_len: int
     specs: tuple[StageSpec, ...]
-
-    @property
-    def num_blocks(self) -> int:
-        """KV blocks of every stage."""
-        return self.config.kv_cache_tokens // self.config.block_size
 
     def request_factory(self) -> RequestFactory:
         """Validates this model's requests."""
@@ -72,20 +70,22 @@ def plan_model(config: EngineConfig) -> ModelPlan:
             "max_model_len", f"is {max_model_len}; the model's context is {info.max_context_len}"
         )
     device = _device(config)
+    num_stages = config.pipeline_parallel_size
     specs = tuple(
         StageSpec(
             model_path=str(info.path),
             span=span,
-            num_blocks=config.kv_cache_tokens // config.block_size,
+            num_blocks=_num_blocks(config, device),
             block_size=config.block_size,
             hidden_size=info.hidden_size,
             dtype=_dtype(config, device),
             device=device,
             num_cpus=config.cpus_per_stage,
-            num_gpus=1.0 if device == "cuda" else 0.0,
+            num_gpus=config.gpus_per_stage if device == "cuda" else 0.0,
             compile_cache=config.compile_cache if config.compile == "on" else None,
+            options=_stage_options(config, max_model_len, (index + 1) / num_stages),
         )
-        for span in partition_layers(info.path, config.pipeline_parallel_size)
+        for index, span in enumerate(partition_layers(info.path, num_stages))
     )
     return ModelPlan(config, info, max_model_len, specs)
 
@@ -110,9 +110,12 @@ class Assembly:
             DrafterLimits(vocab_size=plan.info.vocab_size, max_probe_rows=MAX_PROBE_ROWS),
             budget_s=config.draft_deadline_ms / 1000,
         )
+        self._specs = plan.specs
         self.pipeline = make_pipeline(plan.specs)
+        # Stages that size their caches themselves are heard when they have started.
+        self._pool = BlockPool(plan.specs[0].num_blocks or 1, config.block_size)
         self.scheduler = Scheduler(
-            BlockPool(plan.num_blocks, config.block_size),
+            self._pool,
             SchedulerLimits(
                 max_running=config.max_num_seqs,
                 max_waiting=config.max_queued_requests,
@@ -144,11 +147,14 @@ class Assembly:
     async def start(self) -> None:
         """Start the pipeline, measure it, then connect the drafters."""
         await self.pipeline.start()
+        if self._specs[0].num_blocks is None:
+            self._size_pool(self.pipeline.num_blocks)
         await asyncio.to_thread(load_kernels)
         config = self._plan.config
+        num_slots = self._pool.num_blocks * config.block_size
         self.budget.cost = await measure_step_cost(
             self.pipeline,
-            min(config.max_num_batched_tokens, config.kv_cache_tokens, self._plan.max_model_len),
+            min(config.max_num_batched_tokens, num_slots, self._plan.max_model_len),
             config.block_size,
             time.monotonic,
         )
@@ -157,9 +163,14 @@ class Assembly:
     async def recover(self) -> None:
         """Replace a lost pipeline."""
         await self.pipeline.close()
-        self.pipeline = self._make_pipeline(self._plan.specs)
+        self.pipeline = self._make_pipeline(self._specs)
         await self.pipeline.start()
         self.core.use_pipeline(self.pipeline)
+
+    def _size_pool(self, num_blocks: int) -> None:
+        self._pool.resize(num_blocks)
+        # A pipeline that replaces this one has as many.
+        self._specs = tuple(replace(spec, num_blocks=num_blocks) for spec in self._specs)
 
     async def stop(self) -> None:
         """Stop drafters and stages."""
@@ -186,3 +197,32 @@ def _dtype(config: EngineConfig, device: str) -> str:
     if config.dtype != "auto":
         return config.dtype
     return "float32" if device == "cpu" else "bfloat16"
+
+
+def _num_blocks(config: EngineConfig, device: str) -> int | None:
+    """KV blocks of every stage; None: as many as its GPU has room for."""
+    if config.kv_cache_tokens is None and device != "cpu":
+        return None
+    return (config.kv_cache_tokens or CPU_CACHE_TOKENS) // config.block_size
+
+
+def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> StageOptions:
+    """How a stage computes; `share` of what stages of one process may use is for it and those
+    before it."""
+    max_rows = config.max_num_batched_tokens
+    graphs = GraphOptions(
+        max_rows=max_rows,
+        max_requests=config.max_num_seqs,
+        # A tree may reach beyond the last token that will be kept.
+        max_positions=max_model_len + config.tree_nodes,
+        seconds=config.graph_capture_s,
+    )
+    in_one_process = config.backend == "local"
+    return StageOptions(
+        attention=config.attention,
+        kv_cache_dtype=config.kv_cache_dtype,
+        quantization=config.quantization,
+        gpu_memory_utilization=config.gpu_memory_utilization * (share if in_one_process else 1),
+        max_rows=max_rows,
+        graphs=None if config.enforce_eager else graphs,
+    )

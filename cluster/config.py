@@ -15,6 +15,7 @@ Acceptance = Literal["coupled", "rejection", "block", "traversal", "k_seq", "typ
 NodeBudgetKind = Literal["adaptive", "full"]
 DrafterTransport = Literal["inproc", "grpc"]
 StageTransport = Literal["auto", "compiled_graph", "distributed"]
+Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
 
 
 def unknown_key(field: str, key: str, known: list[str]) -> ConfigError:
@@ -108,6 +109,9 @@ class EngineConfig(Settings):
     cpus_per_stage: Annotated[float, Field(gt=0)] = Field(
         1.0, description="CPUs that a stage's Ray actor reserves; its threads on a CPU, at least 1"
     )
+    gpus_per_stage: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="GPUs that it reserves where stages run on GPUs; several may share one"
+    )
     cpus_per_drafter: Annotated[float, Field(gt=0)] = Field(
         1.0, description="CPUs that a drafter's Ray actor reserves"
     )
@@ -121,12 +125,31 @@ class EngineConfig(Settings):
     compile_cache: str = Field(
         "~/.cache/draftline/compile", description="folder that keeps what compile makes"
     )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8: weights of linear layers in 8 bits, rounded; lossy"
+    )
+    attention: Attention = Field(
+        "auto", description="what computes attention; draftline doctor says what auto picks"
+    )
+    enforce_eager: bool = Field(False, description="no CUDA graphs: a quicker start, slower steps")
+    graph_capture_s: Annotated[float, Field(ge=0)] = Field(
+        60.0,
+        description="how long graphs are captured at start; what is missing then is rounded up",
+    )
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="longest prompt plus answer, tokens; default: the model's context"
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="KV slots a block")
-    kv_cache_tokens: Annotated[int, Field(ge=64)] = Field(
-        16384, description="KV slots of every stage, over all requests"
+    kv_cache_tokens: Annotated[int, Field(ge=64)] | None = Field(
+        None,
+        description="KV slots of every stage, over all requests; default: what a GPU has room for, "
+        "16384 on a CPU",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="auto: that of the arithmetic; fp8: half of bfloat16's memory"
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9, description="share of a GPU's memory that is in use once the KV cache fills the rest"
     )
     enable_prefix_caching: bool = Field(
         True, description="requests of one tenant share the KV of equal prefixes"
@@ -191,6 +214,12 @@ class EngineConfig(Settings):
         if doubled:
             raise ConfigError(
                 "drafters", f"two drafters are named {doubled[0]!r}; give each a name"
+            )
+        if self.compile == "on" and self.quantization != "none":
+            raise ConfigError("compile", "on does not go with quantization; turn one of them off")
+        if self.gpus_per_stage < 1 and self.kv_cache_tokens is None:
+            raise ConfigError(
+                "kv_cache_tokens", "must be given where gpus_per_stage lets stages share a GPU"
             )
         return self
 

@@ -39,6 +39,11 @@ class LocalPipeline:
         """See `Pipeline`."""
         return self._max_in_flight
 
+    @property
+    def num_blocks(self) -> int:
+        """See `Pipeline`."""
+        return min(stage.num_blocks for stage in self._stages)
+
     async def start(self) -> None:
         """See `Pipeline`; the stages are built already."""
         self._open = True

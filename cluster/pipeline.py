@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     import torch
 
     from ..models.partition import LayerSpan
+    from ..models.stage_options import StageOptions
 
 logger = logging.getLogger(__name__)
 
 
 class StageRunner(Protocol):
     """A contiguous span of target layers with its own KV cache (`models/stage.py`)."""
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the cache."""
+        ...
 
     def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
         """Compute one step: hidden states [rows, hidden size], or the answer on the last stage.
@@ -33,15 +39,16 @@ class StageRunner(Protocol):
 class StageSpec:
     """What a worker needs to build its stage; picklable.
 
-    num_blocks   KV blocks of the stage's cache, each of `block_size` slots
+    num_blocks   KV blocks of the stage's cache, each of `block_size` slots; None: what fits
     hidden_size  columns of the hidden states between stages
     compile_cache  folder of its compiled graph; None: not compiled
+    options      how it computes; None: by default
     num_cpus, num_gpus  Ray resources that the stage's actor reserves
     """
 
     model_path: str
     span: LayerSpan
-    num_blocks: int
+    num_blocks: int | None
     block_size: int
     hidden_size: int
     dtype: str = "float32"
@@ -49,6 +56,7 @@ class StageSpec:
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     compile_cache: str | None = None
+    options: StageOptions | None = None
 
     def build(self) -> StageRunner:
         """Load the stage. Raises `CheckpointError`; `ConfigError` where it cannot be compiled."""
@@ -63,6 +71,7 @@ class StageSpec:
             dtype=self.dtype,
             device=self.device,
             compile_cache=self.compile_cache,
+            options=self.options,
         )
 
 
@@ -80,6 +89,11 @@ class Pipeline(Protocol):
     @property
     def max_in_flight(self) -> int:
         """How many steps may be submitted and not yet answered."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the stage that has fewest; known once the pipeline is started."""
         ...
 
     async def start(self) -> None:

@@ -69,6 +69,7 @@ class RayPipeline:
         self._transport: StageTransport | None = None
         self._steps = InFlightSteps(self._max_in_flight)
         self._open = False
+        self._num_blocks = 0
 
     @property
     def num_stages(self) -> int:
@@ -79,6 +80,11 @@ class RayPipeline:
     def max_in_flight(self) -> int:
         """See `Pipeline`."""
         return self._max_in_flight
+
+    @property
+    def num_blocks(self) -> int:
+        """See `Pipeline`."""
+        return self._num_blocks
 
     async def start(self) -> None:
         """See `Pipeline`; raises what the stages' builds raised, such as `CheckpointError`."""
@@ -132,6 +138,8 @@ class RayPipeline:
             self._deaths.append(_watch(stage, index, steps))
         builds = [stage.build.remote() for stage in self._stages]
         addresses = await asyncio.gather(*builds)
+        counts = [stage.num_blocks.remote() for stage in self._stages]
+        self._num_blocks = min(await asyncio.gather(*counts))
         self._transport = self._new_transport(addresses)
         await _unless_lost(self._transport.open(self._stages, steps), steps)
         self._open = True

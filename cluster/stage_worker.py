@@ -43,6 +43,11 @@ class StageWorker:
         self._stage = self._spec.build()
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
+    def num_blocks(self) -> int:
+        """KV blocks of the stage that was built."""
+        assert self._stage is not None, "its size comes after build"
+        return self._stage.num_blocks
+
     def watch(self) -> None:
         """Never returns: the call fails in the moment that this process dies."""
         threading.Event().wait()

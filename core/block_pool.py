@@ -19,14 +19,20 @@ class BlockPool:
     __slots__ = ("_by_key", "_free", "_holders", "_idle", "_keys", "block_size", "num_blocks")
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks = num_blocks
         self.block_size = block_size
-        # Popped from the end: low ids first, and blocks freed last are used first.
-        self._free = list(range(num_blocks - 1, -1, -1))
         self._holders: dict[int, int] = {}
         self._keys: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self.resize(num_blocks)
+
+    def resize(self, num_blocks: int) -> None:
+        """Have this many blocks. Only while none is held or registered."""
+        assert not self._holders
+        assert not self._idle
+        self.num_blocks = num_blocks
+        # Popped from the end: low ids first, and blocks freed last are used first.
+        self._free = list(range(num_blocks - 1, -1, -1))
 
     @property
     def num_free(self) -> int:

@@ -1,4 +1,4 @@
-"""Applies changes to logits before sampling, in numpy: the reference of `models/logit_edits.py`."""
+"""Applies changes to logits before sampling: the numpy twin of `kernels/edit_reference.py`."""
 
 from __future__ import annotations
 

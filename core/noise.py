@@ -9,7 +9,8 @@ Bits come from the SplitMix64 generator (Steele, Lea, Flood 2014) keyed by seed 
 the token id as counter. The logarithm is computed from additions, multiplications, divisions and
 bit operations only, each of which IEEE 754 rounds the same way everywhere, so that numpy, torch
 and Triton (without fused multiply-add) give the same float32 noise bit by bit.
-`models/noise.py` is the torch twin; change both together.
+`kernels/noise_reference.py` is the torch twin, `kernels/noise_kernels.py` Triton's; change all
+together.
 """
 
 from __future__ import annotations

@@ -85,8 +85,14 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests that run at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Rows of one step.")] = None,
     kv_cache_tokens: Annotated[
-        int | None, typer.Option(help="KV slots of every stage, over all requests.")
+        int | None, typer.Option(help="KV slots of every stage. Default: what a GPU has room for.")
     ] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto or fp8.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of a GPU's memory to use. Default: 0.9.")
+    ] = None,
+    quantization: Annotated[str | None, typer.Option(help="Of weights: none or int8.")] = None,
+    enforce_eager: Annotated[bool | None, typer.Option(help="No CUDA graphs.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     compile_: Annotated[
@@ -130,6 +136,10 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "kv_cache_tokens": kv_cache_tokens,
+        "kv_cache_dtype": kv_cache_dtype,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "quantization": quantization,
+        "enforce_eager": enforce_eager,
         "dtype": dtype,
         "device": device,
         "trace_steps": trace_steps,

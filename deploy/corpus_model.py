@@ -109,7 +109,7 @@ class CorpusModel:
         asyncio.run(pipeline.start())
         block_size = self.plan.config.block_size
         return CorpusScorer(
-            scorer=PipelineScorer(pipeline, self.plan.num_blocks, block_size, STEP_ROWS),
+            scorer=PipelineScorer(pipeline, pipeline.num_blocks, block_size, STEP_ROWS),
             windows=self._windows(),
             model_hash=model_hash(self.plan.info.path),
             journal=journal,

@@ -36,7 +36,7 @@ def placement_bundles(
     """
     stage = {"CPU": engine.cpus_per_stage}
     if engine.device == "cuda" or (engine.device == "auto" and has_gpus):
-        stage["GPU"] = 1.0
+        stage["GPU"] = engine.gpus_per_stage
     actors = [drafter for drafter in engine.drafters if drafter.is_spawned]
     stages = [dict(stage) for _ in range(engine.pipeline_parallel_size)]
     coordinator = {"CPU": config.coordinator_cpus}

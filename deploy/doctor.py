@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
+from ..cluster.assembly import CPU_CACHE_TOKENS
 from ..cluster.config import EngineConfig
 from ..core.errors import CheckpointError, ConfigError
 from .ray_runtime import quiet_libraries
@@ -120,4 +121,22 @@ def _choices() -> Iterator[Finding]:
     block_size = EngineConfig.model_fields["block_size"].default
     attention = choose_attention(Machine.of(device), getattr(torch, dtype), block_size)
     yield Finding("attention: auto", f"picks {attention.name}: {attention.reason}")
+    yield Finding("CUDA graphs", _graphs(attention.name, has_gpu=has_gpu))
+    cache = "fills the GPU" if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"
+    yield Finding("kv_cache_tokens", f"by default {cache}")
     yield Finding("backend", "default local: one process; ray: stages and drafters as actors")
+
+
+def _graphs(attention: str, *, has_gpu: bool) -> str:
+    from ..models.graph_runner import rows_of_graphs  # noqa: PLC0415
+
+    if not has_gpu:
+        return "none: no GPU"
+    if attention == "sdpa":
+        return "none: attention by sdpa cannot be captured"
+    config = EngineConfig()
+    rows = rows_of_graphs(config.max_num_batched_tokens)
+    return (
+        f"{len(rows)} for steps of up to {rows[-1]} rows, captured at start within about "
+        f"{config.graph_capture_s:g} s; larger steps run without"
+    )

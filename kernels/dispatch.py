@@ -19,6 +19,8 @@ BACKENDS = ("sdpa", "triton", "flash_attn")
 LEAST_CAPABILITY = (8, 0)
 # FlashAttention 2 reads paged KV in pages of whole multiples of this.
 FLASH_BLOCK = 256
+# Ada: the first that converts e4m3.
+LEAST_FP8_CAPABILITY = (8, 9)
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -84,6 +86,21 @@ def choose_attention(
     if obstacle is not None:
         raise ConfigError("attention", f"cannot be {wanted}: {obstacle}; or use auto")
     return AttentionChoice(wanted, "asked for")
+
+
+def choose_for_fp8(machine: Machine, wanted: str = "auto") -> AttentionChoice:
+    """The same over a KV cache of FP8 numbers, which ours alone reads.
+
+    Raises `ConfigError` (`kv_cache_dtype`).
+    """
+    obstacle = _against_triton(machine)
+    if machine.capability is not None and machine.capability < LEAST_FP8_CAPABILITY:
+        obstacle = obstacle or "the GPU's compute capability is below 8.9"
+    if wanted not in ("auto", "triton"):
+        obstacle = f"attention is {wanted}"
+    if obstacle is not None:
+        raise ConfigError("kv_cache_dtype", f"cannot be fp8, read by triton: {obstacle}; use auto")
+    return AttentionChoice("triton", "the KV cache is fp8")
 
 
 def load_ops(name: str) -> KernelOps:

@@ -12,11 +12,14 @@ LARGEST_FP8 = 448.0
 def write_kv(
     keys: Tensor, values: Tensor, pairs: Tensor, slots: Tensor, scales: Tensor | None = None
 ) -> None:
-    """Store `keys` and `values` [rows, kv_heads, head_dim] at `slots` (int [rows]; -1: nowhere).
+    """Store `keys` and `values` [rows, kv_heads, head_dim] at `slots` (int; -1: nowhere).
+
+    There may be more slots than rows; the first count.
 
     `pairs` [slots, 2, kv_heads, head_dim] is one layer of the cache. In a cache of FP8 numbers
     (e4m3) they are divided by `scales`, float32 [2, kv_heads], and cut to what can be stored.
     """
+    slots = slots[: len(keys)]
     real = slots >= 0
     stored = torch.stack((keys, values), dim=1)[real]
     if scales is not None:

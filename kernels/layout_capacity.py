@@ -29,17 +29,22 @@ class LayoutCapacity:
     @classmethod
     def of(cls, step: StepInput, block_size: int) -> LayoutCapacity:
         """What a step takes, each side rounded up to a power of two: few layouts serve all."""
+        sides = astuple(cls.exact(step, block_size))
+        return cls(*(1 << max(side - 1, 0).bit_length() for side in sides))
+
+    @classmethod
+    def exact(cls, step: StepInput, block_size: int) -> LayoutCapacity:
+        """What a step takes."""
         trees = [tree for tree in step.trees if tree is not None]
         in_flight = sum(len(tree.slots) - len(tree.ancestors) for tree in trees)
         num_rows = len(step.token_ids)
-        sides = (
+        return cls(
             num_rows,
             len(step.context_lens),
             num_rows + in_flight,
             int((-(-step.context_lens // block_size)).sum()),
             max((tree.ancestors.shape[1] for tree in trees), default=1),
         )
-        return cls(*(1 << max(side - 1, 0).bit_length() for side in sides))
 
     def holds(self, other: LayoutCapacity) -> bool:
         """Whether a step of capacity `other` fits."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.types import Int32, StepInput
 from .attention_spec import AttentionShape
 from .layout_capacity import LayoutCapacity, PartialResults
+from .staged_buffer import StagedBuffer
 from .tile_plan import (
     ITEM_FIELDS,
     REQUEST_FIELDS,
@@ -28,13 +29,14 @@ NOTHING = np.empty(0, dtype=np.int32)
 
 
 class StepLayout:
-    """The layout of one step after another; valid until the next `refill`.
+    """The layout of one step after another; valid until the next `refill`. Empty at first.
 
     ancestors      int64 [rows, words]  bits of own columns (`core/ancestor_bits.py`); trees only
     requests       int32 [requests, REQUEST_FIELDS], items int32 [max items, ITEM_FIELDS],
     merges         int32 [rows, 3]  as in `tile_plan.py`; request -1: no item
     first_blocks   int32 [requests]  where a request's block table begins in `blocks`
     blocks         int32 [blocks]
+    token_ids      int32 [rows]
     positions      int32 [rows]; own_positions int32 [columns]  absolute
     slots          int32 [rows]  where the rows' KV is written; -1: nowhere
     own_slots      int32 [columns]
@@ -56,18 +58,18 @@ class StepLayout:
         self.num_partials = partials.budget.max_partials
         self._sections = self._make_sections()
         size = max(section.stop for section in self._sections.values())
-        device = partials.out.device
-        self._device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._staging = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._host = self._staging.numpy()
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._buffer = StagedBuffer(size, partials.out.device)
+        self._host = self._buffer.next()
         self.ancestors = self._view("ancestors").view(torch.int64).view(-1, capacity.num_words)
         self.requests = self._view("requests").view(-1, REQUEST_FIELDS)
         self.items = self._view("items").view(-1, ITEM_FIELDS)
         self.merges = self._view("merges").view(-1, 3)
         self.first_blocks, self.blocks = self._view("first_blocks"), self._view("blocks")
+        self.token_ids = self._view("token_ids")
         self.positions, self.slots = self._view("positions"), self._view("slots")
         self.own_positions, self.own_slots = self._view("own_positions"), self._view("own_slots")
+        for nothing in (self.slots, self.items):
+            nothing.fill_(-1)
 
     @property
     def tile_rows(self) -> int:
@@ -94,7 +96,7 @@ class StepLayout:
 
         The step's KV moves are not part of it.
         """
-        assert self.capacity.holds(LayoutCapacity.of(step, self.block_size))
+        assert self.capacity.holds(LayoutCapacity.exact(step, self.block_size))
         requests = _request_rows(step, only)
         most_rows = int(requests.column(1).max(initial=0))
         self.tile_lines = self._fixed_lines or lines_of_tiles(self.shape.share, most_rows)
@@ -105,18 +107,15 @@ class StepLayout:
         )  # fmt: skip
         self.num_items, self.num_rows = len(plan.items), len(step.token_ids)
         self.num_partials = int((plan.items[:, 6] >= 0).sum())
-        if self._copied is not None:
-            self._copied.synchronize()
-        self._put("requests", requests.table)
+        self._host = self._buffer.next()
+        self._put("requests", requests.table, 0)
         self._put("items", plan.items, -1)
         self._put("merges", plan.merges, 0)
-        self._put("positions", step.positions)
+        self._put("token_ids", step.token_ids, 0)
+        self._put("positions", step.positions, 0)
         self._put("slots", step.slots, -1)
         self._put_own(step)
-        used = self._put_blocks(step)
-        self._device[:used].copy_(self._staging[:used], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        self._buffer.send(self._put_blocks(step))
 
     def _put_own(self, step: StepInput) -> None:
         starts = step.request_starts
@@ -153,7 +152,7 @@ class StepLayout:
             self._host[first_free : section.stop] = rest
 
     def _view(self, name: str) -> Tensor:
-        return self._device[self._sections[name]]
+        return self._buffer.device[self._sections[name]]
 
     def _make_sections(self) -> Mapping[str, slice]:
         """Where each array lies in the buffer; the 64-bit words first, for their alignment."""
@@ -163,6 +162,7 @@ class StepLayout:
             "requests": requests * REQUEST_FIELDS,
             "items": self.max_items * ITEM_FIELDS,
             "merges": rows * 3,
+            "token_ids": rows,
             "positions": rows,
             "slots": rows,
             "own_slots": columns,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.types import StepInput
 from ..kernels.attention_spec import AttentionShape
-from ..kernels.dispatch import AttentionChoice, Machine, choose_attention
+from ..kernels.dispatch import AttentionChoice, Machine, choose_attention, choose_for_fp8
 from .kernel_attention import FlashBackend, KernelBackend, StepKernels
 from .paged_kv import PagedKv
 from .step_attention import StepAttention
@@ -47,10 +47,13 @@ def choose_backend(
 ) -> tuple[AttentionBackend, AttentionChoice]:
     """The backend of a stage that computes in `dtype` with `num_heads` query heads a layer.
 
-    Raises `ConfigError` (`attention`) where `wanted` cannot run here.
+    Raises `ConfigError` (`attention`, `kv_cache_dtype`) where what is wanted cannot run here.
     """
-    device = kv.data.device
-    choice = choose_attention(Machine.of(device), dtype, block_size, wanted)
+    machine = Machine.of(kv.data.device)
+    if kv.scales is None:
+        choice = choose_attention(machine, dtype, block_size, wanted)
+    else:
+        choice = choose_for_fp8(machine, wanted)
     if choice.name == "sdpa":
         return SdpaBackend(kv, block_size), choice
     shape = AttentionShape(num_heads, kv.data.shape[3], kv.data.shape[4])

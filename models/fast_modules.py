@@ -20,6 +20,8 @@ from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
+from .kernel_attention import StepKernels
+from .rotary import Rotation
 from .step_attention import StepAttention
 
 # RMSNorm classes by what their weight is added to before it scales.
@@ -58,7 +60,7 @@ CONFIG_WINDOWS: tuple[type[nn.Module], ...] = (mistral.MistralAttention,)
 
 def can_be_fast(layer: Any, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `make_fast` applies to a decoder layer."""
-    known = type(layer.self_attn) in ATTENTIONS
+    known = type(layer.self_attn) in ATTENTIONS and isinstance(layer.self_attn.q_proj, nn.Linear)
     return known and dtype == torch.float32 and device.type == "cpu"
 
 
@@ -155,20 +157,13 @@ class FastAttention(nn.Module):
         self.k_norm = _fast_norm(attention, "k_norm")
 
     def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: StepAttention, **_unused: object,
+        self, hidden_states: Tensor, position_embeddings: Rotation,
+        attention_mask: StepAttention | StepKernels, **_unused: object,
     ) -> tuple[Tensor, None]:  # fmt: skip
         """`hidden_states` [rows, hidden_size], in and out."""
         num_rows = len(hidden_states)
         heads = self.project(hidden_states).view(num_rows, -1, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = heads[:, : self.num_heads], heads[:, self.num_heads : self.num_rotated]
-            query.copy_(self.q_norm(query))
-            key.copy_(self.k_norm(key))
-        rotated = heads[:, : self.num_rotated]
-        cos, sin = position_embeddings
-        turned = torch.roll(rotated, self.head_dim // 2, -1)
-        rotated.mul_(cos).addcmul_(turned, sin)
+        self.turn(heads, position_embeddings)
         attention_mask.write(
             self.layer, heads[:, self.num_heads :].view(num_rows, 2, -1, self.head_dim)
         )
@@ -177,6 +172,20 @@ class FastAttention(nn.Module):
         return self.out(out.reshape(num_rows, -1)), None
 
     __call__ = forward
+
+    def turn(self, heads: Tensor, rotation: Rotation) -> None:
+        """Normalise (where the model does) and rotate query and key heads in place.
+
+        `heads` is [rows, heads, head_dim], those of values last.
+        """
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = heads[:, : self.num_heads], heads[:, self.num_heads : self.num_rotated]
+            query.copy_(self.q_norm(query))
+            key.copy_(self.k_norm(key))
+        rotated = heads[:, : self.num_rotated]
+        cos, sin = rotation
+        turned = torch.roll(rotated, self.head_dim // 2, -1)
+        rotated.mul_(cos).addcmul_(turned, sin)
 
 
 def _window(attention: Any) -> int | None:

@@ -15,6 +15,7 @@ from ..kernels.dispatch import load_ops
 from ..kernels.flash_attention import FlashFunction, FlashOps, flash_attention, plan_flash
 from ..kernels.layout_capacity import LayoutCapacity, PartialResults, SplitBudget
 from ..kernels.step_layout import StepLayout
+from ..kernels.tile_plan import lines_of_tiles
 from .paged_kv import PagedKv
 
 # Programs that a multiprocessor is given, so that it has others while one waits for memory.
@@ -24,11 +25,11 @@ PROGRAMS_PER_PROCESSOR = 2
 class StepKernels:
     """The attention of one step on one stage: writes the rows' KV, then attends."""
 
-    def __init__(self, backend: KernelBackend, step: StepInput) -> None:
-        self._backend = backend
-        self._layout = backend.layout_of(step)
-        self._layout.refill(step)
-        self._attend = backend.attend_with(step, self._layout)
+    def __init__(
+        self, backend: KernelBackend, layout: StepLayout, attend: Callable[..., Tensor]
+    ) -> None:
+        """`attend` takes query, pairs and `LayerSpec`."""
+        self._backend, self._layout, self._attend = backend, layout, attend
 
     def write(self, layer: int, pairs: Tensor) -> None:
         """Store keys and values of the step's rows, [rows, 2, kv_heads, head_dim]."""
@@ -58,14 +59,35 @@ class KernelBackend:
     ) -> None:
         self.kv = kv
         self.ops = load_ops(implementation)
-        self._shape, self._block_size = shape, block_size
+        self._shape, self.block_size = shape, block_size
         device = kv.data.device
         self._partials = PartialResults(shape, split_budget(shape, device), device)
         self._layouts: dict[tuple[str, LayoutCapacity], StepLayout] = {}
 
     def begin(self, step: StepInput) -> StepKernels:
         """Attention of this step; that of the step before is of no use any more."""
-        return StepKernels(self, step)
+        layout = self.layout_of(step)
+        layout.refill(step)
+        return StepKernels(self, layout, self.attend_with(step, layout))
+
+    def begin_static(self, layout: StepLayout, out: Tensor) -> StepKernels:
+        """Attention of whatever `layout`, of fixed tiles, describes when it runs.
+
+        Every layer's result is in `out` [rows, heads, head_dim] until the next layer attends; rows
+        that see nothing are left as they are.
+        """
+        attend = partial(_attend, self.ops.paged_attention, layout, out=out)
+        return StepKernels(self, layout, attend)
+
+    def empty_out(self, num_rows: int, dtype: torch.dtype) -> Tensor:
+        """Zeros [num_rows, heads, head_dim]."""
+        size = (num_rows, self._shape.num_heads, self._shape.head_dim)
+        return torch.zeros(size, dtype=dtype, device=self.kv.data.device)
+
+    def static_layout(self, capacity: LayoutCapacity) -> StepLayout:
+        """A layout of fixed tiles, as a CUDA graph needs it."""
+        lines = lines_of_tiles(self._shape.share, capacity.num_rows)
+        return StepLayout(self._shape, capacity, self.block_size, self._partials, lines)
 
     def move(self, moves: Tensor) -> None:
         """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
@@ -77,10 +99,10 @@ class KernelBackend:
 
     def layout_of(self, step: StepInput, use: str = "all") -> StepLayout:
         """A layout that holds the step, not refilled; each `use` has its own."""
-        capacity = LayoutCapacity.of(step, self._block_size)
+        capacity = LayoutCapacity.of(step, self.block_size)
         key = use, capacity
         if key not in self._layouts:
-            self._layouts[key] = StepLayout(self._shape, capacity, self._block_size, self._partials)
+            self._layouts[key] = StepLayout(self._shape, capacity, self.block_size, self._partials)
         return self._layouts[key]
 
     def attend_with(self, _step: StepInput, layout: StepLayout) -> partial[Tensor]:
@@ -115,9 +137,10 @@ def split_budget(shape: AttentionShape, device: torch.device) -> SplitBudget:
 
 
 def _attend(
-    ours: Callable[..., None], layout: StepLayout, query: Tensor, pairs: Tensor, spec: LayerSpec
-) -> Tensor:
-    out = torch.empty_like(query)
+    ours: Callable[..., None], layout: StepLayout, query: Tensor, pairs: Tensor, spec: LayerSpec,
+    *, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    out = torch.empty_like(query) if out is None else out
     ours(query, pairs, layout, spec, out)
     return out
 

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ..core.errors import CheckpointError, ConfigError
+from ..kernels.elementwise_dispatch import load_elementwise
 from . import attention
 from .checkpoint import TensorFiles, read_config, resolve_model_path
 from .fast_modules import FastLinear, can_be_fast, make_fast
+from .fused_modules import can_be_fused, make_fused
+from .int8_linear import check_quantization
 from .partition import LayerSpan
 from .weights import load_tensors
 
@@ -31,7 +34,8 @@ class ModelSlice:
     """Modules of one stage; `embed` and `head` with `norm` only where the span has them.
 
     layer_types  the kind of attention of each layer (`full_attention`, ...), or None for all alike
-    fast         the modules are those of `fast_modules.py`: no batch dimension, flat rotations
+    fast         the modules are those of `fast_modules.py` or `fused_modules.py`: no batch
+                 dimension, flat rotations
     """
 
     config: PretrainedConfig
@@ -47,9 +51,14 @@ class ModelSlice:
 
 
 def load_slice(
-    model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu"
-) -> ModelSlice:
-    """Load a stage's modules. Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`)."""
+    model: str | Path, span: LayerSpan, dtype: str = "float32", device: str = "cpu",
+    quantization: str = "none", *, fused: bool = False,
+) -> ModelSlice:  # fmt: skip
+    """Load a stage's modules; with `fused`, those of `fused_modules.py` where it knows them.
+
+    Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
+    """
+    check_quantization(quantization)
     if dtype not in DTYPES:
         raise ConfigError("dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
     folder = resolve_model_path(model)
@@ -61,20 +70,29 @@ def load_slice(
         )
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
-    load_tensors(whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device))
-    return _cut(whole.eval(), span, DTYPES[dtype], torch.device(device))
+    load_tensors(
+        whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device),
+        int8=quantization == "int8",
+    )  # fmt: skip
+    return _cut(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
 
 
-def _cut(whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device) -> ModelSlice:
+def _cut(
+    whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device, *, fused: bool
+) -> ModelSlice:
     """The stage's modules of a model of which they alone have their tensors."""
     inner = whole.base_model
     layers = inner.layers[span.first : span.last]
     for index, layer in enumerate(layers):
         layer.self_attn.draftline_layer = index
-    fast = can_be_fast(layers[0], dtype, device)
+    fused = fused and can_be_fused(layers[0])
+    fast = not fused and can_be_fast(layers[0], dtype, device)
 
     def ready(module: nn.Module) -> nn.Module:
-        return make_fast(module) if fast else module.to(device)
+        module = module.to(device)
+        if fused:
+            return make_fused(module, load_elementwise("triton"))
+        return make_fast(module) if fast else module
 
     types = getattr(whole.config, "layer_types", None) or [None] * span.num_layers
     return ModelSlice(
@@ -87,7 +105,7 @@ def _cut(whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device) 
         embed=inner.embed_tokens.to(device) if span.is_first else None,
         norm=ready(inner.norm) if span.is_last else None,
         head=_head(whole.lm_head.to(device), fast) if span.is_last else None,
-        fast=fast,
+        fast=fast or fused,
     )
 
 

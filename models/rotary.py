@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,8 @@ class RotaryTable:
         self._flat = flat
         by_type = "layer_type" in inspect.signature(rotary.forward).parameters
         self._types = tuple(sorted(set(layer_types))) if by_type else (None,)
-        self._tables: dict[str | None, Rotation] = {}
+        # Replaced when it grows: who holds one may go on to use it.
+        self.tables: Mapping[str | None, Rotation] = {}
         self._num_positions = 0
 
     def rotations(self, positions: Tensor, largest: int) -> dict[str | None, Rotation]:
@@ -39,21 +40,34 @@ class RotaryTable:
 
         `largest` is the largest of them, known to the caller without waiting for a device.
         """
-        axis = 0 if self._flat else 1
         if largest >= self._num_positions:
-            self._grow(largest + 1)
+            self._grow(max(2 * self._num_positions, largest + 1, 256))
+        return self.look_up(self.tables, positions)
+
+    def look_up(
+        self, tables: Mapping[str | None, Rotation], positions: Tensor
+    ) -> dict[str | None, Rotation]:
+        """As `rotations`, from `tables` of this object; `positions` int32 or int64."""
+        axis = 0 if self._flat else 1
         return {
             layer_type: (cos.index_select(axis, positions), sin.index_select(axis, positions))
-            for layer_type, (cos, sin) in self._tables.items()
+            for layer_type, (cos, sin) in tables.items()
         }
 
+    def reserve(self, num_positions: int) -> None:
+        """Hold the positions below `num_positions` from now on."""
+        if num_positions > self._num_positions:
+            self._grow(num_positions)
+
     def _grow(self, num_positions: int) -> None:
-        self._num_positions = max(2 * self._num_positions, num_positions, 256)
+        self._num_positions = num_positions
+        tables: dict[str | None, Rotation] = {}
         all_positions = torch.arange(self._num_positions, device=self._like.device)[None]
         for layer_type in self._types:
             kind = {} if layer_type is None else {"layer_type": layer_type}
             cos, sin = self._rotary(self._like, all_positions, **kind)
-            self._tables[layer_type] = _flattened(cos, sin) if self._flat else (cos, sin)
+            tables[layer_type] = _flattened(cos, sin) if self._flat else (cos, sin)
+        self.tables = tables
 
 
 def _flattened(cos: Tensor, sin: Tensor) -> Rotation:

@@ -10,45 +10,65 @@ from torch import Tensor
 
 from ..core.candidates import Verdict
 from ..core.types import Int32, StepInput, StepOutput, TopTokens
+from ..kernels.dispatch import Machine
+from ..kernels.sampling_dispatch import choose_sampling
 from .attention_backend import AttentionBackend, SdpaBackend, choose_backend
 from .attention_op import attending
 from .compiled_layers import CompiledLayers, prepare
-from .logit_edits import edit_logits
-from .model_info import head_dim, num_kv_heads
+from .graph_capture import Capture, CudaCapture
+from .graph_runner import GraphOptions, GraphRunner
+from .kernel_attention import KernelBackend
+from .kv_cache import make_kv
+from .layer_loop import run_layers
 from .model_slice import ModelSlice, load_slice
 from .paged_kv import PagedKv
 from .partition import LayerSpan
 from .rotary import RotaryTable
-from .sampler import choose_tokens
+from .sampling_backend import Sampler, choose_sampler
+from .stage_memory import CudaMemory, fitting_blocks
+from .stage_options import StageOptions
 from .verdicts import verdicts, with_verdicts
-from .warm_up import warm_up
+from .warm_up import capture, warm_up
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 
 
 def load_stage(  # noqa: PLR0913 - one parameter a setting
-    model_path: str | Path, span: LayerSpan, num_blocks: int, block_size: int,
+    model_path: str | Path, span: LayerSpan, num_blocks: int | None, block_size: int,
     dtype: str = "float32", *, device: str = "cpu",
     compile_cache: str | Path | None = None, attention: str = "auto",
+    options: StageOptions | None = None,
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
-    `attention` is a backend of `kernels/dispatch.py`, or auto. With `compile_cache` the layers
-    become one compiled graph with attention of its own, kept in that folder, and run once.
+    Without `num_blocks` the cache fills a GPU as far as the options say. `attention` is short for
+    options that say nothing else. With `compile_cache` the layers become one compiled graph with
+    attention of its own, kept in that folder, and run once.
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
-    part = load_slice(model_path, span, dtype, device)
-    kv = PagedKv(
-        len(part.layers), num_blocks * block_size, num_kv_heads(part.config),
-        head_dim(part.config), dtype=part.dtype, device=device,
-    )  # fmt: skip
-    if compile_cache is None:
+    options = options or StageOptions(attention=attention)
+    is_triton = choose_sampling(Machine.of(device)) == "triton"
+    fused = is_triton and options.attention != "sdpa" and compile_cache is None
+    part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
+    if compile_cache is not None:
+        assert num_blocks is not None
+        part = prepare(part, compile_cache)
+        kv = make_kv(part, num_blocks, block_size)
+        stage = Stage(part, kv, block_size, CompiledLayers(part))
+        warm_up(stage)
+        return stage
+
+    def stage_of(num_blocks: int) -> Stage:
+        kv = make_kv(part, num_blocks, block_size, options.kv_cache_dtype)
         num_heads = part.config.num_attention_heads
-        backend, _ = choose_backend(kv, part.dtype, block_size, num_heads, attention)
+        backend, _ = choose_backend(kv, part.dtype, block_size, num_heads, options.attention)
         return Stage(part, kv, block_size, attention=backend)
-    part = prepare(part, compile_cache)
-    stage = Stage(part, kv, block_size, CompiledLayers(part))
-    warm_up(stage)
+
+    if num_blocks is None:
+        num_blocks = fitting_blocks(stage_of, block_size, options, CudaMemory(part.device))
+    stage = stage_of(num_blocks)
+    if options.graphs is not None and part.device.type == "cuda" and stage.can_be_captured:
+        capture(stage.use_graphs(options.graphs, CudaCapture(part.device)))
     return stage
 
 
@@ -65,20 +85,38 @@ class Stage:
         self._part = part
         self._compiled = compiled
         self._attention = attention or SdpaBackend(kv, block_size)
+        self._sampler = choose_sampler(part.device)
         self._softcap = getattr(part.config, "final_logit_softcapping", None)
         like = torch.empty(0, dtype=part.dtype, device=part.device)
         layer_types = [kind for kind in part.layer_types if kind is not None]
         self._rotary = RotaryTable(part.rotary, layer_types, like, flat=part.fast)
+        self._graphs: GraphRunner | None = None
+
+    def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
+        """Steps that fit run by the runner from now on, once its graphs are captured."""
+        assert isinstance(self._attention, KernelBackend)
+        self._graphs = GraphRunner(self._part, self._rotary, self._attention, options, capture)
+        return self._graphs
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether its attention can be part of a CUDA graph: draftline's own operators can."""
+        return isinstance(self._attention, KernelBackend)
 
     @property
     def is_first(self) -> bool:
         """Whether `run` embeds tokens; it takes no hidden states then."""
         return self._part.embed is not None
 
+    def empty_hidden(self, num_rows: int) -> Tensor:
+        """Zeros for hidden states that `run` takes: [num_rows, hidden_size]."""
+        size = (num_rows, self._part.config.hidden_size)
+        return torch.zeros(size, dtype=self._part.dtype, device=self._part.device)
+
     @property
-    def hidden_size(self) -> int:
-        """Columns of hidden states."""
-        return self._part.config.hidden_size
+    def num_blocks(self) -> int:
+        """KV blocks of the cache."""
+        return self.kv.num_slots // self.block_size
 
     @property
     def is_last(self) -> bool:
@@ -107,6 +145,11 @@ class Stage:
         part = self._part
         if len(step.moves):
             self._attention.move(self._tensor(step.moves))
+        if self._graphs is not None:
+            found = self._graphs.run(step, hidden)
+            if found is not None:
+                # The stage after may still read it when this one runs the next step.
+                return found if self.is_last else found.clone()
         if part.embed is not None:
             hidden = part.embed(self._tensor(step.token_ids))
         assert hidden is not None
@@ -119,17 +162,7 @@ class Stage:
         if self._compiled is not None:
             with attending(step, self.kv, self.block_size):
                 return self._compiled(states, rotations)
-        attention = self._attention.begin(step)
-        if not part.fast:
-            states = states.unsqueeze(0)
-        for layer, kind in zip(part.layers, part.layer_types, strict=True):
-            states = layer.forward(
-                states,
-                attention_mask=attention,
-                position_embeddings=rotations[kind if kind in rotations else None],
-                position_ids=positions[None],
-            )
-        return states if part.fast else states[0]
+        return run_layers(part, states, positions, rotations, self._attention.begin(step))
 
     def _output(self, step: StepInput, hidden: Tensor) -> StepOutput:
         wanted = [
@@ -149,7 +182,7 @@ class Stage:
         scores = np.empty(0, dtype=np.float32)
         found = None
         if len(step.logits_rows):
-            targets, found = _decide(of(step.logits_rows), step)
+            targets, found = _decide(of(step.logits_rows), step, self._sampler)
         if probes.size:
             top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
             probes = top.to(torch.int32).cpu().numpy()
@@ -181,13 +214,19 @@ class Stage:
         return logits
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(self._part.device)
+        tensor = torch.from_numpy(array.astype(np.int64))
+        if self._part.device.type == "cuda":
+            # From pinned memory alone does a copy not wait for all work before it.
+            tensor = tensor.pin_memory()
+        return tensor.to(self._part.device, non_blocking=True)
 
 
-def _decide(logits: Tensor, step: StepInput) -> tuple[Int32, tuple[Verdict, ...] | None]:
+def _decide(
+    logits: Tensor, step: StepInput, sampler: Sampler
+) -> tuple[Int32, tuple[Verdict, ...] | None]:
     """The target's token of each row, and what a rule decides where there is one."""
-    edited = edit_logits(logits, step.edits)
-    targets = choose_tokens(edited, step.sampling).cpu().numpy()
+    edited = sampler.edit(logits, step.edits)
+    targets = sampler.choose(edited, step.sampling).cpu().numpy()
     if step.verification is None:
         return targets, None
     found = verdicts(edited, step.sampling, step.verification)

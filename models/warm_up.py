@@ -1,16 +1,17 @@
-"""Runs a compiled stage once before it serves, with a progress bar on a terminal."""
+"""What a stage does once before it serves, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from ..core.prompt_step import prompt_step
 from ..core.types import StepInput
+from .graph_runner import GraphReport, GraphRunner
 from .paged_kv import PagedKv
 
 # The first compiles; the others show that it serves them too.
@@ -28,9 +29,8 @@ class WarmStage(Protocol):
         """Whether it embeds tokens."""
         ...
 
-    @property
-    def hidden_size(self) -> int:
-        """Columns of the hidden states that it takes otherwise."""
+    def empty_hidden(self, num_rows: int) -> Tensor:
+        """Hidden states that it could take otherwise."""
         ...
 
     def run(self, step: StepInput, hidden: Tensor | None = None) -> object:
@@ -40,13 +40,28 @@ class WarmStage(Protocol):
 
 def warm_up(stage: WarmStage) -> None:
     """Run prompts of `ROWS` tokens; the cache is as it was. Raises what `run` raises."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     rows = [count for count in ROWS if count <= stage.kv.num_slots]
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with _progress() as progress:
         task = progress.add_task("compiling", total=len(rows))
         for count in rows:
-            hidden = None if stage.is_first else torch.zeros(count, stage.hidden_size)
+            hidden = None if stage.is_first else stage.empty_hidden(count)
             stage.run(prompt_step(count, stage.block_size), hidden)
             progress.update(task, advance=1, description=f"warm at {count} rows")
     stage.kv.data.zero_()
+
+
+def capture(runner: GraphRunner) -> GraphReport:
+    """Capture the graphs of a stage."""
+    with _progress() as progress:
+        task = progress.add_task("capturing", total=len(runner.rows))
+
+        def show(rows: int) -> None:
+            progress.update(task, advance=1, description=f"captured at {rows} rows")
+
+        return runner.capture_all(time.monotonic, show)
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)

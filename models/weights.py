@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ..core.errors import CheckpointError
 from .checkpoint import TensorFiles
+from .int8_linear import is_quantized, put_quantized
 from .partition import LayerSpan
 
 # Recomputed from the config; checkpoints of old exporters still carry it.
@@ -18,10 +19,12 @@ DERIVED = "rotary_emb.inv_freq"
 
 def load_tensors(
     model: PreTrainedModel, span: LayerSpan, files: TensorFiles,
-    dtype: torch.dtype, device: torch.device,
+    dtype: torch.dtype, device: torch.device, *, int8: bool = False,
 ) -> None:  # fmt: skip
     """Fill the parameters that `span` needs; all others stay on the meta device.
 
+    Tensor by tensor: the host never holds more than one beside what `device` holds. With `int8`
+    the linear layers within the decoder layers become `Int8Linear`.
     Raises `CheckpointError` naming the tensor that is missing, unexpected, of another shape or
     corrupt.
     """
@@ -34,8 +37,14 @@ def load_tensors(
     loaded = {}
     for name, tensor in files.read(sorted(set(source_of.values()))):
         _check_tensor(name, tensor, parameters[name], files)
-        loaded[name] = nn.Parameter(tensor.to(device, dtype), requires_grad=False)
+        placed = tensor.to(device, dtype)
+        if int8 and is_quantized(model, name):
+            put_quantized(model, name, placed)
+        else:
+            loaded[name] = nn.Parameter(placed, requires_grad=False)
     for name, source in source_of.items():
+        if source not in loaded:
+            continue
         module, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(module), attribute, loaded[source])
 

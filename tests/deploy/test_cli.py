@@ -87,6 +87,7 @@ def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
         "model demo",
         "dtype: auto",
         "attention: auto",
+        "CUDA graphs",
     ):
         assert subject in result.output
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from draftline.cluster.assembly import plan_model
 from draftline.cluster.bundle import ANY, replica_bundles
@@ -19,6 +21,8 @@ from draftline.deploy.settings import (
     read_settings,
 )
 from draftline.deploy.speculative_config import read_speculative_config
+from draftline.models.graph_runner import GraphOptions
+from draftline.models.stage_options import StageOptions
 from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
 
@@ -39,6 +43,34 @@ def test_compile_reaches_the_stages() -> None:
     for switch, folder in (("off", None), ("on", "kept")):
         plan = plan_model(EngineConfig(model="demo", compile=switch, compile_cache="kept"))
         assert [spec.compile_cache for spec in plan.specs] == [folder]
+
+
+def test_how_stages_compute_reaches_them() -> None:
+    settings = {
+        "attention": "sdpa", "kv_cache_dtype": "fp8", "quantization": "int8", "max_num_seqs": 3,
+        "max_model_len": 40, "max_num_batched_tokens": 24,
+        "tree_nodes": 4, "graph_capture_s": 5, "pipeline_parallel_size": 2,
+    }  # fmt: skip
+    graphs = GraphOptions(max_rows=24, max_requests=3, max_positions=44, seconds=5)
+    options = StageOptions(
+        attention="sdpa", kv_cache_dtype="fp8", quantization="int8", gpu_memory_utilization=0.45,
+        max_rows=24, graphs=graphs,
+    )  # fmt: skip
+    # Stages of one process share what a GPU has, the first taking its part first.
+    first, last = plan_model(EngineConfig(model="demo", **settings)).specs
+    assert first.options == options
+    assert last.options == replace(options, gpu_memory_utilization=0.9)
+    remote = plan_model(EngineConfig(model="demo", backend="ray", enforce_eager=True, **settings))
+    assert {spec.options for spec in remote.specs} == {
+        replace(options, gpu_memory_utilization=0.9, graphs=None)
+    }
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs are filled")
+def test_a_cpu_has_a_small_cache_unless_told() -> None:
+    for tokens, num_blocks in ((None, 1024), (640, 40)):
+        (spec,) = plan_model(EngineConfig(model="demo", kv_cache_tokens=tokens)).specs
+        assert spec.num_blocks == num_blocks
 
 
 def test_sections() -> None:
@@ -64,6 +96,9 @@ def test_sections() -> None:
         ({"server": {"port": 70000}}, "server.port", "65535"),
         ({"server": {"port": "x"}}, "server.port", "integer"),
         ({"compile": "yes"}, "compile", "'off' or 'on'"),
+        ({"compile": "on", "quantization": "int8"}, "compile", "does not go with quantization"),
+        ({"gpus_per_stage": 0.5}, "kv_cache_tokens", "must be given where gpus_per_stage"),
+        ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization", "less than or equal to 1"),
         ({"server": {"api_keys": [""]}}, "server.api_keys", "empty"),
         ({"server": {"tenants": {"a": {}}}}, "server.tenants", "list of tenants"),
         ({"server": {"tenants": ["a"]}}, "server.tenants[0]", "mapping"),

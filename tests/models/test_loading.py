@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +49,25 @@ def test_shards_and_a_single_file_give_the_same_model(folder: Path, tmp_path: Pa
     assert other.head is not None
     assert torch.equal(one.head(x), other.head(x))
     assert torch.equal(one.layers[3].mlp(x), other.layers[3].mlp(x))
+
+
+def test_the_host_holds_one_tensor_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they go elsewhere, that is: to a GPU, or rounded."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most_alive = []
+    read = checkpoint.TensorFiles.read
+
+    def watched(files: checkpoint.TensorFiles, names: Iterable[str]) -> Iterator[Any]:
+        for name, tensor in read(files, names):
+            alive.append(weakref.ref(tensor))
+            most_alive.append(sum(one() is not None for one in alive))
+            yield name, tensor
+
+    monkeypatch.setattr(checkpoint.TensorFiles, "read", watched)
+    load_slice(folder, WHOLE, "bfloat16")
+    assert len(most_alive) > 40
+    # The next is read while the names of the last still hold it.
+    assert max(most_alive) <= 3
 
 
 def test_a_stage_reads_its_own_tensors_only(folder: Path) -> None:

@@ -6,7 +6,9 @@ import torch
 from draftline.core import sampling as reference
 from draftline.core.noise import gumbel
 from draftline.core.types import Float32, SamplingRows
-from draftline.models.sampler import choose_tokens, noisy_argmax_on_device
+from draftline.kernels.noise_reference import stream_keys
+from draftline.kernels.sampling_reference import noisy_argmax
+from draftline.models.sampler import choose_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -171,4 +173,4 @@ def test_the_screens_of_numpy_and_torch_lose_no_winner() -> None:
     wanted = (scaled + noise).argmax(axis=-1).tolist()
     assert reference.noisy_argmax(scaled, seeds, positions).tolist() == wanted
     columns = (torch.from_numpy(values)[:, None] for values in (seeds, positions))
-    assert noisy_argmax_on_device(torch.from_numpy(scaled), *columns).tolist() == wanted
+    assert noisy_argmax(torch.from_numpy(scaled), stream_keys(*columns)).tolist() == wanted

@@ -45,6 +45,7 @@ class FakeStage:
     is_last: bool
     hidden_size: int = HIDDEN_SIZE
     checksum: int = FIRST_CHECKSUM
+    num_blocks: int = 1
 
     def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
         """Checksum of the own past, the step's tokens and the hidden states."""

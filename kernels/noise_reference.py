@@ -29,10 +29,6 @@ def _mix64(x: Tensor) -> Tensor:
     return _xor_shifted(x, 31)
 
 
-def _stream_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    return _mix64(_mix64(seeds + _GAMMA) ^ _mix64(positions * _GAMMA + _GAMMA))
-
-
 def _exact_log(x: Tensor) -> Tensor:
     bits = x.view(torch.int64)
     exponent = (bits - 0x3FE6A09E667F3BCD) >> 52
@@ -46,9 +42,14 @@ def _exact_log(x: Tensor) -> Tensor:
     return (exponent.to(torch.float64) * LN2).add_(series.mul_(s))
 
 
-def uniform(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+def stream_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """The int64 bits of `core.noise.stream_keys`."""
+    return _mix64(_mix64(seeds + _GAMMA) ^ _mix64(positions * _GAMMA + _GAMMA))
+
+
+def uniform(keys: Tensor, token_ids: Tensor) -> Tensor:
     """The float64 uniforms on the open interval (0, 1) that `gumbel` is made of."""
-    bits = _mix64(_stream_keys(seeds, positions) + token_ids * _GAMMA)
+    bits = _mix64(keys + token_ids * _GAMMA)
     bits = (bits >> 12).bitwise_and_((1 << 52) - 1)
     return bits.to(torch.float64).add_(0.5).mul_(2.0**-52)
 
@@ -63,4 +64,4 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 
     Equals `core.noise.gumbel` bit by bit.
     """
-    return gumbel_of(uniform(seeds, positions, token_ids))
+    return gumbel_of(uniform(stream_keys(seeds, positions), token_ids))

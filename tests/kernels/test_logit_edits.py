@@ -1,15 +1,20 @@
-"""Bias, penalties and masks: numpy and torch agree bit by bit, and do what they say."""
+"""Bias, penalties and masks: numpy, torch and Triton agree bit by bit, and do what they say."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from draftline.core import logit_edits as reference
 from draftline.core.token_mask import contains, full_mask, mask_of, num_words, unpack
 from draftline.core.types import Float32, LogitEdits, Penalties, UInt32
-from draftline.models.logit_edits import edit_logits
+from draftline.kernels.edit_reference import edit_logits
+from draftline.kernels.edit_tables import EditCapacity, EditTables
+from draftline.kernels.sampling_dispatch import load_sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.attention import DEVICE
 from transformers import RepetitionPenaltyLogitsProcessor
 
 NO_IDS = np.empty(0, dtype=np.int32)
@@ -39,10 +44,27 @@ def edit(
     )  # fmt: skip
 
 
-def both(logits: Float32, *edits: LogitEdits) -> np.ndarray:
+def by_kernels(logits: Float32, *edits: LogitEdits) -> np.ndarray:
+    num_rows, vocab_size = logits.shape
+    tables = EditTables(EditCapacity.of(edits, num_rows), vocab_size, DEVICE)
+    return run_kernels(logits, tables, *edits)
+
+
+def run_kernels(logits: Float32, tables: EditTables, *edits: LogitEdits) -> np.ndarray:
+    tables.refill(edits)
+    out = torch.full(logits.shape, torch.nan, device=DEVICE)
+    load_sampling().edit_logits(torch.from_numpy(logits).to(DEVICE), tables, out)
+    return out.cpu().numpy()
+
+
+def by_torch(logits: Float32, *edits: LogitEdits) -> np.ndarray:
+    return edit_logits(torch.from_numpy(logits), edits).numpy()
+
+
+def all_ways(logits: Float32, *edits: LogitEdits) -> np.ndarray:
     ours = reference.edit_logits(logits, edits)
-    theirs = edit_logits(torch.from_numpy(logits), edits).numpy()
-    np.testing.assert_array_equal(ours, theirs)
+    for way in (by_torch, by_kernels):
+        np.testing.assert_array_equal(ours, way(logits, *edits), err_msg=way.__name__)
     return ours
 
 
@@ -58,7 +80,7 @@ def test_a_worked_example() -> None:
         [0, 1, 2], [0, 2, 0], [True, False, False], ((1, 2),),
         repetition=2.0, presence=0.5, frequency=0.25,
     )  # fmt: skip
-    found = both(logits, edit(2, bias={3: -1.0}, penalty=penalty))
+    found = all_ways(logits, edit(2, bias={3: -1.0}, penalty=penalty))
     np.testing.assert_allclose(found[0], [1.0, -4.0 - 0.5 - 0.5, 1.0, -0.5])
     np.testing.assert_allclose(found[1], [1.0, -5.0, 0.5 - 0.5 - 0.25, -0.5])
     assert logits[0].tolist() == [2.0, -2.0, 1.0, 0.5]
@@ -66,14 +88,14 @@ def test_a_worked_example() -> None:
 
 def test_edits_touch_their_own_rows_only() -> None:
     logits = np.ones((4, 5), dtype=np.float32)
-    found = both(logits, edit(2, first=1, mask=mask_of([2], 5)[None]))
+    found = all_ways(logits, edit(2, first=1, mask=mask_of([2], 5)[None]))
     assert np.isneginf(found).sum(axis=1).tolist() == [0, 4, 4, 0]
     assert found[1, 2] == 1
 
 
 def test_every_row_has_a_mask_of_its_own() -> None:
     masks = np.stack([mask_of([row], 40) for row in (3, 33)])
-    found = both(np.zeros((2, 40), dtype=np.float32), edit(2, mask=masks))
+    found = all_ways(np.zeros((2, 40), dtype=np.float32), edit(2, mask=masks))
     assert np.argwhere(found == 0).tolist() == [[0, 3], [1, 33]]
 
 
@@ -85,15 +107,10 @@ def test_repetition_is_that_of_transformers() -> None:
         torch.from_numpy(logits.copy()),  # type: ignore[arg-type]
     )
     own = penalties([3, 7, 12], [0, 2, 1], [True, False, False], repetition=1.3)
-    np.testing.assert_allclose(both(logits, edit(1, penalty=own)), theirs.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(all_ways(logits, edit(1, penalty=own)), theirs.numpy(), rtol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.integers(2, 90))
-def test_numpy_and_torch_agree(case: int, vocab_size: int) -> None:
-    random = np.random.default_rng(case)
-    rows = int(random.integers(1, 6))
-    logits = (random.normal(size=(rows + 2, vocab_size)) * 8).astype(np.float32)
+def random_edit(random: np.random.Generator, rows: int, vocab_size: int) -> LogitEdits:
     tokens = random.permutation(vocab_size)[: int(random.integers(1, vocab_size))]
     path = [(int(random.integers(rows)), int(random.integers(len(tokens)))) for _ in range(9)]
     penalty = penalties(
@@ -103,7 +120,37 @@ def test_numpy_and_torch_agree(case: int, vocab_size: int) -> None:
     )  # fmt: skip
     bias = {int(t): float(random.normal()) for t in random.permutation(vocab_size)[:5]}
     mask = random.integers(0, 2**32, (rows, num_words(vocab_size)), dtype=np.uint32)
-    both(logits, edit(rows, first=1, bias=bias, penalty=penalty, mask=mask))
+    return edit(rows, first=1, bias=bias, penalty=penalty, mask=mask)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.integers(2, 90))
+def test_numpy_and_torch_agree(case: int, vocab_size: int) -> None:
+    random = np.random.default_rng(case)
+    rows = int(random.integers(1, 6))
+    logits = (random.normal(size=(rows + 2, vocab_size)) * 8).astype(np.float32)
+    changes = random_edit(random, rows, vocab_size)
+    np.testing.assert_array_equal(
+        reference.edit_logits(logits, [changes]), by_torch(logits, changes)
+    )
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 2**32), st.sampled_from([2, 33, 700, 4100]))
+def test_kernels_agree_with_numpy(case: int, vocab_size: int) -> None:
+    """Of two requests, in tables that have held another step."""
+    random = np.random.default_rng(case)
+    logits = (random.normal(size=(6, vocab_size)) * 8).astype(np.float32)
+    tables = EditTables(EditCapacity(8, 2, 10, 2 * vocab_size, 18, 8), vocab_size, DEVICE)
+    for _ in range(2):
+        first = random_edit(random, 2, vocab_size)
+        second = replace(random_edit(random, 2, vocab_size), first_row=3)
+        if random.random() < 0.5:
+            first = replace(first, penalties=None)
+        if random.random() < 0.5:
+            second = replace(second, mask=second.mask[:1] if second.mask is not None else None)
+        expected = reference.edit_logits(logits, [first, second])
+        np.testing.assert_array_equal(run_kernels(logits, tables, first, second), expected)
 
 
 @given(st.integers(1, 200), st.data())

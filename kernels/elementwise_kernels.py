@@ -1,0 +1,76 @@
+"""Triton kernels between the products of a layer. Importing this file needs Triton.
+
+All compute in float32 and round once, when they store.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+SQRT_8_OVER_PI = tl.constexpr(1.5957691216057308)
+GELU_CUBE = tl.constexpr(0.044715)
+
+
+@triton.jit
+def normalise(
+    x, residual, scale, out, eps, stride_row, stride_group, stride_residual, stride_out,
+    stride_out_group, SIZE: tl.constexpr, WIDTH: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Program (row, group): x / sqrt(mean(x^2) + eps) * scale, after adding the residual to x."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    number = tl.arange(0, WIDTH)
+    mask = number < SIZE
+    at = x + row * stride_row + group * stride_group + number
+    values = tl.load(at, mask=mask, other=0.0)
+    if HAS_RESIDUAL:
+        before = tl.load(residual + row * stride_residual + number, mask=mask, other=0.0)
+        values = (values.to(tl.float32) + before.to(tl.float32)).to(values.dtype)
+        tl.store(at, values, mask=mask)
+    values = values.to(tl.float32)
+    mean = tl.sum(values * values, axis=0) / SIZE
+    factors = tl.load(scale + number, mask=mask, other=0.0)
+    result = values * (1.0 / tl.sqrt(mean + eps)) * factors
+    place = out + row * stride_out + group * stride_out_group + number
+    tl.store(place, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def turn_heads(
+    heads, cos, sin, stride_row, stride_head, stride_angle,
+    NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Program row: rotates all heads in place. The first half of `sin` is negated."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS)[:, None]
+    number = tl.arange(0, WIDTH)[None, :]
+    is_angle = number < HALF
+    mask = (head < NUM_HEADS) & is_angle
+    at = heads + row * stride_row + head * stride_head + number
+    left = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    angle = row * stride_angle + number
+    cos_left = tl.load(cos + angle, mask=is_angle, other=0.0).to(tl.float32)
+    cos_right = tl.load(cos + angle + HALF, mask=is_angle, other=0.0).to(tl.float32)
+    sin_left = tl.load(sin + angle, mask=is_angle, other=0.0).to(tl.float32)
+    sin_right = tl.load(sin + angle + HALF, mask=is_angle, other=0.0).to(tl.float32)
+    kind = heads.dtype.element_ty
+    tl.store(at, (left * cos_left + right * sin_left).to(kind), mask=mask)
+    tl.store(at + HALF, (right * cos_right + left * sin_right).to(kind), mask=mask)
+
+
+@triton.jit
+def gate(gate_up, out, size, stride_row, stride_out, IS_GELU: tl.constexpr, LEN: tl.constexpr):
+    """Program (row, chunk): activation of the left half times the right half."""
+    row = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1) * LEN + tl.arange(0, LEN)
+    mask = number < size
+    at = gate_up + row * stride_row + number
+    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(at + size, mask=mask, other=0.0).to(tl.float32)
+    # (1 + tanh(y)) / 2 is the sigmoid of 2 y.
+    inner = SQRT_8_OVER_PI * (x + GELU_CUBE * x * x * x) if IS_GELU else x
+    # Bounded, so that exp stays finite.
+    result = x / (1.0 + tl.exp(tl.minimum(-inner, 88.0))) * up
+    tl.store(out + row * stride_out + number, result.to(out.dtype.element_ty), mask=mask)

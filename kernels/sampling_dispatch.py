@@ -1,0 +1,43 @@
+"""Which implementation of sampling runs, chosen once at start; and for which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core.types import SamplingRows
+from .dispatch import LEAST_CAPABILITY, Machine
+from .edit_tables import EditTables
+from .sampling_tables import SamplingScratch, SamplingTables
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOps:
+    """Operators in Triton; `sampling_reference.py` and `edit_reference.py` say what each does."""
+
+    choose_tokens: Callable[[Tensor, SamplingTables, SamplingScratch, Tensor], None]
+    edit_logits: Callable[[Tensor, EditTables, Tensor], None]
+
+
+def choose_sampling(machine: Machine) -> str:
+    """`triton` on GPUs that attention by Triton runs on, else `torch`."""
+    is_able = machine.capability is not None and machine.capability >= LEAST_CAPABILITY
+    return "triton" if is_able and machine.has_triton else "torch"
+
+
+def takes(sampling: SamplingRows) -> bool:
+    """Whether the kernels choose for these rows.
+
+    With a typical_p they do not: it orders tokens by their surprise, where no bins of values help;
+    torch chooses for all rows of such a step.
+    """
+    return bool((sampling.typical_p == 1).all())
+
+
+def load_sampling() -> SamplingOps:
+    """The operators; Triton is imported only where they are used."""
+    from . import logit_editing, sampling  # noqa: PLC0415
+
+    return SamplingOps(sampling.choose_tokens, logit_editing.edit_logits)

@@ -1,0 +1,38 @@
+"""A buffer on a device that the host fills again and again, without waiting for the device."""
+
+from __future__ import annotations
+
+import torch
+
+from ..core.types import Int32
+
+
+class StagedBuffer:
+    """int32 [size] on a device, and two pinned copies on the host that take turns.
+
+    The host writes one of them while the device may still be copying the other.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        is_gpu = device.type == "cuda"
+        self.device = torch.zeros(size, dtype=torch.int32, device=device)
+        self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=is_gpu) for _ in range(2)]
+        self._hosts: list[Int32] = [pinned.numpy() for pinned in self._pinned]
+        self._copied = [torch.cuda.Event() for _ in self._pinned] if is_gpu else []
+        self._turn = 0
+
+    def next(self) -> Int32:
+        """What to write next: it holds what was sent the time before last.
+
+        Waits until that has been copied.
+        """
+        self._turn = 1 - self._turn
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        return self._hosts[self._turn]
+
+    def send(self, used: int) -> None:
+        """Begin to copy the first `used` numbers; work launched from now on sees them."""
+        self.device[:used].copy_(self._pinned[self._turn][:used], non_blocking=True)
+        if self._copied:
+            self._copied[self._turn].record()

@@ -1,0 +1,26 @@
+"""How a stage computes, beyond what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .graph_runner import GraphOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions:
+    """Settings of one stage; names and values as in the engine's settings.
+
+    attention      a backend of `kernels/dispatch.py`, or auto
+    kv_cache_dtype, quantization
+    gpu_memory_utilization  share of the GPU's memory in use once the cache fills what is left
+    max_rows       rows of the largest step
+    graphs         the steps that CUDA graphs are captured for; None: none are
+    """
+
+    attention: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str = "none"
+    gpu_memory_utilization: float = 0.9
+    max_rows: int = 512
+    graphs: GraphOptions | None = None

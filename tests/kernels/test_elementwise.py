@@ -1,0 +1,133 @@
+"""Norms, rotations and gates: Triton and its torch reference against float64."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftline.kernels.elementwise_dispatch import ElementwiseOps, load_elementwise
+from support.attention import DEVICE
+
+IMPLEMENTATIONS = ["reference", "triton"]
+# Half a unit in the last place of results, relative; float32 loses a little on the way.
+BOUNDS = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+# Half of the least number of a type.
+LEAST = {torch.float32: 1e-12, torch.float16: 2**-25, torch.bfloat16: 1e-12}
+DTYPES = list(BOUNDS)
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * 2).to(dtype).to(DEVICE)
+
+
+def assert_close(ours: torch.Tensor, exact: torch.Tensor, size: torch.Tensor | float = 0) -> None:
+    """`size`: of the summands of what may cancel out."""
+    bound = BOUNDS[ours.dtype]
+    error = (ours.double() - exact).abs()
+    # Triton's interpreter cuts bfloat16 where GPUs round.
+    bound *= 2 if ours.dtype == torch.bfloat16 and DEVICE.type == "cpu" else 1
+    assert (error <= bound * exact.abs() * 1.01 + LEAST[ours.dtype] + 4e-7 * size).all(), (
+        error.max()
+    )
+
+
+def exact_norm(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.double()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * scale.double()
+
+
+@pytest.mark.parametrize("size", [1, 48, 64, 1000, 4096])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_norm(name: str, dtype: torch.dtype, size: int) -> None:
+    x = numbers(3, size, dtype=dtype)
+    # So small that eps decides.
+    x[1] *= 1e-4
+    scale = numbers(size, dtype=torch.float32, seed=1)
+    out = torch.full_like(x, torch.nan)
+    expected = exact_norm(x, scale, 1e-5)
+    load_elementwise(name).rms_norm(x, scale, 1e-5, out)
+    assert_close(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_norm_after_adding(name: str, dtype: torch.dtype) -> None:
+    """The sum is kept as it is rounded, and what is normalised is the rounded sum."""
+    wide = torch.full((3, 100), torch.nan, dtype=dtype, device=DEVICE)
+    x, residual = wide[:, 10:90], numbers(3, 80, dtype=dtype, seed=2)
+    # Sums that every type holds: Triton's interpreter does not round bfloat16 as GPUs do.
+    x.copy_(numbers(3, 80, dtype=dtype).mul(4).round() / 4)
+    residual = residual.mul(4).round() / 4
+    before, total = residual.clone(), x + residual
+    scale, out = numbers(80, dtype=torch.float32, seed=1), torch.full_like(residual, torch.nan)
+    load_elementwise(name).rms_norm(x, scale, 1e-6, out, residual)
+    assert torch.equal(x, total)
+    assert torch.equal(residual, before)
+    assert_close(out, exact_norm(total, scale, 1e-6))
+    assert wide[:, :10].isnan().all()
+    assert wide[:, 90:].isnan().all()
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_norms_of_heads_in_place(name: str) -> None:
+    heads = numbers(4, 7, 16, dtype=torch.float32)
+    before, scale = heads.clone(), numbers(16, dtype=torch.float32, seed=1)
+    part = heads[:, 2:5]
+    load_elementwise(name).rms_norm(part, scale, 1e-6, part)
+    assert_close(part, exact_norm(before[:, 2:5], scale, 1e-6))
+    assert torch.equal(heads[:, [0, 1, 5, 6]], before[:, [0, 1, 5, 6]])
+
+
+@pytest.mark.parametrize("dim", [2, 16, 80, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_rotation(name: str, dtype: torch.dtype, dim: int) -> None:
+    heads = numbers(3, 7, dim, dtype=dtype)
+    before = heads.clone()
+    angles = torch.rand(3, 1, dim // 2, generator=torch.Generator().manual_seed(1)).to(DEVICE) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
+    load_elementwise(name).rotate(heads[:, :5], cos, sin)
+    old = before[:, :5].double()
+    half = dim // 2
+    turned = torch.cat((old[..., half:], old[..., :half]), -1)
+    assert_close(heads[:, :5], old * cos.double() + turned * sin.double(), old.abs().max())
+    assert torch.equal(heads[:, 5:], before[:, 5:])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("size", [1, 48, 1500])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_gate(name: str, dtype: torch.dtype, size: int, activation: str) -> None:
+    both = numbers(3, 2 * size, dtype=dtype)
+    # exp of these is 0 or infinite.
+    both[0, 0], both[1, 0] = 1e4, -1e4
+    out = torch.full((3, size), torch.nan, dtype=dtype, device=DEVICE)
+    load_elementwise(name).gated(both, out, activation)
+    left, right = both.double().chunk(2, -1)
+    kind: dict[str, Any] = {"silu": torch.nn.SiLU(), "gelu_tanh": torch.nn.GELU("tanh")}
+    # GELU's own sum cancels out far left of 0.
+    assert_close(out, kind[activation](left) * right, 4 * right.abs())
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_no_rows(name: str) -> None:
+    ops = load_elementwise(name)
+    empty, scale = torch.empty(0, 8, device=DEVICE), torch.ones(8, device=DEVICE)
+    ops.rms_norm(empty, scale, 1e-6, empty)
+    ops.gated(torch.empty(0, 16, device=DEVICE), empty, "silu")
+    heads, angles = empty.view(0, 2, 4), torch.empty(0, 1, 4, device=DEVICE)
+    ops.rotate(heads, angles, angles)
+    np.testing.assert_array_equal(empty.shape, (0, 8))
+
+
+def test_both_implementations_have_one_signature() -> None:
+    ours, theirs = load_elementwise("triton"), load_elementwise("reference")
+    for name in ElementwiseOps.__slots__:
+        assert inspect.signature(getattr(ours, name)) == inspect.signature(getattr(theirs, name))
