@@ -62,10 +62,10 @@ def load_slice(
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
     load_tensors(whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device))
-    return _cut(whole.eval(), span, DTYPES[dtype], torch.device(device))
+    return cut_slice(whole.eval(), span, DTYPES[dtype], torch.device(device))
 
 
-def _cut(whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device) -> ModelSlice:
+def cut_slice(whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device) -> ModelSlice:
     """The stage's modules of a model of which they alone have their tensors."""
     inner = whole.base_model
     layers = inner.layers[span.first : span.last]

@@ -1,0 +1,93 @@
+"""How near a stage is to what its GPU can do: one run of at most eight minutes on one GPU.
+
+    python -m draftline.benchmarks.gpu [--attention auto] [--seconds 400]
+    python -m draftline.benchmarks.gpu --device cpu --tiny      # every line, no GPU, no meaning
+
+Measures the device's bandwidth and its rate of products first; then attention and sampling alone,
+steps of random weights in the shapes of Llama-3-8B and of a stage of a 70B, what the host adds,
+and the bundled model end to end. Every time stands beside its floor: the least bytes and
+operations at the measured rates. Prints a table, writes JSON and a roofline plot. Needs no network,
+Ray, Redis or gRPC.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from transformers.utils import logging as transformers_logging
+
+from ...bench.machine import machine
+from .clock import Clock, Repeats, TimeBudget
+from .device_facts import device_facts
+from .findings import Findings
+from .goals import goals
+from .parts import measure_all
+from .plan import FULL_PLAN, TINY_PLAN
+from .report import print_report, write_json
+from .roofline import write_roofline
+from .setting import Setting
+
+RESULTS = Path(__file__).parents[1] / "results"
+NEEDED = "needs a GPU that torch sees; --device cpu --tiny tries every line without one"
+TINY_REPEATS = Repeats(warm=1, least=3, most=5, seconds=0.2)
+
+
+def main(  # noqa: PLR0913 - one parameter a flag
+    *,
+    device: Annotated[str, typer.Option(help="cuda, or cpu with --tiny.")] = "cuda",
+    tiny: Annotated[bool, typer.Option("--tiny", help="Tiny shapes, to try every line.")] = False,
+    attention: Annotated[str, typer.Option(help="Backend of attention.")] = "auto",
+    block_size: Annotated[int, typer.Option(help="KV slots a block.")] = 16,
+    seconds: Annotated[float, typer.Option(help="Nothing is begun later.")] = 400,
+    output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS / "gpu.json",
+    plot: Annotated[Path | None, typer.Option(help="PNG; default: beside the JSON.")] = None,
+) -> None:
+    """Measure a GPU and draftline on it. Exits 1 if a part failed, 2 without a GPU."""
+    where = torch.device(device)
+    if (where.type == "cpu" and not tiny) or (
+        where.type == "cuda" and not torch.cuda.is_available()
+    ):
+        typer.echo(NEEDED, err=True)
+        raise typer.Exit(2)
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(0)
+    setting = Setting(
+        plan=TINY_PLAN if tiny else FULL_PLAN,
+        clock=Clock(where, TINY_REPEATS if tiny else Repeats()),
+        budget=TimeBudget(seconds),
+        attention=attention,
+        block_size=block_size,
+    )
+    console, findings = Console(width=130, highlight=False), Findings()
+    about: dict[str, Any] = {
+        "machine": machine().fields(),
+        "device": device_facts(where),
+        "block_size": block_size,
+        "is_tiny": tiny,
+    }
+
+    def after_each(part: str) -> None:
+        # Kept at once: a kernel that faults takes the process's GPU with it.
+        write_json(output, about, findings, goals(setting.plan, findings))
+        print(f"measured: {part}", flush=True)
+
+    measure_all(setting, findings, after_each)
+    found = goals(setting.plan, findings)
+    write_json(output, about, findings, found)
+    print_report(console, findings, found)
+    name = about["device"]["name"]
+    try:
+        write_roofline(findings, f"{name}: achieved and possible", plot or output.with_suffix(".png"))
+    except ImportError:
+        console.print("no plot: pip install 'draftline[bench]' for matplotlib")
+    console.print(f"{name}; {machine().line()}")
+    if findings.failed:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
