@@ -31,9 +31,11 @@ from .report import print_report, write_json
 from .roofline import write_roofline
 from .setting import Setting
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+TINY_RESULTS = ROOT / "build" / "gpu-tiny.json"
 NEEDED = "needs a GPU that torch sees; --device cpu --tiny tries every line without one"
-TINY_REPEATS = Repeats(warm=1, least=3, most=5, seconds=0.2)
+TINY_REPEATS = Repeats(warm=1, least=3, most=5, seconds=0.05)
 
 
 def main(  # noqa: PLR0913 - one parameter a flag
@@ -43,10 +45,16 @@ def main(  # noqa: PLR0913 - one parameter a flag
     attention: Annotated[str, typer.Option(help="Backend of attention.")] = "auto",
     block_size: Annotated[int, typer.Option(help="KV slots a block.")] = 16,
     seconds: Annotated[float, typer.Option(help="Nothing is begun later.")] = 400,
-    output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS / "gpu.json",
+    output: Annotated[
+        Path | None,
+        typer.Option(help="JSON; default: benchmarks/results/gpu.json, --tiny: build/."),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG; default: beside the JSON.")] = None,
 ) -> None:
     """Measure a GPU and draftline on it. Exits 1 if a part failed, 2 without a GPU."""
+    if device.partition(":")[0] not in ("cuda", "cpu"):
+        typer.echo(f"--device must be cuda or cpu, not {device}", err=True)
+        raise typer.Exit(2)
     where = torch.device(device)
     if (where.type == "cpu" and not tiny) or (
         where.type == "cuda" and not torch.cuda.is_available()
@@ -62,31 +70,35 @@ def main(  # noqa: PLR0913 - one parameter a flag
         attention=attention,
         block_size=block_size,
     )
-    console, findings = Console(width=130, highlight=False), Findings()
+    path = output or (TINY_RESULTS if tiny else RESULTS)
     about: dict[str, Any] = {
         "machine": machine().fields(),
         "device": device_facts(where),
         "block_size": block_size,
         "is_tiny": tiny,
     }
+    findings = Findings()
 
     def after_each(part: str) -> None:
         # Kept at once: a kernel that faults takes the process's GPU with it.
-        write_json(output, about, findings, goals(setting.plan, findings))
+        write_json(path, about, findings, goals(setting.plan, findings))
         print(f"measured: {part}", flush=True)
 
     measure_all(setting, findings, after_each)
-    found = goals(setting.plan, findings)
-    write_json(output, about, findings, found)
-    print_report(console, findings, found)
-    name = about["device"]["name"]
-    try:
-        write_roofline(findings, f"{name}: achieved and possible", plot or output.with_suffix(".png"))
-    except ImportError:
-        console.print("no plot: pip install 'draftline[bench]' for matplotlib")
-    console.print(f"{name}; {machine().line()}")
+    console = Console(width=130, highlight=False)
+    print_report(console, findings, goals(setting.plan, findings))
+    plot_if_possible(findings, about["device"]["name"], plot or path.with_suffix(".png"))
+    console.print(f"{about['device']['name']}; {machine().line()}")
     if findings.failed:
         raise typer.Exit(1)
+
+
+def plot_if_possible(findings: Findings, device: str, path: Path) -> None:
+    """Write the roofline, or a line that says what it needs."""
+    try:
+        write_roofline(findings, f"{device}: achieved and possible", path)
+    except ImportError:
+        print("no plot: it needs matplotlib, pip install 'draftline[bench]'")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class Figure:
     group    what stands together in the table
     seconds  median; `least` of all runs
     wall_s   median for a caller that waits for the result; None where that is `seconds`
+    order    place within the group in the table
     """
 
     group: str
@@ -31,6 +32,7 @@ class Figure:
     bound: str
     wall_s: float | None = None
     note: str = ""
+    order: tuple[int, ...] = ()
 
     @property
     def to_floor(self) -> float:
@@ -41,8 +43,8 @@ class Figure:
     def achieved(self) -> str:
         """The rate of what bounds it."""
         if self.bound == "bytes":
-            return f"{self.work.num_bytes / self.seconds / 1e9:.0f} GB/s"
-        return f"{self.work.flops / self.seconds / 1e9:.0f} GFLOP/s"
+            return byte_rate(self.work.num_bytes / self.seconds)
+        return flop_rate(self.work.flops / self.seconds)
 
     def fields(self) -> dict[str, Any]:
         """For JSON; times in milliseconds."""
@@ -77,9 +79,9 @@ class Findings:
     skipped: dict[str, list[str]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def add(
-        self, group: str, name: str, seconds: Sequence[float], work: Work,
-        wall: Sequence[float] = (), note: str = "",
+    def add(  # noqa: PLR0913 - one parameter a fact
+        self, group: str, name: str, seconds: Sequence[float], work: Work, *,
+        wall: Sequence[float] = (), note: str = "", order: tuple[int, ...] = (),
     ) -> Figure:  # fmt: skip
         """Note a measurement."""
         assert self.rates is not None, "rates are measured first"
@@ -93,9 +95,14 @@ class Findings:
             bound=self.rates.bound(work),
             wall_s=statistics.median(wall) if wall else None,
             note=note,
+            order=order,
         )
         self.figures.append(figure)
         return figure
+
+    def note(self, name: str, fact: dict[str, Any] | str) -> None:
+        """Note a fact: its parts, or a text."""
+        self.facts[name] = fact
 
     def skip(self, what: str, why: str) -> None:
         """Note what is not measured."""
@@ -119,6 +126,18 @@ class Findings:
             return True
         free_memory()
         return False
+
+
+def byte_rate(per_second: float) -> str:
+    """For people."""
+    return f"{per_second / 1e9:.{0 if per_second >= 1e11 else 1}f} GB/s"
+
+
+def flop_rate(per_second: float) -> str:
+    """For people."""
+    if per_second >= 1e12:
+        return f"{per_second / 1e12:.1f} TFLOP/s"
+    return f"{per_second / 1e9:.1f} GFLOP/s"
 
 
 def free_memory() -> None:

@@ -41,7 +41,11 @@ class Goal:
 
 def goals(plan: Plan, findings: Findings) -> list[Goal]:
     """All of them, in the order of the table."""
-    return [*_step_goals(plan, findings), *_kernel_goals(plan, findings), _idle_goal(findings)]
+    return [
+        *_step_goals(plan, findings),
+        *_kernel_goals(plan, findings),
+        _idle_goal(plan, findings),
+    ]
 
 
 def _step_goals(plan: Plan, findings: Findings) -> Iterator[Goal]:
@@ -71,8 +75,9 @@ def _kernel_goals(plan: Plan, findings: Findings) -> Iterator[Goal]:
     yield _most(what, found, 1e6 * MOST_SAMPLING_S, "us", digits=0)
 
 
-def _idle_goal(findings: Findings) -> Goal:
-    share = findings.facts.get("host", {}).get("idle_share")
+def _idle_goal(plan: Plan, findings: Findings) -> Goal:
+    host = findings.facts.get(f"host, {plan.whole.name}", {})
+    share = host.get("idle_share")
     return Goal(
         "idle device in a one-token step",
         f"under {MOST_IDLE_SHARE:.0%}",

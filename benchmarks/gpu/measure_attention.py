@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,16 +62,18 @@ class _Measurement:
         query = torch.randn(shape, dtype=DTYPE, device=setting.device)
         scaling = heads.head_dim**-0.5
         attention = backend.begin(step)
-        times = setting.clock.on_device(lambda: attention.attend(0, query, scaling))
-        of_torch = _torch_attention(step, kv, query, case, setting)
-        error = relative_error(attention.attend(0, query, scaling), of_torch())
-        note = f"{choice.name}, differs by {error:.1e}"
-        self._findings.add(GROUP, case.name, times, self._work, note=note)
+        run = partial(attention.attend, 0, query, scaling)
+        run_torch = _torch_attention(step, kv, query, case, setting)
+        error = relative_error(run(), run_torch())
+        self._note(GROUP, run, f"{choice.name}, differs by {error:.1e}")
+        self._note(TORCH_GROUP, run_torch)
         if not error < TOLERANCE:
             self._findings.failed.append(f"{GROUP}, {case.name}: differs from torch's by {error}")
-        self._findings.add(
-            TORCH_GROUP, case.name, setting.clock.on_device(of_torch), self._work
-        )  # fmt: skip
+
+    def _note(self, group: str, run: Callable[[], Tensor], note: str = "") -> None:
+        times = self._setting.clock.on_device(run)
+        order = self._case.order
+        self._findings.add(group, self._case.name, times, self._work, note=note, order=order)
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...core.types import StepInput
 from ...models.stage import Stage
-from .clock import Clock
+from .clock import Clock, median_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +36,20 @@ class HostTime:
         return asdict(self) | {"idle_share": self.idle_share}
 
 
-def measure_host(stage: Stage, step: StepInput, clock: Clock, step_s: float) -> HostTime:
-    """Of a step whose time is known."""
+def measure_host(what: str, stage: Stage, step: StepInput, clock: Clock) -> HostTime:
+    """Of one step; `what` names it."""
 
     def enqueue() -> object:
         return stage.logits(step, None, step.logits_rows)
 
-    busy = clock.busy(lambda: stage.run(step, None))
+    def run() -> object:
+        return stage.run(step, None)
+
+    waited, busy = clock.waited(run), clock.busy(run)
     return HostTime(
-        what="",
-        step_ms=1e3 * step_s,
-        enqueue_ms=1e3 * statistics.median(clock.enqueued(enqueue)),
-        span_ms=1e3 * statistics.median(clock.spanned(enqueue)),
+        what=what,
+        step_ms=median_ms(waited),
+        enqueue_ms=median_ms(clock.enqueued(enqueue)),
+        span_ms=median_ms(clock.spanned(enqueue)),
         busy_ms=None if busy is None else 1e3 * busy,
     )

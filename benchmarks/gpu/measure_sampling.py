@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...core.types import SamplingRows
 from ...models.sampler import choose_tokens
+from .engine_parts import Choose, find_sampler
 from .findings import Findings
 from .floors import sampling_work
 from .setting import Setting
 
 GROUP = "sampling"
+TORCH_GROUP = "sampling by torch"
+# The sampler of stages that have no kernels for it.
+TORCH_SAMPLER = "TorchSampler"
 KINDS: dict[str, dict[str, float]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
@@ -27,24 +31,35 @@ SPREAD = 3.0
 
 
 def measure_sampling(setting: Setting, findings: Findings) -> None:
-    """Every kind on all rows at once; the wait for the tokens is in the wall time only."""
-    plan = setting.plan
-    rows, vocab_size = plan.sampling_rows, plan.sampling_vocab
+    """Every kind on all rows at once, as a stage does it; by torch too where that is another way.
+
+    The wait for the tokens is in the wall time only.
+    """
+    rows, vocab_size = setting.plan.sampling_rows, setting.plan.sampling_vocab
     logits = torch.randn(rows, vocab_size, device=setting.device) * SPREAD
+    choose, name = find_sampler(setting.device)
+    findings.note("sampling", name)
+    for kind in KINDS:
+        _measure(GROUP, choose, kind, logits, setting=setting, findings=findings)
+        if choose is choose_tokens or name == TORCH_SAMPLER:
+            continue
+        _measure(TORCH_GROUP, choose_tokens, kind, logits, setting=setting, findings=findings)
+        sampling = sampling_rows(rows, kind)
+        differing = int((choose(logits, sampling) != choose_tokens(logits, sampling)).sum())
+        if differing:
+            findings.failed.append(f"{GROUP}, {kind}: {differing} tokens differ from torch's")
+
+
+def _measure(
+    group: str, choose: Choose, kind: str, logits: Tensor,
+    *, setting: Setting, findings: Findings,
+) -> None:  # fmt: skip
+    rows, vocab_size = logits.shape
+    sampling = sampling_rows(rows, kind)
+    wall = setting.clock.waited(lambda: choose(logits, sampling).cpu())
+    times = setting.clock.on_device(lambda: choose(logits, sampling))
     work = sampling_work(rows, vocab_size, logits.itemsize)
-    for name in KINDS:
-        sampling = sampling_rows(rows, name)
-
-        def choose(sampling: SamplingRows = sampling) -> torch.Tensor:
-            return choose_tokens(logits, sampling)
-
-        started = time.perf_counter()
-        choose()
-        setting.clock.wait()
-        findings.facts.setdefault("first_sampling_s", {})[name] = time.perf_counter() - started
-        wall = setting.clock.waited(lambda choose=choose: choose().cpu())
-        times = setting.clock.on_device(choose)
-        findings.add(GROUP, figure_name(rows, vocab_size, name), times, work, wall)
+    findings.add(group, figure_name(rows, vocab_size, kind), times, work, wall=wall)
 
 
 def figure_name(rows: int, vocab_size: int, kind: str) -> str:

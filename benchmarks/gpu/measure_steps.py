@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.types import StepInput
 from ...models.stage import Stage
+from .engine_parts import GraphSteps, can_have_graphs, use_graphs
 from .findings import Findings, free_memory
 from .floors import StageShape, step_work
 from .measure_host import measure_host
@@ -45,13 +47,18 @@ class LoadedStage:
 
 
 def measure_whole(setting: Setting, findings: Findings) -> None:
-    """The model of the goals: their steps, then host and idle time, then all other steps."""
+    """The model of the goals: their steps and the host's time, without and with CUDA graphs where
+    there are any; then all other steps.
+    """
     plan = setting.plan
     loaded = _load(plan.whole, setting, findings)
     first = (plan.one_token, plan.tree)
-    for case in first:
-        _measure_case(case, loaded, setting, findings)
-    findings.attempt("host time", lambda: _host(loaded, setting, findings))
+    graphs = f"graphs of {plan.whole.name}"
+    if can_have_graphs(loaded.stage, setting.device):
+        eager = f"{plan.whole.name}, without graphs"
+        _measure_goals(eager, first, loaded, setting, findings)
+    findings.attempt(graphs, lambda: findings.note(graphs, _use_graphs(loaded, setting)))
+    _measure_goals(plan.whole.name, first, loaded, setting, findings)
     rest = tuple(case for case in plan.whole.cases if case not in first)
     _measure_cases(rest, WHOLE_UNTIL, loaded, setting, findings)
 
@@ -71,7 +78,7 @@ def _load(plan: ModelPlan, setting: Setting, findings: Findings) -> LoadedStage:
     part = random_slice(plan.config(), plan.span, DTYPE, setting.device)
     num_blocks = setting.num_blocks(plan.cases, shape.kv_bytes)
     stage, attention = random_stage(part, num_blocks, setting.block_size, setting.attention)
-    findings.facts[f"attention of {plan.name}"] = attention
+    findings.note(f"attention of {plan.name}", attention)
     return LoadedStage(plan, shape, stage, num_blocks)
 
 
@@ -87,27 +94,44 @@ def _measure_cases(
         elif setting.budget.is_over(until):
             findings.skip(name, _used_up(until))
         elif not findings.attempt(
-            name, lambda case=case: _measure_case(case, loaded, setting, findings)
+            name, lambda case=case: _measure_case(loaded.plan.name, case, loaded, setting, findings)
         ):
             free_memory()
 
 
+def _measure_goals(
+    group: str, cases: tuple[StepCase, ...],
+    loaded: LoadedStage, setting: Setting, findings: Findings,
+) -> None:  # fmt: skip
+    for case in cases:
+        _measure_case(group, case, loaded, setting, findings)
+    case = setting.plan.one_token
+
+    def host() -> None:
+        what = f"{group}, {case.name}"
+        found = measure_host(what, loaded.stage, loaded.step(case), setting.clock)
+        findings.note(f"host, {group}", found.fields())
+
+    findings.attempt(f"host, {group}", host)
+
+
 def _measure_case(
-    case: StepCase, loaded: LoadedStage, setting: Setting, findings: Findings
+    group: str, case: StepCase, loaded: LoadedStage, setting: Setting, findings: Findings
 ) -> None:
     step, hidden = loaded.step(case), loaded.hidden(case)
     work = step_work(loaded.shape, case.batch, case.rows_each, case.context_len)
     times = setting.clock.waited(lambda: loaded.stage.run(step, hidden))
-    findings.add(loaded.plan.name, case.name, times, work)
+    findings.add(group, case.name, times, work, order=case.order)
 
 
-def _host(loaded: LoadedStage, setting: Setting, findings: Findings) -> None:
-    case = setting.plan.one_token
-    figure = findings.find(loaded.plan.name, case.name)
-    assert figure is not None, "steps of goals come before"
-    step = loaded.step(case)
-    found = measure_host(loaded.stage, step, setting.clock, figure.seconds)
-    findings.facts["host"] = replace(found, what=f"{loaded.plan.name}, {case.name}").fields()
+def _use_graphs(loaded: LoadedStage, setting: Setting) -> dict[str, Any] | str:
+    cases = loaded.plan.cases
+    steps = GraphSteps(
+        max_rows=max(case.batch * case.rows_each for case in cases),
+        max_requests=max(case.batch for case in cases),
+        max_positions=max(case.context_len + case.rows_each for case in cases),
+    )
+    return use_graphs(loaded.stage, setting.device, steps)
 
 
 def _used_up(share: float) -> str:

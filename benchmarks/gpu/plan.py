@@ -29,6 +29,11 @@ class StepCase:
         return 1 + self.nodes
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """Its place in a table."""
+        return self.context_len, self.batch, self.nodes
+
+    @property
     def name(self) -> str:
         """For people."""
         what = f"{self.nodes} nodes" if self.nodes else "1 token"
@@ -136,7 +141,10 @@ FULL_PLAN = Plan(
     ),
     one_token=StepCase(1, 0, 1024),
     tree=StepCase(1, 64, 1024),
-    attention=_cases((8, 1, 64), (0, 64), (32768, 8192, 1024)),
+    attention=(
+        *_cases((8, 1), (0, 64), (32768, 8192, 1024)),
+        *_cases((64,), (0, 64), (8192, 1024)),
+    ),
     attention_goal=StepCase(8, 0, 32768),
     sampling_rows=64,
     sampling_vocab=128_000,

@@ -27,9 +27,9 @@ def print_report(console: Console, findings: Findings, goals: Sequence[Goal]) ->
     for group in groups:
         table.add_section()
         table.add_row(f"[bold]{escape(group)}")
-        for one in findings.figures:
-            if one.group == group:
-                table.add_row(*_cells(one))
+        members = [one for one in findings.figures if one.group == group]
+        for one in sorted(members, key=lambda one: one.order):
+            table.add_row(*_cells(one))
     console.print(table)
     for line in _facts(findings):
         console.print(line)
@@ -78,26 +78,44 @@ def _digits(milliseconds: float) -> str:
 
 
 def _facts(findings: Findings) -> list[str]:
-    facts, lines = findings.facts, []
-    if host := facts.get("host"):
-        busy, idle = host["busy_ms"], host["idle_share"]
-        lines.append(
-            f"{host['what']}: {host['step_ms']:.2f} ms a step; enqueued after "
-            f"{host['enqueue_ms']:.2f} ms, {host['span_ms']:.2f} ms on the device; "
-            + (
-                "the profiler saw no device work"
-                if busy is None
-                else f"busy for {busy:.2f} ms, idle {idle:.1%}"
-            )
-        )
-    if demo := facts.get("demo"):
-        lines.append(
-            f"demo model, greedy, float32: {demo['plain_tokens_per_s']:.0f} tokens/s plain, "
-            f"{demo['drafted_tokens_per_s']:.0f} with drafts (tau {demo['tau']:.2f}); "
-            f"{demo['same_tokens']} of {demo['prompts']} texts are the same"
-        )
-    lines += [f"{name}: {text}" for name, text in facts.items() if isinstance(text, str)]
+    lines = []
+    for name, fact in findings.facts.items():
+        if isinstance(fact, str):
+            lines.append(f"{name}: {fact}")
+        elif "step_ms" in fact:
+            lines.append(_host_line(fact))
+        elif "tau" in fact:
+            lines.append(_demo_line(fact))
+        else:
+            lines.append(f"{name}: {_short(fact)}")
     return [escape(line) for line in lines]
+
+
+def _short(fact: dict[str, Any]) -> str:
+    values = (
+        f"{key} {value:.2f}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in fact.items()
+    )
+    return ", ".join(values)
+
+
+def _host_line(host: dict[str, Any]) -> str:
+    busy, idle = host["busy_ms"], host["idle_share"]
+    seen = "the profiler saw no device work"
+    if busy is not None:
+        seen = f"busy for {busy:.2f} ms, idle for {idle:.1%} of the step"
+    return (
+        f"{host['what']}: {host['step_ms']:.2f} ms a step; all is enqueued after "
+        f"{host['enqueue_ms']:.2f} ms and done in {host['span_ms']:.2f} ms on the device; {seen}"
+    )
+
+
+def _demo_line(demo: dict[str, Any]) -> str:
+    return (
+        f"demo model, greedy, float32: {demo['plain_tokens_per_s']:.0f} tokens/s plain, "
+        f"{demo['drafted_tokens_per_s']:.0f} with drafts (tau {demo['tau']:.2f}); "
+        f"{demo['same_tokens']} of {demo['prompts']} texts are the same"
+    )
 
 
 def _print_goals(console: Console, goals: Sequence[Goal]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...bench.plots import DPI, MARKERS
-from .findings import Findings
+from .findings import Findings, byte_rate, flop_rate
 from .floors import Rates
 
 
@@ -49,4 +49,4 @@ def _ridge(rates: Rates) -> float:
 
 
 def _roof_name(rates: Rates) -> str:
-    return f"{rates.num_bytes / 1e9:.0f} GB/s, {rates.flops / 1e12:.1f} TFLOP/s measured"
+    return f"{byte_rate(rates.num_bytes)}, {flop_rate(rates.flops)} measured"
