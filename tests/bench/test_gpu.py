@@ -1,0 +1,229 @@
+"""The GPU benchmark's parts, on a CPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftline.benchmarks.gpu.__main__ import NEEDED, main, plot_if_possible
+from draftline.benchmarks.gpu.clock import Clock, Repeats, TimeBudget, covered
+from draftline.benchmarks.gpu.engine_parts import GraphSteps, use_graphs
+from draftline.benchmarks.gpu.findings import Findings
+from draftline.benchmarks.gpu.floors import Rates, Work
+from draftline.benchmarks.gpu.goals import goals
+from draftline.benchmarks.gpu.measure_attention import relative_error
+from draftline.benchmarks.gpu.measure_sampling import figure_name, sampling_rows
+from draftline.benchmarks.gpu.parts import measure_all
+from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
+from draftline.benchmarks.gpu.random_stage import random_slice, random_stage
+from draftline.benchmarks.gpu.setting import Setting
+from draftline.benchmarks.gpu.steps import decode_step, tree_mask
+from draftline.core.ancestor_bits import unpack
+from draftline.core.types import StepOutput
+from typer import Typer
+from typer.testing import CliRunner
+
+CPU = torch.device("cpu")
+ONCE = Repeats(warm=0, least=1, most=1, seconds=0.0)
+
+
+def invoke(*arguments: str) -> Any:
+    app = Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_without_a_gpu_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for arguments in ((), ("--tiny",), ("--device", "cpu")):
+        result = invoke(*arguments)
+        assert (result.exit_code, result.stderr) == (2, NEEDED + "\n")
+    result = invoke("--device", "tpu")
+    assert (result.exit_code, result.stderr) == (2, "--device must be cuda or cpu, not tpu\n")
+
+
+def test_a_tree_of_three() -> None:
+    """The root's children are 1 and 2; 3 is a child of 1."""
+    wanted = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    assert tree_mask(3).astype(int).tolist() == wanted
+
+
+def test_requests_of_a_step_share_no_slot() -> None:
+    case = StepCase(batch=3, nodes=3, context_len=9)
+    step = decode_step(case, num_blocks=12, block_size=4, vocab_size=50)
+    # 13 tokens are four blocks.
+    assert sorted(step.block_tables.ravel()) == list(range(12))
+    assert step.request_starts.tolist() == [0, 4, 8, 12]
+    assert step.positions[:4].tolist() == [9, 10, 10, 11]
+    for index, tree in enumerate(step.trees):
+        assert tree is not None
+        table = step.block_tables[index]
+        # Places 9 to 12 of the request: three in its third block, one in its last.
+        first = table[2] * 4
+        assert tree.slots.tolist() == [first + 1, first + 2, first + 3, table[3] * 4]
+        assert step.slots[4 * index : 4 * index + 4].tolist() == tree.slots.tolist()
+        assert (unpack(tree.ancestors, 4) == tree_mask(3)).all()
+
+
+def test_stages_of_random_weights_follow_one_another() -> None:
+    """The middle one takes and gives hidden states; the whole one answers every row."""
+    case = StepCase(batch=2, nodes=2, context_len=5)
+    for plan in (TINY_PLAN.whole, TINY_PLAN.part):
+        part = random_slice(plan.config(), plan.span, torch.bfloat16, CPU)
+        stage, attention = random_stage(part, 8, 4, "auto")
+        assert attention == "sdpa: no GPU"
+        assert stage.kv.data.float().std() == pytest.approx(1, rel=0.05)
+        step = decode_step(case, 8, 4, plan.config().vocab_size)
+        if stage.is_first:
+            answer = stage.run(step)
+            assert isinstance(answer, StepOutput)
+            assert len(answer.target_tokens) == 6
+        else:
+            hidden = stage.run(step, torch.randn(6, 64, dtype=torch.bfloat16))
+            assert isinstance(hidden, torch.Tensor)
+            assert hidden.shape == (6, 64)
+            assert torch.isfinite(hidden).all()
+
+
+def test_spans_that_overlap_count_once() -> None:
+    assert covered([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
+    assert covered([]) == 0
+
+
+def test_the_clock_counts_its_runs() -> None:
+    calls: list[int] = []
+    clock = Clock(CPU, Repeats(warm=2, least=3, most=4, seconds=0.0))
+    assert len(clock.on_device(lambda: calls.append(1))) == 3
+    assert len(calls) == 5
+    clock = Clock(CPU, Repeats(warm=0, least=3, most=4, seconds=1e9))
+    assert len(clock.waited(lambda: calls.append(1))) == 4
+
+
+def test_the_profiler_sees_operators() -> None:
+    clock = Clock(CPU, ONCE)
+    matrix = torch.randn(64, 64)
+    busy = clock.busy(lambda: matrix @ matrix, count=2)
+    assert busy is not None
+    assert busy > 0
+    assert clock.busy(lambda: None) is None
+
+
+def test_a_budget_is_used_up_in_shares() -> None:
+    now = [10.0]
+    budget = TimeBudget(100, lambda: now[0])
+    now[0] = 60.0
+    assert budget.is_over(0.5)
+    assert not budget.is_over(0.51)
+    now[0] = 110.0
+    assert budget.is_over()
+
+
+def test_without_time_only_the_rates_are_measured() -> None:
+    findings, heard = Findings(), []
+    setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    measure_all(setting, findings, heard.append)
+    assert heard == ["rates"]
+    assert {figure.group for figure in findings.figures} == {"rates"}
+    assert all(figure.to_floor == pytest.approx(1) for figure in findings.figures)
+    assert findings.skipped == {
+        "the time was used up": ["attention", "sampling", "steps", "steps of a stage", "demo"]
+    }
+
+
+def test_a_part_that_fails_costs_no_other() -> None:
+    findings = Findings()
+
+    def fail() -> None:
+        raise ValueError("first line\nsecond line")
+
+    def fill() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate much.")
+
+    assert not findings.attempt("a", fail)
+    assert not findings.attempt("b", fill)
+    assert findings.attempt("c", lambda: None)
+    assert findings.failed == ["a: ValueError: first line"]
+    assert findings.skipped == {"out of memory (CUDA out of memory)": ["b"]}
+
+
+def measured(*, is_good: bool) -> Findings:
+    """One second is the floor of everything that has one."""
+    slow = 1.0 if is_good else 1.5
+    findings = Findings(rates=Rates(1.0, 1.0))
+    second = Work(1, 0)
+    plan = TINY_PLAN
+    findings.add(plan.whole.name, plan.one_token.name, [9.0, 1.2 * slow, 0.1], second)
+    findings.add(plan.whole.name, plan.tree.name, [1.5 * slow * slow], second)
+    findings.add("attention of a layer", plan.attention_goal.name, [1.4 * slow], second)
+    for kind, micros in (("greedy", 50), ("top_p", 190)):
+        name = figure_name(plan.sampling_rows, plan.sampling_vocab, kind)
+        findings.add("sampling", name, [1e-6 * micros * slow], second)
+    findings.note(f"host, {plan.whole.name}", {"idle_share": 0.04 * slow})
+    return findings
+
+
+def test_goals_that_are_reached() -> None:
+    found = goals(TINY_PLAN, measured(is_good=True))
+    assert [goal.verdict for goal in found] == ["reached"] * 5
+    values = [goal.found for goal in found]
+    assert values == ["1.20 x floor", "1.25 x one token", "71%", "190 us", "4.0%"]
+
+
+def test_goals_that_are_not() -> None:
+    found = goals(TINY_PLAN, measured(is_good=False))
+    assert [goal.verdict for goal in found] == ["NOT reached"] * 5
+    unknown = goals(TINY_PLAN, Findings())
+    assert [goal.verdict for goal in unknown] == ["not measured"] * 5
+
+
+def test_rows_of_a_kind() -> None:
+    rows = sampling_rows(3, "top_k")
+    assert rows.top_k.tolist() == [50] * 3
+    assert rows.top_k.dtype == np.int32
+    assert rows.temperature.tolist() == pytest.approx([0.8] * 3)
+    assert (rows.top_p == 1).all()
+    assert sampling_rows(3, "greedy").temperature.tolist() == [0.0] * 3
+
+
+def test_a_wrong_result_is_no_small_error() -> None:
+    wanted = torch.tensor([1.0, -4.0])
+    assert relative_error(torch.tensor([1.0, -3.0]), wanted) == 0.25
+    assert not relative_error(torch.tensor([1.0, torch.nan]), wanted) < 1
+
+
+def test_graphs_are_captured_where_there_is_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = GraphSteps(max_rows=8, max_requests=2, max_positions=100)
+    assert use_graphs(object(), CPU, steps) == "none: there is no graph runner"
+    heard: dict[str, Any] = {}
+
+    def use(options: SimpleNamespace, capture: str) -> SimpleNamespace:
+        heard.update(vars(options), capture=capture)
+        return SimpleNamespace(capture_all=lambda _clock: TINY_PLAN.one_token)
+
+    stage = SimpleNamespace(use_graphs=use, can_be_captured=True)
+    assert "need a GPU" in str(use_graphs(stage, CPU, steps))
+    files = {
+        "graph_runner": SimpleNamespace(GraphOptions=SimpleNamespace),
+        "graph_capture": SimpleNamespace(CudaCapture=str),
+    }
+    for name, file in files.items():
+        monkeypatch.setitem(sys.modules, f"draftline.models.{name}", file)
+    report = use_graphs(stage, torch.device("cuda"), steps)
+    assert report == {"batch": 1, "nodes": 0, "context_len": 64}
+    assert heard == {
+        "max_rows": 8, "max_requests": 2, "max_positions": 100, "seconds": 60.0, "capture": "cuda",
+    }  # fmt: skip
+
+
+def test_without_matplotlib_there_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    plot_if_possible(measured(is_good=True), "a GPU", tmp_path / "a.png")
+    assert "pip install 'draftline[bench]'" in capsys.readouterr().out
+    assert not (tmp_path / "a.png").exists()
