@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ...core.types import StepInput
 from ...models.attention_backend import choose_backend
 from ...models.paged_kv import PagedKv
-from .findings import Findings, free_memory
+from .findings import Figure, Findings, free_memory
 from .floors import HeadShape, attention_work
 from .plan import StepCase
 from .random_stage import random_kv
@@ -65,15 +66,17 @@ class _Measurement:
         run = partial(attention.attend, 0, query, scaling)
         run_torch = _torch_attention(step, kv, query, case, setting)
         error = relative_error(run(), run_torch())
-        self._note(GROUP, run, f"{choice.name}, differs by {error:.1e}")
-        self._note(TORCH_GROUP, run_torch)
+        ours = self._note(GROUP, run, lambda _: f"{choice.name}, differs by {error:.1e}")
+        self._note(TORCH_GROUP, run_torch, lambda median: f"{median / ours.seconds:.2f} x ours")
         if not error < TOLERANCE:
             self._findings.failed.append(f"{GROUP}, {case.name}: differs from torch's by {error}")
 
-    def _note(self, group: str, run: Callable[[], Tensor], note: str = "") -> None:
+    def _note(self, group: str, run: Callable[[], Tensor], note: Callable[[float], str]) -> Figure:
         times = self._setting.clock.on_device(run)
-        order = self._case.order
-        self._findings.add(group, self._case.name, times, self._work, note=note, order=order)
+        return self._findings.add(
+            group, self._case.name, times, self._work,
+            note=note(statistics.median(times)), order=self._case.order,
+        )  # fmt: skip
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:

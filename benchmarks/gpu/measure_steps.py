@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -121,7 +122,9 @@ def _measure_case(
     step, hidden = loaded.step(case), loaded.hidden(case)
     work = step_work(loaded.shape, case.batch, case.rows_each, case.context_len)
     times = setting.clock.waited(lambda: loaded.stage.run(step, hidden))
-    findings.add(group, case.name, times, work, order=case.order)
+    token = findings.find(group, replace(case, nodes=0).name)
+    note = f"{statistics.median(times) / token.seconds:.2f} x one token" if token else ""
+    findings.add(group, case.name, times, work, note=note, order=case.order)
 
 
 def _use_graphs(loaded: LoadedStage, setting: Setting) -> dict[str, Any] | str:

@@ -1,4 +1,4 @@
-"""The whole GPU benchmark on a CPU, in a process of its own that has neither Ray nor Redis."""
+"""The whole GPU benchmark with tiny shapes, in a process that has neither Ray nor Redis."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ RUN = """
 import runpy, sys
 for name in ("ray", "redis", "grpc"):
     sys.modules[name] = None
-sys.argv = ["gpu", "--device", "cpu", "--tiny", "--output", {output!r}]
+sys.argv = ["gpu", "--device", {device!r}, "--tiny", "--output", {output!r}]
 runpy.run_module("draftline.benchmarks.gpu", run_name="__main__")
 """
 GOALS = 5
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the run left: out.txt, gpu.json, gpu.png."""
     folder = tmp_path_factory.mktemp("gpu")
+    code = RUN.format(device=request.param, output=str(folder / "gpu.json"))
     result = subprocess.run(
-        [sys.executable, "-c", RUN.format(output=str(folder / "gpu.json"))],
+        [sys.executable, "-c", code],
         cwd=ROOT, capture_output=True, check=False, text=True,
         env=os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "130"},
     )  # fmt: skip
@@ -63,6 +64,8 @@ def test_the_table_shows_the_goals(folder: Path) -> None:
     text = (folder / "out.txt").read_text()
     assert "x floor" in text
     assert "batch 4, 64 nodes, context 256" in text
+    assert "x one token" in text
+    assert "x ours" in text
     assert text.count("reached") == GOALS
     assert "not measured" not in text
 
