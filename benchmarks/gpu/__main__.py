@@ -13,7 +13,7 @@ Ray, Redis or gRPC.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
@@ -21,6 +21,9 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from ...bench.machine import machine
+from ...core.errors import ConfigError
+from ...kernels.dispatch import Machine as AttentionMachine
+from ...kernels.dispatch import choose_attention
 from .clock import Clock, Repeats, TimeBudget
 from .device_facts import device_facts
 from .findings import Findings
@@ -29,7 +32,7 @@ from .parts import measure_all
 from .plan import FULL_PLAN, TINY_PLAN
 from .report import print_report, write_json
 from .roofline import write_roofline
-from .setting import Setting
+from .setting import DTYPE, Setting
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
@@ -44,7 +47,7 @@ def main(  # noqa: PLR0913 - one parameter a flag
     tiny: Annotated[bool, typer.Option("--tiny", help="Tiny shapes, to try every line.")] = False,
     attention: Annotated[str, typer.Option(help="Backend of attention.")] = "auto",
     block_size: Annotated[int, typer.Option(help="KV slots a block.")] = 16,
-    seconds: Annotated[float, typer.Option(help="Nothing is begun later.")] = 400,
+    seconds: Annotated[float, typer.Option(help="Nothing is begun after them.")] = 400,
     output: Annotated[
         Path | None,
         typer.Option(help="JSON; default: benchmarks/results/gpu.json, --tiny: build/."),
@@ -52,15 +55,11 @@ def main(  # noqa: PLR0913 - one parameter a flag
     plot: Annotated[Path | None, typer.Option(help="PNG; default: beside the JSON.")] = None,
 ) -> None:
     """Measure a GPU and draftline on it. Exits 1 if a part failed, 2 without a GPU."""
-    if device.partition(":")[0] not in ("cuda", "cpu"):
-        typer.echo(f"--device must be cuda or cpu, not {device}", err=True)
-        raise typer.Exit(2)
-    where = torch.device(device)
-    if (where.type == "cpu" and not tiny) or (
-        where.type == "cuda" and not torch.cuda.is_available()
-    ):
-        typer.echo(NEEDED, err=True)
-        raise typer.Exit(2)
+    where = _checked(device, tiny=tiny)
+    try:
+        choose_attention(AttentionMachine.of(where), DTYPE, block_size, attention)
+    except ConfigError as error:
+        _refuse(str(error))
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     setting = Setting(
@@ -80,7 +79,7 @@ def main(  # noqa: PLR0913 - one parameter a flag
     findings = Findings()
 
     def after_each(part: str) -> None:
-        # Kept at once: a kernel that faults takes the process's GPU with it.
+        # Kept at once: whatever ends the process later, it was measured.
         write_json(path, about, findings, goals(setting.plan, findings))
         print(f"measured: {part}", flush=True)
 
@@ -91,6 +90,21 @@ def main(  # noqa: PLR0913 - one parameter a flag
     console.print(f"{about['device']['name']}; {machine().line()}")
     if findings.failed:
         raise typer.Exit(1)
+
+
+def _checked(device: str, *, tiny: bool) -> torch.device:
+    if device.partition(":")[0] not in ("cuda", "cpu"):
+        _refuse(f"--device must be cuda or cpu, not {device}")
+    where = torch.device(device)
+    is_missing = not torch.cuda.is_available() if where.type == "cuda" else not tiny
+    if is_missing:
+        _refuse(NEEDED)
+    return where
+
+
+def _refuse(why: str) -> NoReturn:
+    typer.echo(why, err=True)
+    raise typer.Exit(2)
 
 
 def plot_if_possible(findings: Findings, device: str, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,14 +71,14 @@ class Findings:
     rates    known first; without them nothing has a floor
     facts    what is no time beside a floor, by name
     skipped  names by reason
-    failed   what went wrong, a line each
+    failed   what went wrong: names by what was said
     """
 
     rates: Rates | None = None
     figures: list[Figure] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, list[str]] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
+    failed: dict[str, list[str]] = field(default_factory=dict)
 
     def add(  # noqa: PLR0913 - one parameter a fact
         self, group: str, name: str, seconds: Sequence[float], work: Work, *,
@@ -108,6 +109,10 @@ class Findings:
         """Note what is not measured."""
         self.skipped.setdefault(why, []).append(what)
 
+    def fail(self, what: str, why: str) -> None:
+        """Note what went wrong."""
+        self.failed.setdefault(why, []).append(what)
+
     def find(self, group: str, name: str) -> Figure | None:
         """The figure of that name."""
         same = (one for one in self.figures if (one.group, one.name) == (group, name))
@@ -121,7 +126,7 @@ class Findings:
             self.skip(what, f"out of memory ({str(error).partition('.')[0]})")
         except Exception as error:  # noqa: BLE001 - a run on a lent GPU must bring back the rest
             lines = str(error).strip().splitlines() or [""]
-            self.failed.append(f"{what}: {type(error).__name__}: {lines[0]}")
+            self.fail(what, f"{type(error).__name__}: {lines[0]}")
         else:
             return True
         free_memory()
@@ -144,4 +149,6 @@ def free_memory() -> None:
     """Give the device back what nothing refers to any more."""
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        # After a fault the GPU takes no calls any more, which the next part will tell.
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()

@@ -69,7 +69,7 @@ class _Measurement:
         ours = self._note(GROUP, run, lambda _: f"{choice.name}, differs by {error:.1e}")
         self._note(TORCH_GROUP, run_torch, lambda median: f"{median / ours.seconds:.2f} x ours")
         if not error < TOLERANCE:
-            self._findings.failed.append(f"{GROUP}, {case.name}: differs from torch's by {error}")
+            self._findings.fail(f"{GROUP}, {case.name}", f"differs from torch's by {error:.1e}")
 
     def _note(self, group: str, run: Callable[[], Tensor], note: Callable[[float], str]) -> Figure:
         times = self._setting.clock.on_device(run)

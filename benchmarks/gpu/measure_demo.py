@@ -98,6 +98,6 @@ def _note(findings: Findings, plain: Run, drafted: Run) -> None:
     }
     findings.note("demo", found)
     if same < len(pairs):
-        findings.failed.append(
-            f"demo: {len(pairs) - same} of {len(pairs)} texts differ between plain and drafted"
+        findings.fail(
+            "demo", f"{len(pairs) - same} of {len(pairs)} texts differ between plain and drafted"
         )

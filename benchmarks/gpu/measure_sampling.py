@@ -47,7 +47,7 @@ def measure_sampling(setting: Setting, findings: Findings) -> None:
         sampling = sampling_rows(rows, kind)
         differing = int((choose(logits, sampling) != choose_tokens(logits, sampling)).sum())
         if differing:
-            findings.failed.append(f"{GROUP}, {kind}: {differing} tokens differ from torch's")
+            findings.fail(f"{GROUP}, {kind}", f"{differing} tokens differ from torch's")
 
 
 def _measure(

@@ -78,6 +78,8 @@ def _load(plan: ModelPlan, setting: Setting, findings: Findings) -> LoadedStage:
     shape = plan.shape()
     part = random_slice(plan.config(), plan.span, DTYPE, setting.device)
     num_blocks = setting.num_blocks(plan.cases, shape.kv_bytes)
+    if not num_blocks:
+        raise MemoryError(f"{plan.name} fits, but the KV of none of its steps does")
     stage, attention = random_stage(part, num_blocks, setting.block_size, setting.attention)
     findings.note(f"attention of {plan.name}", attention)
     return LoadedStage(plan, shape, stage, num_blocks)

@@ -38,7 +38,10 @@ def measure_all(setting: Setting, findings: Findings, after_each: Callable[[str]
 
 
 def _demo(setting: Setting, findings: Findings) -> None:
-    # The engine needs packages that kernels do not; without them this part alone is missing.
-    from .measure_demo import measure_demo  # noqa: PLC0415
-
+    try:
+        # The engine needs packages that kernels do not.
+        from .measure_demo import measure_demo  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        findings.skip("demo", f"{error}; pip install draftline")
+        return
     measure_demo(setting, findings)

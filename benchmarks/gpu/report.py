@@ -36,8 +36,8 @@ def print_report(console: Console, findings: Findings, goals: Sequence[Goal]) ->
     _print_goals(console, goals)
     for why, names in findings.skipped.items():
         console.print(f"not measured, {escape(why)}: {escape('; '.join(names))}")
-    for line in findings.failed:
-        console.print(f"FAILED  {escape(line)}")
+    for why, names in findings.failed.items():
+        console.print(f"FAILED  {escape(why)}: {escape('; '.join(names))}")
 
 
 def write_json(path: Path, found: dict[str, Any], findings: Findings, goals: list[Goal]) -> None:

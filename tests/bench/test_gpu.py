@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftline.benchmarks.gpu import parts
 from draftline.benchmarks.gpu.__main__ import NEEDED, main, plot_if_possible
 from draftline.benchmarks.gpu.clock import Clock, Repeats, TimeBudget, covered
 from draftline.benchmarks.gpu.engine_parts import GraphSteps, use_graphs
@@ -18,7 +19,6 @@ from draftline.benchmarks.gpu.floors import Rates, Work
 from draftline.benchmarks.gpu.goals import goals
 from draftline.benchmarks.gpu.measure_attention import relative_error
 from draftline.benchmarks.gpu.measure_sampling import figure_name, sampling_rows
-from draftline.benchmarks.gpu.parts import measure_all
 from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
 from draftline.benchmarks.gpu.random_stage import random_slice, random_stage
 from draftline.benchmarks.gpu.setting import Setting
@@ -45,6 +45,9 @@ def test_without_a_gpu_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) ->
         assert (result.exit_code, result.stderr) == (2, NEEDED + "\n")
     result = invoke("--device", "tpu")
     assert (result.exit_code, result.stderr) == (2, "--device must be cuda or cpu, not tpu\n")
+    result = invoke("--device", "cpu", "--tiny", "--attention", "flash_attn")
+    wanted = "attention: cannot be flash_attn: it needs a GPU; or use auto\n"
+    assert (result.exit_code, result.stderr) == (2, wanted)
 
 
 def test_a_tree_of_three() -> None:
@@ -126,7 +129,7 @@ def test_a_budget_is_used_up_in_shares() -> None:
 def test_without_time_only_the_rates_are_measured() -> None:
     findings, heard = Findings(), []
     setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
-    measure_all(setting, findings, heard.append)
+    parts.measure_all(setting, findings, heard.append)
     assert heard == ["rates"]
     assert {figure.group for figure in findings.figures} == {"rates"}
     assert all(figure.to_floor == pytest.approx(1) for figure in findings.figures)
@@ -147,8 +150,19 @@ def test_a_part_that_fails_costs_no_other() -> None:
     assert not findings.attempt("a", fail)
     assert not findings.attempt("b", fill)
     assert findings.attempt("c", lambda: None)
-    assert findings.failed == ["a: ValueError: first line"]
+    assert findings.failed == {"ValueError: first line": ["a"]}
     assert findings.skipped == {"out of memory (CUDA out of memory)": ["b"]}
+
+
+def test_without_the_engines_packages_the_demo_alone_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "draftline.benchmarks.gpu.measure_demo", None)
+    findings = Findings()
+    parts._demo(Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16), findings)
+    [(why, what)] = findings.skipped.items()
+    assert what == ["demo"]
+    assert why.endswith("; pip install draftline")
 
 
 def measured(*, is_good: bool) -> Findings:
