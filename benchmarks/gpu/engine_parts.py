@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.types import SamplingRows
+from ...kernels.dispatch import Machine
+from ...models.model_slice import cut_slice
 from ...models.sampler import choose_tokens
 
 Choose = Callable[[Tensor, SamplingRows], Tensor]
-MODELS = "draftline.models"
+MODELS, KERNELS = "draftline.models", "draftline.kernels"
 # Graphs that are not captured by then are left out.
 CAPTURE_SECONDS = 60.0
 
@@ -37,6 +40,15 @@ def find_sampler(device: torch.device) -> tuple[Choose, str]:
         return choose_tokens, "torch: there are no kernels for sampling"
     sampler = backend.choose_sampler(device)
     return sampler.choose, type(sampler).__name__
+
+
+def slice_options(device: torch.device, attention: str) -> dict[str, bool]:
+    """How a stage on `device` has its modules made, as `load_stage` decides it."""
+    if "fused" not in signature(cut_slice).parameters:
+        return {}
+    dispatch: Any = import_module(f"{KERNELS}.sampling_dispatch")
+    is_triton = dispatch.choose_sampling(Machine.of(device)) == "triton"
+    return {"fused": is_triton and attention != "sdpa"}
 
 
 def can_have_graphs(stage: Any, device: torch.device) -> bool:

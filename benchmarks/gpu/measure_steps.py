@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.types import StepInput
 from ...models.stage import Stage
-from .engine_parts import GraphSteps, can_have_graphs, use_graphs
+from .engine_parts import GraphSteps, can_have_graphs, slice_options, use_graphs
 from .findings import Findings, free_memory
 from .floors import StageShape, step_work
 from .measure_host import measure_host
@@ -76,12 +76,14 @@ def measure_part(setting: Setting, findings: Findings) -> None:
 
 def _load(plan: ModelPlan, setting: Setting, findings: Findings) -> LoadedStage:
     shape = plan.shape()
-    part = random_slice(plan.config(), plan.span, DTYPE, setting.device)
+    options = slice_options(setting.device, setting.attention)
+    part = random_slice(plan.config(), plan.span, DTYPE, setting.device, **options)
     num_blocks = setting.num_blocks(plan.cases, shape.kv_bytes)
     if not num_blocks:
         raise MemoryError(f"{plan.name} fits, but the KV of none of its steps does")
     stage, attention = random_stage(part, num_blocks, setting.block_size, setting.attention)
-    findings.note(f"attention of {plan.name}", attention)
+    modules = "fused modules" if options.get("fused") else "modules of transformers"
+    findings.note(f"stage of {plan.name}", f"attention by {attention}; {modules}")
     return LoadedStage(plan, shape, stage, num_blocks)
 
 

@@ -23,9 +23,13 @@ SPREAD = 0.02
 
 
 def random_slice(
-    config: PretrainedConfig, span: LayerSpan, dtype: torch.dtype, device: torch.device
-) -> ModelSlice:
-    """The modules of `span`, as `load_slice` gives them; matrices are noise, vectors are ones."""
+    config: PretrainedConfig, span: LayerSpan, dtype: torch.dtype, device: torch.device,
+    **options: bool,
+) -> ModelSlice:  # fmt: skip
+    """The modules of `span`, as `load_slice` gives them; matrices are noise, vectors are ones.
+
+    `options` are those of `cut_slice`.
+    """
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
     for module in _modules(whole, span):
@@ -34,7 +38,7 @@ def random_slice(
                 values = torch.empty(parameter.shape, dtype=dtype, device=device)
                 values = values.fill_(1.0) if values.ndim == 1 else values.normal_(std=SPREAD)
                 setattr(owner, name, nn.Parameter(values, requires_grad=False))
-    return cut_slice(whole.eval(), span, dtype, device)
+    return cut_slice(whole.eval(), span, dtype, device, **options)
 
 
 def random_kv(
@@ -60,7 +64,7 @@ def random_stage(
     )  # fmt: skip
     num_heads = part.config.num_attention_heads
     backend, choice = choose_backend(kv, part.dtype, block_size, num_heads, attention_backend)
-    return Stage(part, kv, block_size, attention=backend), f"{choice.name}: {choice.reason}"
+    return Stage(part, kv, block_size, attention=backend), f"{choice.name} ({choice.reason})"
 
 
 def _modules(whole: Any, span: LayerSpan) -> Iterator[nn.Module]:
