@@ -59,7 +59,8 @@ def test_stages_of_random_weights_follow_one_another() -> None:
     """The middle one takes and gives hidden states; the whole one answers every row."""
     case = StepCase(batch=2, nodes=2, context_len=5)
     for plan in (TINY_PLAN.whole, TINY_PLAN.part):
-        part = random_slice(plan.config(), plan.span, torch.bfloat16, CPU)
+        options = engine_parts.slice_options(CPU, "auto")
+        part = random_slice(plan.config(), plan.span, torch.bfloat16, CPU, **options)
         stage, attention = random_stage(part, 8, 4, "auto")
         assert attention == "sdpa (no GPU)"
         assert stage.kv.data.float().std() == pytest.approx(1, rel=0.05)
