@@ -74,10 +74,10 @@ def load_slice(
         whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device),
         int8=quantization == "int8",
     )  # fmt: skip
-    return _cut(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
+    return cut_slice(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
 
 
-def _cut(
+def cut_slice(
     whole: Any, span: LayerSpan, dtype: torch.dtype, device: torch.device, *, fused: bool
 ) -> ModelSlice:
     """The stage's modules of a model of which they alone have their tensors."""

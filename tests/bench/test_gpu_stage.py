@@ -1,0 +1,155 @@
+"""The GPU benchmark's steps and stages, and the parts of the engine that it looks for, on a CPU."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftline.benchmarks.gpu import engine_parts
+from draftline.benchmarks.gpu.clock import Clock, Repeats, TimeBudget
+from draftline.benchmarks.gpu.engine_parts import GraphSteps, use_graphs
+from draftline.benchmarks.gpu.findings import Findings
+from draftline.benchmarks.gpu.floors import Rates
+from draftline.benchmarks.gpu.measure_attention import relative_error
+from draftline.benchmarks.gpu.measure_sampling import (
+    KINDS,
+    measure_sampling,
+    sampling_rows,
+)
+from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
+from draftline.benchmarks.gpu.random_stage import random_slice, random_stage
+from draftline.benchmarks.gpu.setting import Setting
+from draftline.benchmarks.gpu.steps import decode_step, tree_mask
+from draftline.core.ancestor_bits import unpack
+from draftline.core.types import StepOutput
+from draftline.models.sampler import choose_tokens
+
+CPU = torch.device("cpu")
+ONCE = Repeats(warm=0, least=1, most=1, seconds=0.0)
+
+
+def test_a_tree_of_three() -> None:
+    """The root's children are 1 and 2; 3 is a child of 1."""
+    wanted = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    assert tree_mask(3).astype(int).tolist() == wanted
+
+
+def test_requests_of_a_step_share_no_slot() -> None:
+    case = StepCase(batch=3, nodes=3, context_len=9)
+    step = decode_step(case, num_blocks=12, block_size=4, vocab_size=50)
+    # 13 tokens are four blocks.
+    assert sorted(step.block_tables.ravel()) == list(range(12))
+    assert step.request_starts.tolist() == [0, 4, 8, 12]
+    assert step.positions[:4].tolist() == [9, 10, 10, 11]
+    for index, tree in enumerate(step.trees):
+        assert tree is not None
+        table = step.block_tables[index]
+        # Places 9 to 12 of the request: three in its third block, one in its last.
+        first = table[2] * 4
+        assert tree.slots.tolist() == [first + 1, first + 2, first + 3, table[3] * 4]
+        assert step.slots[4 * index : 4 * index + 4].tolist() == tree.slots.tolist()
+        assert (unpack(tree.ancestors, 4) == tree_mask(3)).all()
+
+
+def test_stages_of_random_weights_follow_one_another() -> None:
+    """The middle one takes and gives hidden states; the whole one answers every row."""
+    case = StepCase(batch=2, nodes=2, context_len=5)
+    for plan in (TINY_PLAN.whole, TINY_PLAN.part):
+        options = engine_parts.slice_options(CPU, "auto")
+        part = random_slice(plan.config(), plan.span, torch.bfloat16, CPU, **options)
+        stage, attention = random_stage(part, 8, 4, "auto")
+        assert attention == "sdpa (no GPU)"
+        assert stage.kv.data.float().std() == pytest.approx(1, rel=0.05)
+        step = decode_step(case, 8, 4, plan.config().vocab_size)
+        if stage.is_first:
+            answer = stage.run(step)
+            assert isinstance(answer, StepOutput)
+            assert len(answer.target_tokens) == 6
+        else:
+            hidden = stage.run(step, torch.randn(6, 64, dtype=torch.bfloat16))
+            assert isinstance(hidden, torch.Tensor)
+            assert hidden.shape == (6, 64)
+            assert torch.isfinite(hidden).all()
+
+
+def test_rows_of_a_kind() -> None:
+    rows = sampling_rows(3, "top_k")
+    assert rows.top_k.tolist() == [50] * 3
+    assert rows.top_k.dtype == np.int32
+    assert rows.temperature.tolist() == pytest.approx([0.8] * 3)
+    assert (rows.top_p == 1).all()
+    assert sampling_rows(3, "greedy").temperature.tolist() == [0.0] * 3
+
+
+def test_a_wrong_result_is_no_small_error() -> None:
+    wanted = torch.tensor([1.0, -4.0])
+    assert relative_error(torch.tensor([1.0, -3.0]), wanted) == 0.25
+    assert not relative_error(torch.tensor([1.0, torch.nan]), wanted) < 1
+
+
+def test_modules_are_fused_where_a_stage_would_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_parts, "cut_slice", lambda whole: whole)
+    assert engine_parts.slice_options(CPU, "auto") == {}
+    monkeypatch.setattr(engine_parts, "cut_slice", lambda whole, *, fused: (whole, fused))
+    for chosen, attention, is_fused in (
+        ("triton", "auto", True), ("triton", "sdpa", False), ("torch", "auto", False),
+    ):  # fmt: skip
+        dispatch = SimpleNamespace(choose_sampling=lambda _, chosen=chosen: chosen)
+        monkeypatch.setitem(sys.modules, "draftline.kernels.sampling_dispatch", dispatch)
+        assert engine_parts.slice_options(CPU, attention) == {"fused": is_fused}
+
+
+def test_kernels_choose_tokens_where_a_stage_would_use_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "draftline.models.sampling_backend"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(choose_sampler=lambda _: Chooser()))
+    choose, what = engine_parts.find_sampler(CPU)
+    assert what == "Chooser"
+    setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    findings = Findings(rates=Rates(1.0, 1.0))
+    measure_sampling(setting, findings)
+    groups = {figure.group for figure in findings.figures}
+    assert groups == {"sampling", "sampling by torch"}
+    # It always takes the first token.
+    assert choose(torch.ones(4, 2), sampling_rows(4, "greedy")).tolist() == [0] * 4
+    assert {what for names in findings.failed.values() for what in names} == {
+        f"sampling, {kind}" for kind in KINDS
+    }
+    monkeypatch.setitem(sys.modules, name, None)
+    assert engine_parts.find_sampler(CPU)[0] is choose_tokens
+
+
+class Chooser:
+    """A sampler that is wrong."""
+
+    def choose(self, logits: torch.Tensor, _sampling: object) -> torch.Tensor:
+        return torch.zeros(len(logits), dtype=torch.int32)
+
+
+def test_graphs_are_captured_where_there_is_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = GraphSteps(max_rows=8, max_requests=2, max_positions=100)
+    assert use_graphs(object(), CPU, steps) == "none: there is no graph runner"
+    heard: dict[str, Any] = {}
+
+    def use(options: SimpleNamespace, capture: str) -> SimpleNamespace:
+        heard.update(vars(options), capture=capture)
+        return SimpleNamespace(capture_all=lambda _clock: TINY_PLAN.one_token)
+
+    stage = SimpleNamespace(use_graphs=use, can_be_captured=True)
+    assert "need a GPU" in str(use_graphs(stage, CPU, steps))
+    files = {
+        "graph_runner": SimpleNamespace(GraphOptions=SimpleNamespace),
+        "graph_capture": SimpleNamespace(CudaCapture=str),
+    }
+    for name, file in files.items():
+        monkeypatch.setitem(sys.modules, f"draftline.models.{name}", file)
+    report = use_graphs(stage, torch.device("cuda"), steps)
+    assert report == {"batch": 1, "nodes": 0, "context_len": 64}
+    assert heard == {
+        "max_rows": 8, "max_requests": 2, "max_positions": 100, "seconds": 60.0, "capture": "cuda",
+    }  # fmt: skip
