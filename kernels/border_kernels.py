@@ -43,7 +43,7 @@ def least_size(
 ):  # fmt: skip
     """The least size up to which tokens are, or weigh, what is wanted; `high` where none is."""
     while low < high:
-        middle = (low + high) >> 1
+        middle = low + ((high - low) >> 1)
         found = tally(
             ranks, weights, (middle << 32) | ALL_IDS, logits, row, best, temperature, stride_row,
             vocab_size, scale, IS_GATHERED, HAS_WEIGHTS, LEN,
@@ -114,7 +114,8 @@ def find_borders(
         # Of equal values the lowest tokens are kept.
         low, high = size << 32, (size << 32) + vocab_size - 1
         while low < high:
-            middle = (low + high) >> 1
+            # Their sum would not fit into 64 bits.
+            middle = low + ((high - low) >> 1)
             weight = tally(
                 ranks, weights, middle, logits, row, best, temperature, stride_row, vocab_size,
                 scale, IS_GATHERED, True, LEN,
