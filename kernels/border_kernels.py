@@ -1,5 +1,8 @@
 """Triton kernels that bisect for the border of a row's kept tokens; importing needs Triton."""
 
+# Types of a kernel are those of the language in it.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import triton
@@ -43,7 +46,7 @@ def least_size(
 ):  # fmt: skip
     """The least size up to which tokens are, or weigh, what is wanted; `high` where none is."""
     while low < high:
-        middle = (low + high) >> 1
+        middle = low + ((high - low) >> 1)
         found = tally(
             ranks, weights, (middle << 32) | ALL_IDS, logits, row, best, temperature, stride_row,
             vocab_size, scale, IS_GATHERED, HAS_WEIGHTS, LEN,
@@ -114,7 +117,8 @@ def find_borders(
         # Of equal values the lowest tokens are kept.
         low, high = size << 32, (size << 32) + vocab_size - 1
         while low < high:
-            middle = (low + high) >> 1
+            # Their sum would not fit into 64 bits.
+            middle = low + ((high - low) >> 1)
             weight = tally(
                 ranks, weights, middle, logits, row, best, temperature, stride_row, vocab_size,
                 scale, IS_GATHERED, True, LEN,

@@ -1,5 +1,8 @@
 """What lies between the products of a layer, in Triton, a launch each; importing needs Triton."""
 
+# Triton takes plain numbers for constants of a kernel, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import triton

@@ -7,6 +7,9 @@ and among them a border is found by bisection (`border_kernels.py`). Weights are
 depends on the launch.
 """
 
+# Types of a kernel are those of the language in it.
+# pyright: reportOperatorIssue=false
+
 from __future__ import annotations
 
 import triton

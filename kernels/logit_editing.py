@@ -1,5 +1,8 @@
 """Changes logits before sampling, in Triton. Importing this file needs Triton."""
 
+# Triton takes plain numbers for constants of a kernel, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import triton

@@ -8,17 +8,20 @@ Passes over the logits, each by one launch for all chunks of all rows:
 
 Rows of a step may differ; a launch ends at once for rows that do not need it, and is not made
 where no row does. Two more launches find the borders of top_k and top_p among the gathered tokens,
-and a last one picks each row's token from its chunks: 2, 3 and 7 launches. Where the tokens in
-doubt of a row do not fit (more than `room` within 1/32 of one distance from the best, or top_k
-above that beside top_p) one program bisects over the row's whole vocabulary, which takes
-milliseconds and gives the same answer.
+and a last one picks each row's token from its chunks: 2, 3 and 7 launches. Where a row has more
+than `room` tokens in doubt (nearly equal logits throughout; top_k above `room` beside top_p) one
+program bisects over its whole vocabulary instead: the same answer, after milliseconds.
 
-The border of top_p is where `core.sampling.process_logits` has it, unless the share asked for is
-within the rounding of sums: weights are rounded to 2^-44 of the best one's (2^-50 in small
-vocabularies), so that n tokens err by at most n 2^-45, while numpy's running sum errs by a like
-amount of its own. A token beside the border differs with that probability, and is chosen with its
-own; no token was ever seen to differ.
+Greedy, temperature, top_k and min_p give the tokens of `core.sampling` always. So does top_p, but
+for the rounding of sums: weights are rounded to 2^-44 of the best one's (2^-50 in small
+vocabularies), which moves the sum of n tokens by at most n 2^-45, and numpy's running sum errs by
+the rounding of its own order. Only a token that is the last in or the first out, and whose sum is
+that close to the share asked for, can be judged otherwise; tests count none. The kernels' sums are
+of whole numbers, so that they do not depend on the launch or the device's order.
 """
+
+# Triton takes plain numbers for constants of a kernel, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ Importing this file needs Triton. Each works on one chunk of one row's vocabular
 all rows at once. Scores of chunks lie in [rows, chunks].
 """
 
+# Types of a kernel are those of the language in it.
+# pyright: reportOperatorIssue=false
+
 from __future__ import annotations
 
 import triton

@@ -88,6 +88,14 @@ class KernelSampler:
         return scratch
 
 
+def uses_fused_modules(device: str | torch.device, attention: str) -> bool:
+    """Whether a stage on `device` has the modules of `fused_modules.py` where they know its own.
+
+    `attention` is as in its settings; sdpa asks for transformers' own.
+    """
+    return choose_sampling(Machine.of(device)) == "triton" and attention != "sdpa"
+
+
 def choose_sampler(device: torch.device) -> Sampler:
     """The sampler of a stage on `device`."""
     return KernelSampler() if choose_sampling(Machine.of(device)) == "triton" else TorchSampler()

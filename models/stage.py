@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ..core.candidates import Verdict
 from ..core.types import Int32, StepInput, StepOutput, TopTokens
-from ..kernels.dispatch import Machine
-from ..kernels.sampling_dispatch import choose_sampling
 from .attention_backend import AttentionBackend, SdpaBackend, choose_backend
 from .attention_op import attending
 from .compiled_layers import CompiledLayers, prepare
@@ -24,7 +22,7 @@ from .model_slice import ModelSlice, load_slice
 from .paged_kv import PagedKv
 from .partition import LayerSpan
 from .rotary import RotaryTable
-from .sampling_backend import Sampler, choose_sampler
+from .sampling_backend import choose_sampler, uses_fused_modules
 from .stage_memory import CudaMemory, fitting_blocks
 from .stage_options import StageOptions
 from .verdicts import verdicts, with_verdicts
@@ -47,8 +45,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
     options = options or StageOptions(attention=attention)
-    is_triton = choose_sampling(Machine.of(device)) == "triton"
-    fused = is_triton and options.attention != "sdpa" and compile_cache is None
+    fused = uses_fused_modules(device, options.attention) and compile_cache is None
     part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
     if compile_cache is not None:
         assert num_blocks is not None
@@ -172,20 +169,22 @@ class Stage:
         logits = self._logits(hidden, rows)
 
         def of(wanted: Int32) -> Tensor:
+            if not len(wanted):
+                return logits[:0]
             # Not copied where drafters and answers want the same rows.
             if wanted is rows or np.array_equal(wanted, rows):
                 return logits
             return logits[self._tensor(np.searchsorted(rows, wanted))]
 
-        targets = np.empty(0, dtype=np.int32)
-        probes = np.empty((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
-        scores = np.empty(0, dtype=np.float32)
+        asked = _probed(of(step.probe_rows), step.probe_top_k)
+        targets, scores = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
         found = None
         if len(step.logits_rows):
-            targets, found = _decide(of(step.logits_rows), step, self._sampler)
-        if probes.size:
-            top = of(step.probe_rows).topk(step.probe_top_k, dim=-1).indices
-            probes = top.to(torch.int32).cpu().numpy()
+            edited = self._sampler.edit(of(step.logits_rows), step.edits)
+            targets, probes = _on_host(self._sampler.choose(edited, step.sampling), asked)
+            targets, found = _verified(targets, edited, step)
+        else:
+            probes = asked.cpu().numpy()
         log_probs = top = scored_top = entropies = None
         if len(step.scored_rows):
             laws = torch.log_softmax(of(step.scored_rows), dim=-1)
@@ -221,17 +220,30 @@ class Stage:
         return tensor.to(self._part.device, non_blocking=True)
 
 
-def _decide(
-    logits: Tensor, step: StepInput, sampler: Sampler
+def _probed(logits: Tensor, count: int) -> Tensor:
+    """The most probable tokens of each row, int32 [rows, count]."""
+    if not len(logits) or not count:
+        return torch.empty(len(logits), count, dtype=torch.int32, device=logits.device)
+    return logits.topk(count, dim=-1).indices.to(torch.int32)
+
+
+def _verified(
+    targets: Int32, edited: Tensor, step: StepInput
 ) -> tuple[Int32, tuple[Verdict, ...] | None]:
-    """The target's token of each row, and what a rule decides where there is one."""
-    edited = sampler.edit(logits, step.edits)
-    targets = sampler.choose(edited, step.sampling).cpu().numpy()
+    """What a rule decides where there is one, and the targets with what it commits."""
     if step.verification is None:
         return targets, None
     found = verdicts(edited, step.sampling, step.verification)
     # So that log-probabilities are those of what is committed.
     return with_verdicts(targets, step.verification, found), found
+
+
+def _on_host(chosen: Tensor, asked: Tensor) -> tuple[Int32, Int32]:
+    """Both int32 tensors by one copy from the device, which waits for it."""
+    if not asked.numel():
+        return chosen.cpu().numpy(), asked.cpu().numpy()
+    numbers = torch.cat((chosen, asked.flatten())).cpu().numpy()
+    return numbers[: len(chosen)], numbers[len(chosen) :].reshape(asked.shape)
 
 
 def _log_probs(laws: Tensor, tokens: Tensor) -> np.ndarray:

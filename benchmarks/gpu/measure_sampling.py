@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 
 from ...core.types import SamplingRows
-from ...models.sampler import choose_tokens
-from .engine_parts import Choose, find_sampler
+from ...models.sampling_backend import Sampler, TorchSampler, choose_sampler
 from .findings import Findings
 from .floors import sampling_work
 from .setting import Setting
 
 GROUP = "sampling"
 TORCH_GROUP = "sampling by torch"
-# The sampler of stages that have no kernels for it.
-TORCH_SAMPLER = "TorchSampler"
 KINDS: dict[str, dict[str, float]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
@@ -37,27 +34,28 @@ def measure_sampling(setting: Setting, findings: Findings) -> None:
     """
     rows, vocab_size = setting.plan.sampling_rows, setting.plan.sampling_vocab
     logits = torch.randn(rows, vocab_size, device=setting.device) * SPREAD
-    choose, name = find_sampler(setting.device)
-    findings.note("sampling", name)
+    sampler, torch_sampler = choose_sampler(setting.device), TorchSampler()
+    findings.note("sampling", type(sampler).__name__)
     for kind in KINDS:
-        _measure(GROUP, choose, kind, logits, setting=setting, findings=findings)
-        if choose is choose_tokens or name == TORCH_SAMPLER:
+        _measure(GROUP, sampler, kind, logits, setting=setting, findings=findings)
+        if isinstance(sampler, TorchSampler):
             continue
-        _measure(TORCH_GROUP, choose_tokens, kind, logits, setting=setting, findings=findings)
+        _measure(TORCH_GROUP, torch_sampler, kind, logits, setting=setting, findings=findings)
         sampling = sampling_rows(rows, kind)
-        differing = int((choose(logits, sampling) != choose_tokens(logits, sampling)).sum())
+        wanted = torch_sampler.choose(logits, sampling)
+        differing = int((sampler.choose(logits, sampling) != wanted).sum())
         if differing:
             findings.fail(f"{GROUP}, {kind}", f"{differing} tokens differ from torch's")
 
 
 def _measure(
-    group: str, choose: Choose, kind: str, logits: Tensor,
+    group: str, sampler: Sampler, kind: str, logits: Tensor,
     *, setting: Setting, findings: Findings,
 ) -> None:  # fmt: skip
     rows, vocab_size = logits.shape
     sampling = sampling_rows(rows, kind)
-    wall = setting.clock.waited(lambda: choose(logits, sampling).cpu())
-    times = setting.clock.on_device(lambda: choose(logits, sampling))
+    wall = setting.clock.waited(lambda: sampler.choose(logits, sampling).cpu())
+    times = setting.clock.on_device(lambda: sampler.choose(logits, sampling))
     work = sampling_work(rows, vocab_size, logits.itemsize)
     findings.add(group, figure_name(rows, vocab_size, kind), times, work, wall=wall)
 

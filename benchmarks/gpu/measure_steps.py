@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+import time
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.types import StepInput
+from ...models.graph_capture import CudaCapture
+from ...models.graph_runner import GraphOptions
+from ...models.sampling_backend import uses_fused_modules
 from ...models.stage import Stage
-from .engine_parts import GraphSteps, can_have_graphs, slice_options, use_graphs
 from .findings import Findings, free_memory
 from .floors import StageShape, step_work
 from .measure_host import measure_host
@@ -55,7 +58,7 @@ def measure_whole(setting: Setting, findings: Findings) -> None:
     loaded = _load(plan.whole, setting, findings)
     first = (plan.one_token, plan.tree)
     graphs = f"graphs of {plan.whole.name}"
-    if can_have_graphs(loaded.stage, setting.device):
+    if _can_have_graphs(loaded, setting):
         eager = f"{plan.whole.name}, without graphs"
         _measure_goals(eager, first, loaded, setting, findings)
     findings.attempt(graphs, lambda: findings.note(graphs, _use_graphs(loaded, setting)))
@@ -76,13 +79,13 @@ def measure_part(setting: Setting, findings: Findings) -> None:
 
 def _load(plan: ModelPlan, setting: Setting, findings: Findings) -> LoadedStage:
     shape = plan.shape()
-    options = slice_options(setting.device, setting.attention)
-    part = random_slice(plan.config(), plan.span, DTYPE, setting.device, **options)
+    fused = uses_fused_modules(setting.device, setting.attention)
+    part = random_slice(plan.config(), plan.span, DTYPE, setting.device, fused=fused)
     num_blocks = setting.num_blocks(plan.cases, shape.kv_bytes)
     if not num_blocks:
         raise MemoryError(f"{plan.name} fits, but the KV of none of its steps does")
     stage, attention = random_stage(part, num_blocks, setting.block_size, setting.attention)
-    modules = "fused modules" if options.get("fused") else "modules of transformers"
+    modules = "fused modules" if fused else "modules of transformers"
     findings.note(f"stage of {plan.name}", f"attention by {attention}; {modules}")
     return LoadedStage(plan, shape, stage, num_blocks)
 
@@ -131,14 +134,22 @@ def _measure_case(
     findings.add(group, case.name, times, work, note=note, order=case.order)
 
 
+def _can_have_graphs(loaded: LoadedStage, setting: Setting) -> bool:
+    return setting.device.type == "cuda" and loaded.stage.can_be_captured
+
+
 def _use_graphs(loaded: LoadedStage, setting: Setting) -> dict[str, Any] | str:
+    """Run the stage's steps by CUDA graphs from now on; what was captured, or why none is."""
+    if not _can_have_graphs(loaded, setting):
+        return "none: they need a GPU, and attention by draftline's own kernels"
     cases = loaded.plan.cases
-    steps = GraphSteps(
+    options = GraphOptions(
         max_rows=max(case.batch * case.rows_each for case in cases),
         max_requests=max(case.batch for case in cases),
         max_positions=max(case.context_len + case.rows_each for case in cases),
     )
-    return use_graphs(loaded.stage, setting.device, steps)
+    runner = loaded.stage.use_graphs(options, CudaCapture(setting.device))
+    return asdict(runner.capture_all(time.monotonic))
 
 
 def _used_up(share: float) -> str:

@@ -24,12 +24,9 @@ SPREAD = 0.02
 
 def random_slice(
     config: PretrainedConfig, span: LayerSpan, dtype: torch.dtype, device: torch.device,
-    **options: bool,
+    *, fused: bool,
 ) -> ModelSlice:  # fmt: skip
-    """The modules of `span`, as `load_slice` gives them; matrices are noise, vectors are ones.
-
-    `options` are those of `cut_slice`.
-    """
+    """The modules of `span`, as `load_slice` gives them; matrices are noise, vectors are ones."""
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
     for module in _modules(whole, span):
@@ -38,7 +35,7 @@ def random_slice(
                 values = torch.empty(parameter.shape, dtype=dtype, device=device)
                 values = values.fill_(1.0) if values.ndim == 1 else values.normal_(std=SPREAD)
                 setattr(owner, name, nn.Parameter(values, requires_grad=False))
-    return cut_slice(whole.eval(), span, dtype, device, **options)
+    return cut_slice(whole.eval(), span, dtype, device, fused=fused)
 
 
 def random_kv(

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from draftline.benchmarks.gpu import engine_parts
+from draftline.benchmarks.gpu import measure_sampling
 from draftline.benchmarks.gpu.clock import Clock, Repeats, TimeBudget
-from draftline.benchmarks.gpu.engine_parts import GraphSteps, use_graphs
 from draftline.benchmarks.gpu.findings import Findings
 from draftline.benchmarks.gpu.floors import Rates
 from draftline.benchmarks.gpu.measure_attention import relative_error
-from draftline.benchmarks.gpu.measure_sampling import (
-    KINDS,
-    measure_sampling,
-    sampling_rows,
-)
+from draftline.benchmarks.gpu.measure_sampling import KINDS, sampling_rows
 from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
 from draftline.benchmarks.gpu.random_stage import random_slice, random_stage
 from draftline.benchmarks.gpu.setting import Setting
 from draftline.benchmarks.gpu.steps import decode_step, tree_mask
 from draftline.core.ancestor_bits import unpack
 from draftline.core.types import StepOutput
-from draftline.models.sampler import choose_tokens
+from draftline.models import sampling_backend
 
 CPU = torch.device("cpu")
 ONCE = Repeats(warm=0, least=1, most=1, seconds=0.0)
@@ -59,8 +50,7 @@ def test_stages_of_random_weights_follow_one_another() -> None:
     """The middle one takes and gives hidden states; the whole one answers every row."""
     case = StepCase(batch=2, nodes=2, context_len=5)
     for plan in (TINY_PLAN.whole, TINY_PLAN.part):
-        options = engine_parts.slice_options(CPU, "auto")
-        part = random_slice(plan.config(), plan.span, torch.bfloat16, CPU, **options)
+        part = random_slice(plan.config(), plan.span, torch.bfloat16, CPU, fused=False)
         stage, attention = random_stage(part, 8, 4, "auto")
         assert attention == "sdpa (no GPU)"
         assert stage.kv.data.float().std() == pytest.approx(1, rel=0.05)
@@ -91,65 +81,31 @@ def test_a_wrong_result_is_no_small_error() -> None:
     assert not relative_error(torch.tensor([1.0, torch.nan]), wanted) < 1
 
 
-def test_modules_are_fused_where_a_stage_would_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_parts, "cut_slice", lambda whole: whole)
-    assert engine_parts.slice_options(CPU, "auto") == {}
-    monkeypatch.setattr(engine_parts, "cut_slice", lambda whole, *, fused: (whole, fused))
-    for chosen, attention, is_fused in (
-        ("triton", "auto", True), ("triton", "sdpa", False), ("torch", "auto", False),
-    ):  # fmt: skip
-        dispatch = SimpleNamespace(choose_sampling=lambda _, chosen=chosen: chosen)
-        monkeypatch.setitem(sys.modules, "draftline.kernels.sampling_dispatch", dispatch)
-        assert engine_parts.slice_options(CPU, attention) == {"fused": is_fused}
-
-
-def test_kernels_choose_tokens_where_a_stage_would_use_them(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("chosen", "attention", "is_fused"),
+    [("triton", "auto", True), ("triton", "sdpa", False), ("torch", "auto", False)],
+)
+def test_modules_are_fused_where_triton_runs(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, attention: str, is_fused: bool
 ) -> None:
-    name = "draftline.models.sampling_backend"
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(choose_sampler=lambda _: Chooser()))
-    choose, what = engine_parts.find_sampler(CPU)
-    assert what == "Chooser"
+    monkeypatch.setattr(sampling_backend, "choose_sampling", lambda _: chosen)
+    assert sampling_backend.uses_fused_modules(CPU, attention) == is_fused
+
+
+def test_a_sampler_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_sampling, "choose_sampler", lambda _: Chooser())
     setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
     findings = Findings(rates=Rates(1.0, 1.0))
-    measure_sampling(setting, findings)
+    measure_sampling.measure_sampling(setting, findings)
     groups = {figure.group for figure in findings.figures}
     assert groups == {"sampling", "sampling by torch"}
-    # It always takes the first token.
-    assert choose(torch.ones(4, 2), sampling_rows(4, "greedy")).tolist() == [0] * 4
     assert {what for names in findings.failed.values() for what in names} == {
         f"sampling, {kind}" for kind in KINDS
     }
-    monkeypatch.setitem(sys.modules, name, None)
-    assert engine_parts.find_sampler(CPU)[0] is choose_tokens
 
 
 class Chooser:
-    """A sampler that is wrong."""
+    """Always takes the first token."""
 
     def choose(self, logits: torch.Tensor, _sampling: object) -> torch.Tensor:
         return torch.zeros(len(logits), dtype=torch.int32)
-
-
-def test_graphs_are_captured_where_there_is_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = GraphSteps(max_rows=8, max_requests=2, max_positions=100)
-    assert use_graphs(object(), CPU, steps) == "none: there is no graph runner"
-    heard: dict[str, Any] = {}
-
-    def use(options: SimpleNamespace, capture: str) -> SimpleNamespace:
-        heard.update(vars(options), capture=capture)
-        return SimpleNamespace(capture_all=lambda _clock: TINY_PLAN.one_token)
-
-    stage = SimpleNamespace(use_graphs=use, can_be_captured=True)
-    assert "need a GPU" in str(use_graphs(stage, CPU, steps))
-    files = {
-        "graph_runner": SimpleNamespace(GraphOptions=SimpleNamespace),
-        "graph_capture": SimpleNamespace(CudaCapture=str),
-    }
-    for name, file in files.items():
-        monkeypatch.setitem(sys.modules, f"draftline.models.{name}", file)
-    report = use_graphs(stage, torch.device("cuda"), steps)
-    assert report == {"batch": 1, "nodes": 0, "context_len": 64}
-    assert heard == {
-        "max_rows": 8, "max_requests": 2, "max_positions": 100, "seconds": 60.0, "capture": "cuda",
-    }  # fmt: skip

@@ -13,7 +13,8 @@ from draftline.core import noise
 from draftline.core import sampling as core
 from draftline.core.types import Float32, SamplingRows
 from draftline.kernels import sampling_reference
-from draftline.kernels.sampling_dispatch import load_sampling
+from draftline.kernels.dispatch import Machine
+from draftline.kernels.sampling_dispatch import choose_sampling, load_sampling, takes
 from draftline.kernels.sampling_tables import SamplingScratch, SamplingTables, least_kept
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -238,6 +239,16 @@ def test_floors_keep_what_float64_keeps() -> None:
 def test_both_implementations_have_one_signature() -> None:
     ours = load_sampling().choose_tokens
     assert inspect.signature(ours) == inspect.signature(sampling_reference.choose_tokens)
+
+
+def test_kernels_choose_on_able_gpus_and_not_with_a_typical_p() -> None:
+    gpu = Machine((9, 0), has_triton=True, has_flash_attn=False)
+    assert choose_sampling(gpu) == "triton"
+    assert choose_sampling(replace(gpu, capability=(7, 5))) == "torch"
+    assert choose_sampling(replace(gpu, has_triton=False)) == "torch"
+    assert choose_sampling(replace(gpu, capability=None, is_interpreting=True)) == "torch"
+    assert takes(rows_of(2))
+    assert not takes(rows_of(2, typical_p=[1, 0.9]))
 
 
 def test_tables_take_no_typical_p() -> None:
