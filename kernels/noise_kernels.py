@@ -36,21 +36,25 @@ def noise_bits(keys, token_ids):
 
 
 @triton.jit
-def exact_log(x):
-    """As `core.noise.exact_log`, operation by operation."""
-    bits = x.to(tl.int64, bitcast=True)
-    exponent = (bits - SQRT_HALF_BITS) >> 52
-    mantissa = (bits - (exponent << 52)).to(tl.float64, bitcast=True)
-    s = (mantissa - 1.0) / (mantissa + 1.0)
-    square = s * s
+def _series(square):
+    """2 atanh(s) / s of a small s, by its square."""
     series = square * TERM_15 + TERM_13
     series = series * square + TERM_11
     series = series * square + TERM_9
     series = series * square + TERM_7
     series = series * square + TERM_5
     series = series * square + TERM_3
-    series = series * square + TERM_1
-    return exponent.to(tl.float64) * LN2 + series * s
+    return series * square + TERM_1
+
+
+@triton.jit
+def exact_log(x):
+    """As `core.noise.exact_log`, operation by operation."""
+    bits = x.to(tl.int64, bitcast=True)
+    exponent = (bits - SQRT_HALF_BITS) >> 52
+    mantissa = (bits - (exponent << 52)).to(tl.float64, bitcast=True)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    return exponent.to(tl.float64) * LN2 + _series(s * s) * s
 
 
 @triton.jit
@@ -72,13 +76,5 @@ def rough_noise(bits):
     distance = tl.where(is_high, ALL_BITS - bits, bits)
     part = (distance.to(tl.float32) + 0.5) * UNIT
     s = part / (2.0 - part)
-    square = s * s
-    series = square * TERM_15 + TERM_13
-    series = series * square + TERM_11
-    series = series * square + TERM_9
-    series = series * square + TERM_7
-    series = series * square + TERM_5
-    series = series * square + TERM_3
-    series = series * square + TERM_1
-    surprise = tl.where(is_high, series * s, -tl.log(part))
+    surprise = tl.where(is_high, _series(s * s) * s, -tl.log(part))
     return -tl.log(surprise)

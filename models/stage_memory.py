@@ -8,39 +8,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from ..core.errors import ConfigError
 from ..core.prompt_step import prompt_step
-from ..core.types import StepInput
-from .paged_kv import PagedKv
 from .stage_options import StageOptions
+from .trial_stage import TrialStage
 
 GIB = 2**30
 # What is allocated in odd sizes leaves gaps; CUDA graphs and kernels take memory of the driver's.
 SLACK_BYTES = GIB // 2
 
 logger = logging.getLogger(__name__)
-
-
-class ProfiledStage(Protocol):
-    """What is run."""
-
-    kv: PagedKv
-    block_size: int
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it embeds tokens."""
-        ...
-
-    def empty_hidden(self, num_rows: int) -> Tensor:
-        """Hidden states that it could take otherwise."""
-        ...
-
-    def run(self, step: StepInput, hidden: Tensor | None = None) -> object:
-        """Runs one step."""
-        ...
 
 
 class DeviceMemory(Protocol):
@@ -112,7 +90,7 @@ class MemoryUse:
 
 
 def fitting_blocks(
-    stage_of: Callable[[int], ProfiledStage], block_size: int, options: StageOptions,
+    stage_of: Callable[[int], TrialStage], block_size: int, options: StageOptions,
     memory: DeviceMemory,
 ) -> int:  # fmt: skip
     """KV blocks of a GPU that holds the stage's weights already; `stage_of` takes a number of them.
@@ -127,7 +105,7 @@ def fitting_blocks(
     return blocks_that_fit(use, block_bytes, options.gpu_memory_utilization, num_works)
 
 
-def profile(stage: ProfiledStage, max_rows: int, memory: DeviceMemory) -> MemoryUse:
+def profile(stage: TrialStage, max_rows: int, memory: DeviceMemory) -> MemoryUse:
     """Run a prompt of `max_rows` tokens, every one of which gets a target token."""
     hidden = None if stage.is_first else stage.empty_hidden(max_rows)
     resting = memory.allocated()

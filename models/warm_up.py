@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import Tensor
 
 from ..core.prompt_step import prompt_step
-from ..core.types import StepInput
 from .graph_runner import GraphReport, GraphRunner
-from .paged_kv import PagedKv
+from .trial_stage import TrialStage
 
 # The first compiles; the others show that it serves them too.
 ROWS = (1, 2, 16, 64)
 
 
-class WarmStage(Protocol):
-    """What is run."""
-
-    kv: PagedKv
-    block_size: int
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it embeds tokens."""
-        ...
-
-    def empty_hidden(self, num_rows: int) -> Tensor:
-        """Hidden states that it could take otherwise."""
-        ...
-
-    def run(self, step: StepInput, hidden: Tensor | None = None) -> object:
-        """Runs one step."""
-        ...
-
-
-def warm_up(stage: WarmStage) -> None:
+def warm_up(stage: TrialStage) -> None:
     """Run prompts of `ROWS` tokens; the cache is as it was. Raises what `run` raises."""
     rows = [count for count in ROWS if count <= stage.kv.num_slots]
     with _progress() as progress:

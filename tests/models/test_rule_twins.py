@@ -23,12 +23,22 @@ SEEDS = st.integers(0, 2**32 - 1)
 def proposal(
     rng: np.random.Generator, parents: list[int], *, draws: bool, distinct: bool = False
 ) -> Proposal:
-    """Nodes below these parents, those of one parent draws of one cut law; `distinct` tokens."""
-    laws = {parent: (rng.permutation(VOCAB)[:4], rng.dirichlet(np.ones(4))) for parent in parents}
-    ids = np.array([laws[parent][0] for parent in parents], dtype=np.int32).reshape(-1, 4)
-    probs = np.array([laws[parent][1] for parent in parents], dtype=np.float32).reshape(-1, 4)
-    left = {parent: rng.permutation(laws[parent][0]).tolist() for parent in laws}
-    drawn = [left[parent].pop() if distinct else rng.choice(laws[parent][0]) for parent in parents]
+    """Nodes below these parents, those of one path draws of one cut law; `distinct` tokens."""
+    laws: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, list[int]]] = {}
+    paths: dict[int, tuple[int, ...]] = {ROOT: ()}
+    own_laws, drawn = [], []
+    for node, parent in enumerate(parents):
+        path = paths[parent]
+        if path not in laws:
+            kept = rng.permutation(VOCAB)[:4]
+            laws[path] = kept, rng.dirichlet(np.ones(4)), rng.permutation(kept).tolist()
+        kept, probs, left = laws[path]
+        token = left.pop() if distinct else int(rng.choice(kept))
+        paths[node] = (*path, token)
+        own_laws.append((kept, probs))
+        drawn.append(token)
+    ids = np.array([kept for kept, _ in own_laws], dtype=np.int32).reshape(-1, 4)
+    probs = np.array([probs for _, probs in own_laws], dtype=np.float32).reshape(-1, 4)
     tokens = np.array(drawn, dtype=np.int32)
     nothing = np.zeros(len(parents), dtype=np.float32)
     declared = DraftLaws(ids, probs) if draws else None

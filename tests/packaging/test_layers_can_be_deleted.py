@@ -54,7 +54,7 @@ def bare_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for files in (
         [*tree.glob("cluster/*.py"), *tree.glob("retrieval_store/*.py")],
         tree.glob("tests/support/*.py"),
-        tree.glob("tests/*/test_*.py"),
+        tree.glob("tests/*/*.py"),
     ):
         gone |= _delete_importers(tree, files, gone)
     return tree

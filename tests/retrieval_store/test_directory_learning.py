@@ -61,14 +61,6 @@ def test_old_logs_are_no_garbage_of_the_store(tmp_path: Path) -> None:
     assert replica.fresh_answer("tenant", 1, 2) == {3}
 
 
-def test_files_of_the_store_are_no_namespace(tmp_path: Path) -> None:
-    replica = Replica(str(tmp_path))
-    replica.store.put("tenant", make_segment([[1, 2, 3]]))
-    for name in ("manifest.json", "lock"):
-        assert forget_namespace(open_eraser(str(tmp_path)), name) == 0
-    assert replica.fresh_answer("tenant", 1, 2) == {3}
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"off": "tenant"}', '{"off": [1]}'])
 def test_a_damaged_policy_is_named_and_nothing_is_learned(tmp_path: Path, text: str) -> None:
     replica = Replica(str(tmp_path))

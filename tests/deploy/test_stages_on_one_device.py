@@ -1,0 +1,42 @@
+"""Several stages of a model share a device, and answer as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.core.request_options import RequestOptions
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6] * 4, [2, 7, 1, 8] * 6]
+PLAIN = RequestOptions(speculative=False)
+
+
+def answers(checkpoint: Path, device: str, num_stages: int) -> list[tuple[int, ...]]:
+    """Drafted and plain, greedy and seeded; the drafted are those of plain decoding."""
+    config = EngineConfig(
+        model=str(checkpoint),
+        device=device,
+        dtype="float32",
+        pipeline_parallel_size=num_stages,
+        max_model_len=128,
+        kv_cache_tokens=512,
+        node_budget="full",
+        drafters=(DrafterConfig(kind="spectra"), DrafterConfig(kind="prompt_lookup")),
+    )
+    found: list[tuple[int, ...]] = []
+    with Engine(config) as engine:
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(max_tokens=24, temperature=temperature, seed=5, ignore_eos=True)
+            drafted, plain = (
+                [tuple(one.token_ids) for one in engine.generate(PROMPTS, params, options)]
+                for options in (None, PLAIN)
+            )
+            assert drafted == plain
+            found += drafted
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_stages_answer_as_one(checkpoint: Path, device: str) -> None:
+    assert answers(checkpoint, device, 2) == answers(checkpoint, device, 1)
