@@ -14,6 +14,8 @@ from ..core.learner import Ended
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 256
+# Whoever ends does not wait longer for a store that is out of reach.
+CLOSE_S = 5.0
 
 
 class LearningQueue:
@@ -49,10 +51,13 @@ class LearningQueue:
             level = logging.WARNING if is_first else logging.DEBUG
             logger.log(level, "event=learning_dropped namespace=%s", ended.namespace)
 
-    def close(self) -> None:
-        """Hand on what waits, then end the thread."""
-        self._waiting.put(None)
-        self._thread.join()
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Hand on what waits, then end the thread; after `timeout_s` the rest is left to it."""
+        try:
+            self._waiting.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (ended := self._waiting.get()) is not None:

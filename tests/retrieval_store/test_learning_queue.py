@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from draftline.core.errors import StoreError
 from draftline.core.learner import Ended
 from draftline.retrieval_store.learning_queue import LearningQueue
+from support.learning_replica import soon
 from support.segments import context
 
 ENDED = [Ended(f"n{index}", context(1, 2, 3)) for index in range(8)]
@@ -66,3 +68,25 @@ def test_failures_are_counted_and_the_next_are_learned() -> None:
     queue.close()
     assert heard.ended == ENDED[1:3]
     assert queue.counts == {"failed": 1, "learned": 2, "credited": 4}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_closing_does_not_wait_for_a_sink_that_hangs(count: int) -> None:
+    """With nothing, something and all there is room for waiting behind it."""
+    begun, go_on = threading.Event(), threading.Event()
+    heard = Heard()
+
+    def hanging(ended: Ended) -> dict[str, int]:
+        begun.set()
+        go_on.wait()
+        return heard(ended)
+
+    queue = LearningQueue(hanging, max_waiting=3)
+    queue.learn(ENDED[0])
+    assert begun.wait(timeout=30)
+    for ended in ENDED[1:count]:
+        queue.learn(ended)
+    queue.close(timeout_s=0.01)
+    assert heard.ended == []
+    go_on.set()
+    soon(lambda: heard.ended == ENDED[:count])
