@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.token_mask import num_words
 from ..core.types import Float32, Int32, LogitEdits, Penalties
+from .staged_buffer import StagedBuffer
 
 # Of a row: first and number of its biases, penalties and path; its row of `masks`, or -1; whose
 # penalties they are.
@@ -72,11 +73,8 @@ class EditTables:
             name: slice(end - size, end)
             for (name, size), end in zip(sizes.items(), ends, strict=True)
         }
-        is_gpu = device.type == "cuda"
-        self._device = torch.zeros(ends[-1], dtype=torch.int32, device=device)
-        self._staging = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=is_gpu)
-        self._host = self._staging.numpy()
-        self._copied = torch.cuda.Event() if is_gpu else None
+        self._buffer = StagedBuffer(ends[-1], device)
+        self._host = self._buffer.next()
         self.rows = self._view("rows").view(-1, ROW_FIELDS)
         self.bias_tokens = self._view("bias_tokens")
         self.biases = self._view("biases").view(torch.float32)
@@ -86,8 +84,7 @@ class EditTables:
 
     def refill(self, edits: Sequence[LogitEdits]) -> None:
         """Describe these edits, which must fit; rows without one stay as they are."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        self._host = self._buffer.next()
         penalties = [edit.penalties for edit in edits if edit.penalties is not None]
         self._put("rows", self._rows(edits))
         self._put("bias_tokens", *(edit.bias_tokens for edit in edits))
@@ -98,9 +95,7 @@ class EditTables:
         self._put("path", *(each.path_tokens[_by_row(each)] for each in penalties))
         masks = [edit.mask.view(np.int32) for edit in edits if edit.mask is not None]
         used = self._put("masks", *masks)
-        self._device[:used].copy_(self._staging[:used], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        self._buffer.send(used)
 
     def _rows(self, edits: Iterable[LogitEdits]) -> Int32:
         rows = np.tile(np.array(NO_EDIT, dtype=np.int32), (self.capacity.num_rows, 1))
@@ -133,7 +128,7 @@ class EditTables:
         return end
 
     def _view(self, name: str) -> Tensor:
-        return self._device[self._sections[name]]
+        return self._buffer.device[self._sections[name]]
 
 
 def _by_row(penalties: Penalties) -> np.ndarray:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.noise import stream_keys
 from ..core.types import Float32, SamplingRows
+from .staged_buffer import StagedBuffer
 
 
 class SamplingTables:
@@ -31,14 +32,10 @@ class SamplingTables:
         self.capacity, self.vocab_size, self.is_fixed = num_rows, vocab_size, is_fixed
         self.num_rows = num_rows
         self._samples = self._filters = is_fixed
-        is_gpu = device.type == "cuda"
-        self._device = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
-        self._staging = torch.zeros(3, num_rows, dtype=torch.int64, pin_memory=is_gpu)
-        self._copied = torch.cuda.Event() if is_gpu else None
-        host = self._staging.numpy()
-        self._floats, self._whole = host[1:].view(np.float32).reshape(4, -1), host[0]
-        self.keys = self._device[0]
-        floats = self._device[1:].view(torch.float32).view(4, -1)
+        # The keys, and four numbers of half their width.
+        self._buffer = StagedBuffer(6 * num_rows, device)
+        self.keys = self._buffer.device[: 2 * num_rows].view(torch.int64)
+        floats = self._buffer.device[2 * num_rows :].view(torch.float32).view(4, -1)
         self.temperatures, self.top_p, self.floors = floats[0], floats[1], floats[2]
         self.top_k = floats[3].view(torch.int32)
 
@@ -62,21 +59,20 @@ class SamplingTables:
         self.num_rows = count = len(sampling.temperature)
         assert count <= self.capacity
         assert (sampling.typical_p == 1).all()
-        if self._copied is not None:
-            self._copied.synchronize()
+        host = self._buffer.next()
+        keys = host[: 2 * self.capacity].view(np.int64)
+        floats = host[2 * self.capacity :].view(np.float32).reshape(4, -1)
         top_k = np.where(sampling.top_k < self.vocab_size, sampling.top_k, 0)
-        self._whole[:count] = stream_keys(sampling.seed, sampling.position).view(np.int64)
-        self._floats[0] = 0
+        keys[:count] = stream_keys(sampling.seed, sampling.position).view(np.int64)
+        floats[0] = 0
         rows = (sampling.temperature, sampling.top_p, least_kept(sampling.min_p))
         for place, values in enumerate(rows):
-            self._floats[place, :count] = values
-        self._floats[3].view(np.int32)[:count] = top_k
+            floats[place, :count] = values
+        floats[3].view(np.int32)[:count] = top_k
         has_noise = sampling.temperature > 0
         self._samples = bool(has_noise.any())
         self._filters = bool((has_noise & ((top_k > 0) | (sampling.top_p < 1))).any())
-        self._device.copy_(self._staging, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        self._buffer.send(6 * self.capacity)
 
 
 def least_kept(min_p: Float32) -> Float32:
