@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
@@ -27,11 +27,15 @@ import torch
 
 from ..actors.stage_actor import spawn_stage
 from ..bench.machine import machine
+from ..cluster.config import TransportName
 from ..cluster.pipeline import StageSpec
-from ..cluster.ray_pipeline import RayPipeline, Transport
+from ..cluster.ray_pipeline import RayPipeline
 from ..core.errors import StageLost
 from ..core.types import SamplingRows, StepInput, StepOutput
 from ..models.partition import LayerSpan
+
+if TYPE_CHECKING:
+    from ..models.answer import Answer
 
 RESULTS = Path(__file__).parent / "results"
 HIDDEN_SIZE = 256
@@ -39,6 +43,9 @@ NUM_ROWS = (1, 16, 512)
 IN_FLIGHT = (1, 3)
 BLOCK_STEPS = 20
 DEATH = -1
+
+# Those that stages without GPUs have.
+TRANSPORTS: tuple[TransportName, ...] = ("compiled_graph", "distributed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +55,14 @@ class EchoStage:
     is_last: bool
     num_blocks: int = 1
 
-    def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
+    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
         """Nothing is computed; a step id of `DEATH` kills the last stage."""
         if not self.is_last:
             return torch.zeros(len(step.token_ids), HIDDEN_SIZE) if hidden is None else hidden
         if step.step_id == DEATH:
             os.kill(os.getpid(), signal.SIGKILL)
-        return StepOutput(step.step_id, step.token_ids, step.moves, step.sampling.temperature)
+        output = StepOutput(step.step_id, step.token_ids, step.moves, step.sampling.temperature)
+        return lambda: output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +121,11 @@ async def _measure(
     num_stages: int, num_blocks: int, steps: list[StepTimes], lives: list[LifeTimes]
 ) -> None:
     """All transports are open at once and take turns, block by block, in whatever load there is."""
-    pipelines = {
+    pipelines: dict[TransportName, RayPipeline] = {
         name: RayPipeline(
             _specs(num_stages), spawn_stage, transport=name, max_in_flight=max(IN_FLIGHT)
         )
-        for name in get_args(Transport)
+        for name in TRANSPORTS
     }
     start_s = {name: await _seconds(pipeline.start()) for name, pipeline in pipelines.items()}
     for num_rows, in_flight in product(NUM_ROWS, IN_FLIGHT):
@@ -132,7 +140,7 @@ async def _measure(
 
 
 async def _turns(
-    pipelines: dict[Transport, RayPipeline], num_rows: int, in_flight: int, num_blocks: int
+    pipelines: dict[TransportName, RayPipeline], num_rows: int, in_flight: int, num_blocks: int
 ) -> list[StepTimes]:
     blocks: dict[str, list[list[float]]] = {name: [] for name in pipelines}
     seconds: dict[str, float] = dict.fromkeys(pipelines, 0.0)

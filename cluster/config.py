@@ -14,7 +14,7 @@ Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "block", "traversal", "k_seq", "typical"]
 NodeBudgetKind = Literal["adaptive", "full"]
 DrafterTransport = Literal["inproc", "grpc"]
-StageTransport = Literal["auto", "compiled_graph", "distributed"]
+TransportName = Literal["auto", "compiled_graph", "distributed", "nccl"]
 Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
 
 
@@ -105,7 +105,11 @@ class EngineConfig(Settings):
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=8)] = Field(
         1, description="stages that the target's layers are cut into"
     )
-    stage_transport: StageTransport = Field("auto", description="how Ray stages pass activations")
+    stage_transport: TransportName = Field(
+        "auto",
+        description="how Ray stages pass activations; auto: nccl where each has a GPU of its own, "
+        "else distributed (through host memory)",
+    )
     cpus_per_stage: Annotated[float, Field(gt=0)] = Field(
         1.0, description="CPUs that a stage's Ray actor reserves; its threads on a CPU, at least 1"
     )

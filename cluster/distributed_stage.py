@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed import (
-    ProcessGroupGloo,
-    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
-    Work,
-)
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ..core.errors import StageError, StageLost
 from ..core.types import StepInput, StepOutput
-from .frames import encode_frame, receive_frame
-from .pipeline import StageRunner, StageSpec, run_stage
+from ..models.copies import HostCopy
+from .deliveries import Deliveries
+from .frames import FrameSender, receive_frame
+from .hidden_link import Carrier, HiddenLink, open_group
+from .pipeline import StageRunner, StageSpec, launch_stage
 from .stage_spans import Spans, run_traced
+
+if TYPE_CHECKING:
+    from ..models.answer import Answer
 
 logger = logging.getLogger(__name__)
 
-# A stage waits for the one before it as long as that computes; a death breaks the wait at once.
-LINK_TIMEOUT = timedelta(hours=1)
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 
 
@@ -36,6 +35,7 @@ class StageLink:
     host, port    of the coordinator, which sends steps and takes answers
     secret        first bytes that the stage sends there, followed by its index as one byte
     own_host      address of the stage's own node, where the other stages reach it
+    carrier       of hidden states
     store_host, store_port  of the rendezvous of the stages
     """
 
@@ -45,17 +45,18 @@ class StageLink:
     own_host: str
     num_stages: int
     max_in_flight: int
+    carrier: Carrier
     store_host: str
     store_port: int
 
 
 class DistributedStage:
-    """Takes steps from a socket and hidden states from a process group of all stages.
+    """Takes steps from a socket and hidden states from the stage before.
 
     Every stage gets every step straight from the coordinator, so it knows how many rows come
-    before they come. Hidden states follow one another in order, those of a traced step with its
-    spans behind them; they need no header. Where a stage fails on a step it tells the coordinator
-    and sends zeros on, so that those behind it never wait.
+    before they come. Where a stage fails on a step it tells the coordinator and sends zeros on, so
+    that those behind it never wait. A stage whose device computes apart launches its next step
+    while the results of the last are on their way.
     """
 
     def __init__(self, index: int, spec: StageSpec) -> None:
@@ -63,9 +64,6 @@ class DistributedStage:
         self._spec = spec
         self._dtype = getattr(torch, spec.dtype)
         self._store: TCPStore | None = None
-        self._group: Any = None  # ProcessGroupGloo, whose stubs know neither `send` nor `recv`
-        self._max_in_flight = 1
-        self._sending: deque[list[tuple[Work, torch.Tensor]]] = deque()
 
     def open_store(self, host: str) -> int:
         """Serve the rendezvous on this address only; returns the port."""
@@ -83,92 +81,97 @@ class DistributedStage:
 
     def serve(self, stage: StageRunner, link: StageLink) -> None:
         """Run steps until the coordinator closes the connection or a neighbour is lost."""
-        self._max_in_flight = link.max_in_flight
-        self._connect(link)
+        self._link = link
+        self._hidden_link = self._connect(link) if link.num_stages > 1 else None
         with socket.create_connection((link.host, link.port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(link.secret + bytes([self._index]))
+            self._answers = FrameSender(connection)
+            self._deliveries = Deliveries(self._end, apart=self._spec.computes_apart)
             try:
                 while True:
-                    self._step(stage, connection, last=self._index == link.num_stages - 1)
-            except StageLost as error:
-                logger.warning("event=neighbour_lost stage=%d reason=%r", self._index, str(error))
-                connection.sendall(encode_frame((0, error)))
-            except (EOFError, ConnectionError):
-                logger.info("event=link_closed stage=%d", self._index)
+                    self._step(stage, *receive_frame(connection))
+            except (StageLost, EOFError, ConnectionError) as error:
+                self._end(error)
+            finally:
+                self._deliveries.close()
 
-    def _step(self, stage: StageRunner, connection: socket.socket, last: bool) -> None:
-        sequence, step = receive_frame(connection)
-        result, spans = self._run(stage, step, last)
-        if isinstance(result, StepOutput | StageError):
-            connection.sendall(encode_frame((sequence, result)))
-        if not last:
-            self._send(result, spans, step)
+    @property
+    def _is_last(self) -> bool:
+        return self._index == self._link.num_stages - 1
 
-    def _connect(self, link: StageLink) -> None:
-        if link.num_stages == 1:
+    def _end(self, error: Exception) -> None:
+        if not isinstance(error, StageLost):
+            logger.info("event=link_closed stage=%d", self._index)
             return
-        store = self._store or TCPStore(
+        logger.warning("event=neighbour_lost stage=%d reason=%r", self._index, str(error))
+        self._answers.send((0, error))
+
+    def _connect(self, link: StageLink) -> HiddenLink:
+        self._store = self._store or TCPStore(
             link.store_host, link.store_port, is_master=False, timeout=RENDEZVOUS_TIMEOUT
         )
-        gloo: Any = ProcessGroupGloo
-        # Without a device of its own gloo would take whatever address the host name resolves to.
-        options = gloo._Options()  # noqa: SLF001
-        options._devices = [gloo.create_device(hostname=link.own_host)]  # noqa: SLF001
-        options._timeout = LINK_TIMEOUT  # noqa: SLF001
-        self._store = store
-        self._group = gloo(store, self._index, link.num_stages, options)
+        place = (self._index, link.num_stages)
+        group = open_group(link.carrier, self._store, *place, link.own_host)
+        hidden_link = HiddenLink(group, *place, torch.device(self._spec.device), link.carrier)
+        hidden_link.try_out()
+        return hidden_link
 
-    def _run(
-        self, stage: StageRunner, step: StepInput, last: bool
-    ) -> tuple[torch.Tensor | StepOutput | StageError, Spans]:
+    def _step(self, stage: StageRunner, sequence: int, step: StepInput) -> None:
+        result, spans = self._launch(stage, step)
+        if isinstance(result, torch.Tensor):
+            self._hand_on(result, spans)
+            return
+        self._deliveries.add(lambda: self._answers.send((sequence, _settled(result))))
+        if not self._is_last:
+            self._hand_on(torch.zeros(len(step.token_ids), self._spec.hidden_size), spans)
+
+    def _launch(
+        self, stage: StageRunner, step: StepInput
+    ) -> tuple[torch.Tensor | Answer | StageError, Spans]:
         """What the stage gave, and the spans of a traced step."""
         num_rows = len(step.token_ids)
-        hidden, spans = self._receive(step) if self._index else (None, ())
+        hidden, spans = None, ()
+        if self._index:
+            assert self._hidden_link is not None
+            num_spans = self._index if step.is_traced else 0
+            size = (num_rows, self._spec.hidden_size)
+            hidden, spans = self._hidden_link.receive(*size, self._dtype, num_spans)
         try:
             if step.is_traced:
                 result, spans = run_traced(self._index, stage, step, hidden, spans)
             else:
-                result = run_stage(self._index, stage, step, hidden)
+                result = launch_stage(self._index, stage, step, hidden)
         except StageError as error:
-            return error, ((0.0, 0.0),) * (self._index + 1)
+            return error, ((0.0, 0.0),) * (self._index + 1) if step.is_traced else ()
+        return self._checked(result, num_rows), spans
+
+    def _checked(
+        self, result: torch.Tensor | StepOutput | Answer, num_rows: int
+    ) -> torch.Tensor | Answer | StageError:
+        if isinstance(result, StepOutput):
+            return lambda: result
         expected = (num_rows, self._spec.hidden_size)
-        if not last and (not isinstance(result, torch.Tensor) or result.shape != expected):
-            message = f"stage {self._index} gave no hidden states of shape {expected}"
-            return StageError(message), spans
-        return result, spans
+        if not self._is_last and (not isinstance(result, torch.Tensor) or result.shape != expected):
+            return StageError(f"stage {self._index} gave no hidden states of shape {expected}")
+        return result
 
-    def _receive(self, step: StepInput) -> tuple[torch.Tensor, Spans]:
-        hidden = torch.empty(len(step.token_ids), self._spec.hidden_size, dtype=self._dtype)
-        spans = torch.empty(self._index if step.is_traced else 0, 2, dtype=torch.float64)
-        for tensor in (hidden, spans):
-            if len(tensor):
-                self._wait(self._group.recv([tensor], self._index - 1, 0), self._index - 1)
-        return hidden, tuple((begin, end) for begin, end in spans.tolist())
-
-    def _send(
-        self, result: torch.Tensor | StepOutput | StageError, spans: Spans, step: StepInput
-    ) -> None:
+    def _hand_on(self, hidden: torch.Tensor, spans: Spans) -> None:
         """Start to send; this stage goes on with its next step while the tensors are under way."""
-        if isinstance(result, torch.Tensor):
-            hidden = result.to("cpu", self._dtype).contiguous()
+        link, most = self._hidden_link, self._link.max_in_flight
+        assert link is not None
+        hidden = hidden.to(self._dtype).contiguous()
+        if self._link.carrier == "nccl":
+            link.send(hidden.to(link.device), spans, most)
         else:
-            hidden = torch.zeros(len(step.token_ids), self._spec.hidden_size, dtype=self._dtype)
-        tensors = [hidden, torch.tensor(spans, dtype=torch.float64)] if step.is_traced else [hidden]
-        self._sending.append(
-            [
-                (self._group.send([tensor], self._index + 1, 0), tensor)
-                for tensor in tensors
-                if len(tensor)
-            ]
-        )
-        # Steps older than `max_in_flight` are answered, so this never waits for the next stage.
-        while len(self._sending) > self._max_in_flight:
-            for work, _ in self._sending.popleft():
-                self._wait(work, self._index + 1)
+            copy = HostCopy([hidden])
+            self._deliveries.add(lambda: link.send(copy.wait()[0], spans, most))
 
-    def _wait(self, work: Work, neighbour: int) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:  # gloo has no class of its own for a lost peer
-            raise StageLost(f"stage {neighbour} is out of reach of stage {self._index}") from error
+
+def _settled(result: Answer | StageError) -> StepOutput | StageError:
+    if isinstance(result, StageError):
+        return result
+    try:
+        return result()
+    except StageError as error:
+        return error

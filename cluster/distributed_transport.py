@@ -1,4 +1,4 @@
-"""Steps over sockets, hidden states over a torch.distributed process group."""
+"""Steps over sockets, hidden states over a process group of torch.distributed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from ..core.errors import StageLost
 from ..core.types import StepInput
 from .distributed_stage import StageLink
 from .frames import FrameBuffer, encode_frame
+from .hidden_link import Carrier
 from .in_flight import InFlightSteps
+from .stage_place import StagePlace
 
 LOOPBACK = "127.0.0.1"
 SECRET_BYTES = 32
@@ -26,14 +28,16 @@ Join = Callable[[int, asyncio.WriteTransport], None]
 class DistributedTransport:
     """The coordinator's side. Every stage keeps one connection to it; its end tells of a death.
 
-    addresses  Ray node id and IP address of each stage's node, in order
+    places   of the stages, in order
+    carrier  of hidden states between them
     """
 
-    def __init__(self, addresses: Sequence[tuple[str, str]], max_in_flight: int) -> None:
-        nodes = {ray.get_runtime_context().get_node_id(), *(node for node, _ in addresses)}
+    def __init__(self, places: Sequence[StagePlace], carrier: Carrier, max_in_flight: int) -> None:
+        nodes = {ray.get_runtime_context().get_node_id(), *(place.node for place in places)}
         alone = len(nodes) == 1
         self._host = LOOPBACK if alone else ray.util.get_node_ip_address()
-        self._stage_hosts = [LOOPBACK if alone else address for _, address in addresses]
+        self._stage_hosts = [LOOPBACK if alone else place.address for place in places]
+        self._carrier: Carrier = carrier
         self._max_in_flight = max_in_flight
         self._server: asyncio.Server | None = None
         self._connections: dict[int, asyncio.WriteTransport] = {}
@@ -64,6 +68,7 @@ class DistributedTransport:
                 own_host=own_host,
                 num_stages=len(stages),
                 max_in_flight=self._max_in_flight,
+                carrier=self._carrier,
                 store_host=self._stage_hosts[0],
                 store_port=store_port,
             )

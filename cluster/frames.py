@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,20 @@ class FrameBuffer:
             payload = bytes(self._bytes[LENGTH.size : end])
             del self._bytes[:end]
             yield pickle.loads(payload)
+
+
+class FrameSender:
+    """Sends messages whole, whichever thread has one."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, value: object) -> None:
+        """One message. Raises `ConnectionError`."""
+        frame = encode_frame(value)
+        with self._lock:
+            self._connection.sendall(frame)
 
 
 def receive_frame(connection: socket.socket) -> Any:

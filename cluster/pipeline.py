@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..core.errors import StageError
 from ..core.types import StepInput, StepOutput
@@ -13,10 +13,13 @@ from ..core.types import StepInput, StepOutput
 if TYPE_CHECKING:
     import torch
 
+    from ..models.answer import Answer
     from ..models.partition import LayerSpan
     from ..models.stage_options import StageOptions
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class StageRunner(Protocol):
@@ -27,10 +30,12 @@ class StageRunner(Protocol):
         """KV blocks of the cache."""
         ...
 
-    def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
-        """Compute one step: hidden states [rows, hidden size], or the answer on the last stage.
+    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
+        """Begin one step: hidden states [rows, hidden size], or the answer on the last stage.
 
-        `hidden` is the previous stage's result, None on the first stage.
+        `hidden` is the previous stage's result, None on the first stage. A device that computes
+        by itself may still do so afterwards, until the hidden states are read or the answer is
+        called; more steps may be launched meanwhile.
         """
         ...
 
@@ -57,6 +62,11 @@ class StageSpec:
     num_gpus: float = 0.0
     compile_cache: str | None = None
     options: StageOptions | None = None
+
+    @property
+    def computes_apart(self) -> bool:
+        """Whether its device computes by itself, while the host goes on."""
+        return self.device != "cpu"
 
     def build(self) -> StageRunner:
         """Load the stage. Raises `CheckpointError`; `ConfigError` where it cannot be compiled."""
@@ -117,13 +127,28 @@ class Pipeline(Protocol):
         ...
 
 
+def launch_stage(
+    index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
+) -> torch.Tensor | Answer:
+    """`stage.launch`, with whatever that or its answer raises as a logged `StageError`."""
+
+    def guarded(work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except Exception as error:
+            logger.exception("event=stage_failed stage=%d step_id=%d", index, step.step_id)
+            message = (
+                f"stage {index} failed on step {step.step_id}: {type(error).__name__}: {error}"
+            )
+            raise StageError(message) from error
+
+    result = guarded(lambda: stage.launch(step, hidden))
+    return (lambda: guarded(result)) if callable(result) else result
+
+
 def run_stage(
     index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
 ) -> torch.Tensor | StepOutput:
-    """`stage.run`, with whatever it raises logged and turned into a `StageError`."""
-    try:
-        return stage.run(step, hidden)
-    except Exception as error:
-        logger.exception("event=stage_failed stage=%d step_id=%d", index, step.step_id)
-        message = f"stage {index} failed on step {step.step_id}: {type(error).__name__}: {error}"
-        raise StageError(message) from error
+    """As `launch_stage`, and waits for the answer."""
+    result = launch_stage(index, stage, step, hidden)
+    return result() if callable(result) else result

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import ray
 from ray.actor import ActorHandle
@@ -16,18 +16,18 @@ from ..core.errors import DraftlineError, StageLost
 from ..core.types import StepInput, StepOutput
 from .bundle import Bundle
 from .compiled_graph_transport import CompiledGraphTransport
+from .config import TransportName
 from .distributed_transport import DistributedTransport
 from .in_flight import InFlightSteps
 from .loop_calls import call_on_loop
 from .pipeline import StageSpec
+from .stage_place import StagePlace, check_nccl, fastest_carrier
 from .stage_transport import StageTransport
 
 logger = logging.getLogger(__name__)
 
-Transport = Literal["compiled_graph", "distributed"]
 Spawn = Callable[[int, StageSpec, Bundle | None], ActorHandle]
 
-AUTO: Transport = "distributed"
 DEATH_TIMEOUT_S = 3.0
 
 
@@ -35,7 +35,8 @@ class RayPipeline:
     """Runs each stage in an actor of its own; several steps are under way at once.
 
     spawn            starts the actor of a stage (`actors/stage_actor.py`)
-    transport        `auto` is the faster one by measurement (docs/decisions.md)
+    transport        `auto` is `nccl` where every stage has a GPU of its own, else `distributed`;
+                     both are faster than `compiled_graph` by measurement (docs/decisions.md)
     bundles          where each stage's actor goes; without them Ray chooses
     max_in_flight    default: one more than stages, so that no stage waits for the coordinator
     max_step_rows    rows of the largest step, for the size of shared-memory buffers
@@ -49,7 +50,7 @@ class RayPipeline:
         specs: Sequence[StageSpec],
         spawn: Spawn,
         *,
-        transport: Transport | Literal["auto"] = "auto",
+        transport: TransportName = "auto",
         bundles: Sequence[Bundle] | None = None,
         max_in_flight: int | None = None,
         max_step_rows: int = 512,
@@ -58,7 +59,7 @@ class RayPipeline:
         assert specs, "a pipeline has at least one stage"
         self._specs = tuple(specs)
         self._spawn = spawn
-        self._transport_name: Transport = AUTO if transport == "auto" else transport
+        self._transport_name: TransportName = transport
         self._bundles: Sequence[Bundle | None] = bundles or [None] * len(specs)
         self._max_in_flight = max_in_flight or len(specs) + 1
         self._max_step_rows = max_step_rows
@@ -137,17 +138,24 @@ class RayPipeline:
             self._stages.append(stage)
             self._deaths.append(_watch(stage, index, steps))
         builds = [stage.build.remote() for stage in self._stages]
-        addresses = await asyncio.gather(*builds)
+        places: list[StagePlace] = await asyncio.gather(*builds)
         counts = [stage.num_blocks.remote() for stage in self._stages]
         self._num_blocks = min(await asyncio.gather(*counts))
-        self._transport = self._new_transport(addresses)
+        self._transport = self._new_transport(places)
         await _unless_lost(self._transport.open(self._stages, steps), steps)
         self._open = True
 
-    def _new_transport(self, addresses: Sequence[tuple[str, str]]) -> StageTransport:
+    def _new_transport(self, places: Sequence[StagePlace]) -> StageTransport:
         match self._transport_name:
+            case "auto":
+                carrier = fastest_carrier(places)
+                logger.info("event=stage_transport carrier=%s", carrier)
+                return DistributedTransport(places, carrier, self._max_in_flight)
+            case "nccl":
+                check_nccl(places)
+                return DistributedTransport(places, "nccl", self._max_in_flight)
             case "distributed":
-                return DistributedTransport(addresses, self._max_in_flight)
+                return DistributedTransport(places, "gloo", self._max_in_flight)
             case "compiled_graph":
                 widest = max(spec.hidden_size for spec in self._specs)
                 # Four bytes a number, and some more for the step itself.

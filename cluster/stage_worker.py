@@ -12,6 +12,7 @@ from ..core.errors import StageError
 from ..core.types import StepInput, StepOutput
 from .distributed_stage import DistributedStage, StageLink
 from .pipeline import StageRunner, StageSpec, run_stage
+from .stage_place import StagePlace
 from .stage_spans import Spans, run_traced
 
 if TYPE_CHECKING:
@@ -33,15 +34,16 @@ class StageWorker:
         self._stage: StageRunner | None = None
         self._distributed: DistributedStage | None = None
 
-    def build(self) -> tuple[str, str]:
-        """Load the stage; returns the id and the address of the Ray node it is on."""
+    def build(self) -> StagePlace:
+        """Load the stage; returns where it is."""
         import torch  # noqa: PLC0415
 
         if self._spec.device == "cpu":
             # Stages of one machine run at once; more threads than cores slow all of them down.
             torch.set_num_threads(max(1, int(self._spec.num_cpus)))
         self._stage = self._spec.build()
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        node = ray.get_runtime_context().get_node_id()
+        return StagePlace(node, ray.util.get_node_ip_address(), _nccl_gpu(self._spec.device))
 
     def num_blocks(self) -> int:
         """KV blocks of the stage that was built."""
@@ -91,3 +93,12 @@ class StageWorker:
         except StageError as error:
             return error
         return result if isinstance(result, StepOutput) else (result, spans)
+
+
+def _nccl_gpu(device: str) -> str | None:
+    """The name that a GPU has in all processes of all nodes, where NCCL can use it."""
+    import torch  # noqa: PLC0415
+
+    if torch.device(device).type != "cuda" or not torch.distributed.is_nccl_available():
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)

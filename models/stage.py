@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.candidates import Verdict
-from ..core.types import Int32, StepInput, StepOutput, TopTokens
+from ..core.types import Int32, StepInput, StepOutput
+from .answer import Answer, launch_answer, wanted_rows
 from .attention_backend import AttentionBackend, SdpaBackend, choose_backend
 from .attention_op import attending
 from .compiled_layers import CompiledLayers, prepare
+from .copies import to_device
 from .graph_capture import Capture, CudaCapture
 from .graph_runner import GraphOptions, GraphRunner
 from .kernel_attention import KernelBackend
@@ -25,10 +26,7 @@ from .rotary import RotaryTable
 from .sampling_backend import choose_sampler, uses_fused_modules
 from .stage_memory import CudaMemory, fitting_blocks
 from .stage_options import StageOptions
-from .verdicts import verdicts, with_verdicts
 from .warm_up import capture, warm_up
-
-NO_ROWS = np.empty(0, dtype=np.int32)
 
 
 def load_stage(  # noqa: PLR0913 - one parameter a setting
@@ -127,8 +125,21 @@ class Stage:
         `hidden` is what the stage before returned; None on the first. Moves KV first, then writes
         the KV of the step's rows.
         """
+        result = self.launch(step, hidden)
+        return result if isinstance(result, Tensor) else result()
+
+    @torch.inference_mode()
+    def launch(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | Answer:
+        """As `run`, but the last stage gives what waits for its answer.
+
+        On a GPU the host may launch the next step before it waits; what waits may be called by
+        another thread.
+        """
         hidden = self._hidden(step, hidden)
-        return self._output(step, hidden) if self.is_last else hidden
+        if not self.is_last:
+            return hidden
+        rows = wanted_rows(step)
+        return launch_answer(step, rows, self._logits(hidden, rows), self._sampler)
 
     @torch.inference_mode()
     def logits(self, step: StepInput, hidden: Tensor | None, rows: Int32) -> Tensor:
@@ -141,118 +152,33 @@ class Stage:
     def _hidden(self, step: StepInput, hidden: Tensor | None) -> Tensor:
         part = self._part
         if len(step.moves):
-            self._attention.move(self._tensor(step.moves))
+            self._attention.move(to_device(step.moves, part.device))
         if self._graphs is not None:
             found = self._graphs.run(step, hidden)
             if found is not None:
                 # The stage after may still read it when this one runs the next step.
                 return found if self.is_last else found.clone()
         if part.embed is not None:
-            hidden = part.embed(self._tensor(step.token_ids))
+            hidden = part.embed(to_device(step.token_ids, part.device))
         assert hidden is not None
         assert len(hidden) == len(step.token_ids)
         if not len(hidden):
             return hidden
-        positions = self._tensor(step.positions)
+        positions = to_device(step.positions, part.device)
         rotations = self._rotary.rotations(positions, int(step.positions.max()))
-        states = hidden.to(part.device)
+        states = hidden.to(part.device, non_blocking=True)
         if self._compiled is not None:
             with attending(step, self.kv, self.block_size):
                 return self._compiled(states, rotations)
         return run_layers(part, states, positions, rotations, self._attention.begin(step))
-
-    def _output(self, step: StepInput, hidden: Tensor) -> StepOutput:
-        wanted = [
-            array for array in (step.logits_rows, step.probe_rows, step.scored_rows) if len(array)
-        ]
-        rows = wanted[0] if len(wanted) == 1 else np.unique(np.concatenate((*wanted, NO_ROWS)))
-        logits = self._logits(hidden, rows)
-
-        def of(wanted: Int32) -> Tensor:
-            if not len(wanted):
-                return logits[:0]
-            # Not copied where drafters and answers want the same rows.
-            if wanted is rows or np.array_equal(wanted, rows):
-                return logits
-            return logits[self._tensor(np.searchsorted(rows, wanted))]
-
-        asked = _probed(of(step.probe_rows), step.probe_top_k)
-        targets, scores = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
-        found = None
-        if len(step.logits_rows):
-            edited = self._sampler.edit(of(step.logits_rows), step.edits)
-            targets, probes = _on_host(self._sampler.choose(edited, step.sampling), asked)
-            targets, found = _verified(targets, edited, step)
-        else:
-            probes = asked.cpu().numpy()
-        log_probs = top = scored_top = entropies = None
-        if len(step.scored_rows):
-            laws = torch.log_softmax(of(step.scored_rows), dim=-1)
-            scores = _log_probs(laws, self._tensor(step.scored_tokens))
-            scored_top = _top(laws, step.num_top)
-        if step.with_log_probs:
-            laws = torch.log_softmax(of(step.logits_rows), dim=-1)
-            log_probs = _log_probs(laws, self._tensor(targets))
-            top = _top(laws, step.num_top)
-        if step.with_entropies:
-            laws = torch.log_softmax(of(step.logits_rows), dim=-1)
-            entropies = torch.special.entr(laws.exp()).sum(dim=-1).cpu().numpy()
-        return StepOutput(
-            step.step_id, targets, probes, scores, log_probs, top, scored_top, entropies, found
-        )
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part
         assert part.norm is not None
         assert part.head is not None
         if len(rows) != len(hidden) or (rows != np.arange(len(rows))).any():
-            hidden = hidden[self._tensor(rows)]
+            hidden = hidden[to_device(rows, part.device)]
         logits = part.head(part.norm(hidden)).float()
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array.astype(np.int64))
-        if self._part.device.type == "cuda":
-            # From pinned memory alone does a copy not wait for all work before it.
-            tensor = tensor.pin_memory()
-        return tensor.to(self._part.device, non_blocking=True)
-
-
-def _probed(logits: Tensor, count: int) -> Tensor:
-    """The most probable tokens of each row, int32 [rows, count]."""
-    if not len(logits) or not count:
-        return torch.empty(len(logits), count, dtype=torch.int32, device=logits.device)
-    return logits.topk(count, dim=-1).indices.to(torch.int32)
-
-
-def _verified(
-    targets: Int32, edited: Tensor, step: StepInput
-) -> tuple[Int32, tuple[Verdict, ...] | None]:
-    """What a rule decides where there is one, and the targets with what it commits."""
-    if step.verification is None:
-        return targets, None
-    found = verdicts(edited, step.sampling, step.verification)
-    # So that log-probabilities are those of what is committed.
-    return with_verdicts(targets, step.verification, found), found
-
-
-def _on_host(chosen: Tensor, asked: Tensor) -> tuple[Int32, Int32]:
-    """Both int32 tensors by one copy from the device, which waits for it."""
-    if not asked.numel():
-        return chosen.cpu().numpy(), asked.cpu().numpy()
-    numbers = torch.cat((chosen, asked.flatten())).cpu().numpy()
-    return numbers[: len(chosen)], numbers[len(chosen) :].reshape(asked.shape)
-
-
-def _log_probs(laws: Tensor, tokens: Tensor) -> np.ndarray:
-    """Log-probability of one token a row, float32 [rows]."""
-    return laws.gather(-1, tokens[:, None])[:, 0].cpu().numpy()
-
-
-def _top(laws: Tensor, count: int) -> TopTokens | None:
-    if not count:
-        return None
-    best = laws.topk(count, dim=-1)
-    return TopTokens(best.indices.to(torch.int32).cpu().numpy(), best.values.cpu().numpy())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from draftline.cluster.config import EngineConfig
 from draftline.cluster.local_pipeline import LocalPipeline
 from draftline.cluster.pipeline import StageSpec
 from draftline.core.block_pool import BlockPool
-from draftline.core.types import StepInput, StepOutput
+from draftline.core.types import StepInput
 from support.fake_stage import FakeStage
+
+if TYPE_CHECKING:
+    from draftline.models.answer import Answer
 
 
 async def test_the_smallest_cache_counts_and_stays_as_large() -> None:
@@ -23,9 +27,9 @@ async def test_the_smallest_cache_counts_and_stays_as_large() -> None:
     num_rows: list[int] = []
 
     class Stage(FakeStage):
-        def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
+        def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
             num_rows.append(len(step.token_ids))
-            return super().run(step, hidden)
+            return super().launch(step, hidden)
 
     def make(specs: Sequence[StageSpec]) -> LocalPipeline:
         asked.extend(spec.num_blocks for spec in specs)

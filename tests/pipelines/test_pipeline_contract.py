@@ -17,6 +17,7 @@ from draftline.cluster.ray_pipeline import RayPipeline
 from draftline.core.errors import CapacityError, StageError
 from draftline.core.types import StepInput, StepOutput
 from support.fake_stage import (
+    FAIL_LATE_TOKEN,
     FAIL_TOKEN,
     RESET_TOKEN,
     SLOW_SECONDS,
@@ -62,6 +63,8 @@ def equal(answer: StepOutput, expected: StepOutput) -> None:
     params=[
         "local",
         pytest.param("distributed", marks=pytest.mark.cluster),
+        # Results are handed on by a thread, as those of GPUs are.
+        pytest.param("apart", marks=pytest.mark.cluster),
         pytest.param("compiled_graph", marks=pytest.mark.cluster),
     ],
 )
@@ -70,7 +73,10 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Pipeline]:
         pipeline: Pipeline = local_pipeline()
     else:
         request.getfixturevalue("cluster")
-        pipeline = RayPipeline(fake_specs(NUM_STAGES), spawn_stage, transport=request.param)
+        is_apart = request.param == "apart"
+        transport = "distributed" if is_apart else request.param
+        specs = fake_specs(NUM_STAGES, is_apart=is_apart)
+        pipeline = RayPipeline(specs, spawn_stage, transport=transport)
     await pipeline.start()
     yield pipeline
     await pipeline.close()
@@ -136,6 +142,16 @@ async def test_a_failing_stage_ends_only_its_step(twins: Twins, stage: int) -> N
     assert (await behind).step_id == 2
     # Whether the stages behind the failing one ran its step is not promised: forget the past.
     await twins.same([fake_step(3, token=RESET_TOKEN), fake_step(4)])
+
+
+async def test_an_answer_that_fails_ends_only_its_step(twins: Twins) -> None:
+    steps = [fake_step(1, token=FAIL_LATE_TOKEN), fake_step(2)]
+    failing, behind = map(twins.pipeline.submit, steps)
+    with pytest.raises(StageError, match="stage 2 failed on step 1: ValueError: this answer"):
+        await failing
+    with pytest.raises(StageError):
+        await twins.reference.submit(steps[0])
+    equal(await behind, await twins.reference.submit(steps[1]))
 
 
 async def test_every_stage_of_a_traced_step_notes_when_it_worked(twins: Twins) -> None:

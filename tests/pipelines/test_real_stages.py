@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from draftline.actors.stage_actor import spawn_stage
+from draftline.cluster.config import TransportName
 from draftline.cluster.local_pipeline import LocalPipeline
 from draftline.cluster.pipeline import StageSpec
 from draftline.cluster.ray_pipeline import RayPipeline
@@ -15,10 +17,11 @@ from support.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tiny_models import SIZES, VOCAB_SIZE, save_tiny_model
 
 NUM_BLOCKS = 16
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 PROMPT = np.random.default_rng(3).integers(2, VOCAB_SIZE, 2 * BLOCK_SIZE + 1).astype(int).tolist()
 
 
-def specs(folder: Path, num_stages: int) -> list[StageSpec]:
+def specs(folder: Path, num_stages: int, device: str = "cpu") -> list[StageSpec]:
     return [
         StageSpec(
             model_path=str(folder),
@@ -27,6 +30,8 @@ def specs(folder: Path, num_stages: int) -> list[StageSpec]:
             block_size=BLOCK_SIZE,
             hidden_size=SIZES["hidden_size"],
             num_cpus=0.5,
+            device=device,
+            num_gpus=1.0 if device == "cuda" else 0.0,
         )
         for span in partition_layers(folder, num_stages)
     ]
@@ -34,10 +39,20 @@ def specs(folder: Path, num_stages: int) -> list[StageSpec]:
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("cluster")
-async def test_two_actors_answer_as_one_stage_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("transport", "device"),
+    [
+        ("auto", "cpu"),
+        pytest.param("distributed", "cuda", marks=[pytest.mark.gpu, TWO_GPUS]),
+        pytest.param("nccl", "cuda", marks=[pytest.mark.gpu, TWO_GPUS]),
+    ],
+)
+async def test_two_actors_answer_as_one_stage_here(
+    transport: TransportName, device: str, tmp_path: Path
+) -> None:
     folder = save_tiny_model("llama", tmp_path)
     local = LocalPipeline([spec.build() for spec in specs(folder, 1)])
-    remote = RayPipeline(specs(folder, 2), spawn_stage)
+    remote = RayPipeline(specs(folder, 2, device), spawn_stage, transport=transport)
     request = PagedRequest(range(1, 5))
     start = len(PROMPT)
     steps = [

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 from draftline.actors.stage_actor import spawn_stage
-from draftline.cluster.ray_pipeline import RayPipeline, Transport
-from draftline.core.errors import CheckpointError, StageLost
+from draftline.cluster.config import TransportName
+from draftline.cluster.ray_pipeline import RayPipeline
+from draftline.core.errors import CheckpointError, ConfigError, StageLost
 from support.fake_stage import DIE_TOKEN, SLOW_TOKEN, fake_specs, fake_step
 from support.ray_cluster import no_actors_left
 
@@ -17,11 +18,14 @@ TEARDOWN_S = 10.0
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
 
-@pytest.mark.parametrize(("transport", "victim"), [("distributed", 0), ("compiled_graph", 1)])
+@pytest.mark.parametrize(
+    ("transport", "is_apart", "victim"),
+    [("distributed", False, 0), ("distributed", True, 1), ("compiled_graph", False, 1)],
+)
 async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
-    transport: Transport, victim: int
+    transport: TransportName, is_apart: bool, victim: int
 ) -> None:
-    pipeline = RayPipeline(fake_specs(2), spawn_stage, transport=transport)
+    pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), spawn_stage, transport=transport)
     await pipeline.start()
     fresh = (await pipeline.submit(fake_step(0))).target_tokens.tolist()
     # A slow step before the deadly one: the answer to it may still come, or not.
@@ -57,6 +61,13 @@ async def test_a_stage_that_cannot_be_built_says_why_and_leaves_nothing() -> Non
     assert await no_actors_left()
     with pytest.raises(StageLost, match="did not start"):
         await pipeline.submit(fake_step(0))
+
+
+async def test_nccl_without_gpus_is_refused_and_leaves_nothing() -> None:
+    pipeline = RayPipeline(fake_specs(2), spawn_stage, transport="nccl")
+    with pytest.raises(ConfigError, match="stage_transport: nccl needs a GPU of its own"):
+        await pipeline.start()
+    assert await no_actors_left()
 
 
 async def test_a_cluster_without_room_is_reported() -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,12 +15,17 @@ from draftline.cluster.pipeline import StageSpec
 from draftline.core.types import StepInput, StepOutput
 from support.steps import BLOCK_SIZE, PagedRequest, make_step
 
+if TYPE_CHECKING:
+    from draftline.models.answer import Answer
+
 HIDDEN_SIZE = 256
 
 # Token ids that make a stage misbehave; the position of the same row says which stage.
 SLOW_TOKEN, FAIL_TOKEN, DIE_TOKEN = 9001, 9002, 9003
 # Makes every stage forget its past.
 RESET_TOKEN = 9004
+# Fails when the last stage's answer is waited for.
+FAIL_LATE_TOKEN = 9005
 SLOW_SECONDS = 0.1
 FIRST_CHECKSUM = 7
 
@@ -47,7 +53,7 @@ class FakeStage:
     checksum: int = FIRST_CHECKSUM
     num_blocks: int = 1
 
-    def run(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | StepOutput:
+    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
         """Checksum of the own past, the step's tokens and the hidden states."""
         assert (hidden is None) == (self.index == 0)
         self._misbehave(step)
@@ -60,12 +66,18 @@ class FakeStage:
             values = rows.reshape(-1, self.hidden_size) + self.checksum % 65521
             return torch.from_numpy(values)
         tokens = (np.arange(len(step.logits_rows)) + self.checksum) % 4096
-        return StepOutput(
+        output = StepOutput(
             step.step_id,
             tokens.astype(np.int32),
             np.empty((0, 0), dtype=np.int32),
             np.empty(0, dtype=np.float32),
         )
+        return lambda: self._late(step, output)
+
+    def _late(self, step: StepInput, output: StepOutput) -> StepOutput:
+        if step.token_ids[0] == FAIL_LATE_TOKEN:
+            raise ValueError("this answer was told to fail")
+        return output
 
     def _misbehave(self, step: StepInput) -> None:
         if step.positions[0] != self.index:
@@ -84,6 +96,12 @@ class FakeStageSpec(StageSpec):
     """Builds a `FakeStage`, or fails to with `error`."""
 
     error: Exception | None = None
+    is_apart: bool = False
+
+    @property
+    def computes_apart(self) -> bool:
+        """As told, since no device is at hand that does."""
+        return self.is_apart
 
     def build(self) -> FakeStage:
         """The stage of this span, one layer a stage."""
@@ -97,6 +115,7 @@ def fake_specs(
     hidden_size: int = HIDDEN_SIZE,
     num_cpus: float = 0.5,
     error: Exception | None = None,
+    is_apart: bool = False,
 ) -> list[FakeStageSpec]:
     """Specs of a pipeline of fake stages; `error` is raised by the last one's build."""
     return [
@@ -108,6 +127,7 @@ def fake_specs(
             hidden_size=hidden_size,
             num_cpus=num_cpus,
             error=error if index == num_stages - 1 else None,
+            is_apart=is_apart,
         )
         for index in range(num_stages)
     ]
