@@ -48,7 +48,13 @@ class LayoutCapacity:
 
     def holds(self, other: LayoutCapacity) -> bool:
         """Whether a step of capacity `other` fits."""
-        return all(mine >= its for mine, its in zip(astuple(self), astuple(other), strict=True))
+        return (
+            self.num_rows >= other.num_rows
+            and self.num_requests >= other.num_requests
+            and self.num_columns >= other.num_columns
+            and self.num_blocks >= other.num_blocks
+            and self.num_words >= other.num_words
+        )
 
 
 @dataclass(frozen=True, slots=True)

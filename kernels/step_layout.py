@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.compiled import compiled
 from ..core.types import Int32, StepInput
 from .attention_spec import AttentionShape
 from .layout_capacity import LayoutCapacity, PartialResults
@@ -26,6 +27,7 @@ from .tile_plan import (
 )
 
 NOTHING = np.empty(0, dtype=np.int32)
+BLOCK_SECTIONS = ("first_blocks", "blocks")
 
 
 class StepLayout:
@@ -98,15 +100,16 @@ class StepLayout:
         """
         assert self.capacity.holds(LayoutCapacity.exact(step, self.block_size))
         requests = _request_rows(step, only)
-        most_rows = int(requests.column(1).max(initial=0))
-        self.tile_lines = self._fixed_lines or lines_of_tiles(self.shape.share, most_rows)
+        if self._fixed_lines is None:
+            most_rows = int(requests.column(1).max(initial=0))
+            self.tile_lines = lines_of_tiles(self.shape.share, most_rows)
         budget = self.partials.budget
         plan = plan_tiles(
             requests, len(step.token_ids), self.tile_rows,
             num_programs=budget.num_programs, max_partials=budget.max_partials,
         )  # fmt: skip
         self.num_items, self.num_rows = len(plan.items), len(step.token_ids)
-        self.num_partials = int((plan.items[:, 6] >= 0).sum())
+        self.num_partials = plan.num_partials
         self._host = self._buffer.next()
         self._put("requests", requests.table, 0)
         self._put("items", plan.items, -1)
@@ -118,7 +121,7 @@ class StepLayout:
         self._buffer.send(self._put_blocks(step))
 
     def _put_own(self, step: StepInput) -> None:
-        starts = step.request_starts
+        starts = step.request_starts.tolist()
         own_slots, own_positions = [NOTHING], [NOTHING]
         words = self._host[self._sections["ancestors"]].view(np.int64)
         words = words.reshape(-1, self.capacity.num_words)
@@ -137,12 +140,9 @@ class StepLayout:
 
     def _put_blocks(self, step: StepInput) -> int:
         """Also returns how much of the buffer is in use: the block tables come last in it."""
-        counts = -(-step.context_lens // self.block_size)
-        self._put("first_blocks", np.cumsum(counts) - counts)
-        is_used = np.arange(step.block_tables.shape[1]) < counts[:, None]
-        blocks = step.block_tables[is_used]
-        self._put("blocks", blocks)
-        return self._sections["blocks"].start + len(blocks)
+        first_blocks, blocks = (self._host[self._sections[name]] for name in BLOCK_SECTIONS)
+        tables = (step.context_lens, step.block_tables, self.block_size)
+        return self._sections["blocks"].start + _list_blocks(*tables, first_blocks, blocks)
 
     def _put(self, name: str, values: np.ndarray, rest: int | None = None) -> None:
         section = self._sections[name]
@@ -182,17 +182,33 @@ def _aligned(size: int) -> int:
     return -(-size // 4) * 4
 
 
+@compiled
+def _list_blocks(
+    context_lens: Int32, tables: Int32, block_size: int, first_blocks: Int32, blocks: Int32
+) -> int:
+    """Write the blocks that contexts have, request by request; returns how many there are."""
+    total = 0
+    for request in range(len(context_lens)):
+        first_blocks[request] = total
+        for index in range(-(-context_lens[request] // block_size)):
+            blocks[total] = tables[request, index]
+            total += 1
+    return total
+
+
 def _request_rows(step: StepInput, only: Collection[int] | None) -> RequestRows:
-    first_row = step.request_starts[:-1]
-    num_rows = np.diff(step.request_starts)
-    num_own: Int32 = np.array(
-        [rows if tree is None else len(tree.slots)
-         for rows, tree in zip(num_rows, step.trees, strict=True)],
-        dtype=np.int32,
-    )  # fmt: skip
-    first_own = np.cumsum(num_own) - num_own
-    is_causal = [tree is None for tree in step.trees]
+    starts = step.request_starts
+    table = np.empty((len(starts) - 1, REQUEST_FIELDS), dtype=np.int32)
+    num_rows = table[:, 1]
+    table[:, 0] = starts[:-1]
+    np.subtract(starts[1:], starts[:-1], out=num_rows)
+    table[:, 2] = step.context_lens
+    table[:, 4] = [
+        rows if tree is None else len(tree.slots)
+        for rows, tree in zip(num_rows.tolist(), step.trees, strict=True)
+    ]
+    table[:, 3] = table[:, 4].cumsum() - table[:, 4]
+    table[:, 5] = [tree is None for tree in step.trees]
     if only is not None:
-        num_rows = np.where(np.isin(np.arange(len(num_rows)), list(only)), num_rows, 0)
-    fields = (first_row, num_rows, step.context_lens, first_own, num_own, is_causal)
-    return RequestRows(np.stack(fields, axis=1).astype(np.int32))
+        num_rows[~np.isin(np.arange(len(num_rows)), list(only))] = 0
+    return RequestRows(table)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.compiled import compiled
 from ..core.types import Int32, Int64
 
 # A tile of columns is a word of ancestor bits at most, and splits begin at whole tiles.
@@ -43,7 +44,7 @@ class RequestRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilePlan:
-    """items int32 [items, ITEM_FIELDS], longest first; merges int32 [rows, 3].
+    """items int32 [items, ITEM_FIELDS], longest first; merges int32 [rows, 3]; their partials.
 
     items:  0 request                    4 context_end
             1 first_row  of the step     5 num_own  own columns from the first; 0: none here
@@ -54,6 +55,7 @@ class TilePlan:
 
     items: Int32
     merges: Int32
+    num_partials: int
 
 
 def lines_of_tiles(share: int, most_rows: int) -> int:
@@ -69,68 +71,80 @@ def plan_tiles(
     requests: RequestRows, num_rows: int, tile_rows: int, *, num_programs: int, max_partials: int
 ) -> TilePlan:
     """Items that keep `num_programs` of them busy, with at most `max_partials` partial results."""
-    tiles = _tiles(requests, tile_rows)
-    split_len = _split_len(tiles, num_programs, max_partials)
-    num_splits = _num_splits(tiles.context, split_len)
-    is_split = num_splits > 1
-    first_partial = np.cumsum(num_splits * is_split) - num_splits * is_split
-    tile, split = _enumerate(num_splits)
-    begin = split * split_len
-    end = np.minimum(begin + split_len, tiles.context[tile])
-    own = np.where(split == num_splits[tile] - 1, tiles.own[tile], 0)
-    partial = np.where(is_split[tile], first_partial[tile] + split, -1)
-    items = np.stack(
-        (tiles.request[tile], tiles.first_row[tile], tiles.num_rows[tile], begin, end, own, partial)
-    )
-    longest_first = np.argsort(begin - end - own, kind="stable")
-    merges = np.zeros((num_rows, 3), dtype=np.int32)
-    rows, in_tile = _enumerate(tiles.num_rows)
-    merges[tiles.first_row[rows] + in_tile] = np.stack(
-        (first_partial[rows], (num_splits * is_split)[rows], in_tile), axis=1
-    )
-    return TilePlan(np.ascontiguousarray(items.T[longest_first], dtype=np.int32), merges)
+    table = requests.table
+    split_len = _split_len(table, tile_rows, max(num_programs, 1), max_partials)
+    return TilePlan(*_cut(table, num_rows, tile_rows, split_len))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tiles:
-    """All int64 [tiles]; `own` is how many own columns the tile sees at most."""
-
-    request: Int64
-    first_row: Int64
-    num_rows: Int64
-    context: Int64
-    own: Int64
-
-
-def _tiles(requests: RequestRows, tile_rows: int) -> _Tiles:
-    first_row, num_rows, context, _, num_own, is_causal = map(requests.column, range(6))
-    request, index = _enumerate(-(-num_rows // tile_rows))
-    offset = index * tile_rows
-    rows = np.minimum(tile_rows, num_rows[request] - offset)
-    own = np.where(is_causal[request] == 1, offset + rows, num_own[request])
-    return _Tiles(request, first_row[request] + offset, rows, context[request], own)
-
-
-def _split_len(tiles: _Tiles, num_programs: int, max_partials: int) -> int:
-    total = int((tiles.context + tiles.own).sum())
-    length = _whole_steps(max(LEAST_SPLIT, -(-total // max(num_programs, 1))))
+@compiled
+def _split_len(table: Int32, tile_rows: int, num_programs: int, max_partials: int) -> int:
+    """Columns of the context that an item has at most: a multiple of `COLUMN_STEP`."""
+    total = 0
+    for request in table:
+        for first in range(0, request[1], tile_rows):
+            total += request[2] + _num_own(request, first, tile_rows)
+    length = _whole_steps(max(LEAST_SPLIT, -(-total // num_programs)))
     while True:
-        num_splits = _num_splits(tiles.context, length)
-        if num_splits[num_splits > 1].sum() <= max_partials:
+        num_partials = 0
+        for request in table:
+            num_splits = _num_splits(request[2], length)
+            if num_splits > 1:
+                num_partials += -(-request[1] // tile_rows) * num_splits
+        if num_partials <= max_partials:
             return length
         length = _whole_steps(length * 5 // 4)
 
 
-def _num_splits(context: Int64, split_len: int) -> Int64:
-    return np.maximum(-(-context // split_len), 1)
+@compiled
+def _cut(
+    table: Int32, num_rows: int, tile_rows: int, split_len: int
+) -> tuple[Int32, Int32, int]:
+    """The fields of a `TilePlan`."""
+    num_items = 0
+    for request in table:
+        num_items += -(-request[1] // tile_rows) * _num_splits(request[2], split_len)
+    items = np.empty((num_items, ITEM_FIELDS), dtype=np.int32)
+    # Minus the columns that an item sees, which are what it takes.
+    lengths = np.empty(num_items, dtype=np.int64)
+    merges = np.zeros((num_rows, 3), dtype=np.int32)
+    item, num_partials = 0, 0
+    for index, request in enumerate(table):
+        num_splits = _num_splits(request[2], split_len)
+        for first in range(0, request[1], tile_rows):
+            count = min(tile_rows, request[1] - first)
+            for row in range(count):
+                merge = merges[request[0] + first + row]
+                merge[0], merge[2] = num_partials, row
+                merge[1] = num_splits if num_splits > 1 else 0
+            for split in range(num_splits):
+                begin = split * split_len
+                end = min(begin + split_len, request[2])
+                own = _num_own(request, first, tile_rows) if split == num_splits - 1 else 0
+                places = items[item]
+                places[0], places[1], places[2] = index, request[0] + first, count
+                places[3], places[4], places[5] = begin, end, own
+                places[6] = -1
+                if num_splits > 1:
+                    places[6] = num_partials
+                    num_partials += 1
+                lengths[item] = begin - end - own
+                item += 1
+    return items[np.argsort(lengths, kind="mergesort")], merges, num_partials
 
 
+@compiled
+def _num_own(request: Int32, first: int, tile_rows: int) -> int:
+    """Own columns that a tile sees at most."""
+    if request[5] == 1:
+        return min(first + tile_rows, request[1])
+    return request[4]
+
+
+@compiled
+def _num_splits(context: int, split_len: int) -> int:
+    return max(-(-context // split_len), 1)
+
+
+@compiled
 def _whole_steps(length: int) -> int:
     return -(-length // COLUMN_STEP) * COLUMN_STEP
-
-
-def _enumerate(counts: Int64) -> tuple[Int64, Int64]:
-    """Owner and index below the owner of each of `counts[owner]` things."""
-    owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    first = np.cumsum(counts) - counts
-    return owner, np.arange(len(owner), dtype=np.int64) - first[owner]
