@@ -96,9 +96,7 @@ def _split_len(table: Int32, tile_rows: int, num_programs: int, max_partials: in
 
 
 @compiled
-def _cut(
-    table: Int32, num_rows: int, tile_rows: int, split_len: int
-) -> tuple[Int32, Int32, int]:
+def _cut(table: Int32, num_rows: int, tile_rows: int, split_len: int) -> tuple[Int32, Int32, int]:
     """The fields of a `TilePlan`."""
     num_items = 0
     for request in table:
