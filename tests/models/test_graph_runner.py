@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from draftline.models.stage import Stage, load_stage
 from support.recorded_graph import RecordedGraphs
 from support.steps import PagedRequest, Rows, make_step
 from support.tiny_models import VOCAB_SIZE, save_tiny_model
+from torch.utils._pytree import tree_leaves
 
 WHOLE = LayerSpan(0, 4, 4)
 NUM_BLOCKS, BLOCK_SIZE = 24, 4
@@ -220,3 +222,48 @@ def test_cuda_graphs_equal_eager_steps(kind: str, tmp_path: Path) -> None:
         # cuBLAS chooses another kernel for another number of rows, and may use TF32.
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-2)
         torch.testing.assert_close(ours.kv.data, theirs.kv.data, rtol=0, atol=1e-2)
+
+
+def all_answers(stage: Stage, steps: list[StepInput], *, ahead: bool) -> list[StepOutput]:
+    """With everything that a step can ask for; `ahead`: all are launched before one is read."""
+    launched, answers = [], []
+    for step in steps:
+        rows = np.arange(len(step.token_ids), dtype=np.int32)
+        asked = replace(
+            step, with_log_probs=True, with_entropies=True, num_top=2, probe_rows=rows[:1],
+            probe_top_k=3, scored_rows=rows[-1:], scored_tokens=step.token_ids[-1:],
+        )  # fmt: skip
+        answer = stage.launch(asked)
+        assert not isinstance(answer, torch.Tensor)
+        if ahead:
+            launched.append(answer)
+        else:
+            answers.append(answer())
+    return answers or [answer() for answer in launched]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_steps_launched_ahead_answer_as_one_after_the_other(device: str, tmp_path: Path) -> None:
+    """On a GPU nothing in a launch waits for the device."""
+    folder = save_tiny_model("llama", tmp_path)
+    ours, theirs = (
+        load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, device=device) for _ in range(2)
+    )
+    if device == "cuda":
+        ours.use_graphs(OPTIONS, CudaCapture(torch.device(device))).capture_all(lambda: 0.0)
+        theirs.use_graphs(OPTIONS, CudaCapture(torch.device(device))).capture_all(lambda: 0.0)
+        # Kernels of the head and of sampling are compiled at their first call.
+        all_answers(ours, list(random_steps(7, seed=5)), ahead=True)
+        ours.kv.data.zero_()
+        torch.cuda.set_sync_debug_mode("error")
+    steps = list(random_steps(7, seed=3))
+    try:
+        found = all_answers(ours, steps, ahead=True)
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    for one, other in zip(found, all_answers(theirs, steps, ahead=False), strict=True):
+        one_fields, other_fields = (tree_leaves(asdict(output)) for output in (one, other))
+        for mine, its in zip(one_fields, other_fields, strict=True):
+            np.testing.assert_array_equal(mine, its)
+        assert len(one.target_tokens) == len(other.target_tokens) > 0
