@@ -23,8 +23,11 @@ def explain_by_model(model: str, plan: Plan, tokenizer: PreTrainedTokenizerBase)
     @cache
     def judge() -> Judge:
         path = resolve_model_path(model)
-        target = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        return Judge(target, plan_model(EngineConfig(model=model)).request_factory())
+        # SDPA knows no soft cap, which transformers 5.17 overlooks in Gemma 2.
+        target = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        )
+        return Judge(target.eval(), plan_model(EngineConfig(model=model)).request_factory())
 
     def explain(index: int, expected: Sequence[int], found: Sequence[int]) -> tuple[str, bool]:
         length = min(len(expected), len(found))

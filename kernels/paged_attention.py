@@ -23,7 +23,10 @@ from .tile_plan import COLUMN_STEP
 # Asked for by name: Triton will change its default, and warns until then.
 FUSED = {"enable_fp_fusion": True}
 # tl.dot takes no fewer.
-LEAST_DIM = 16
+LEAST_DIM = LEAST_COLUMNS = 16
+# Columns of a tile by the most bytes of a key; with the queries they fit the 99 KiB of shared
+# memory that consumer GPUs have (Ada).
+COLUMNS = ((256, COLUMN_STEP), (512, 32))
 
 
 def paged_attention(
@@ -67,7 +70,7 @@ def tile_options(dims: int, dtype: torch.dtype) -> dict[str, object]:
     # The interpreter multiplies bfloat16 as if it were integers.
     interpreted = knobs.runtime.interpret
     return {
-        "COLUMNS": COLUMN_STEP if row_bytes <= 256 else 32,
+        "COLUMNS": next((count for most, count in COLUMNS if row_bytes <= most), LEAST_COLUMNS),
         "DOT": tl.float32 if interpreted else _triton_type(dtype),
         "num_warps": 8 if row_bytes > 256 else 4,
         "num_stages": 1 if row_bytes > 512 else 2,

@@ -99,6 +99,9 @@ def _checked(device: str, *, tiny: bool) -> torch.device:
     is_missing = not torch.cuda.is_available() if where.type == "cuda" else not tiny
     if is_missing:
         _refuse(NEEDED)
+    if where.index is not None and where.type == "cuda":
+        # Streams, events and launches of Triton are those of the current device.
+        torch.cuda.set_device(where)
     return where
 
 

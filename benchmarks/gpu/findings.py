@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -122,9 +123,11 @@ class Findings:
         """Run a part; what goes wrong in it is noted and costs no other part its figures."""
         try:
             measure()
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             self.skip(what, f"out of memory ({str(error).partition('.')[0]})")
         except Exception as error:  # noqa: BLE001 - a run on a lent GPU must bring back the rest
+            # The table has room for a line; whoever mends it needs all of it.
+            traceback.print_exc()
             lines = str(error).strip().splitlines() or [""]
             self.fail(what, f"{type(error).__name__}: {lines[0]}")
         else:

@@ -81,6 +81,8 @@ def _load(plan: ModelPlan, setting: Setting, findings: Findings) -> LoadedStage:
     shape = plan.shape()
     fused = uses_fused_modules(setting.device, setting.attention)
     part = random_slice(plan.config(), plan.span, DTYPE, setting.device, fused=fused)
+    # Fused weights are copies: what they were made of is still torch's, and no longer needed.
+    free_memory()
     num_blocks = setting.num_blocks(plan.cases, shape.kv_bytes)
     if not num_blocks:
         raise MemoryError(f"{plan.name} fits, but the KV of none of its steps does")
@@ -112,7 +114,10 @@ def _measure_goals(
     loaded: LoadedStage, setting: Setting, findings: Findings,
 ) -> None:  # fmt: skip
     for case in cases:
-        _measure_case(group, case, loaded, setting, findings)
+        name = f"{group}: {case.name}"
+        findings.attempt(
+            name, lambda case=case: _measure_case(group, case, loaded, setting, findings)
+        )
     case = setting.plan.one_token
 
     def host() -> None:

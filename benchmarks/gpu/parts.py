@@ -20,6 +20,7 @@ def measure_all(setting: Setting, findings: Findings, after_each: Callable[[str]
     Raises what measuring the rates raises: nothing has a floor without them.
     """
     measure_rates(setting, findings)
+    free_memory()
     after_each("rates")
     parts: dict[str, Part] = {
         "attention": measure_attention,

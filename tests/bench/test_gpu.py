@@ -14,9 +14,7 @@ from draftline.benchmarks.gpu.clock import Clock, Repeats, TimeBudget, covered
 from draftline.benchmarks.gpu.findings import Findings
 from draftline.benchmarks.gpu.floors import Rates, Work
 from draftline.benchmarks.gpu.goals import goals
-from draftline.benchmarks.gpu.measure_sampling import (
-    figure_name,
-)
+from draftline.benchmarks.gpu.measure_sampling import KINDS, figure_name
 from draftline.benchmarks.gpu.plan import TINY_PLAN
 from draftline.benchmarks.gpu.setting import Setting
 from typer import Typer
@@ -89,7 +87,7 @@ def test_without_time_only_the_rates_are_measured() -> None:
     }
 
 
-def test_a_part_that_fails_costs_no_other() -> None:
+def test_a_part_that_fails_costs_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     findings = Findings()
 
     def fail() -> None:
@@ -98,11 +96,21 @@ def test_a_part_that_fails_costs_no_other() -> None:
     def fill() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate much.")
 
+    def fill_all() -> None:
+        raise MemoryError("the KV does not fit")
+
     assert not findings.attempt("a", fail)
     assert not findings.attempt("b", fill)
     assert findings.attempt("c", lambda: None)
+    assert not findings.attempt("d", fill_all)
     assert findings.failed == {"ValueError: first line": ["a"]}
-    assert findings.skipped == {"out of memory (CUDA out of memory)": ["b"]}
+    assert findings.skipped == {
+        "out of memory (CUDA out of memory)": ["b"],
+        "out of memory (the KV does not fit)": ["d"],
+    }
+    told = capsys.readouterr().err
+    assert "in fail" in told
+    assert "second line" in told
 
 
 def test_without_the_engines_packages_the_demo_alone_is_missing(
@@ -125,7 +133,7 @@ def measured(*, is_good: bool) -> Findings:
     findings.add(plan.whole.name, plan.one_token.name, [9.0, 1.2 * slow, 0.1], second)
     findings.add(plan.whole.name, plan.tree.name, [1.5 * slow * slow], second)
     findings.add("attention of a layer", plan.attention_goal.name, [1.4 * slow], second)
-    for kind, micros in (("greedy", 50), ("top_p", 190)):
+    for kind, micros in zip(KINDS, (50, 120, 190, 180, 170), strict=True):
         name = figure_name(plan.sampling_rows, plan.sampling_vocab, kind)
         findings.add("sampling", name, [1e-6 * micros * slow], second)
     findings.note(f"host, {plan.whole.name}", {"idle_share": 0.04 * slow})

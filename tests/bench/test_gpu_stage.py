@@ -9,6 +9,7 @@ from draftline.benchmarks.gpu import measure_sampling
 from draftline.benchmarks.gpu.clock import Clock, Repeats, TimeBudget
 from draftline.benchmarks.gpu.findings import Findings
 from draftline.benchmarks.gpu.floors import Rates
+from draftline.benchmarks.gpu.goals import goals
 from draftline.benchmarks.gpu.measure_attention import relative_error
 from draftline.benchmarks.gpu.measure_sampling import KINDS, sampling_rows
 from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
@@ -16,7 +17,7 @@ from draftline.benchmarks.gpu.random_stage import random_slice, random_stage
 from draftline.benchmarks.gpu.setting import Setting
 from draftline.benchmarks.gpu.steps import decode_step, tree_mask
 from draftline.core.ancestor_bits import unpack
-from draftline.core.types import StepOutput
+from draftline.core.types import SamplingRows, StepOutput
 from draftline.models import sampling_backend
 
 CPU = torch.device("cpu")
@@ -104,8 +105,29 @@ def test_a_sampler_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
+def test_a_kind_that_cannot_be_sampled_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_sampling, "choose_sampler", lambda _: Refuser())
+    setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    findings = Findings(rates=Rates(1.0, 1.0))
+    measure_sampling.measure_sampling(setting, findings)
+    sampled = {figure.name for figure in findings.figures if figure.group == "sampling"}
+    assert len(sampled) == len(KINDS) - 1
+    assert findings.failed["RuntimeError: no top_k"] == ["sampling, top_k"]
+    verdict = {goal.what: goal.verdict for goal in goals(TINY_PLAN, findings)}
+    assert verdict["sampling 4 x 1k, slowest kind"] == "not measured"
+
+
 class Chooser:
     """Always takes the first token."""
 
     def choose(self, logits: torch.Tensor, _sampling: object) -> torch.Tensor:
         return torch.zeros(len(logits), dtype=torch.int32)
+
+
+class Refuser(Chooser):
+    """The same, but not with top_k alone."""
+
+    def choose(self, logits: torch.Tensor, sampling: SamplingRows) -> torch.Tensor:
+        if sampling.top_k[0] and sampling.top_p[0] == 1:
+            raise RuntimeError("no top_k")
+        return super().choose(logits, sampling)

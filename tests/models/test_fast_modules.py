@@ -76,7 +76,9 @@ def test_bfloat16_runs_the_original_modules(kind: str, tmp_path: Path) -> None:
     assert stage.kv.data.dtype == torch.bfloat16
     step = make_step([PagedRequest([2, 9, 4, 1, 7]).chunk(TOKENS[:20], 0)])
     with torch.no_grad():
-        peer = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        peer = AutoModelForCausalLM.from_pretrained(
+            tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
+        )
         theirs = peer(torch.tensor([TOKENS[:20]])).logits[0].float()
     ours = stage.logits(step, None, np.arange(20))
     # bfloat16 keeps 8 bits; logits are about 5.

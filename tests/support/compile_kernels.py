@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels for a GPU of compute capability 9.0, on a machine without one.
+"""Compiles the Triton kernels for GPUs of compute capability 9.0 and 8.9, without one.
 
 Run as a program, in a process of its own: Triton decides once whether it interprets. Prints a line
 a kernel: its name, what it was compiled for, and bytes of shared memory.
@@ -19,39 +19,53 @@ from draftline.kernels.tile_plan import TILE_LINES
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-TARGET = GPUTarget("cuda", 90, 32)
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 OPTIONS = ("num_warps", "num_stages")
-# Compute capability 9.0 has 227 KiB a block.
-MOST_SHARED = 227 * 1024
+# Bytes that a block may have, by compute capability.
+MOST_SHARED = {90: 227 * 1024, 89: 99 * 1024}
 HEAD_DIMS = (64, 96, 128, 256)
 
 
-def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: Any) -> str:
-    """`types` of the arguments that are not `i32`; returns the shared memory that it takes."""
+def compiled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int = 90,
+    **options: Any,
+) -> str:  # fmt: skip
+    """`types` of the arguments that are not `i32`; returns the shared memory that it takes.
+
+    Addresses and strides are known to be multiples of 16, as at run time: loads take more shared
+    memory then.
+    """
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32")
         for name in kernel.arg_names
     }
     assert set(types) | set(constants) <= set(kernel.arg_names)
-    source = ASTSource(kernel, signature, constants)
-    binary = triton.compile(source, target=TARGET, options=options | paged_attention.FUSED)
+    attributes = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or name.startswith("stride")
+    }
+    source = ASTSource(kernel, signature, constants, attributes)
+    target = GPUTarget("cuda", capability, 32)
+    binary = triton.compile(source, target=target, options=options | paged_attention.FUSED)
     assert len(binary.asm["cubin"]) > 0
-    assert re.search(r"\.target sm_90", binary.asm["ptx"])
-    assert binary.metadata.shared <= MOST_SHARED, binary.metadata.shared
+    assert re.search(rf"\.target sm_{capability}", binary.asm["ptx"])
+    assert binary.metadata.shared <= MOST_SHARED[capability], binary.metadata.shared
     return f"shared={binary.metadata.shared}"
 
 
 def attention_cases() -> Iterator[tuple[str, str]]:
     for dtype, head_dim, lines in itertools.product(NAMES, HEAD_DIMS, TILE_LINES):
-        facts = attention(dtype, head_dim, NAMES[dtype], lines)
-        yield f"attend_tiles {NAMES[dtype]} {head_dim} {lines}", facts
+        for capability in MOST_SHARED:
+            facts = attention(dtype, head_dim, NAMES[dtype], lines, capability=capability)
+            yield f"attend_tiles {NAMES[dtype]} {head_dim} {lines} sm_{capability}", facts
     yield "attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv")
 
 
 def attention(
-    dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64, *, plain: bool = False
-) -> str:
+    dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64,
+    *, plain: bool = False, capability: int = 90,
+) -> str:  # fmt: skip
     dims = triton.next_power_of_2(head_dim)
     options = paged_attention.tile_options(dims, dtype)
     pointers = dict.fromkeys(
@@ -70,7 +84,7 @@ def attention(
         **{name: value for name, value in options.items() if name not in OPTIONS},
     }  # fmt: skip
     chosen = {name: options[name] for name in OPTIONS}
-    return compiled(attention_kernels.attend_tiles, types, constants, **chosen)
+    return compiled(attention_kernels.attend_tiles, types, constants, capability, **chosen)
 
 
 def merging() -> str:
@@ -110,6 +124,8 @@ def main(which: str) -> None:
     else:
         print("attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv"))
         print("attend_tiles bf16 256", attention(torch.bfloat16, 256, "bf16", 16, plain=True))
+        facts = attention(torch.float32, 256, "fp32", plain=True, capability=89)
+        print("attend_tiles fp32 256 sm_89", facts)
     print("merge_partials", merging())
     print("store_rows bf16", storing("bf16"))
     print("store_rows fp8", storing("fp8e4nv"))
