@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from ..core.acceptance_rules import COUPLED, LOSSY
 from ..core.block_pool import BlockPool
 from ..core.budget import NodeBudget
@@ -19,6 +17,7 @@ from ..core.merge import load_kernels
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..core.step_trace import StepTrace
 from ..core.types import MAX_PROBE_ROWS
+from ..models.device_choice import choose_dtype
 from ..models.grammar import GrammarFactory
 from ..models.graph_runner import GraphOptions
 from ..models.model_info import ModelInfo, read_model_info
@@ -32,6 +31,7 @@ from .drafter_link import DrafterLink
 from .local_pipeline import LocalPipeline
 from .pipeline import Pipeline, StageSpec
 from .request_factory import RequestFactory
+from .stage_device import stage_device
 from .stage_spans import wall_clock
 from .step_calibration import measure_step_cost
 from .trace_file import TraceFile
@@ -69,7 +69,7 @@ def plan_model(config: EngineConfig) -> ModelPlan:
         raise ConfigError(
             "max_model_len", f"is {max_model_len}; the model's context is {info.max_context_len}"
         )
-    device = _device(config)
+    device = stage_device(config)
     num_stages = config.pipeline_parallel_size
     specs = tuple(
         StageSpec(
@@ -78,7 +78,7 @@ def plan_model(config: EngineConfig) -> ModelPlan:
             num_blocks=_num_blocks(config, device),
             block_size=config.block_size,
             hidden_size=info.hidden_size,
-            dtype=_dtype(config, device),
+            dtype=choose_dtype(config.dtype, device, info.dtype),
             device=device,
             num_cpus=config.cpus_per_stage,
             num_gpus=config.gpus_per_stage if device == "cuda" else 0.0,
@@ -184,19 +184,6 @@ def _trace_file(config: EngineConfig) -> TraceFile | None:
     if config.trace_steps is None:
         return None
     return TraceFile(config.trace_steps, config.trace_steps_max_mb * 1_000_000)
-
-
-def _device(config: EngineConfig) -> str:
-    has_gpu = torch.cuda.is_available()
-    if config.device == "cuda" and not has_gpu:
-        raise ConfigError("device", "is cuda, but torch sees no GPU; use auto or cpu")
-    return "cuda" if has_gpu and config.device != "cpu" else "cpu"
-
-
-def _dtype(config: EngineConfig, device: str) -> str:
-    if config.dtype != "auto":
-        return config.dtype
-    return "float32" if device == "cpu" else "bfloat16"
 
 
 def _num_blocks(config: EngineConfig, device: str) -> int | None:

@@ -119,8 +119,11 @@ class EngineConfig(Settings):
     cpus_per_drafter: Annotated[float, Field(gt=0)] = Field(
         1.0, description="CPUs that a drafter's Ray actor reserves"
     )
+    gpus_per_drafter: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="GPUs that it reserves; 0: it computes on CPUs"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="arithmetic; auto: float32 on CPU, the checkpoint's own on a GPU"
+        "auto", description="arithmetic; auto: float32 on CPU, the checkpoint's 16 bits on a GPU"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where one is")
     compile: Literal["off", "on"] = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.drafter import Drafter
@@ -19,6 +19,7 @@ from ..models.fingerprint import tokenizer_hash
 from .config import DrafterConfig, EngineConfig, unknown_key
 
 if TYPE_CHECKING:
+    from ..drafters.model_options import ModelOptions
     from ..models.model_info import ModelInfo
 
 
@@ -101,7 +102,15 @@ def _model(recipe: _Recipe) -> Drafter:
         own = read_model_info(model)
         if tokenizer_hash(own.path) != tokenizer_hash(_target(recipe.engine).path):
             raise ConfigError("model", f"{model} has another tokenizer than the served model")
-    return load_model_drafter(model, recipe.name, recipe.options)
+    return load_model_drafter(model, recipe.name, _placed(recipe.options, recipe.engine))
+
+
+def _placed(options: ModelOptions, engine: EngineConfig | None) -> ModelOptions:
+    """On CPUs where the engine keeps its drafters from its GPUs."""
+    if engine is None or options.device != "auto":
+        return options
+    has_none = engine.backend == "ray" and not engine.gpus_per_drafter
+    return replace(options, device="cpu") if has_none or engine.device == "cpu" else options
 
 
 def _retrieval(recipe: _Recipe) -> Drafter:

@@ -102,6 +102,7 @@ class Placement:
             drafter,
             self._config,
             num_cpus=self._config.cpus_per_drafter,
+            num_gpus=self._config.gpus_per_drafter,
             bundle=self._bundles[place] if self._bundles else None,
         )
         self._actors.append(actor)

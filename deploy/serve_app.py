@@ -11,17 +11,17 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from ..cluster.config import EngineConfig
+from ..cluster.stage_device import cluster_has_gpus
 from ..core.output import Delta
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
-from .deployment_plan import engine_options
+from .deployment_plan import engine_options, with_device
 from .drain import Drain
 from .engine_face import LocalFace
 from .engine_stats import EngineStats
@@ -43,18 +43,14 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     Raises `ConfigError` naming the field.
     """
     checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
-    options = engine_options(checked, has_gpus=cluster_has_gpus())
+    checked = with_device(checked, has_gpus=cluster_has_gpus())
+    options = engine_options(checked)
     engine = EngineReplica.options(**options).bind(checked.engine)
     ingress = Ingress.options(
         num_replicas=checked.deployment.num_ingress_replicas,
         ray_actor_options={"num_cpus": checked.deployment.ingress_cpus},
     )
     return ingress.bind(engine, checked.engine, checked.server, checked.model_name)
-
-
-def cluster_has_gpus() -> bool:
-    """Whether Ray, where it is initialised, has a GPU to give."""
-    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
 
 
 @serve.deployment(name=ENGINE_NAME, max_constructor_retry_count=2)

@@ -18,9 +18,12 @@ from ..core.block_pool import BlockPool
 from ..core.errors import CapacityError
 from ..core.stopping import DraftCosts, Drawn
 from ..core.types import ROOT, Commit, DraftRequest, Proposal, Query, StepOutput
+from ..models.device_choice import choose_device, choose_dtype
+from ..models.graph_runner import GraphOptions
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import LayerSpan
 from ..models.stage import Stage, load_stage
+from ..models.stage_options import StageOptions
 from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, build_step, next_batch
 from .chain_length import ChainLength
@@ -31,6 +34,8 @@ from .tree_job import TreeJob, build_tree_step
 
 logger = logging.getLogger(__name__)
 
+# Graphs of a small model take less than a second each to capture.
+CAPTURE_S = 20.0
 # Of the mass that the chosen first token leaves to the others; keeps the logarithm finite.
 LEAST_REST = 1e-6
 
@@ -41,15 +46,29 @@ def load_model_drafter(
     """Load a Hugging Face folder or hub id. Raises `CheckpointError` or `ConfigError`."""
     options = options or ModelOptions()
     info = read_model_info(model)
+    device = choose_device(options.device)
     stage = load_stage(
         info.path,
         LayerSpan(0, info.num_layers, info.num_layers),
         options.num_blocks,
         options.block_size,
-        dtype=options.dtype,
-        device=options.device,
+        dtype=choose_dtype(options.dtype, device, info.dtype),
+        device=device,
+        options=StageOptions(max_rows=options.prefill_chunk, graphs=_graphs(info, options)),
     )
     return ModelDrafter(stage, info, name, options)
+
+
+def _graphs(info: ModelInfo, options: ModelOptions) -> GraphOptions | None:
+    """A pass has a row or more of every request in it, so as many requests as rows at most."""
+    if options.enforce_eager:
+        return None
+    return GraphOptions(
+        max_rows=options.prefill_chunk,
+        max_requests=options.prefill_chunk,
+        max_positions=min(info.max_context_len, options.num_blocks * options.block_size),
+        seconds=CAPTURE_S,
+    )
 
 
 class ModelDrafter:

@@ -9,8 +9,11 @@ from pathlib import Path
 from ..core.expansion import DynamicExpansion, Expansion, StaticExpansion
 from ..core.stopping import DraftCosts, Stopping
 from .chain_length import stop_rule
-from .option_checks import require_fraction, require_whole
+from .option_checks import require_fraction, require_one_of, require_switches, require_whole
 from .tree_file import read_tree_shape
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,9 @@ class ModelOptions:
     num_blocks            KV blocks of all requests; who finds them full gets no proposals
     block_size            tokens of a KV block
     prefill_chunk         most rows of one pass
-    dtype, device         as torch names them
+    device                auto (a GPU where one is), cpu or cuda
+    dtype                 as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
+    enforce_eager         on a GPU: no CUDA graphs, which start slower and draft faster
     """
 
     tree: str = "chain"
@@ -48,14 +53,18 @@ class ModelOptions:
     num_blocks: int = 1024
     block_size: int = 16
     prefill_chunk: int = 256
-    dtype: str = "float32"
-    device: str = "cpu"
+    dtype: str = "auto"
+    device: str = "auto"
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         require_whole("num_tokens", self.num_tokens, 1, 1024)
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
         require_whole("law_size", self.law_size, 0, 4096)
+        require_one_of("device", self.device, DEVICES)
+        require_one_of("dtype", self.dtype, DTYPES)
+        require_switches(self, "enforce_eager")
         self.expansions()
         require_fraction("confidence_threshold", self.confidence_threshold)
         self.stop_rule(DraftCosts())

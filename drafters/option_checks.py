@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..core.errors import ConfigError
 
@@ -25,6 +26,12 @@ def require_fraction(field: str, value: object) -> None:
     # Not a number compares false, so it is refused too.
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
         raise ConfigError(field, f"must be a number from 0 to 1, not {value!r}")
+
+
+def require_one_of(field: str, value: object, known: Sequence[str]) -> None:
+    """Raise `ConfigError` unless `value` is one of `known`."""
+    if value not in known:
+        raise ConfigError(field, f"must be one of {', '.join(known)}, not {value!r}")
 
 
 def require_switches(options: object, *fields: str) -> None:

@@ -16,6 +16,7 @@ class ModelInfo:
 
     max_context_len  most tokens of a request, prompt included
     eos_token_ids    every token that ends an answer; may be empty
+    dtype            of the checkpoint's weights, as torch names it
     """
 
     path: Path
@@ -28,6 +29,7 @@ class ModelInfo:
     max_context_len: int
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    dtype: str = "float32"
 
     def kv_bytes_per_token(self, num_layers: int | None = None, itemsize: int = 4) -> int:
         """Bytes of KV cache that one token takes in `num_layers` layers (default: all)."""
@@ -50,6 +52,7 @@ def read_model_info(model: str | Path) -> ModelInfo:
         max_context_len=config.max_position_embeddings,
         eos_token_ids=_eos_token_ids(folder, config),
         bos_token_id=config.bos_token_id,
+        dtype=str(config.dtype or "float32").removeprefix("torch."),
     )
 
 

@@ -280,6 +280,9 @@ def test_at_temperature_0_the_first_token_s_rivals_stand_beside_it() -> None:
         ("num_blocks", 0),
         ("block_size", 2.5),
         ("prefill_chunk", 0),
+        ("device", "gpu"),
+        ("dtype", "int8"),
+        ("enforce_eager", 1),
     ],
 )
 def test_wrong_options_are_named(field: str, value: object) -> None:

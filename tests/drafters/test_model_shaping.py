@@ -111,7 +111,7 @@ def test_every_drafted_token_is_the_target_s(
     # Else the case could not tell whether the drafter minds its parameters.
     assert answer != decode_plainly(target, SamplingParams(temperature=temperature))
     state = state_of(params)
-    drafter = load_model_drafter(checkpoint, options=ModelOptions(prefill_chunk=8))
+    drafter = load_model_drafter(checkpoint, options=ModelOptions(device="cpu", prefill_chunk=8))
     drafter.open(state.draft_request())
     # Whole chains with a bonus token, and parts of a chain, whose rest must leave no trace.
     for count in (5, 1, 2, 5, 3):
@@ -139,7 +139,7 @@ def test_requests_of_one_batch_keep_their_own_parameters(checkpoint: Path) -> No
     ]
     queries = [Query(request.request_id, len(PROMPT), 4) for request in requests]
     # Some draw while prompts of others are fed, so that rows are not requests.
-    together = load_model_drafter(checkpoint, options=ModelOptions(prefill_chunk=30))
+    together = load_model_drafter(checkpoint, options=ModelOptions(device="cpu", prefill_chunk=30))
     for request in requests:
         together.open(request)
     chains = [proposal.tokens.tolist() for proposal in together.propose(queries)]
