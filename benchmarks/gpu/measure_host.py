@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ...core.types import StepInput
 from ...models.stage import Stage
 from .clock import Clock, median_ms
+
+AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +19,8 @@ class HostTime:
     """Milliseconds of one step of a stage with the head.
 
     step_ms     for who waits for its tokens
+    ahead_ms    of a step among `AHEAD` that are launched before the first is waited for, as
+                stages of a pipeline do
     enqueue_ms  until the host has enqueued everything up to the logits
     span_ms     between an event before and one after that, on the device
     busy_ms     in which the device computes or copies; None where the profiler saw nothing
@@ -22,6 +28,7 @@ class HostTime:
 
     what: str
     step_ms: float
+    ahead_ms: float
     enqueue_ms: float
     span_ms: float
     busy_ms: float | None
@@ -45,10 +52,16 @@ def measure_host(what: str, stage: Stage, step: StepInput, clock: Clock) -> Host
     def run() -> object:
         return stage.run(step, None)
 
+    def run_ahead() -> None:
+        for answer in [stage.launch(step) for _ in range(AHEAD)]:
+            assert not isinstance(answer, Tensor), "the stage has the head"
+            answer()
+
     waited, busy = clock.waited(run), clock.busy(run)
     return HostTime(
         what=what,
         step_ms=median_ms(waited),
+        ahead_ms=median_ms(clock.waited(run_ahead)) / AHEAD,
         enqueue_ms=median_ms(clock.enqueued(enqueue)),
         span_ms=median_ms(clock.spanned(enqueue)),
         busy_ms=None if busy is None else 1e3 * busy,

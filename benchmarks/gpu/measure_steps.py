@@ -57,11 +57,10 @@ def measure_whole(setting: Setting, findings: Findings) -> None:
     plan = setting.plan
     loaded = _load(plan.whole, setting, findings)
     first = (plan.one_token, plan.tree)
-    graphs = f"graphs of {plan.whole.name}"
     if _can_have_graphs(loaded, setting):
         eager = f"{plan.whole.name}, without graphs"
         _measure_goals(eager, first, loaded, setting, findings)
-    findings.attempt(graphs, lambda: findings.note(graphs, _use_graphs(loaded, setting)))
+    _try_graphs(loaded, setting, findings)
     _measure_goals(plan.whole.name, first, loaded, setting, findings)
     rest = tuple(case for case in plan.whole.cases if case not in first)
     _measure_cases(rest, WHOLE_UNTIL, loaded, setting, findings)
@@ -74,6 +73,7 @@ def measure_part(setting: Setting, findings: Findings) -> None:
         findings.skip(plan.name, _used_up(PART_UNTIL))
         return
     loaded = _load(plan, setting, findings)
+    _try_graphs(loaded, setting, findings)
     _measure_cases(plan.cases, PART_UNTIL, loaded, setting, findings)
 
 
@@ -137,6 +137,11 @@ def _measure_case(
     token = findings.find(group, replace(case, nodes=0).name)
     note = f"{statistics.median(times) / token.seconds:.2f} x one token" if token else ""
     findings.add(group, case.name, times, work, note=note, order=case.order)
+
+
+def _try_graphs(loaded: LoadedStage, setting: Setting, findings: Findings) -> None:
+    name = f"graphs of {loaded.plan.name}"
+    findings.attempt(name, lambda: findings.note(name, _use_graphs(loaded, setting)))
 
 
 def _can_have_graphs(loaded: LoadedStage, setting: Setting) -> bool:

@@ -105,8 +105,9 @@ def _host_line(host: dict[str, Any]) -> str:
     if busy is not None:
         seen = f"busy for {busy:.2f} ms, idle for {idle:.1%} of the step"
     return (
-        f"{host['what']}: {host['step_ms']:.2f} ms a step; all is enqueued after "
-        f"{host['enqueue_ms']:.2f} ms and done in {host['span_ms']:.2f} ms on the device; {seen}"
+        f"{host['what']}: {host['step_ms']:.2f} ms a step, {host['ahead_ms']:.2f} launched ahead; "
+        f"all is enqueued after {host['enqueue_ms']:.2f} ms and done in {host['span_ms']:.2f} ms "
+        f"on the device; {seen}"
     )
 
 
