@@ -91,7 +91,9 @@ class HiddenLink:
 
         Those of steps older than `max_under_way` have arrived, so this never waits long.
         """
-        tensors = [hidden, torch.tensor(spans, dtype=torch.float64, device=self._device)]
+        tensors = [hidden]
+        if spans:
+            tensors.append(torch.tensor(spans, dtype=torch.float64, device=self._device))
         behind = self._index + 1
         self._sending.append(
             [(self._group.send([part], behind, 0), part) for part in tensors if len(part)]
