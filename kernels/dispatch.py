@@ -88,6 +88,20 @@ def choose_attention(
     return AttentionChoice(wanted, "asked for")
 
 
+def runs_triton(machine: Machine) -> bool:
+    """Whether it has a GPU that the Triton kernels run on."""
+    return machine.capability is not None and _against_triton(machine) is None
+
+
+def load_int8_linear(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """`int8_reference.int8_linear` of `triton` or `reference`."""
+    if name == "reference":
+        from . import int8_reference as product  # noqa: PLC0415
+    else:
+        from . import int8_product as product  # noqa: PLC0415
+    return product.int8_linear
+
+
 def choose_for_fp8(machine: Machine, wanted: str = "auto") -> AttentionChoice:
     """The same over a KV cache of FP8 numbers, which ours alone reads.
 

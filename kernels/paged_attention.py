@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
-from triton import knobs
 
 from .attention_kernels import attend_tiles, merge_partials
 from .attention_spec import LayerSpec
+from .dot_types import dot_type, triton_type
 from .step_layout import StepLayout
 from .tile_plan import COLUMN_STEP
 
@@ -41,7 +40,7 @@ def paged_attention(
     shared = {
         "SHARE": shape.share, "HEAD_DIM": shape.head_dim, "DIMS": dims,
         "PARTIAL_LINES": partials.sums.shape[2], "HAS_SUMS": log_sums is not None,
-        "KEEP": _triton_type(out.dtype),
+        "KEEP": triton_type(out.dtype),
     }  # fmt: skip
     attend_tiles[layout.launch_items, shape.num_kv_heads](
         query, pairs, out, sums, out if spec.scales is None else spec.scales,
@@ -67,17 +66,9 @@ def paged_attention(
 def tile_options(dims: int, dtype: torch.dtype) -> dict[str, object]:
     """How tiles are computed: fewer columns where a row of keys is long, to fit shared memory."""
     row_bytes = dims * dtype.itemsize
-    # The interpreter multiplies bfloat16 as if it were integers.
-    interpreted = knobs.runtime.interpret
     return {
         "COLUMNS": next((count for most, count in COLUMNS if row_bytes <= most), LEAST_COLUMNS),
-        "DOT": tl.float32 if interpreted else _triton_type(dtype),
+        "DOT": dot_type(dtype),
         "num_warps": 8 if row_bytes > 256 else 4,
         "num_stages": 1 if row_bytes > 512 else 2,
     }
-
-
-def _triton_type(dtype: torch.dtype) -> tl.dtype:
-    return {
-        torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16,
-    }[dtype]  # fmt: skip

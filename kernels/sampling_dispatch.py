@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..core.types import SamplingRows
-from .dispatch import LEAST_CAPABILITY, Machine
+from .dispatch import Machine, runs_triton
 from .edit_tables import EditTables
 from .sampling_tables import SamplingScratch, SamplingTables
 
@@ -23,8 +23,7 @@ class SamplingOps:
 
 def choose_sampling(machine: Machine) -> str:
     """`triton` on GPUs that attention by Triton runs on, else `torch`."""
-    is_able = machine.capability is not None and machine.capability >= LEAST_CAPABILITY
-    return "triton" if is_able and machine.has_triton else "torch"
+    return "triton" if runs_triton(machine) else "torch"
 
 
 def takes(sampling: SamplingRows) -> bool:

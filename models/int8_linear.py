@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from ..core.errors import ConfigError
+from ..kernels.dispatch import Machine, load_int8_linear, runs_triton
 
 QUANTIZATIONS = ("none", "int8")
 LARGEST = 127
@@ -26,12 +26,15 @@ class Int8Linear(nn.Module):
         rounded = (weight.float() / scales[:, None]).round().to(torch.int8)
         self.weight = nn.Parameter(rounded, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
+        implementation = "triton" if runs_triton(Machine.of(weight.device)) else "reference"
+        self._product = load_int8_linear(implementation)
         self.bias: nn.Parameter | None
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [..., inputs] -> [..., outputs]."""
-        out = (linear(x, self.weight.to(x.dtype)) * self.scales).to(x.dtype)
+        rows = x.reshape(-1, x.shape[-1])
+        out = self._product(rows, self.weight, self.scales).view(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
 

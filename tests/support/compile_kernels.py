@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 import triton
-from draftline.kernels import attention_kernels, kv_kernels, paged_attention
+from draftline.kernels import (
+    attention_kernels,
+    int8_kernels,
+    int8_product,
+    kv_kernels,
+    paged_attention,
+)
+from draftline.kernels.dot_types import dot_type, triton_type
 from draftline.kernels.tile_plan import TILE_LINES
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -80,7 +87,7 @@ def attention(
         "BLOCK_SIZE": 16, "SHARE": 4, "NUM_WORDS": 4, "HEAD_DIM": head_dim, "DIMS": dims,
         "LINES": lines, "PARTIAL_LINES": 64, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
         "HAS_SCALES": stored == "fp8e4nv", "HAS_SUMS": not plain,
-        "KEEP": paged_attention._triton_type(dtype),
+        "KEEP": triton_type(dtype),
         **{name: value for name, value in options.items() if name not in OPTIONS},
     }  # fmt: skip
     chosen = {name: options[name] for name in OPTIONS}
@@ -91,7 +98,7 @@ def merging() -> str:
     types = dict.fromkeys(("log_sums", "partial_out", "partial_sums"), "*fp32")
     constants = {
         "SHARE": 4, "HEAD_DIM": 128, "DIMS": 128, "PARTIAL_LINES": 64, "HAS_SUMS": True,
-        "KEEP": paged_attention._triton_type(torch.bfloat16),
+        "KEEP": triton_type(torch.bfloat16),
     }  # fmt: skip
     types |= {"out": "*bf16", "merges": "*i32"}
     return compiled(attention_kernels.merge_partials, types, constants)
@@ -107,6 +114,14 @@ def storing(stored: str) -> str:
         "IS_FP8": stored != "bf16",
     }  # fmt: skip
     return compiled(kv_kernels.store_rows, types, constants)
+
+
+def multiplying(num_rows: int, dtype: torch.dtype, capability: int) -> str:
+    sizes = int8_product.tile_sizes(num_rows, 4096, dtype)
+    types = dict.fromkeys(("x", "out"), f"*{NAMES[dtype]}") | {"weight": "*i8", "scales": "*fp32"}
+    options = {name: int8_product.LAUNCH[name] for name in OPTIONS}
+    constants = {**sizes, "IS_WHOLE": True, "DOT": dot_type(dtype)}
+    return compiled(int8_kernels.multiply_int8, types, constants, capability, **options)
 
 
 def copying() -> str:
@@ -126,6 +141,10 @@ def main(which: str) -> None:
         print("attend_tiles bf16 256", attention(torch.bfloat16, 256, "bf16", 16, plain=True))
         facts = attention(torch.float32, 256, "fp32", plain=True, capability=89)
         print("attend_tiles fp32 256 sm_89", facts)
+    for num_rows, dtype in ((1, torch.bfloat16), (65, torch.bfloat16), (65, torch.float32)):
+        for capability in MOST_SHARED:
+            facts = multiplying(num_rows, dtype, capability)
+            print(f"multiply_int8 {NAMES[dtype]} {num_rows} sm_{capability}", facts)
     print("merge_partials", merging())
     print("store_rows bf16", storing("bf16"))
     print("store_rows fp8", storing("fp8e4nv"))
