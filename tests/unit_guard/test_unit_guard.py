@@ -17,6 +17,13 @@ import redis.asyncio
 REFUSED = "in a unit test"
 
 
+@pytest.mark.xdist_group("seen")
+def test_groups_of_tests_are_seen_by_xdist(request: pytest.FixtureRequest) -> None:
+    """Else two workers start Ray at once, and fixtures of a module are made twice."""
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    assert request.node.nodeid.endswith("@seen") == is_worker
+
+
 def test_ray_cannot_start() -> None:
     with pytest.raises(AssertionError, match=REFUSED):
         ray.init()
