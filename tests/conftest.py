@@ -50,6 +50,7 @@ GUARDED = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Some kinds of tests stay in one xdist worker; GPU tests need a GPU."""
     for item in items:
