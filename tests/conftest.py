@@ -36,6 +36,8 @@ UNIT_AREAS = frozenset(
     {"bench", "core", "drafters", "kernels", "models", "retrieval_store", "training", "unit_guard"}
 )
 OUTSIDE_MARKERS = ("cluster", "redis", "net")
+# One Ray at a time; and a process builds the C++ code but once.
+ONE_WORKER = ("cluster", "compiler")
 TESTS = Path(__file__).parent
 
 # Module -> what reaches outside. gRPC opens its sockets in C++, where no patch of `socket` sees it.
@@ -48,11 +50,13 @@ GUARDED = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray run one after another, in one xdist worker; GPU tests need a GPU."""
+    """Some kinds of tests stay in one xdist worker; GPU tests need a GPU."""
     for item in items:
-        if item.get_closest_marker("cluster"):
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+        for kind in ONE_WORKER:
+            if item.get_closest_marker(kind):
+                item.add_marker(pytest.mark.xdist_group(kind))
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 

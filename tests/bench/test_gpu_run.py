@@ -22,6 +22,9 @@ runpy.run_module("draftline.benchmarks.gpu", run_name="__main__")
 """
 GOALS = 5
 
+# The run is made once a worker.
+pytestmark = pytest.mark.xdist_group("gpu_run")
+
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import openai
 import pytest
 from draftline import __version__
 from draftline.deploy import cli
+from support.api_client import check_client
 from support.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 
@@ -126,48 +126,16 @@ def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "store" / "shared").exists()
 
 
+@pytest.mark.net
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param("local", marks=pytest.mark.net),
-        pytest.param("ray", marks=pytest.mark.cluster),
-    ],
-)
-def test_serve_until_sigterm(checkpoint: Path, backend: str) -> None:
+def test_serve_until_sigterm(checkpoint: Path) -> None:
     """The official client works against `draftline serve`; SIGTERM ends it cleanly."""
-    arguments = [str(checkpoint), "--served-model-name", "tiny", "--backend", backend, "-pp", "2"]
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "-pp", "2"]
     arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
     with served_model(*arguments) as served:
         assert len(served.lines) <= 3
-        client = openai.OpenAI(base_url=served.url, api_key="secret", max_retries=0)
-        check_client(client)
-        with pytest.raises(openai.AuthenticationError):
-            client.with_options(api_key="wrong").models.list()
+        check_client(served.url, "secret")
         served.process.send_signal(signal.SIGTERM)
         assert served.process.stdout is not None
         assert served.process.stdout.read() == "stopped\n"
         assert served.process.wait(60) == 0
-
-
-def check_client(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    whole = client.completions.create(model="tiny", prompt="abcabc", max_tokens=12, temperature=0)
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens == 12
-    plain = client.completions.create(
-        model="tiny", prompt="abcabc", max_tokens=12, temperature=0,
-        extra_body={"speculative": {"enabled": False}},
-    )  # fmt: skip
-    assert plain.choices[0].text == whole.choices[0].text
-    stream = client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=5, seed=3,
-        stream=True, stream_options={"include_usage": True},
-    )  # fmt: skip
-    chunks = list(stream)
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 5
-    with pytest.raises(openai.NotFoundError, match="'tiny'"):
-        client.completions.create(model="other", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        client.completions.create(model="tiny", prompt="a", temperature=-1)

@@ -17,6 +17,7 @@ from draftline.deploy.drain import Drain
 from draftline.deploy.engine_face import LocalFace
 from draftline.deploy.openai_api import create_app
 from draftline.deploy.settings import ServerConfig
+from support.api_client import check_client
 from support.fake_engine import FakeEngine
 from support.served_model import ServedModel, served_model
 
@@ -91,9 +92,9 @@ async def test_a_closed_engine_says_so(checkpoint: Path) -> None:
         await engine.generate("abc")
 
 
-def streams_through_sigterm(served: ServedModel) -> list[list[str]]:
+def streams_through_sigterm(served: ServedModel, api_key: str = "none") -> list[list[str]]:
     """Finish reasons, one list a stream; SIGTERM comes when all streams have begun."""
-    client = openai.OpenAI(base_url=served.url, api_key="none", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=served.url, api_key=api_key, max_retries=0, timeout=60)
     begun = Barrier(NUM_STREAMS + 1, timeout=60)
 
     def run(index: int) -> list[str]:
@@ -143,8 +144,16 @@ def test_streams_end_whole_after_sigterm(checkpoint: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_streams_end_whole_on_ray_too(checkpoint: Path) -> None:
-    assert serve_tiny(checkpoint, backend="ray", drain_timeout="60") == (WHOLE, "stopped\n", 0)
+def test_a_server_on_ray_answers_and_ends_its_streams_whole(checkpoint: Path) -> None:
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "--backend", "ray", "-pp", "2"]
+    arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
+    with served_model(*arguments, "--drain-timeout", "60") as served:
+        assert len(served.lines) <= 3
+        check_client(served.url, "secret")
+        assert streams_through_sigterm(served, "secret") == WHOLE
+        assert served.process.stdout is not None
+        assert served.process.stdout.read() == "stopped\n"
+        assert served.process.wait(60) == 0
 
 
 @pytest.mark.parametrize(

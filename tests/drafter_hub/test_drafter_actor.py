@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 import ray
@@ -14,30 +15,34 @@ from draftline.core.errors import DraftlineError
 from support.hub_session import QUICK_RETRY, Rhyme, until
 from support.ray_cluster import ray_cluster
 
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
-@pytest.mark.cluster
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with ray_cluster():
+        yield
+
+
 async def test_a_killed_actor_comes_back_at_a_new_address():
-    with ray_cluster():
-        config = DrafterConfig(kind="prompt_lookup", name="far", num_matches=1)
-        actor, address = spawn_drafter(config, num_cpus=0.5)
-        first = await asyncio.wait_for(address(), 60)
-        link = GrpcLink("far", address, GrpcOptions(connect_timeout_s=60.0))
-        hub = DrafterHub([link], QUICK_RETRY)
-        await hub.start(timeout_s=60.0)
-        rhyme = Rhyme(hub)
-        await until(rhyme.step)
-        ray.kill(actor, no_restart=False)
-        await until(rhyme.is_silent)
-        await until(rhyme.step, pause_s=0.1)
-        assert await address() != first
-        assert hub.stats()[0].reconnects >= 1
-        await hub.stop()
+    config = DrafterConfig(kind="prompt_lookup", name="far", num_matches=1)
+    actor, address = spawn_drafter(config, num_cpus=0.5)
+    first = await asyncio.wait_for(address(), 60)
+    link = GrpcLink("far", address, GrpcOptions(connect_timeout_s=60.0))
+    hub = DrafterHub([link], QUICK_RETRY)
+    await hub.start(timeout_s=60.0)
+    rhyme = Rhyme(hub)
+    await until(rhyme.step)
+    ray.kill(actor, no_restart=False)
+    await until(rhyme.is_silent)
+    await until(rhyme.step, pause_s=0.1)
+    assert await address() != first
+    assert hub.stats()[0].reconnects >= 1
+    await hub.stop()
 
 
-@pytest.mark.cluster
 async def test_an_actor_that_cannot_build_its_drafter_says_why():
-    with ray_cluster():
-        config = DrafterConfig.model_validate({"kind": "retrieval", "store": "/nowhere/store"})
-        _, address = spawn_drafter(config, num_cpus=0.5)
-        with pytest.raises(DraftlineError, match="/nowhere/store"):
-            await asyncio.wait_for(address(), 60)
+    config = DrafterConfig.model_validate({"kind": "retrieval", "store": "/nowhere/store"})
+    _, address = spawn_drafter(config, num_cpus=0.5)
+    with pytest.raises(DraftlineError, match="/nowhere/store"):
+        await asyncio.wait_for(address(), 60)

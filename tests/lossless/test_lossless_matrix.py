@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from draftline.benchmarks.lossless_matrix import RESULTS, Matrix, Report, run_matrix
+from draftline.benchmarks.lossless_matrix import MIXES, RESULTS, Matrix, Report, run_matrix
 
 
 def check_lossless(report: Report) -> None:
@@ -16,9 +16,18 @@ def check_lossless(report: Report) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_local_engines_with_every_drafter_change_no_token() -> None:
+@pytest.mark.parametrize(("stages", "mixes"), [(3, tuple(MIXES)), (1, ("spectra", "all"))])
+def test_local_engines_with_every_drafter_change_no_token(
+    stages: int, mixes: tuple[str, ...]
+) -> None:
     reduced = Matrix(
-        prompts=3, tokens=24, sampled_prompts=2, stages=(1, 3), backends=("local",), together=(1, 3)
+        prompts=3,
+        tokens=24,
+        sampled_prompts=2,
+        stages=(stages,),
+        backends=("local",),
+        mixes=mixes,
+        together=(1, 3),
     )
     report = run_matrix(reduced)
     check_lossless(report)
@@ -35,7 +44,7 @@ def test_ray_engines_change_no_token() -> None:
         sampled_prompts=2,
         stages=(2,),
         backends=("ray",),
-        mixes=("none", "all"),
+        mixes=("all",),
         together=(4,),
     )
     check_lossless(run_matrix(reduced))

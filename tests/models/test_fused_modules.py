@@ -19,26 +19,26 @@ from draftline.models.partition import LayerSpan
 from draftline.models.sampling_backend import KernelSampler, TorchSampler, choose_sampler
 from draftline.models.stage import Stage
 from support.steps import BLOCK_SIZE, PagedRequest, make_step
-from support.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
+from support.tiny_models import VOCAB_SIZE, save_tiny_model
 
 TOKENS = np.random.default_rng(3).integers(2, 97, 30).tolist()
+NUM_LAYERS = 2
+WHOLE = LayerSpan(0, NUM_LAYERS, NUM_LAYERS)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HAS_FUSED_LAYERS = {"llama": True, "qwen3": True, "gemma": True, "gemma2": False, "gemma3": False}
 
 
-def stage_of(folder: Path, kind: str, dtype: str = "float32", *, fused: bool) -> Stage:
-    num_layers = KINDS[kind].config().num_hidden_layers
-    span = LayerSpan(0, num_layers, num_layers)
-    part = load_slice(folder, span, dtype, DEVICE, fused=fused)
+def stage_of(folder: Path, dtype: str = "float32", *, fused: bool) -> Stage:
+    part = load_slice(folder, WHOLE, dtype, DEVICE, fused=fused)
     kv_heads = part.config.num_key_value_heads
-    shape = (num_layers, 10 * BLOCK_SIZE, kv_heads, 8)
+    shape = (NUM_LAYERS, 10 * BLOCK_SIZE, kv_heads, 8)
     return Stage(part, PagedKv(*shape, dtype=part.dtype, device=DEVICE), BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("kind", HAS_FUSED_LAYERS)
 def test_layers_equal_the_unreplaced_ones(kind: str, tmp_path: Path) -> None:
-    save_tiny_model(kind, tmp_path)
-    ours, theirs = (stage_of(tmp_path, kind, fused=fused) for fused in (True, False))
+    save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
+    ours, theirs = (stage_of(tmp_path, fused=fused) for fused in (True, False))
     layer = ours._part.layers[0]
     assert isinstance(layer, FusedLayer) == HAS_FUSED_LAYERS[kind]
     assert isinstance(layer.self_attn, FusedAttention)
@@ -54,9 +54,9 @@ def test_layers_equal_the_unreplaced_ones(kind: str, tmp_path: Path) -> None:
 
 
 def test_bfloat16_is_as_exact_as_the_original_modules(tmp_path: Path) -> None:
-    save_tiny_model("llama", tmp_path)
-    exact = stage_of(tmp_path, "llama", fused=False)
-    rounded = [stage_of(tmp_path, "llama", "bfloat16", fused=fused) for fused in (True, False)]
+    save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+    exact = stage_of(tmp_path, fused=False)
+    rounded = [stage_of(tmp_path, "bfloat16", fused=fused) for fused in (True, False)]
     step = make_step([PagedRequest([2, 9, 4, 1, 7]).chunk(TOKENS[:20], 0)])
     rows = np.arange(20)
     logits = exact.logits(step, None, rows)
@@ -69,9 +69,9 @@ def test_bfloat16_is_as_exact_as_the_original_modules(tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_what_a_stage_is_given_stays_as_it_is(tmp_path: Path) -> None:
     """Residuals are added in place, but never to what belongs to the stage before."""
-    save_tiny_model("llama", tmp_path)
-    part = load_slice(tmp_path, LayerSpan(2, 4, 4), "float32", DEVICE, fused=True)
-    stage = Stage(part, PagedKv(2, 40, 2, 8, device=DEVICE), BLOCK_SIZE)
+    save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+    part = load_slice(tmp_path, LayerSpan(1, 2, NUM_LAYERS), "float32", DEVICE, fused=True)
+    stage = Stage(part, PagedKv(1, 40, 2, 8, device=DEVICE), BLOCK_SIZE)
     hidden = torch.randn(3, 32, device=DEVICE)
     before = hidden.clone()
     stage.run(make_step([PagedRequest([2, 9]).chunk(TOKENS[:3], 0)]), hidden)
@@ -80,10 +80,10 @@ def test_what_a_stage_is_given_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_stages_sample_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixed rows with a mask; then a typical_p, which torch chooses for."""
-    save_tiny_model("llama", tmp_path)
-    theirs = stage_of(tmp_path, "llama", fused=False)
+    save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+    theirs = stage_of(tmp_path, fused=False)
     monkeypatch.setattr("draftline.models.stage.choose_sampler", lambda _: KernelSampler())
-    ours = stage_of(tmp_path, "llama", fused=False)
+    ours = stage_of(tmp_path, fused=False)
     plain = make_step([PagedRequest([2, 9, 4]).chunk(TOKENS[:6], 0)])
     rows = np.arange(6, dtype=np.int32)
     none = np.empty(0, dtype=np.int32)

@@ -24,7 +24,9 @@ from support.steps import PagedRequest, Rows, make_step
 from support.tiny_models import VOCAB_SIZE, save_tiny_model
 from torch.utils._pytree import tree_leaves
 
-WHOLE = LayerSpan(0, 4, 4)
+# The kernels are interpreted, so that every layer takes its time.
+NUM_LAYERS = 2
+WHOLE = LayerSpan(0, NUM_LAYERS, NUM_LAYERS)
 NUM_BLOCKS, BLOCK_SIZE = 24, 4
 BOUND = 1e-4
 OPTIONS = GraphOptions(max_rows=12, max_requests=3, max_positions=64)
@@ -92,7 +94,7 @@ def captured(stage: Stage, graphs: RecordedGraphs, options: GraphOptions = OPTIO
 def test_replays_equal_eager_steps(
     kind: str, dtype: str, tmp_path: Path, graphs: RecordedGraphs
 ) -> None:
-    folder = save_tiny_model(kind, tmp_path)
+    folder = save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
     ours, theirs = (
         load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, dtype, attention="triton")
         for _ in range(2)
@@ -113,7 +115,7 @@ def test_replays_equal_eager_steps(
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_fused_modules_are_replayed_too(kind: str, tmp_path: Path, graphs: RecordedGraphs) -> None:
     """Modules of fused kernels, which stages on GPUs have."""
-    part = load_slice(save_tiny_model(kind, tmp_path), WHOLE, fused=True)
+    part = load_slice(save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS), WHOLE, fused=True)
     stages = []
     for _ in range(2):
         kv = make_kv(part, NUM_BLOCKS, BLOCK_SIZE)
@@ -158,7 +160,7 @@ def test_stages_hand_hidden_states_on(tmp_path: Path, graphs: RecordedGraphs) ->
 
 @on_cpus
 def test_steps_that_fit_no_graph_run_eagerly(tmp_path: Path, graphs: RecordedGraphs) -> None:
-    folder = save_tiny_model("llama", tmp_path)
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     ours, theirs = (
         load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, attention="triton") for _ in range(2)
     )
@@ -185,7 +187,7 @@ def test_steps_that_fit_no_graph_run_eagerly(tmp_path: Path, graphs: RecordedGra
 def test_the_smallest_graph_that_was_captured_in_time_runs(
     tmp_path: Path, graphs: RecordedGraphs
 ) -> None:
-    folder = save_tiny_model("llama", tmp_path)
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     stage = load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, attention="triton")
     runner = stage.use_graphs(OPTIONS, graphs)
     shown: list[int] = []
@@ -208,7 +210,7 @@ def test_rows_of_graphs_end_at_the_largest_step() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_cuda_graphs_equal_eager_steps(kind: str, tmp_path: Path) -> None:
-    folder = save_tiny_model(kind, tmp_path)
+    folder = save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
     ours, theirs = (
         load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, device="cuda", attention="triton")
         for _ in range(2)

@@ -23,7 +23,8 @@ from support.tiny_models import VOCAB_SIZE, save_tiny_model
 
 TOKENS = np.random.default_rng(0).integers(2, VOCAB_SIZE, 64).astype(int).tolist()
 NODES, PARENTS = [5, 6, 7, 8, 9, 10, 11], [-1, 0, 0, 1, -1, 4, 3]
-WHOLE = LayerSpan(0, 4, 4)
+NUM_LAYERS = 2
+WHOLE = LayerSpan(0, NUM_LAYERS, NUM_LAYERS)
 # Plain; a window in all layers; a soft cap and a window in some; norms of heads.
 KINDS = ["llama", "mistral", "gemma2", "gemma3"]
 # Logits are of the order of 3.
@@ -67,14 +68,14 @@ def assert_same(ours: Stage, theirs: Stage, bound: float, block_size: int = 4) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_triton_equals_sdpa(kind: str, tmp_path: Path) -> None:
-    folder = save_tiny_model(kind, tmp_path)
+    folder = save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
     ours, theirs = (load_stage(folder, WHOLE, 16, 4, attention=name) for name in ("triton", "sdpa"))
     assert_same(ours, theirs, BOUND)
 
 
 def test_triton_equals_sdpa_in_bfloat16(tmp_path: Path) -> None:
     """Through transformers' own attention modules, which hand over keys and values apart."""
-    folder = save_tiny_model("llama", tmp_path)
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     exact = load_stage(folder, WHOLE, 16, 4)
     rounded = [
         load_stage(folder, WHOLE, 16, 4, "bfloat16", attention=name) for name in ("triton", "sdpa")
@@ -94,13 +95,13 @@ def stage_with(
 ) -> Stage:  # fmt: skip
     part = load_slice(folder, WHOLE)
     shape = AttentionShape(4, part.config.num_key_value_heads, 8)
-    kv = PagedKv(4, 16 * block_size, shape.num_kv_heads, 8, **options)
+    kv = PagedKv(NUM_LAYERS, 16 * block_size, shape.num_kv_heads, 8, **options)
     return Stage(part, kv, block_size, attention=make(kv, block_size, shape))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_flash_attn_equals_sdpa(kind: str, tmp_path: Path) -> None:
-    folder = save_tiny_model(kind, tmp_path)
+    folder = save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
 
     def backend(kv: PagedKv, block_size: int, shape: AttentionShape) -> FlashBackend:
         return FlashBackend(kv, block_size, shape, "triton", flash_attn_varlen_func)
@@ -111,7 +112,7 @@ def test_flash_attn_equals_sdpa(kind: str, tmp_path: Path) -> None:
 
 def test_fp8_caches_are_scaled(tmp_path: Path) -> None:
     """Keys that only fit after scaling: without the scales they would be cut at 448."""
-    folder = save_tiny_model("llama", tmp_path)
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     theirs = load_stage(folder, WHOLE, 16, 4, attention="sdpa")
     logits = []
     for scale in (0.03, 1e-4):
@@ -119,7 +120,7 @@ def test_fp8_caches_are_scaled(tmp_path: Path) -> None:
         def backend(kv: PagedKv, block_size: int, shape: AttentionShape) -> KernelBackend:
             return KernelBackend(kv, block_size, shape, "reference")
 
-        scales = torch.full((4, 2, 2), scale)
+        scales = torch.full((NUM_LAYERS, 2, 2), scale)
         ours = stage_with(folder, backend, 4, dtype=torch.float8_e4m3fn, scales=scales)
         step = steps()[0]
         rows = np.arange(len(step.token_ids))
@@ -129,6 +130,6 @@ def test_fp8_caches_are_scaled(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_cannot_run_is_refused(tmp_path: Path) -> None:
-    folder = save_tiny_model("llama", tmp_path)
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     with pytest.raises(ConfigError, match="attention: cannot be flash_attn: it needs a GPU"):
         load_stage(folder, WHOLE, 16, 4, attention="flash_attn")

@@ -19,6 +19,7 @@ import pytest
 from support.tree_copy import copy_tree
 
 DISTRIBUTION = ("ray", "grpc", "google.protobuf", "redis")
+ALGORITHM = ("core", "kernels", "models", "drafters", "training")
 UNIT_AREAS = ("core", "drafters", "models", "retrieval_store")
 # Read by every interpreter that has the copy on its path, those that a test starts included. The
 # finder of an editable install must go: it would find deleted modules in the working tree.
@@ -65,8 +66,18 @@ def test_the_unit_tests_pass(bare_tree: Path) -> None:
     for area in areas:
         assert list(area.glob("test_*.py")), f"no test of {area.name} is free of the distribution"
     marked = "not (cluster or redis or net or gpu or compiler or full)"
-    quick = "--hypothesis-profile=quick"
-    _run(bare_tree, "-m", "pytest", "-q", "-x", quick, "-m", marked, *map(str, areas))
+    # What is imported differs from the run in the whole tree; what comes out does not.
+    short = ("--hypothesis-profile=quick", "-p", "support.first_cases")
+    _run(bare_tree, "-m", "pytest", "-q", "-x", *short, "-m", marked, *map(str, areas))
+
+
+def test_the_algorithm_imports_nothing_that_is_gone(bare_tree: Path) -> None:
+    """Not even in a function that no test calls."""
+    paths = [path for name in ALGORITHM for path in (bare_tree / name).rglob("*.py")]
+    assert len(paths) > len(ALGORITHM)
+    gone = {*DISTRIBUTION, "draftline.actors", "draftline.deploy", "draftline.cluster"}
+    for path in paths:
+        assert not [name for name in _imports(bare_tree, path) if _is_gone(name, gone)], path
 
 
 def test_the_example_runs(bare_tree: Path) -> None:
@@ -89,7 +100,7 @@ def _run(tree: Path, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     result = subprocess.run(
         [sys.executable, *arguments], cwd=tree.parent, capture_output=True, check=False, text=True,
-        env=environment | {"PYTHONPATH": str(tree.parent)},
+        env=environment | {"PYTHONPATH": os.pathsep.join(map(str, (tree.parent, tree / "tests")))},
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
     return result.stdout

@@ -44,8 +44,13 @@ class TinyModel:
     config_class: type[PretrainedConfig]
     options: dict[str, Any] = field(default_factory=dict)
 
-    def config(self) -> PretrainedConfig:
-        return self.config_class(**{**SIZES, **self.options})
+    def config(self, num_layers: int | None = None) -> PretrainedConfig:
+        options = {**SIZES, **self.options}
+        if num_layers is not None:
+            options["num_hidden_layers"] = num_layers
+        if "layer_types" in options:
+            options["layer_types"] = options["layer_types"][:num_layers]
+        return self.config_class(**options)
 
 
 KINDS: dict[str, TinyModel] = {
@@ -100,14 +105,23 @@ KINDS: dict[str, TinyModel] = {
 }
 
 
-def save_tiny_model(kind: str, folder: Path, *, seed: int = 0, max_shard_size: str = "5GB") -> Path:
+def save_tiny_model(
+    kind: str,
+    folder: Path,
+    *,
+    num_layers: int | None = None,
+    seed: int = 0,
+    max_shard_size: str = "5GB",
+) -> Path:
     """Write a random checkpoint of `kind` to `folder` and return the folder.
+
+    Two layers are enough where a kind has layers of two types; None is as many as the kind has.
 
     Weights are larger than a fresh model's, and norms and biases are not at their neutral values,
     so that a term that is left out changes the logits visibly.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(KINDS[kind].config())
+    model = AutoModelForCausalLM.from_config(KINDS[kind].config(num_layers))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             scale = 0.1 if "norm" in name or "bias" in name else 0.25

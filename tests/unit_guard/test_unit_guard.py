@@ -17,6 +17,13 @@ import redis.asyncio
 REFUSED = "in a unit test"
 
 
+@pytest.mark.cluster
+def test_tests_that_start_ray_share_a_worker(request: pytest.FixtureRequest) -> None:
+    """By the suffix that xdist goes by: it is silent where it finds none."""
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    assert request.node.nodeid.endswith("@cluster") == is_worker
+
+
 def test_ray_cannot_start() -> None:
     with pytest.raises(AssertionError, match=REFUSED):
         ray.init()
