@@ -76,6 +76,13 @@ def _devices() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(index).total_memory / 2**30
         yield Finding("GPU", f"{index}: {torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+    try:
+        yield Finding("triton", version("triton"))
+    except PackageNotFoundError:
+        yield Finding("triton", "not installed; pip install draftline[gpu]", False, needed=False)
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    missing = "not found; Triton compiles nothing without one: install gcc"
+    yield Finding("C compiler", compiler or missing, compiler is not None, needed=False)
 
 
 def _services() -> Iterator[Finding]:
@@ -113,9 +120,11 @@ def _choices() -> Iterator[Finding]:
     has_gpu = torch.cuda.is_available()
     device, reason = ("cuda", "torch sees a GPU") if has_gpu else ("cpu", "no GPU")
     from ..kernels.dispatch import Machine, choose_attention  # noqa: PLC0415
+    from ..models.device_choice import choose_dtype  # noqa: PLC0415
 
-    dtype = "bfloat16" if has_gpu else "float32"
-    why = "fast on GPUs" if has_gpu else "bfloat16 arithmetic is several times slower on CPUs"
+    dtype = choose_dtype("auto", device, own="bfloat16")
+    of_halves = "on GPUs, or float16 where a checkpoint is kept in it"
+    why = of_halves if has_gpu else "bfloat16 arithmetic is several times slower on CPUs"
     yield Finding("device: auto", f"picks {device}: {reason}")
     yield Finding("dtype: auto", f"picks {dtype}: {why}")
     block_size = EngineConfig.model_fields["block_size"].default
@@ -124,6 +133,7 @@ def _choices() -> Iterator[Finding]:
     yield Finding("CUDA graphs", _graphs(attention.name, has_gpu=has_gpu))
     cache = "fills the GPU" if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"
     yield Finding("kv_cache_tokens", f"by default {cache}")
+    yield Finding("stage_transport", f"of Ray stages; auto picks {_transport(has_gpu=has_gpu)}")
     yield Finding("backend", "default local: one process; ray: stages and drafters as actors")
 
 
@@ -140,3 +150,14 @@ def _graphs(attention: str, *, has_gpu: bool) -> str:
         f"{len(rows)} for steps of up to {rows[-1]} rows, captured at start within about "
         f"{config.graph_capture_s:g} s; larger steps run without"
     )
+
+
+def _transport(*, has_gpu: bool) -> str:
+    import torch  # noqa: PLC0415
+
+    num_gpus = torch.cuda.device_count() if has_gpu else 0
+    if num_gpus < 2:
+        return f"distributed: this machine has {num_gpus or 'no'} GPU"
+    if not torch.distributed.is_nccl_available():
+        return "distributed: torch was built without NCCL"
+    return f"nccl: {num_gpus} GPUs, one for each of so many stages"

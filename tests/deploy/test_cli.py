@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from draftline import __version__
 from draftline.deploy import cli
 from support.api_client import check_client
@@ -88,8 +91,38 @@ def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
         "dtype: auto",
         "attention: auto",
         "CUDA graphs",
+        "stage_transport",
     ):
         assert subject in result.output
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "has_nccl", "picked"),
+    [
+        (4, True, "auto picks nccl: 4 GPUs"),
+        (4, False, "auto picks distributed: torch was built without NCCL"),
+        (1, True, "auto picks distributed: this machine has 1 GPU"),
+    ],
+)
+def test_doctor_on_gpus(
+    num_gpus: int, has_nccl: bool, picked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    properties = SimpleNamespace(total_memory=80 * 2**30)
+    for name, answer in {
+        "is_available": True, "device_count": num_gpus, "get_device_name": "A GPU",
+        "get_device_properties": properties, "get_device_capability": (9, 0),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: has_nccl)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    output = runner.invoke(cli.app, ["doctor"]).output
+    assert f"{num_gpus - 1}: A GPU, 80 GiB" in output
+    assert picked in output
+    assert "C compiler" in output
+    assert "install gcc" in output
+    assert "picks triton: a GPU" in output
+    assert "picks cuda: torch sees a GPU" in output
 
 
 def test_generate_prints_the_text_alone(checkpoint: Path) -> None:
