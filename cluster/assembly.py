@@ -17,7 +17,7 @@ from ..core.merge import load_kernels
 from ..core.scheduler import Scheduler, SchedulerLimits
 from ..core.step_trace import StepTrace
 from ..core.types import MAX_PROBE_ROWS
-from ..models.device_choice import choose_dtype
+from ..models.device_choice import choose_device, choose_dtype
 from ..models.grammar import GrammarFactory
 from ..models.graph_runner import GraphOptions
 from ..models.model_info import ModelInfo, read_model_info
@@ -31,7 +31,6 @@ from .drafter_link import DrafterLink
 from .local_pipeline import LocalPipeline
 from .pipeline import Pipeline, StageSpec
 from .request_factory import RequestFactory
-from .stage_device import stage_device
 from .stage_spans import wall_clock
 from .step_calibration import measure_step_cost
 from .trace_file import TraceFile
@@ -61,15 +60,18 @@ class ModelPlan:
         return RequestFactory(tokenizer, self.info, self.max_model_len, grammars)
 
 
-def plan_model(config: EngineConfig) -> ModelPlan:
-    """Read the checkpoint's sizes and cut its layers. Raises `ConfigError`, `CheckpointError`."""
+def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPlan:
+    """Read the checkpoint's sizes and cut its layers. Raises `ConfigError`, `CheckpointError`.
+
+    has_gpu  whether there is one where the stages will run; by default, whether torch sees one here
+    """
     info = read_model_info(config.model)
     max_model_len = config.max_model_len or info.max_context_len
     if max_model_len > info.max_context_len:
         raise ConfigError(
             "max_model_len", f"is {max_model_len}; the model's context is {info.max_context_len}"
         )
-    device = stage_device(config)
+    device = choose_device(config.device, has_gpu=has_gpu)
     num_stages = config.pipeline_parallel_size
     specs = tuple(
         StageSpec(

@@ -45,6 +45,7 @@ class CompiledGraphTransport:
         loop = asyncio.get_running_loop()
         await in_daemon_thread(lambda: self._compile(stages))
         self._steps = steps
+        self._stages = tuple(stages)
         self._reader = threading.Thread(target=self._read, args=(loop, steps), daemon=True)
         self._reader.start()
 
@@ -95,6 +96,14 @@ class CompiledGraphTransport:
             try:
                 answer = pickle.loads(reference.get(timeout=-1))
             except RayError as error:
-                call_on_loop(loop, steps.lose, f"a stage of the compiled graph is dead: {error}")
+                call_on_loop(loop, steps.lose, self._reason(error))
                 return
             call_on_loop(loop, steps.answer, sequence, answer)
+
+    def _reason(self, error: RayError) -> str:
+        """Which stage is dead, as the watch of the stages says it, where Ray tells."""
+        dead = getattr(error, "actor_id", None)
+        for index, stage in enumerate(self._stages):
+            if stage._actor_id.hex() == dead:  # noqa: SLF001 - a handle tells its id no other way
+                return f"stage {index} is dead: {type(error).__name__}"
+        return f"a stage of the compiled graph is dead: {error}"

@@ -16,6 +16,7 @@ from ..core.output import TARGET_SOURCE
 from .demo_client import DemoClient, DemoRun, Piece
 from .held_out_prompts import HeldOutPrompt, held_out_prompts
 from .local_server import free_port
+from .placement import stages_have_gpu
 from .ray_runtime import quiet_libraries, serve_on_ray
 from .serving import base_url, describe, with_port
 from .settings import DEMO_FILE, ServeArgs, build_serve_args, merge_settings, read_settings
@@ -59,7 +60,7 @@ def run_demo(job: DemoJob) -> int:
     console = Console(highlight=False, width=WIDTH)
     settings = merge_settings(read_settings(DEMO_FILE), {"backend": "ray", "server": {"port": 0}})
     args = build_serve_args(settings)
-    plan_model(args.engine)
+    plan_model(args.engine, has_gpu=stages_have_gpu(args.engine))
     console.print(describe(args))
     results = _serve_and_compare(with_port(args, free_port(args.server)), console, job)
     _print_table(results, console)

@@ -23,7 +23,7 @@ from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..models.model_info import ModelInfo
 from .engine_stats import EngineStats
-from .placement import Placement
+from .placement import Placement, stages_have_gpu
 
 
 class _Replica:
@@ -39,7 +39,7 @@ class _Replica:
         """`pipelines`: takes what makes the pipeline of `config`, gives what makes the one used."""
         self.config = config
         self.engine_id = engine_id
-        self._plan: ModelPlan = plan_model(config)
+        self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
         self._placement = Placement(config)
         own = self._placement.make_pipeline
         self._make_pipeline: MakePipeline = own if pipelines is None else pipelines(own)

@@ -130,6 +130,20 @@ def _naming(index: int) -> Iterator[None]:
         raise ConfigError(field, str(error)) from error
 
 
+def stages_have_gpu(config: EngineConfig) -> bool | None:
+    """Whether a GPU is where the stages will run; None: as torch sees it here.
+
+    Actors may run on other machines than this one, so Ray is asked where it runs. `cuda` is taken
+    at its word there, because a cluster may still grow.
+    """
+    if config.backend == "local":
+        return None
+    # Ray takes seconds to import, which local engines need not wait for.
+    from ..cluster.ray_gpus import cluster_has_gpus  # noqa: PLC0415
+
+    return True if config.device == "cuda" else cluster_has_gpus()
+
+
 def _ensure_ray() -> None:
     import ray  # noqa: PLC0415
 

@@ -17,7 +17,7 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from ..cluster.config import EngineConfig
-from ..cluster.stage_device import cluster_has_gpus
+from ..cluster.ray_gpus import cluster_has_gpus
 from ..core.output import Delta
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
@@ -43,7 +43,7 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     Raises `ConfigError` naming the field.
     """
     checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
-    checked = with_device(checked, has_gpus=cluster_has_gpus())
+    checked = with_device(checked, has_gpus=bool(cluster_has_gpus()))
     options = engine_options(checked)
     engine = EngineReplica.options(**options).bind(checked.engine)
     ingress = Ingress.options(

@@ -16,6 +16,7 @@ from .. import __version__
 from ..cluster.assembly import plan_model
 from .engine_face import LocalFace
 from .local_server import Shutdown, bind, free_port, serve_local
+from .placement import stages_have_gpu
 from .ray_runtime import quiet_libraries, serve_on_ray
 from .settings import ServeArgs, build_serve_args
 
@@ -27,7 +28,7 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     quiet_libraries()
     args = build_serve_args(settings)
     # Mistakes in the settings must show before anything is started.
-    plan_model(args.engine)
+    plan_model(args.engine, has_gpu=stages_have_gpu(args.engine))
     console.print(describe(args))
     if args.engine.backend == "ray":
         _serve_on_ray(args, ray_address, console)

@@ -11,9 +11,9 @@ import torch
 from draftline.cluster.assembly import plan_model
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafter_factory import build_drafter
-from draftline.cluster.stage_device import stage_device
 from draftline.core.errors import ConfigError
 from draftline.deploy.deployment_plan import engine_options, placement_bundles, with_device
+from draftline.deploy.placement import stages_have_gpu
 from draftline.deploy.settings import build_serve_args
 from draftline.drafters import model as model_drafter
 from draftline.models.device_choice import choose_dtype
@@ -49,21 +49,22 @@ def test_stages_go_where_the_gpus_are(
 ) -> None:  # fmt: skip
     see(monkeypatch, by_torch=by_torch, by_ray=by_ray)
     config = EngineConfig(model="demo", backend=backend, device=wanted, gpus_per_stage=1.0)
-    assert stage_device(config) == device
-    (spec,) = plan_model(config).specs
+    (spec,) = plan_model(config, has_gpu=stages_have_gpu(config)).specs
     assert (spec.device, spec.num_gpus) == (device, 1.0 if device == "cuda" else 0.0)
 
 
 def test_before_ray_runs_this_machine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     for by_torch, device in ((True, "cuda"), (False, "cpu")):
         see(monkeypatch, by_torch=by_torch, by_ray=False, has_ray=False)
-        assert stage_device(EngineConfig(backend="ray")) == device
+        config = EngineConfig(model="demo", backend="ray", kv_cache_tokens=160)
+        assert stages_have_gpu(config) is None
+        assert plan_model(config).specs[0].device == device
 
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, by_torch=False, by_ray=False)
     with pytest.raises(ConfigError, match="device: is cuda, but torch sees no GPU"):
-        stage_device(EngineConfig(device="cuda"))
+        plan_model(EngineConfig(model="demo", device="cuda"))
 
 
 def test_arithmetic_is_the_checkpoints_own_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

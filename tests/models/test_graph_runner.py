@@ -247,7 +247,7 @@ def all_answers(stage: Stage, steps: list[StepInput], *, ahead: bool) -> list[St
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_steps_launched_ahead_answer_as_one_after_the_other(device: str, tmp_path: Path) -> None:
     """On a GPU nothing in a launch waits for the device."""
-    folder = save_tiny_model("llama", tmp_path)
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     ours, theirs = (
         load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, device=device) for _ in range(2)
     )
