@@ -34,7 +34,7 @@ from .tree_job import TreeJob, build_tree_step
 
 logger = logging.getLogger(__name__)
 
-# Graphs of a small model take less than a second each to capture.
+# Capture ends after these; passes then use the next larger graph.
 CAPTURE_S = 20.0
 # Of the mass that the chosen first token leaves to the others; keeps the logarithm finite.
 LEAST_REST = 1e-6
