@@ -28,6 +28,7 @@ class _Recipe:
     """What a drafter is built from. `values` holds the kind's own keys, None where not given."""
 
     name: str
+    transport: str
     options: Any
     values: Mapping[str, Any]
     engine: EngineConfig | None
@@ -69,7 +70,7 @@ def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> 
     if "max_nodes" in names:
         chosen["max_nodes"] = config.max_nodes
     values = {key: given.get(key) for key in kind.own_keys}
-    return kind.build(_Recipe(config.source, options(**chosen), values, engine))
+    return kind.build(_Recipe(config.source, config.transport, options(**chosen), values, engine))
 
 
 def _plain(options: type, drafter: Callable[[str, Any], Drafter]) -> _Kind:
@@ -102,15 +103,18 @@ def _model(recipe: _Recipe) -> Drafter:
         own = read_model_info(model)
         if tokenizer_hash(own.path) != tokenizer_hash(_target(recipe.engine).path):
             raise ConfigError("model", f"{model} has another tokenizer than the served model")
-    return load_model_drafter(model, recipe.name, _placed(recipe.options, recipe.engine))
+    options: ModelOptions = recipe.options
+    if options.device == "auto" and not _may_use_gpu(recipe):
+        options = replace(options, device="cpu")
+    return load_model_drafter(model, recipe.name, options)
 
 
-def _placed(options: ModelOptions, engine: EngineConfig | None) -> ModelOptions:
-    """On CPUs where the engine keeps its drafters from its GPUs."""
-    if engine is None or options.device != "auto":
-        return options
-    has_none = engine.backend == "ray" and not engine.gpus_per_drafter
-    return replace(options, device="cpu") if has_none or engine.device == "cpu" else options
+def _may_use_gpu(recipe: _Recipe) -> bool:
+    """On Ray an actor of its own may, for which a GPU is reserved; a coordinator has none."""
+    engine = recipe.engine
+    if engine is None or engine.backend == "local":
+        return engine is None or engine.device != "cpu"
+    return recipe.transport == "grpc" and engine.gpus_per_drafter > 0
 
 
 def _retrieval(recipe: _Recipe) -> Drafter:

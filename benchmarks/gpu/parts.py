@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from .findings import Findings, free_memory
 from .measure_attention import measure_attention
+from .measure_products import measure_products
 from .measure_rates import measure_rates
 from .measure_sampling import measure_sampling
 from .measure_steps import measure_part, measure_whole
@@ -25,6 +26,7 @@ def measure_all(setting: Setting, findings: Findings, after_each: Callable[[str]
     parts: dict[str, Part] = {
         "attention": measure_attention,
         "sampling": measure_sampling,
+        "products": measure_products,
         "steps": measure_whole,
         "steps of a stage": measure_part,
         "demo": _demo,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from draftline.benchmarks.gpu import measure_sampling
+from draftline.benchmarks.gpu import measure_products, measure_sampling
 from draftline.benchmarks.gpu.clock import Clock, Repeats, TimeBudget
 from draftline.benchmarks.gpu.findings import Findings
 from draftline.benchmarks.gpu.floors import Rates
@@ -103,6 +103,18 @@ def test_a_sampler_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {what for names in findings.failed.values() for what in names} == {
         f"sampling, {kind}" for kind in KINDS
     }
+
+
+def test_a_product_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_products, "int8_linear", lambda x, weight, _: x @ weight.to(x).T)
+    findings = Findings(rates=Rates(1.0, 1.0))
+    setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
+    measure_products.measure_products(setting, findings)
+    assert {what for names in findings.failed.values() for what in names} == {
+        f"{measure_products.GROUP}, {rows} rows" for rows in (1, 65)
+    }
+    kinds = {figure.name.rpartition(", ")[2]: figure.work for figure in findings.figures}
+    assert kinds["bfloat16"].num_bytes == 2 * kinds["int8"].num_bytes
 
 
 def test_a_kind_that_cannot_be_sampled_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

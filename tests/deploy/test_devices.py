@@ -113,7 +113,8 @@ def test_a_coordinator_that_computes_reserves_the_gpu() -> None:
         ({"backend": "local"}, {}, "auto"),
         ({"backend": "local", "device": "cpu"}, {}, "cpu"),
         ({"backend": "ray"}, {}, "cpu"),
-        ({"backend": "ray", "gpus_per_drafter": 0.5}, {}, "auto"),
+        ({"backend": "ray", "gpus_per_drafter": 0.5}, {"transport": "grpc"}, "auto"),
+        ({"backend": "ray", "gpus_per_drafter": 0.5}, {}, "cpu"),
         ({"backend": "ray"}, {"device": "cuda"}, "cuda"),
     ],
 )
