@@ -165,7 +165,15 @@ class DistributedStage:
             link.send(hidden.to(link.device), spans, most)
         else:
             copy = HostCopy([hidden])
-            self._deliveries.add(lambda: link.send(copy.wait()[0], spans, most))
+            self._deliveries.add(lambda: link.send(self._arrived(copy), spans, most))
+
+    def _arrived(self, copy: HostCopy) -> torch.Tensor:
+        try:
+            (hidden,) = copy.wait()
+        except RuntimeError as error:
+            # A device tells of what failed when it is waited for, and is of no use afterwards.
+            raise StageLost(f"the device of stage {self._index} failed: {error}") from error
+        return hidden
 
 
 def _settled(result: Answer | StageError) -> StepOutput | StageError:

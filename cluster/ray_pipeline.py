@@ -35,8 +35,8 @@ class RayPipeline:
     """Runs each stage in an actor of its own; several steps are under way at once.
 
     spawn            starts the actor of a stage (`actors/stage_actor.py`)
-    transport        `auto` is `nccl` where every stage has a GPU of its own, else `distributed`;
-                     both are faster than `compiled_graph` by measurement (docs/decisions.md)
+    transport        `auto` is `nccl` where every stage has a GPU of its own, else `distributed`,
+                     which is faster than `compiled_graph` by measurement (docs/decisions.md)
     bundles          where each stage's actor goes; without them Ray chooses
     max_in_flight    default: one more than stages, so that no stage waits for the coordinator
     max_step_rows    rows of the largest step, for the size of shared-memory buffers
