@@ -1,0 +1,1 @@
+"""Between the drafter hub and its drafters: messages, connections, credentials."""

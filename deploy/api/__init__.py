@@ -1,0 +1,1 @@
+"""The HTTP API: what a request asks, how it is answered, and what bounds it."""

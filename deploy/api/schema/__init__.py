@@ -1,0 +1,1 @@
+"""Bodies of requests and what each field may hold."""

@@ -1,0 +1,1 @@
+"""Tools and reasoning: templates and forms for requests, parsers for what a model writes."""

@@ -1,0 +1,1 @@
+"""Text to tokens and back, and forms that a text must have."""
