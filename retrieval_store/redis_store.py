@@ -2,7 +2,8 @@
 
 Keys, all with the hash tag `{draftline:<name>}` so that a Redis Cluster keeps them on one node:
 
-    ...:manifest                    hash: "format" -> FORMAT_VERSION, "<namespace>/<id>" -> bytes
+    ...:manifest                    hash: "format" -> FORMAT_VERSION, "<namespace>/<id>" -> bytes;
+                                    "origin" where learning alone began the store
     ...:chunk:<namespace>:<id>:<i>  SHA-256 and at most CHUNK_BYTES of the segment
     ...:changes                     channel told after every change
 
@@ -16,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import redis
 from redis.client import Pipeline
 from redis.exceptions import OutOfMemoryError
 
-from ..core.errors import StoreError
+from ..core.errors import DamagedError, StoreError
 from .chunk import DIGEST_BYTES, seal, unseal
 from .packed_file import Data
 from .redis_changes import ChangeListener
@@ -34,6 +36,7 @@ UPLOAD_SECONDS = 3600
 # Deleted chunks stay so long for readers that hold an older manifest.
 GRACE_SECONDS = 60
 FORMAT = b"format"
+ORIGIN = b"origin"
 FORMAT_VERSION = b"2"
 
 
@@ -67,12 +70,16 @@ class RedisStore(SegmentStore):
         self._check_format(entries.get(FORMAT))
         sizes: dict[str, dict[str, object]] = {}
         for key, value in entries.items():
-            if key != FORMAT:
+            if key not in (FORMAT, ORIGIN):
                 namespace, _, segment_id = as_text(key).partition("/")
                 size = as_text(value)
                 size_or_text = int(size) if size.isdecimal() else size
                 sizes.setdefault(namespace, {})[segment_id] = size_or_text
-        return Manifest(checked_sizes(sizes, self.url), written=FORMAT in entries)
+        return Manifest(
+            checked_sizes(sizes, self.url),
+            written=FORMAT in entries,
+            origin=as_text(entries.get(ORIGIN, b"")),
+        )
 
     def get(self, namespace: str, segment_id: str) -> Segment:
         """The segment, joined from its chunks, each and the whole checked."""
@@ -85,7 +92,7 @@ class RedisStore(SegmentStore):
             with self._redis.reported():
                 chunk = self._client.get(self._chunk(namespace, segment_id, index))
             if chunk is None:
-                raise StoreError(f"{origin}: not stored, or incomplete; build the corpus again")
+                raise DamagedError(f"{origin}: not stored, or incomplete; build the corpus again")
             assert isinstance(chunk, bytes), "the client must not decode answers"
             payload = unseal(chunk, f"{origin}: chunk {index}")
             data += payload
@@ -95,7 +102,12 @@ class RedisStore(SegmentStore):
         return segment
 
     def change(
-        self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()
+        self,
+        namespace: str,
+        *,
+        add: Sequence[Segment] = (),
+        remove: Sequence[str] = (),
+        follows: Manifest | None = None,
     ) -> list[str]:
         """Upload what is added, then switch the manifest in one transaction."""
         check_namespace(namespace)
@@ -104,6 +116,7 @@ class RedisStore(SegmentStore):
         added = {segment.segment_id: segment.data for segment in add}
         with self._redis.reported():
             self._check_format(self._client.hget(self._manifest, FORMAT.decode()))
+            self._origin_after(self._client, follows)
             if added:
                 warn_of_eviction(self._client, self.url)
                 missing = sum(self._missing(namespace, *item) for item in added.items())
@@ -116,8 +129,19 @@ class RedisStore(SegmentStore):
                 # Redis is full: what is not listed must not fill it until it expires.
                 self._discard(namespace, added)
                 raise
-            self._switch(namespace, added, [name for name in remove if name not in added])
+            removed = [name for name in remove if name not in added]
+            self._switch(namespace, added, removed, follows)
         return list(added)
+
+    def accept_loss(self) -> None:
+        """One transaction."""
+        with self._redis.reported():
+            self._check_format(self._client.hget(self._manifest, FORMAT.decode()))
+            with self._client.pipeline(transaction=True) as change:
+                change.hset(self._manifest, FORMAT.decode(), FORMAT_VERSION)
+                change.hdel(self._manifest, ORIGIN.decode())
+                change.publish(self._channel, "")
+                change.execute()
 
     def wait_for_change(self, timeout: float) -> None:
         """Return when the channel tells of a change, at the latest after `timeout` seconds."""
@@ -177,7 +201,22 @@ class RedisStore(SegmentStore):
 
         self._client.transaction(unlink, self._manifest)
 
-    def _switch(self, namespace: str, added: Mapping[str, Data], removed: Sequence[str]) -> None:
+    def _origin_after(self, client: redis.Redis, follows: Manifest | None) -> str:
+        """See `Manifest.origin_after`."""
+        if follows is None:
+            return ""
+        written = client.hexists(self._manifest, FORMAT.decode())
+        origin = client.hget(self._manifest, ORIGIN.decode()) or b""
+        now = Manifest(written=bool(written), origin=as_text(origin))
+        return now.origin_after(follows, self.url)
+
+    def _switch(
+        self,
+        namespace: str,
+        added: Mapping[str, Data],
+        removed: Sequence[str],
+        follows: Manifest | None,
+    ) -> None:
         sizes = {f"{namespace}/{name}": len(data) for name, data in added.items()}
         keys = [
             key for name, data in added.items() for key in self._chunks(namespace, name, len(data))
@@ -187,12 +226,16 @@ class RedisStore(SegmentStore):
             # A restart, an eviction or an expiry may have taken chunks since they were written.
             if keys and change.exists(*keys) != len(keys):
                 raise StoreError(f"{self.url}: Redis lost parts of this upload; try again")
+            origin = self._origin_after(change, follows)
             gone = {name: change.hget(self._manifest, f"{namespace}/{name}") for name in removed}
             change.multi()
             for key in keys:
                 change.persist(key)
             if sizes:
-                change.hset(self._manifest, mapping={FORMAT: FORMAT_VERSION, **sizes})
+                named = {ORIGIN: origin} if origin else {}
+                change.hset(self._manifest, mapping={FORMAT: FORMAT_VERSION, **named, **sizes})
+                if not origin:
+                    change.hdel(self._manifest, ORIGIN.decode())
             for name, size in gone.items():
                 if size is not None:
                     self._expire(change, namespace, name, int(size))

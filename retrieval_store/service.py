@@ -19,6 +19,7 @@ from .lookup import SegmentLookup
 from .segment import Segment
 from .service_status import ServiceStatus
 from .store import Manifest, SegmentStore
+from .store_watch import StoreWatch
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class RetrievalService:
         self._poll_seconds = poll_seconds
         self._manifest: Manifest | None = None
         self._learning = learning
+        self._watched = StoreWatch(store) if learning is None else learning.watch
         self._held: Held = {}
         self._refused: Refused = {}
         self._num_refusals = 0
@@ -93,6 +95,8 @@ class RetrievalService:
             num_refusals=self._num_refusals,
             num_failures=self._num_failures,
             last_error=self._last_error,
+            num_damaged=0 if self._learning is None else self._learning.num_damaged,
+            is_lost=self._watched.is_lost,
         )
 
     def lookup(
@@ -122,8 +126,8 @@ class RetrievalService:
         """Learn an ended request: what became of it, see `LiveLearning.learn`.
 
         Blocks for some round trips to the store; nothing happens where nothing is to be learned.
-        Raises `StoreError` if the store is out of reach, and `ConfigError` for a text of another
-        model than `fitness`, if that is given.
+        Raises `StoreError` if the store is out of reach or has lost its data, and `ConfigError` for
+        a text of another model than `fitness`, if that is given.
         """
         if self._learning is None:
             return {}
@@ -151,14 +155,12 @@ class RetrievalService:
         # Before the manifest: what is folded between the two readings is there twice, never not at
         # all.
         learned, unread = self._read_learned()
-        manifest = self._store.manifest()
+        manifest = self._watched.look()
         is_same = self._manifest is not None and manifest.version == self._manifest.version
         if is_same and learned is self._learned:
             if unread is not None:
                 raise unread
             return False
-        if self._held and not manifest.written:
-            raise StoreError(f"{self._store.url}: has lost its data; build the corpora again")
         held, refused = self._load_all(manifest)
         grouped: dict[str, list[Segment]] = {}
         for (namespace, _), segment in held.items():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from draftline.core.errors import StoreError
 from draftline.retrieval_store import redis_eraser
@@ -9,6 +11,7 @@ from draftline.retrieval_store.fitness import Fitness
 from draftline.retrieval_store.learning_settings import LearningSettings
 from draftline.retrieval_store.open_store import open_eraser, open_policy
 from draftline.retrieval_store.redis_delta_log import RedisDeltaLog
+from support.containment_contract import ContainmentContract, RedisVandal
 from support.delta_log_contract import FITNESS, DeltaLogContract, Make, learned
 from support.forgetting_contract import ForgettingContract
 from support.learning_contract import LearningContract
@@ -36,6 +39,13 @@ class TestRedisDeltaLog(DeltaLogContract):
 
 class TestRedisLearning(LearningContract, ForgettingContract, PolicyContract):
     pass
+
+
+class TestRedisContainment(ContainmentContract):
+    @pytest.fixture
+    def vandal(self, server: RedisServer) -> Iterator[RedisVandal]:
+        with server.raw() as client:
+            yield RedisVandal(client)
 
 
 def test_a_stream_expires_and_shares_the_stores_hash_slot(server: RedisServer, url: str) -> None:
