@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import threading
@@ -19,7 +20,8 @@ from .store import (
     SegmentStore,
     check_names,
     check_namespace,
-    checked_sizes,
+    damaged_manifest,
+    is_entry,
     require_id,
 )
 
@@ -58,12 +60,9 @@ class DirectoryStore(SegmentStore):
         except OSError as error:
             raise StoreError(f"{path}: cannot be read ({error})") from error
         try:
-            fields = json.loads(text)
-            sizes = {name: dict(sizes) for name, sizes in fields["segments"].items()}
-            origin = str(fields.get("origin", ""))
+            return _decode(text, str(path))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{path}: corrupt; delete the folder and build again") from error
-        return Manifest(checked_sizes(sizes, str(path)), written=True, origin=origin)
 
     def get(self, namespace: str, segment_id: str) -> Segment:
         """The segment, memory-mapped and checked."""
@@ -136,9 +135,7 @@ class DirectoryStore(SegmentStore):
         self._collect(sizes)
 
     def _write(self, sizes: Mapping[str, Mapping[str, int]], origin: str) -> None:
-        fields = {"segments": sizes} | ({"origin": origin} if origin else {})
-        text = json.dumps(fields, sort_keys=True, indent=1)
-        replace_file(self._folder / MANIFEST, text.encode())
+        replace_file(self._folder / MANIFEST, _encode(sizes, origin))
 
     def _collect(self, sizes: Mapping[str, Mapping[str, int]]) -> None:
         """Remove files that no manifest of the last minute names."""
@@ -165,6 +162,33 @@ class DirectoryStore(SegmentStore):
             if not lock_file(file, seconds):
                 raise StoreError(f"{path}: another writer has held this lock for {seconds:.0f} s")
             yield
+
+
+def _encode(sizes: Mapping[str, Mapping[str, int]], origin: str) -> bytes:
+    fields: dict[str, object] = {"segments": sizes}
+    if origin:
+        fields["origin"] = origin
+    return json.dumps(fields | {"sha256": _sum(fields)}, sort_keys=True, indent=1).encode()
+
+
+def _decode(text: bytes, path: str) -> Manifest:
+    """Raises `DamagedError` for an entry that names nothing, and what JSON of another shape does."""
+    fields = json.loads(text)
+    # Older versions wrote none.
+    stored = fields.pop("sha256", None)
+    if stored is not None and stored != _sum(fields):
+        raise ValueError("checksum")
+    sizes = {name: dict(listed) for name, listed in fields["segments"].items()}
+    for namespace, listed in sizes.items():
+        for segment_id, size in listed.items():
+            if not is_entry(namespace, segment_id, size):
+                raise damaged_manifest(path, f"{namespace}/{segment_id}")
+    whole = {name: listed for name, listed in sizes.items() if listed}
+    return Manifest(whole, written=True, origin=str(fields.get("origin", "")))
+
+
+def _sum(fields: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -28,10 +28,20 @@ from .redis_changes import ChangeListener
 from .redis_client import TIMEOUT_S, RedisClient, as_text
 from .redis_memory import require_room, warn_of_eviction
 from .segment import Segment
-from .store import Manifest, SegmentStore, check_names, check_namespace, checked_sizes, require_id
+from .store import (
+    Manifest,
+    SegmentStore,
+    check_names,
+    check_namespace,
+    damaged_manifest,
+    is_entry,
+    require_id,
+)
 
 # With digest and Redis's own header it fits a block of 4 MiB, which the allocator does not round.
 CHUNK_BYTES = 4 * 2**20 - 4096
+# Terabytes.
+MAX_SIZE_DIGITS = 13
 UPLOAD_SECONDS = 3600
 # Deleted chunks stay so long for readers that hold an older manifest.
 GRACE_SECONDS = 60
@@ -68,17 +78,23 @@ class RedisStore(SegmentStore):
         with self._redis.reported():
             entries = self._client.hgetall(self._manifest)
         self._check_format(entries.get(FORMAT))
-        sizes: dict[str, dict[str, object]] = {}
+        sizes: dict[str, dict[str, int]] = {}
+        damaged: dict[str, DamagedError] = {}
         for key, value in entries.items():
-            if key not in (FORMAT, ORIGIN):
-                namespace, _, segment_id = as_text(key).partition("/")
-                size = as_text(value)
-                size_or_text = int(size) if size.isdecimal() else size
-                sizes.setdefault(namespace, {})[segment_id] = size_or_text
+            if key in (FORMAT, ORIGIN):
+                continue
+            name, text = as_text(key), as_text(value)
+            namespace, _, segment_id = name.partition("/")
+            size = _size(text)
+            if not is_entry(namespace, segment_id, size):
+                damaged[name] = damaged_manifest(self.url, name)
+            elif size is not None:
+                sizes.setdefault(namespace, {})[segment_id] = size
         return Manifest(
-            checked_sizes(sizes, self.url),
+            sizes,
             written=FORMAT in entries,
             origin=as_text(entries.get(ORIGIN, b"")),
+            damaged=damaged,
         )
 
     def get(self, namespace: str, segment_id: str) -> Segment:
@@ -238,7 +254,7 @@ class RedisStore(SegmentStore):
                     change.hdel(self._manifest, ORIGIN.decode())
             for name, size in gone.items():
                 if size is not None:
-                    self._expire(change, namespace, name, int(size))
+                    self._expire(change, namespace, name, _size(as_text(size)) or 0)
             if sizes or any(size is not None for size in gone.values()):
                 change.publish(self._channel, namespace)
 
@@ -257,6 +273,12 @@ class RedisStore(SegmentStore):
                 f"{as_text(FORMAT_VERSION)}; "
                 f"delete the keys {self._prefix}:* and build the corpora again"
             )
+
+
+def _size(text: str) -> int | None:
+    """Bytes of a segment as the manifest has them; None for what is no size."""
+    is_size = text.isascii() and text.isdecimal() and len(text) <= MAX_SIZE_DIGITS
+    return int(text) if is_size else None
 
 
 def _payloads(data: Data) -> Iterator[bytes]:

@@ -24,18 +24,22 @@ class Manifest:
     sizes     namespace -> segment id -> bytes; no empty namespaces
     written   False if nothing was ever stored here: a store that is new, or that lost its data
     origin    a random id where learning alone began this store; empty once an operator wrote
-    is_broken  True if segments are there that no manifest lists: it was lost
+    is_broken True if segments are there that no manifest lists: it was lost
+    damaged   entry -> why it says nothing; it may have named a segment
     """
 
     sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     written: bool = False
     origin: str = ""
     is_broken: bool = False
+    damaged: Mapping[str, DamagedError] = field(default_factory=dict, compare=False)
 
     @property
     def version(self) -> str:
         """A digest of the content: equal content, equal version."""
-        content = json.dumps([self.written, self.origin, self.sizes], sort_keys=True)
+        content = json.dumps(
+            [self.written, self.origin, self.sizes, sorted(self.damaged)], sort_keys=True
+        )
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def segment_ids(self, namespace: str) -> list[str]:
@@ -137,21 +141,17 @@ def check_names(namespace: str, segment_id: str) -> None:
         raise ConfigError("segment_id", f"{segment_id!r} must be 32 hexadecimal digits")
 
 
-def checked_sizes(
-    sizes: Mapping[str, Mapping[str, object]], origin: str
-) -> dict[str, dict[str, int]]:
-    """The sizes of a manifest as read. Raises `StoreError` unless all names and sizes are sound."""
-    checked: dict[str, dict[str, int]] = {}
-    for namespace, listed in sizes.items():
-        for segment_id, size in listed.items():
-            sound = NAMESPACE.fullmatch(namespace) and SEGMENT_ID.fullmatch(segment_id)
-            if not sound or not isinstance(size, int):
-                raise StoreError(
-                    f"{origin}: the manifest is corrupt at {namespace}/{segment_id}; "
-                    "empty the store and build again"
-                )
-            checked.setdefault(namespace, {})[segment_id] = size
-    return checked
+def is_entry(namespace: str, segment_id: str, size: object) -> bool:
+    """Whether these three, as read from a manifest, name a segment."""
+    is_name = NAMESPACE.fullmatch(namespace) and SEGMENT_ID.fullmatch(segment_id)
+    return is_name is not None and isinstance(size, int) and size >= 0
+
+
+def damaged_manifest(origin: str, entry: str) -> DamagedError:
+    """What is raised, or kept, for an entry that `is_entry` refuses."""
+    return DamagedError(
+        f"{origin}: the manifest is corrupt at {entry}; empty the store and build again"
+    )
 
 
 def loss(url: str) -> StoreError:
