@@ -25,6 +25,11 @@ class DamageCount:
         """How many so far, each place counted once."""
         return self._total
 
+    def of(self, namespace: str) -> int:
+        """How many of them are of one namespace."""
+        with self._changing:
+            return len(self._places.get(namespace, ()))
+
     def add(self, namespace: str, place: str) -> None:
         """Count what is at `place`, a name within the namespace."""
         with self._changing:

@@ -128,8 +128,8 @@ def _number(value: Any) -> float:
 class DeltaLog(Protocol):
     """A bounded, expiring log of each namespace, for texts of one model.
 
-    Every method raises `StoreError` if the store is out of reach, and `DamagedError` if only what it
-    holds of one namespace cannot be read. Readers keep what they have read for as long as a
+    Every method raises `StoreError` if the store is out of reach, and `DamagedError` if only what
+    it holds of one namespace cannot be read. Readers keep what they have read for as long as a
     namespace's epoch stays the same, and read anew when it changes.
 
     damage  counts what is damaged and was passed over

@@ -18,7 +18,7 @@ from .delta_log import DeltaEvent, Folded, LoggedEvent
 from .directory_learning_policy import namespaces_off
 from .directory_locks import DELTA, fold_lock, folder_time, log_lock
 from .directory_log_file import LogContent, decode_log, encode_log
-from .fitness import Fitness
+from .fitness import Tagged
 from .learning_settings import LearningSettings
 from .namespace_folder import folder_name, namespace_of, older_folder
 from .replace_file import replace_file
@@ -35,7 +35,7 @@ class DirectoryDeltaLog:
     again. Times are those that the file system gives.
     """
 
-    def __init__(self, folder: Path, fitness: Fitness, settings: LearningSettings) -> None:
+    def __init__(self, folder: Path, fitness: Tagged, settings: LearningSettings) -> None:
         self.damage = DamageCount()
         self._store_folder = folder
         self._folder = folder / DELTA
@@ -164,3 +164,12 @@ class DirectoryDeltaLog:
             older.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"{path}: cannot be written ({error})") from error
+
+
+def directory_log_tags(folder: Path) -> list[str]:
+    """Tags of the logs in a store's folder, sorted. Raises `StoreError`."""
+    try:
+        files = [*(folder / DELTA).glob("*/*.log"), *(folder / DELTA).glob("*/*.json")]
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be read ({error})") from error
+    return sorted({path.stem for path in files})

@@ -1,4 +1,4 @@
-"""The file of a namespace's log in a folder: checked lines, so that a damaged one costs itself only.
+"""The file of a namespace's log in a folder: lines with checksums, so damage costs one line.
 
 Each line is the CRC-32 of the rest, 8 hexadecimal digits, a space, and JSON:
 

@@ -172,7 +172,7 @@ def _encode(sizes: Mapping[str, Mapping[str, int]], origin: str) -> bytes:
 
 
 def _decode(text: bytes, path: str) -> Manifest:
-    """Raises `DamagedError` for an entry that names nothing, and what JSON of another shape does."""
+    """Raises `DamagedError` for an entry that names nothing, and what other JSON raises."""
     fields = json.loads(text)
     # Older versions wrote none.
     stored = fields.pop("sha256", None)

@@ -63,9 +63,8 @@ class LearningQueue:
         while (ended := self._waiting.get()) is not None:
             try:
                 self._count(self._sink(ended))
-            except Exception as error:
-                # Whatever it is, the next request may be learned. What is no error of ours may hold
-                # a part of the text.
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next one may be learned
+                # What is no error of ours may hold a part of the text.
                 said = error if isinstance(error, DraftlineError) else type(error).__name__
                 level = logging.WARNING if self._count({"failed": 1}) else logging.DEBUG
                 logger.log(level, "event=learning_failed %s", said)

@@ -16,7 +16,6 @@ from .segment import Segment
 from .store import SegmentStore
 from .weighted_texts import WeightedTexts
 
-
 # Logs that cannot be reached at one reading before the others are left to the next.
 MAX_FAILURES = 3
 
@@ -98,9 +97,7 @@ class LiveDelta:
         stale = [name for name, space in self._spaces.items() if space.is_stale]
         if gone or stale:
             kept = {name: old for name, old in self.segments.items() if name in epochs}
-            self.segments = kept | {
-                name: self._build(self._spaces[name], now) for name in stale
-            }
+            self.segments = kept | {name: self._build(self._spaces[name], now) for name in stale}
         if failures:
             raise failures[0]
 

@@ -8,7 +8,6 @@ named like the namespaces themselves; those are read, and no longer written.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -24,9 +23,7 @@ def folder_name(namespace: str) -> str:
     """At most 192 characters for a namespace that `check_namespace` lets pass."""
     if namespace == LOCK:
         return f"={ord(LOCK[0]):02x}{LOCK[1:]}"
-    return "".join(
-        one if PLAIN.fullmatch(one) else f"={ord(one):02x}" for one in namespace
-    )
+    return "".join(one if PLAIN.fullmatch(one) else f"={ord(one):02x}" for one in namespace)
 
 
 def namespace_of(name: str) -> str | None:
@@ -42,6 +39,7 @@ def older_folder(parent: Path, namespace: str) -> Path | None:
     if namespace == folder_name(namespace):
         return None
     try:
-        return parent / namespace if namespace in os.listdir(parent) else None
+        # By that very name, also where the system takes another case for it.
+        return next((path for path in parent.iterdir() if path.name == namespace), None)
     except OSError:
         return None

@@ -24,7 +24,7 @@ from redis.lock import Lock
 from ..core.errors import DamagedError, StoreError
 from .damage import DamageCount
 from .delta_log import DeltaEvent, Folded, LoggedEvent, checked_event
-from .fitness import Fitness
+from .fitness import Tagged
 from .learning_settings import LearningSettings
 from .redis_client import TIMEOUT_S, RedisClient, as_text
 from .store import check_namespace
@@ -48,7 +48,7 @@ class RedisDeltaLog:
     def __init__(
         self,
         url: str,
-        fitness: Fitness,
+        fitness: Tagged,
         settings: LearningSettings,
         *,
         name: str = "retrieval",
@@ -218,6 +218,17 @@ class RedisDeltaLog:
 
     def _key(self, kind: str, namespace: str) -> str:
         return f"{self._redis.prefix}:{kind}:{namespace}:{self._tag}"
+
+
+def redis_log_tags(url: str, name: str = "retrieval", timeout: float = TIMEOUT_S) -> list[str]:
+    """Tags of the logs in Redis, sorted. Raises `StoreError`."""
+    client = RedisClient(url, name, timeout)
+    try:
+        with client.reported():
+            found = client.raw.hgetall(f"{client.prefix}:epochs")
+    finally:
+        client.raw.close()
+    return sorted({as_text(key).rpartition("/")[2] for key in found})
 
 
 def namespace_lock(client: RedisClient, namespace: str) -> Lock:

@@ -248,10 +248,7 @@ class RedisStore(SegmentStore):
             for key in keys:
                 change.persist(key)
             if sizes:
-                named = {ORIGIN: origin} if origin else {}
-                change.hset(self._manifest, mapping={FORMAT: FORMAT_VERSION, **named, **sizes})
-                if not origin:
-                    change.hdel(self._manifest, ORIGIN.decode())
+                self._list(change, sizes, origin)
             for name, size in gone.items():
                 if size is not None:
                     self._expire(change, namespace, name, _size(as_text(size)) or 0)
@@ -260,6 +257,12 @@ class RedisStore(SegmentStore):
 
         # The chunks are watched, too: none may go between the check and the switch.
         self._client.transaction(switch, self._manifest, *keys)
+
+    def _list(self, change: Pipeline, sizes: Mapping[str, int], origin: str) -> None:
+        named = {ORIGIN.decode(): origin} if origin else {}
+        change.hset(self._manifest, mapping={FORMAT.decode(): FORMAT_VERSION, **named, **sizes})
+        if not origin:
+            change.hdel(self._manifest, ORIGIN.decode())
 
     def _expire(self, change: Pipeline, namespace: str, segment_id: str, size: int) -> None:
         change.hdel(self._manifest, f"{namespace}/{segment_id}")

@@ -154,6 +154,14 @@ def damaged_manifest(origin: str, entry: str) -> DamagedError:
     )
 
 
+def listed_sizes(store: SegmentStore) -> Mapping[str, Mapping[str, int]]:
+    """What a store's manifest lists. Raises `StoreError` if the store is seen to have lost it."""
+    manifest = store.manifest()
+    if manifest.is_lost_since(Manifest()):
+        raise loss(store.url)
+    return manifest.sizes
+
+
 def loss(url: str) -> StoreError:
     """What is raised by those who know that a store held more than it holds now."""
     return StoreError(

@@ -25,8 +25,8 @@ from .segments import context, make_segment
 
 DAY = 86_400.0
 NAMES = (
-    "team.new", "a.b.c", "lock", "manifest.json", "x.segment", "Team", "team", "TEAM", "x.", "a-b_c",
-    "format", "origin", "con", "x" * 64, "X" * 64,
+    "team.new", "a.b.c", "lock", "manifest.json", "x.segment", "Team", "team", "TEAM", "x.",
+    "a-b_c", "format", "origin", "con", "x" * 64, "X" * 64,
 )  # fmt: skip
 
 
@@ -91,7 +91,9 @@ class ContainmentContract:
             assert two.fresh_answer("tenant", 1, 2) == {3, 5}
             assert two.answer("other", 1, 2) == {3, 6}
         told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-        assert [record.message for record in told] == ["event=learned_data_damaged namespace=tenant"]
+        assert [record.message for record in told] == [
+            "event=learned_data_damaged namespace=tenant"
+        ]
         assert two.service.status.num_damaged == 1
         assert two.learning.counts["damaged"] == 1
 
