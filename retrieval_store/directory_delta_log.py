@@ -51,11 +51,10 @@ class DirectoryDeltaLog:
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
         """Replace the file by one that holds the events, too, within the log's bounds."""
         check_namespace(namespace)
-        now = self.now()
-        oldest = now - self._settings.log_seconds
 
         def add(old: LogContent) -> LogContent:
-            start = old.next_position
+            start, now = old.next_position, self.now()
+            oldest = now - self._settings.log_seconds
             added = [
                 LoggedEvent(f"{start + index:016d}", now, event)
                 for index, event in enumerate(events)

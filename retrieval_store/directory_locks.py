@@ -22,7 +22,7 @@ from ..core.errors import StoreError
 DELTA = ".delta"
 # What is done under a lock takes milliseconds; a fold, which may be waited for, seconds.
 WAIT_SECONDS = 30.0
-PAUSE_SECONDS = 0.005
+PAUSE_SECONDS = 0.001
 
 
 def log_lock(folder: Path) -> contextlib.AbstractContextManager[bool]:
@@ -49,19 +49,18 @@ def lock_file(file: IO[Any], seconds: float) -> bool:
             return True
 
 
-def folder_time(folder: Path) -> float:
+def folder_time(folder: Path) -> float | None:
     """Seconds since the epoch, by the clock that stamps the files of a store's folder.
 
-    Processes of several machines share that clock, and none depends on another's own. Raises
-    `StoreError` if the folder cannot be written.
+    Processes of several machines share that clock, and none depends on another's own. None where
+    nothing was learned yet, and for those who may only read.
     """
     path = folder / DELTA / ".clock"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         return path.stat().st_mtime
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error})") from error
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..core.errors import DamagedError, StoreError
+from ..core.errors import DamagedError, DraftlineError
 from .delta_log import DeltaLog, Folded, LoggedEvent
 from .fitness import Fitness
 from .folded_texts import folded_texts, learned_segment
@@ -52,12 +52,12 @@ class Folder:
         """
         self._watch.look()
         folded: list[str] = []
-        failure: StoreError | None = None
+        failure: DraftlineError | None = None
         for namespace in self._log.epochs():
             try:
                 if namespace != SHARED and self.fold(namespace):
                     folded.append(namespace)
-            except StoreError as error:
+            except DraftlineError as error:
                 failure = failure or error
         if failure is not None:
             raise failure

@@ -27,7 +27,7 @@ from .delta_log import DeltaEvent, Folded, LoggedEvent, checked_event
 from .fitness import Tagged
 from .learning_settings import LearningSettings
 from .redis_client import TIMEOUT_S, RedisClient, as_text
-from .store import check_namespace
+from .store import NAMESPACE, check_namespace
 from .store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,9 @@ class RedisDeltaLog:
             found = self._client.hgetall(self._epochs)
         split = {as_text(key).partition("/"): as_text(epoch) for key, epoch in found.items()}
         return {
-            namespace: epoch for (namespace, _, tag), epoch in split.items() if tag == self._tag
+            namespace: epoch
+            for (namespace, _, tag), epoch in split.items()
+            if tag == self._tag and NAMESPACE.fullmatch(namespace)
         }
 
     def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:

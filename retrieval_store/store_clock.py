@@ -13,10 +13,11 @@ READING_SECONDS = 60.0
 class StoreClock:
     """Seconds since the epoch, whatever this process's own clock says.
 
-    read  asks the store; raises `StoreError`
+    read  asks the store; raises `StoreError`. None: it has no clock, now at least, and this
+          process's own is used
     """
 
-    def __init__(self, read: Callable[[], float]) -> None:
+    def __init__(self, read: Callable[[], float | None]) -> None:
         self._read = read
         self._changing = threading.Lock()
         self._read_at = float("-inf")
@@ -26,6 +27,9 @@ class StoreClock:
         """Raises `StoreError` if the store is out of reach."""
         with self._changing:
             if time.monotonic() - self._read_at > READING_SECONDS:
-                self._ahead = self._read() - time.monotonic()
+                found = self._read()
+                if found is None:
+                    return time.time()
+                self._ahead = found - time.monotonic()
                 self._read_at = time.monotonic()
             return time.monotonic() + self._ahead

@@ -110,11 +110,13 @@ def test_no_byte_of_a_log_stops_anything(tmp_path: Path, place: int) -> None:
     assert replica.fresh_answer("tenant", 1, 2) == {3, 4, 5}
     (path,) = tmp_path.glob(".delta/tenant/*.log")
     data = bytearray(path.read_bytes())
+    # What divides two lines takes both along.
+    num_left = 1 if data[place % len(data)] == ord("\n") else 2
     data[place % len(data)] ^= 0x80 if place % 2 else 0x04
     path.write_bytes(data)
     for one in (replica, Replica(str(tmp_path))):
         assert one.fresh_answer("tenant", 1, 2) <= {3, 4, 5}
-        assert len(one.answer("tenant", 1, 2)) >= 2
+        assert len(one.answer("tenant", 1, 2)) >= num_left
         assert one.answer("other", 1, 2) == {3}
         assert 1 <= one.service.status.num_damaged <= 2
     replica.learn("tenant", 1, 2, 6)

@@ -121,6 +121,21 @@ def test_a_dead_server_takes_nothing_away(server: RedisServer) -> None:
     assert replica.answer("tenant", 1, 2) == {3}
 
 
+def test_namespaces_that_nobody_can_have_are_passed_over(server: RedisServer, url: str) -> None:
+    replica = Replica(url)
+    replica.learn("tenant", 1, 2, 3)
+    with server.raw() as client:
+        (key,) = client.keys("*:delta:*")
+        for name in (b"a b", b"", b"\xff", b"a/b"):
+            client.hset("{draftline:retrieval}:epochs", name + b"/" + FITNESS.tag.encode(), "e")
+            client.copy(key, key.replace(b"tenant", name))
+    settings = LearningSettings(fold_entries=1)
+    fresh = Replica(url, settings)
+    assert fresh.fresh_answer("tenant", 1, 2) == {3}
+    assert fresh.learning.fold_due() == ["tenant"]
+    assert fresh.learning.segments.keys() == {"tenant"}
+
+
 def test_an_endless_log_is_read_in_parts(
     server: RedisServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
