@@ -39,6 +39,10 @@ class StoreError(DraftlineError):
     """A retrieval store is out of reach; or a segment is corrupt, or of another model."""
 
 
+class DamagedError(StoreError):
+    """What a store keeps under one name is damaged; the store itself answers."""
+
+
 class CapacityError(DraftlineError):
     """Queues or memory are full now; the same request may succeed later."""
 

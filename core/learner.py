@@ -17,6 +17,8 @@ OUTCOMES = (
 )  # fmt: skip
 # Counted beside them: texts that gained weight, because an ended request took what they say.
 CREDITED = "credited"
+# And entries of the store's logs that were passed over because they are damaged.
+DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +40,8 @@ class Learner(Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many had which of `OUTCOMES` so far, and `CREDITED`; what is 0 may be left out."""
+        """How many had which of `OUTCOMES` so far, `CREDITED` and `DAMAGED`; what is 0 may be left
+        out."""
         ...
 
     def learn(self, ended: Ended) -> None:

@@ -112,8 +112,10 @@ _writer("add", "Add the documents of FILES to a namespace.", replaces=False)
 @corpus_app.command("list")
 def list_segments(*, store: Store) -> None:
     """List the segments of a store."""
+    from ..retrieval_store.store import listed_sizes
+
     table = Table("namespace", "segment", "bytes", box=None, pad_edge=False)
-    for namespace, sizes in _open(store).manifest().sizes.items():
+    for namespace, sizes in listed_sizes(_open(store)).items():
         for segment_id, size in sizes.items():
             table.add_row(namespace, segment_id, f"{size:,}")
     console.print(table)
@@ -121,25 +123,17 @@ def list_segments(*, store: Store) -> None:
 
 @corpus_app.command()
 def stats(*, store: Store) -> None:
-    """Count documents, tokens and bytes of each namespace; tell whether it may be learned."""
-    from ..retrieval_store.open_store import open_policy
+    """Count documents, tokens and bytes of each namespace, texts that were learned and are not in
+    a segment yet, and what is damaged; tell whether the namespace may be learned."""
+    from .corpus_stats import COLUMNS, store_stats
 
-    opened, off = _open(store), open_policy(store).off()
-    columns = ("namespace", "segments", "documents", "tokens", "bytes", "learning")
-    table = Table(*columns, box=None, pad_edge=False)
-    listed = opened.manifest().sizes
-    for namespace in [*listed, *sorted(off - listed.keys())]:
-        sizes = listed.get(namespace, {})
-        headers = [opened.get(namespace, segment_id).header for segment_id in sizes]
-        table.add_row(
-            namespace,
-            str(len(sizes)),
-            f"{sum(header.num_documents for header in headers):,}",
-            f"{sum(header.num_tokens for header in headers):,}",
-            f"{sum(sizes.values()):,}",
-            "never" if namespace == SHARED else "off" if namespace in off else "allowed",
-        )
+    found, unread = store_stats(store)
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for one in found:
+        table.add_row(*one.row())
     console.print(table)
+    if unread is not None:
+        console.print(f"what is learned cannot be read: {unread}")
 
 
 @corpus_app.command()

@@ -1,4 +1,4 @@
-"""`draftline corpus compact|verify|export`: upkeep of retrieval stores."""
+"""`draftline corpus compact|verify|export|accept-loss`: upkeep of retrieval stores."""
 
 # ruff: noqa: PLC0415 - the command line's help must not wait for numpy and torch
 
@@ -91,6 +91,19 @@ def export(
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 count += 1
     console.print(f"wrote {count} documents to {output}")
+
+
+@upkeep_app.command("accept-loss")
+def accept_loss(*, store: Store) -> None:
+    """Give up what a store held before it lost its data: servers, which keep what they have in
+    memory until then, follow what it holds now."""
+    from ..retrieval_store.open_store import open_store
+
+    opened = open_store(store, must_exist=True)
+    opened.accept_loss()
+    count = sum(len(sizes) for sizes in opened.manifest().sizes.values())
+    console.print(f"servers follow what {opened.url} holds now: {count} segments")
+    console.print("what corpus learn NAMESPACE --off said may be lost, too; see corpus stats")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ..cluster.drafter_stats import DrafterStats
-from ..core.learner import CREDITED, OUTCOMES
+from ..core.learner import CREDITED, DAMAGED, OUTCOMES
 from .engine_stats import EngineStats
 
 # Of one engine: the values of the labels that a family adds to these two, and a number.
@@ -65,9 +65,12 @@ def _ended(engine: EngineStats) -> Samples:
                 yield (drafter.name, outcome), drafter.learning.get(outcome, 0)
 
 
-def _credited(engine: EngineStats) -> Samples:
-    learning = [drafter for drafter in engine.drafters if drafter.learning]
-    return [((drafter.name,), drafter.learning.get(CREDITED, 0)) for drafter in learning]
+def _learning(count: str) -> Callable[[EngineStats], Samples]:
+    def samples(engine: EngineStats) -> Samples:
+        learning = [drafter for drafter in engine.drafters if drafter.learning]
+        return [((drafter.name,), drafter.learning.get(count, 0)) for drafter in learning]
+
+    return samples
 
 
 TABLE = (
@@ -108,7 +111,10 @@ TABLE = (
          _ended, ("source", "outcome")),
     _Row(CounterMetricFamily, "draftline:learning_credited_texts",
          "Learned texts that gained weight, because an answer took what they say",
-         _credited, SOURCE),
+         _learning(CREDITED), SOURCE),
+    _Row(CounterMetricFamily, "draftline:learning_damaged_entries",
+         "Entries of the store's logs that were passed over because they are damaged",
+         _learning(DAMAGED), SOURCE),
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.coupled_rank import CoupledChoice, rank_coupled
-from ..core.learner import CREDITED, OUTCOMES, Learner
+from ..core.learner import CREDITED, DAMAGED, OUTCOMES, Learner
 from ..core.lookup import Lookup, Subtree
 from ..core.types import Commit, DraftRequest, Int32, Proposal, Query, empty_proposal
 from .learned_answer import LearnedAnswer, refusal
@@ -88,7 +88,7 @@ class RetrievalDrafter:
             return {}
         learned = self._learner.counts
         counts = {name: self._refused[name] + learned.get(name, 0) for name in OUTCOMES}
-        return counts | {CREDITED: learned.get(CREDITED, 0)}
+        return counts | {name: learned.get(name, 0) for name in (CREDITED, DAMAGED)}
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no token."""

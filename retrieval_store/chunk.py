@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ..core.errors import StoreError
+from ..core.errors import DamagedError
 
 DIGEST_BYTES = 32
 
@@ -15,8 +15,8 @@ def seal(payload: bytes) -> bytes:
 
 
 def unseal(chunk: bytes, origin: str) -> bytes:
-    """The payload. Raises `StoreError`, which names `origin`, if a byte is missing or differs."""
+    """The payload. Raises `DamagedError`, which names `origin`, if a byte is missing or differs."""
     payload = chunk[DIGEST_BYTES:]
     if hashlib.sha256(payload).digest() != chunk[:DIGEST_BYTES]:
-        raise StoreError(f"{origin}: corrupt; build the corpus again")
+        raise DamagedError(f"{origin}: corrupt; build the corpus again")
     return payload

@@ -71,15 +71,17 @@ def compact(store: SegmentStore, namespace: str) -> CompactionReport:
 
     Readers see the old segments, for a moment both, and then the new one; a crash on the way loses
     nothing, and the next compaction drops what is there twice. Raises `ConfigError` for an empty
-    namespace or segments of different models, and `StoreError` for a corrupt segment.
+    namespace or segments of different models, and `StoreError` for a corrupt segment, and if the
+    store loses its data meanwhile.
     """
-    old = store.manifest().segment_ids(namespace)
+    manifest = store.manifest()
+    old = manifest.segment_ids(namespace)
     if not old:
         raise ConfigError("namespace", f"{namespace} has no segments; see corpus list")
     if len(old) == 1:
         return CompactionReport(old[0], (), 0)
     merged, num_duplicates = merge_segments([store.get(namespace, one) for one in old])
-    segment_id = store.put(namespace, merged)
+    (segment_id,) = store.change(namespace, add=[merged], follows=manifest)
     removed = tuple(one for one in old if one != segment_id)
     for one in removed:
         store.delete(namespace, one)

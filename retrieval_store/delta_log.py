@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
-from ..core.errors import StoreError
+import numpy as np
+
+from ..core.errors import DamagedError
 from ..core.types import Int32
+from .damage import DamageCount
+from .store import SEGMENT_ID
+
+DIGEST = re.compile(r"[0-9a-f]{32}")
+# Nothing longer is written.
+MAX_TOKENS = 4096
+# Far above what one event gives, far below what would keep a text for ever.
+MAX_EVENT_WEIGHT = 16.0
 
 
 def text_digest(tokens: Int32) -> str:
@@ -62,20 +74,72 @@ class Folded:
 
     @classmethod
     def from_json(cls, text: str | bytes, origin: str) -> Self:
-        """Raises `StoreError` naming `origin` for anything but what `to_json` gave."""
+        """Raises `DamagedError` naming `origin` for anything but what `to_json` gave.
+
+        What a later version may add is left out.
+        """
         try:
             fields = json.loads(text)
-            return cls(**fields | {"garbage": tuple(fields["garbage"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{origin}: corrupt; forget the namespace") from error
+            weights = {_digest(name): _number(one) for name, one in fields["weights"].items()}
+            garbage = tuple(_segment_id(name) for name in fields["garbage"])
+            named = None if fields["segment_id"] is None else _segment_id(fields["segment_id"])
+            return cls(named, _number(fields["time"]), weights, garbage)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedError(f"{origin}: corrupt") from error
+
+
+def checked_event(digest: object, weight: object, data: bytes | None) -> DeltaEvent:
+    """The event of what a log holds; `data` are its tokens' bytes.
+
+    Raises `ValueError` unless it is one that a learner writes: anybody may have, or a disk or a
+    network may have changed it.
+    """
+    found = _number(weight)
+    if not 0 < found <= MAX_EVENT_WEIGHT:
+        raise ValueError("weight")
+    if data is None:
+        return DeltaEvent(_digest(digest), found)
+    if len(data) > 4 * MAX_TOKENS:
+        raise ValueError("length")
+    tokens = np.frombuffer(data, "<i4").astype(np.int32)
+    if text_digest(tokens) != digest:
+        raise ValueError("digest")
+    return DeltaEvent(_digest(digest), found, tokens)
+
+
+def _digest(name: object) -> str:
+    if not isinstance(name, str) or DIGEST.fullmatch(name) is None:
+        raise ValueError("digest")
+    return name
+
+
+def _segment_id(name: object) -> str:
+    if not isinstance(name, str) or SEGMENT_ID.fullmatch(name) is None:
+        raise ValueError("segment id")
+    return name
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("number")
+    return float(value)
 
 
 class DeltaLog(Protocol):
     """A bounded, expiring log of each namespace, for texts of one model.
 
-    Every method raises `StoreError` if the store is out of reach. Readers keep what they have read
-    for as long as a namespace's epoch stays the same, and read anew when it changes.
+    Every method raises `StoreError` if the store is out of reach, and `DamagedError` if only what
+    it holds of one namespace cannot be read. Readers keep what they have read for as long as a
+    namespace's epoch stays the same, and read anew when it changes.
+
+    damage  counts what is damaged and was passed over
     """
+
+    damage: DamageCount
+
+    def now(self) -> float:
+        """Seconds since the epoch, by the store's clock, which also gives events their times."""
+        ...
 
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
         """Add events, in order, and tell those who wait for changes of the segment store.
@@ -89,11 +153,12 @@ class DeltaLog(Protocol):
         ...
 
     def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
-        """Events after the position `after`, oldest first; all of them by default."""
+        """Events after the position `after`, oldest first: all, or so many that asking again for
+        those after the last one is worth while."""
         ...
 
     def folded(self, namespace: str) -> Folded:
-        """What the last fold said."""
+        """What the last fold said; nothing, if that is damaged."""
         ...
 
     def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..core.errors import StoreError
 from .directory_locks import DELTA, fold_lock, log_lock
 from .directory_store import DirectoryStore
+from .namespace_folder import folder_name, older_folder
 
 
 class DirectoryEraser:
@@ -40,6 +41,8 @@ class DirectoryEraser:
         """Nothing is open between calls."""
 
     def _folders(self, namespace: str) -> list[Path]:
+        parents = [self._folder, self._folder / DELTA]
+        found = [parent / folder_name(namespace) for parent in parents]
+        older = [older_folder(parent, namespace) for parent in parents]
         # Files of the store itself, such as its manifest, have names that a namespace could have.
-        found = [self._folder / namespace, self._folder / DELTA / namespace]
-        return [folder for folder in found if folder.is_dir()]
+        return [path for path in (*found, *older) if path is not None and path.is_dir()]

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import json
 import os
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..core.errors import StoreError
+from .directory_locks import lock_file
+from .namespace_folder import LOCK, folder_name, older_folder
 from .replace_file import replace_file
 from .segment import Segment
 from .store import (
-    LOCK,
-    MANIFEST,
     Manifest,
     SegmentStore,
     check_names,
     check_namespace,
-    checked_sizes,
+    damaged_manifest,
+    is_entry,
     require_id,
 )
 
+MANIFEST = "manifest.json"
 # Deleted files stay so long for readers that hold an older manifest.
 GRACE_SECONDS = 60.0
+# Another writer may be about to write a large corpus; those who only go on do not wait for it.
+WAIT_SECONDS = 600.0
+SHORT_WAIT_SECONDS = 30.0
 
 
 class DirectoryStore(SegmentStore):
@@ -50,28 +54,31 @@ class DirectoryStore(SegmentStore):
         """What is stored now."""
         path = self._folder / MANIFEST
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_bytes()
         except FileNotFoundError:
-            return Manifest()
+            return Manifest(is_broken=any(self._folder.glob("[!.]*/*.segment")))
         except OSError as error:
             raise StoreError(f"{path}: cannot be read ({error})") from error
         try:
-            listed = json.loads(text)["segments"].items()
-            sizes = {name: dict(sizes) for name, sizes in listed}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return _decode(text, str(path))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{path}: corrupt; delete the folder and build again") from error
-        return Manifest(checked_sizes(sizes, str(path)), written=True)
 
     def get(self, namespace: str, segment_id: str) -> Segment:
         """The segment, memory-mapped and checked."""
         check_names(namespace, segment_id)
-        path = self._path(namespace, segment_id)
+        path = self._found(namespace, segment_id)
         segment = Segment.open(path)
         require_id(segment, segment_id, str(path))
         return segment
 
     def change(
-        self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()
+        self,
+        namespace: str,
+        *,
+        add: Sequence[Segment] = (),
+        remove: Sequence[str] = (),
+        follows: Manifest | None = None,
     ) -> list[str]:
         """Write what is added, then replace the manifest."""
         check_namespace(namespace)
@@ -81,16 +88,30 @@ class DirectoryStore(SegmentStore):
             return []
         added = {segment.segment_id: segment.data for segment in add}
         removed = [name for name in remove if name not in added]
-        with _reported(self._folder), self._locked():
+        wait = WAIT_SECONDS if follows is None else SHORT_WAIT_SECONDS
+        with _reported(self._folder), self._locked(wait):
+            old = self.manifest()
+            origin = old.origin_after(follows, self.url, adds=bool(add))
+            if follows is not None and not old.written:
+                # Should this writer die, its segment must not look like a lost manifest's.
+                self._write({}, origin)
             for segment_id, data in added.items():
                 path = self._path(namespace, segment_id)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(path, data[:])
-            for path in (self._path(namespace, segment_id) for segment_id in removed):
+            for path in (self._found(namespace, segment_id) for segment_id in removed):
                 if path.exists():
                     os.utime(path)
-            self._switch(namespace, {name: len(data) for name, data in added.items()}, removed)
+            listed = dict(old.sizes.get(namespace, {}))
+            listed |= {name: len(data) for name, data in added.items()}
+            left = {name: size for name, size in listed.items() if name not in removed}
+            self._switch({**old.sizes, namespace: left}, origin)
         return list(added)
+
+    def accept_loss(self) -> None:
+        """Replace the manifest, which may be lost; segments that it does not list go in time."""
+        with _reported(self._folder), self._locked(WAIT_SECONDS):
+            self._switch(self.manifest().sizes, "")
 
     def wait_for_change(self, timeout: float) -> None:
         """Wait `timeout` seconds: a folder does not tell of changes."""
@@ -101,33 +122,73 @@ class DirectoryStore(SegmentStore):
         self._closed.set()
 
     def _path(self, namespace: str, segment_id: str) -> Path:
-        return self._folder / namespace / f"{segment_id}.segment"
+        return self._folder / folder_name(namespace) / f"{segment_id}.segment"
 
-    def _switch(self, namespace: str, added: dict[str, int], removed: Sequence[str]) -> None:
-        sizes = {name: dict(listed) for name, listed in self.manifest().sizes.items()}
-        listed = sizes.pop(namespace, {}) | added
-        left = {name: size for name, size in listed.items() if name not in removed}
-        if left:
-            sizes[namespace] = left
-        text = json.dumps({"segments": sizes}, sort_keys=True, indent=1)
-        replace_file(self._folder / MANIFEST, text.encode())
+    def _found(self, namespace: str, segment_id: str) -> Path:
+        """Where a segment is, which an older version may have written."""
+        path = self._path(namespace, segment_id)
+        older = None if path.exists() else older_folder(self._folder, namespace)
+        return path if older is None else older / path.name
+
+    def _switch(self, sizes: Mapping[str, Mapping[str, int]], origin: str) -> None:
+        self._write({name: dict(listed) for name, listed in sizes.items() if listed}, origin)
         self._collect(sizes)
 
-    def _collect(self, sizes: dict[str, dict[str, int]]) -> None:
+    def _write(self, sizes: Mapping[str, Mapping[str, int]], origin: str) -> None:
+        replace_file(self._folder / MANIFEST, _encode(sizes, origin))
+
+    def _collect(self, sizes: Mapping[str, Mapping[str, int]]) -> None:
         """Remove files that no manifest of the last minute names."""
-        oldest = time.time() - GRACE_SECONDS
+        # By the clock that stamps the files: this process's own may be wrong.
+        oldest = (self._folder / MANIFEST).stat().st_mtime - GRACE_SECONDS
+        kept: dict[str, set[str]] = {}
+        for namespace, listed in sizes.items():
+            # Older versions named folders like namespaces, whatever the system tells apart.
+            for name in {folder_name(namespace), namespace.casefold()}:
+                kept.setdefault(name, set()).update(listed)
         # No namespace begins with a dot: what is learned and not folded yet lies there.
         for path in [*self._folder.glob("[!.]*/*"), *self._folder.glob("*.new")]:
-            listed = sizes.get(path.parent.name, {})
-            if path.stem not in listed and path.stat().st_mtime < oldest:
-                path.unlink()
+            listed = kept.get(path.parent.name.casefold(), ())
+            # What cannot be removed is in nobody's way.
+            with contextlib.suppress(OSError):
+                if path.stem not in listed and path.is_file() and path.stat().st_mtime < oldest:
+                    path.unlink()
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, seconds: float) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / LOCK).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        path = self._folder / LOCK
+        with path.open("w") as file:
+            if not lock_file(file, seconds):
+                raise StoreError(f"{path}: another writer has held this lock for {seconds:.0f} s")
             yield
+
+
+def _encode(sizes: Mapping[str, Mapping[str, int]], origin: str) -> bytes:
+    fields: dict[str, object] = {"segments": sizes}
+    if origin:
+        fields["origin"] = origin
+    return json.dumps(fields | {"sha256": _sum(fields)}, sort_keys=True, indent=1).encode()
+
+
+def _decode(text: bytes, path: str) -> Manifest:
+    """Raises `DamagedError` for an entry that names nothing, and what other JSON raises."""
+    fields = json.loads(text)
+    # Older versions wrote none.
+    stored = fields.pop("sha256", None)
+    if stored is not None and stored != _sum(fields):
+        raise ValueError("checksum")
+    sizes = {name: dict(listed) for name, listed in fields["segments"].items()}
+    for namespace, listed in sizes.items():
+        for segment_id, size in listed.items():
+            if not is_entry(namespace, segment_id, size):
+                raise damaged_manifest(path, f"{namespace}/{segment_id}")
+    whole = {name: listed for name, listed in sizes.items() if listed}
+    return Manifest(whole, written=True, origin=str(fields.get("origin", "")))
+
+
+def _sum(fields: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager

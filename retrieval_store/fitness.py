@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..core.types import Int32
+
+
+class Tagged(Protocol):
+    """Names texts of one model in paths and keys."""
+
+    @property
+    def tag(self) -> str:
+        """16 hexadecimal digits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Implements `Tagged` where only the name is known."""
+
+    tag: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,27 +8,39 @@ the next one's garbage.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..core.errors import StoreError
+from ..core.errors import DamagedError, DraftlineError
 from .delta_log import DeltaLog, Folded, LoggedEvent
 from .fitness import Fitness
 from .folded_texts import folded_texts, learned_segment
 from .learning_settings import LearningSettings
 from .lookup import SHARED
-from .store import SegmentStore
+from .store import Manifest, SegmentStore, loss
+from .store_watch import StoreWatch
 from .weighted_texts import WeightedTexts
 
 
 class Folder:
-    """Folds what is due in the namespaces of one log. Every method raises `StoreError`."""
+    """Folds what is due in the namespaces of one log. Every method raises `StoreError`.
+
+    Nothing is folded into a store that has lost its data: what little would be there then is not
+    to be taken for all that it held.
+
+    watch  knows what the store held; None: only what this folder itself saw
+    """
 
     def __init__(
-        self, store: SegmentStore, log: DeltaLog, fitness: Fitness, settings: LearningSettings
+        self,
+        store: SegmentStore,
+        log: DeltaLog,
+        fitness: Fitness,
+        settings: LearningSettings,
+        watch: StoreWatch | None = None,
     ) -> None:
         self._store = store
+        self._watch = watch or StoreWatch(store)
         self._log = log
         self._fitness = fitness
         self._settings = settings
@@ -38,13 +50,14 @@ class Folder:
 
         One that fails keeps none of the others waiting; what it raised comes after all of them.
         """
+        self._watch.look()
         folded: list[str] = []
-        failure: StoreError | None = None
+        failure: DraftlineError | None = None
         for namespace in self._log.epochs():
             try:
                 if namespace != SHARED and self.fold(namespace):
                     folded.append(namespace)
-            except StoreError as error:
+            except DraftlineError as error:
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -59,7 +72,11 @@ class Folder:
             events = self._log.read(namespace) if held else []
             if not events or not (must or self._is_due(events)):
                 return False
-            self._commit(namespace, self._collected(namespace), events)
+            manifest = self._watch.look()
+            old = self._log.folded(namespace)
+            if old.segment_id is not None and not manifest.written:
+                raise loss(self._store.url)
+            self._commit(namespace, self._collected(namespace, old, manifest), events, manifest)
         return True
 
     def _is_due(self, events: Sequence[LoggedEvent]) -> bool:
@@ -67,41 +84,47 @@ class Folder:
             return False
         tokens = sum(0 if one.event.tokens is None else len(one.event.tokens) for one in events)
         # Half the time is left for replicas that are down or busy.
-        is_old = time.time() - events[0].time > self._settings.log_seconds / 2
+        is_old = self._log.now() - events[0].time > self._settings.log_seconds / 2
         settings = self._settings
         return is_old or tokens >= settings.fold_tokens or len(events) >= settings.fold_entries
 
-    def _collected(self, namespace: str) -> Folded:
+    def _collected(self, namespace: str, folded: Folded, manifest: Manifest) -> Folded:
         """What the last fold said, with its garbage deleted."""
-        folded = self._log.folded(namespace)
         garbage = [name for name in folded.garbage if name != folded.segment_id]
-        self._delete(namespace, garbage)
+        self._delete(namespace, garbage, manifest)
         return replace(folded, garbage=())
 
-    def _commit(self, namespace: str, old: Folded, events: Sequence[LoggedEvent]) -> None:
-        now, up_to = time.time(), events[-1].position
+    def _commit(
+        self, namespace: str, old: Folded, events: Sequence[LoggedEvent], manifest: Manifest
+    ) -> None:
+        now, up_to = self._log.now(), events[-1].position
         texts = self._texts(namespace, old, events, now)
         new = None
         if len(texts):
             segment = learned_segment(texts.documents(now), self._fitness)
             new = segment.segment_id
             self._log.fold(namespace, replace(old, garbage=(new,)))
-            self._store.put(namespace, segment)
+            self._store.change(namespace, add=[segment], follows=manifest)
         gone = () if old.segment_id in (None, new) else (old.segment_id,)
         self._log.fold(namespace, Folded(new, now, texts.weights(now), gone), up_to)
-        self._delete(namespace, gone)
+        self._delete(namespace, gone, manifest)
 
-    def _delete(self, namespace: str, segment_ids: Sequence[str]) -> None:
-        for segment_id in segment_ids:
-            self._store.delete(namespace, segment_id)
+    def _delete(self, namespace: str, segment_ids: Sequence[str], manifest: Manifest) -> None:
+        if segment_ids:
+            self._store.change(namespace, remove=segment_ids, follows=manifest)
 
     def _texts(
         self, namespace: str, old: Folded, events: Sequence[LoggedEvent], now: float
     ) -> WeightedTexts:
-        texts = folded_texts(self._store, namespace, old, self._settings)
+        try:
+            texts = folded_texts(self._store, namespace, old, self._settings, now)
+        except DamagedError:
+            # The segment is replaced by this fold.
+            self._log.damage.add(namespace, "folded texts")
+            texts = WeightedTexts(self._settings.folded_tokens, self._settings.half_life)
         for logged in events:
             tokens = logged.event.tokens
             if tokens is None or self._fitness.takes(tokens):
-                texts.apply(logged.event, logged.time)
+                texts.apply(logged.event, min(logged.time, now))
         texts.prune(now)
         return texts

@@ -35,11 +35,12 @@ def segment_documents(segment: Segment) -> Iterator[Int32]:
 
 
 def folded_texts(
-    store: SegmentStore, namespace: str, folded: Folded, settings: LearningSettings
+    store: SegmentStore, namespace: str, folded: Folded, settings: LearningSettings, now: float
 ) -> WeightedTexts:
     """The texts of the last fold with their weights; none if its segment is not listed any more.
 
-    Then it was replaced by `corpus build`, or joined with others. Raises `StoreError`.
+    Then it was replaced by `corpus build`, or joined with others. Raises `DamagedError` if it
+    cannot be read any more, and `StoreError`. No text is newer than `now`.
     """
     texts = WeightedTexts(settings.folded_tokens, settings.half_life)
     if folded.segment_id in store.manifest().segment_ids(namespace):
@@ -48,5 +49,5 @@ def folded_texts(
         # Copies of a text have one digest.
         for digest, tokens in {text_digest(tokens): tokens for tokens in documents}.items():
             event = DeltaEvent(digest, folded.weights.get(digest, 1.0), tokens)
-            texts.apply(event, folded.time)
+            texts.apply(event, min(folded.time, now))
     return texts

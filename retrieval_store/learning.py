@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from ..core.errors import ConfigError
-from ..core.learner import CREDITED, Ended
+from ..core.learner import CREDITED, DAMAGED, Ended
 from ..core.types import Int32
-from .delta_log import DeltaEvent, DeltaLog, text_digest
+from .delta_log import MAX_TOKENS, DeltaEvent, DeltaLog, text_digest
 from .fitness import Fitness
 from .fold import Folder
 from .learning_settings import LearningSettings
@@ -17,10 +17,10 @@ from .live_delta import LiveDelta
 from .lookup import MIN_CONTEXT, SHARED
 from .segment import Segment
 from .store import SegmentStore, check_namespace
+from .store_watch import StoreWatch
 
 # A shorter text continues no context.
 MIN_TOKENS = MIN_CONTEXT + 1
-MAX_TOKENS = 4096
 # Runs of one request that are looked for in learned texts; the longest are taken.
 MAX_RUNS = 32
 
@@ -29,7 +29,10 @@ class LiveLearning:
     """Learns ended requests of all namespaces but `shared`, those in `off`, and those that the
     store's `LearningPolicy` forbids.
 
-    counts  by outcome, see `core.learner.OUTCOMES`; `credited`: texts that were of use
+    counts  by outcome, see `core.learner.OUTCOMES`; `credited`: texts that were of use; `damaged`:
+            entries of logs that were passed over
+    watch   of the store; nothing is learned or folded while that has lost its data, of which what
+            it says of namespaces that are not learned is a part
     """
 
     def __init__(
@@ -47,7 +50,8 @@ class LiveLearning:
         self._off = frozenset(off)
         self.fitness = fitness
         self._delta = LiveDelta(store, log, fitness, settings)
-        self._folder = Folder(store, log, fitness, settings)
+        self.watch = StoreWatch(store)
+        self._folder = Folder(store, log, fitness, settings, self.watch)
         self._counting = threading.Lock()
         self.counts: Counter[str] = Counter()
 
@@ -55,6 +59,11 @@ class LiveLearning:
     def segments(self) -> Mapping[str, Segment]:
         """Namespace -> what it learned lately; a new mapping after every change."""
         return self._delta.segments
+
+    @property
+    def num_damaged(self) -> int:
+        """Entries and texts that were passed over because they are damaged."""
+        return self._log.damage.total
 
     def refresh(self) -> None:
         """Read what all replicas learned. Raises `StoreError`."""
@@ -71,6 +80,8 @@ class LiveLearning:
         target took. Raises `StoreError`.
         """
         added = self._learn(ended)
+        if num_damaged := self._log.damage.take():
+            added |= {DAMAGED: num_damaged}
         with self._counting:
             self.counts.update(added)
         return added
@@ -83,6 +94,7 @@ class LiveLearning:
         reason = self._refusal(ended)
         if reason is not None:
             return {reason: 1}
+        self.watch.require()
         digest = text_digest(ended.tokens)
         is_known = self._delta.is_known(ended.namespace, digest)
         own = DeltaEvent(digest, 1.0, None if is_known else ended.tokens)

@@ -63,9 +63,11 @@ class LearningQueue:
         while (ended := self._waiting.get()) is not None:
             try:
                 self._count(self._sink(ended))
-            except DraftlineError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next one may be learned
+                # What is no error of ours may hold a part of the text.
+                said = error if isinstance(error, DraftlineError) else type(error).__name__
                 level = logging.WARNING if self._count({"failed": 1}) else logging.DEBUG
-                logger.log(level, "event=learning_failed %s", error)
+                logger.log(level, "event=learning_failed %s", said)
 
     def _count(self, more: Mapping[str, int]) -> bool:
         """Whether any of these is counted for the first time."""

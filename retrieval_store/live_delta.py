@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Mapping
 
-from ..core.errors import StoreError
+from ..core.errors import DamagedError, StoreError
 from ..core.types import Int32
 from .delta_log import DeltaLog
 from .fitness import Fitness
@@ -16,6 +15,9 @@ from .lookup import SHARED
 from .segment import Segment
 from .store import SegmentStore
 from .weighted_texts import WeightedTexts
+
+# Logs that cannot be reached at one reading before the others are left to the next.
+MAX_FAILURES = 3
 
 
 class _Space:
@@ -71,17 +73,23 @@ class LiveDelta:
     def refresh(self) -> None:
         """Read what is new, and build the segments of namespaces that changed.
 
-        Raises `StoreError` if a log is out of reach or corrupt, after all others were read; of
-        that namespace everything stays as it is.
+        Of a namespace whose log is damaged beyond reading everything stays as it is, and the
+        others are followed. Raises `StoreError` if logs are out of reach.
         """
+        now = self._log.now()
         # Whoever wrote there: nothing that is learned reaches those who read `shared`.
         epochs = {name: mark for name, mark in self._log.epochs().items() if name != SHARED}
-        failure: StoreError | None = None
+        failures: list[StoreError] = []
         for namespace, epoch in epochs.items():
             try:
-                self._follow(namespace, epoch)
+                self._follow(namespace, epoch, now)
+            except DamagedError:
+                self._log.damage.add(namespace, "log")
             except StoreError as error:
-                failure = failure or error
+                failures.append(error)
+                # Each of them may have taken as long as the store's time limit.
+                if len(failures) == MAX_FAILURES:
+                    break
         gone = self._spaces.keys() - epochs.keys()
         with self._changing:
             for namespace in gone:
@@ -89,28 +97,33 @@ class LiveDelta:
         stale = [name for name, space in self._spaces.items() if space.is_stale]
         if gone or stale:
             kept = {name: old for name, old in self.segments.items() if name in epochs}
-            self.segments = kept | {name: self._build(self._spaces[name]) for name in stale}
-        if failure is not None:
-            raise failure
+            self.segments = kept | {name: self._build(self._spaces[name], now) for name in stale}
+        if failures:
+            raise failures[0]
 
-    def _follow(self, namespace: str, epoch: str) -> None:
+    def _follow(self, namespace: str, epoch: str, now: float) -> None:
         space = self._spaces.get(namespace)
         if space is None or space.epoch != epoch:
             texts = WeightedTexts(self._settings.delta_tokens, self._settings.half_life)
-            folded = self._log.folded(namespace)
-            old = folded_texts(self._store, namespace, folded, self._settings)
-            space = _Space(epoch, texts, old)
+            space = _Space(epoch, texts, self._folded(namespace, now))
         events = self._log.read(namespace, space.position)
-        now = time.time()
         with self._changing:
             for logged in events:
                 # What is in a log may have been written by anybody.
                 if logged.event.tokens is None or self._fitness.takes(logged.event.tokens):
-                    space.texts.apply(logged.event, logged.time)
+                    space.texts.apply(logged.event, min(logged.time, now))
                 space.position, space.is_stale = logged.position, True
             space.is_stale |= space.texts.prune(now, now - self._settings.log_seconds)
             self._spaces[namespace] = space
 
-    def _build(self, space: _Space) -> Segment:
+    def _folded(self, namespace: str, now: float) -> WeightedTexts:
+        folded = self._log.folded(namespace)
+        try:
+            return folded_texts(self._store, namespace, folded, self._settings, now)
+        except DamagedError:
+            self._log.damage.add(namespace, "folded texts")
+            return WeightedTexts(self._settings.folded_tokens, self._settings.half_life)
+
+    def _build(self, space: _Space, now: float) -> Segment:
         space.is_stale = False
-        return learned_segment(space.texts.documents(time.time()), self._fitness)
+        return learned_segment(space.texts.documents(now), self._fitness)

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from ..core.errors import ConfigError
 from ..models.bundled import DEMO_STORE
 from .delta_log import DeltaLog
-from .directory_delta_log import DirectoryDeltaLog
+from .directory_delta_log import DirectoryDeltaLog, directory_log_tags
 from .directory_eraser import DirectoryEraser
 from .directory_learning_policy import DirectoryLearningPolicy
 from .directory_store import DirectoryStore
 from .erasure import NamespaceEraser
-from .fitness import Fitness
+from .fitness import Fitness, Tag, Tagged
 from .learning import LiveLearning
 from .learning_policy import LearningPolicy
 from .learning_settings import LearningSettings
@@ -44,12 +44,23 @@ def shown_store(url: str) -> str:
     return Path(url).name
 
 
-def open_delta_log(url: str, fitness: Fitness, settings: LearningSettings) -> DeltaLog:
+def open_delta_log(url: str, fitness: Tagged, settings: LearningSettings) -> DeltaLog:
     """The log beside a store. Raises `ConfigError` as `open_store` does, and for `demo`."""
     if _is_redis(url):
         log = import_module(".redis_delta_log", __package__).RedisDeltaLog
         return log(url, fitness, settings)
     return DirectoryDeltaLog(_writable(url), fitness, settings)
+
+
+def open_all_logs(url: str) -> list[DeltaLog]:
+    """The logs of all models, to be read. Raises `ConfigError` and `StoreError`."""
+    if url == "demo":
+        return []
+    if _is_redis(url):
+        tags = import_module(".redis_delta_log", __package__).redis_log_tags(url)
+    else:
+        tags = directory_log_tags(_folder(url))
+    return [open_delta_log(url, Tag(tag), LearningSettings()) for tag in tags]
 
 
 def open_learning(url: str, fitness: Fitness, off: Collection[str] = ()) -> LiveLearning:

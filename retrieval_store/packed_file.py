@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import StoreError
+from ..core.errors import DamagedError, StoreError
 
 MAGIC = b"DRAFTSEG"
 FORMAT_VERSION = 2
@@ -58,7 +58,7 @@ def pack(fields: Mapping[str, object], arrays: Mapping[str, AnyArray]) -> bytes:
 def unpack(data: Data, origin: str) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     """The fields and the arrays (read-only views into `data`) of what `pack` wrote.
 
-    `origin` names the file in messages. Raises `StoreError` if a byte is missing or differs.
+    `origin` names the file in messages. Raises `DamagedError` if a byte is missing or differs.
     """
     header, start = _read_header(data, origin)
     end = start
@@ -67,21 +67,21 @@ def unpack(data: Data, origin: str) -> tuple[dict[str, Any], dict[str, AnyArray]
         first, end = start + entry["start"], start + entry["start"] + entry["size"]
         stored = memoryview(data)[first:end]
         if len(stored) != entry["size"] or _digest(stored).hex() != entry["sha256"]:
-            raise StoreError(f"{origin}: array {entry['name']!r} is corrupt; {REMEDY}")
+            raise DamagedError(f"{origin}: array {entry['name']!r} is corrupt; {REMEDY}")
         shape, dtype = tuple(entry["shape"]), np.dtype(entry["dtype"])
         count = int(np.prod(shape))
         arrays[entry["name"]] = np.frombuffer(data, dtype, count, first).reshape(shape)
     if len(data) != end:
-        raise StoreError(f"{origin}: {len(data) - end} bytes after the last array; {REMEDY}")
+        raise DamagedError(f"{origin}: {len(data) - end} bytes after the last array; {REMEDY}")
     return header["fields"], arrays
 
 
 def _read_header(data: Data, origin: str) -> tuple[dict[str, Any], int]:
     if len(data) < PREFIX.size:
-        raise StoreError(f"{origin}: too short for a segment ({len(data)} bytes); {REMEDY}")
+        raise DamagedError(f"{origin}: too short for a segment ({len(data)} bytes); {REMEDY}")
     magic, version, header_len, digest = PREFIX.unpack(data[: PREFIX.size])
     if magic != MAGIC:
-        raise StoreError(f"{origin}: not a draftline segment; {REMEDY}")
+        raise DamagedError(f"{origin}: not a draftline segment; {REMEDY}")
     if version != FORMAT_VERSION:
         raise StoreError(
             f"{origin}: format version {version}, this draftline reads {FORMAT_VERSION}; "
@@ -90,7 +90,7 @@ def _read_header(data: Data, origin: str) -> tuple[dict[str, Any], int]:
     start = PREFIX.size + header_len
     header = bytes(data[PREFIX.size : start])
     if _digest(header) != digest:
-        raise StoreError(f"{origin}: the header is corrupt; {REMEDY}")
+        raise DamagedError(f"{origin}: the header is corrupt; {REMEDY}")
     return json.loads(header), start
 
 

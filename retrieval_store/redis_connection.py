@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
-from ..core.errors import ConfigError, StoreError
+from ..core.errors import ConfigError, DamagedError, StoreError
 
+# As the server says it, or the client of one command of several.
+WRONG_TYPE = re.compile("(?:^|caused error: )WRONGTYPE ")
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
@@ -54,7 +57,8 @@ def shown_url(url: str) -> str:
 
 @contextmanager
 def reported(url: str) -> Iterator[None]:
-    """Turn what the client raises into a `StoreError` that begins with `url`."""
+    """Turn what the client raises into a `StoreError` that begins with `url`: a `DamagedError` if
+    only the key that was asked for is of another kind."""
     try:
         yield
     except OutOfMemoryError as error:
@@ -63,6 +67,10 @@ def reported(url: str) -> Iterator[None]:
         ) from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
         raise StoreError(f"{url}: Redis does not answer ({error})") from error
+    except redis.ResponseError as error:
+        if WRONG_TYPE.search(str(error)):
+            raise DamagedError(f"{url}: a key holds something of another kind ({error})") from error
+        raise StoreError(f"{url}: Redis refuses ({error})") from error
     except redis.RedisError as error:
         raise StoreError(f"{url}: Redis refuses ({error})") from error
 

@@ -2,7 +2,8 @@
 
 Keys, all with the hash tag `{draftline:<name>}` so that a Redis Cluster keeps them on one node:
 
-    ...:manifest                    hash: "format" -> FORMAT_VERSION, "<namespace>/<id>" -> bytes
+    ...:manifest                    hash: "format" -> FORMAT_VERSION, "<namespace>/<id>" -> bytes;
+                                    "origin" where learning alone began the store
     ...:chunk:<namespace>:<id>:<i>  SHA-256 and at most CHUNK_BYTES of the segment
     ...:changes                     channel told after every change
 
@@ -16,24 +17,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import redis
 from redis.client import Pipeline
 from redis.exceptions import OutOfMemoryError
 
-from ..core.errors import StoreError
+from ..core.errors import DamagedError, StoreError
 from .chunk import DIGEST_BYTES, seal, unseal
 from .packed_file import Data
 from .redis_changes import ChangeListener
 from .redis_client import TIMEOUT_S, RedisClient, as_text
 from .redis_memory import require_room, warn_of_eviction
 from .segment import Segment
-from .store import Manifest, SegmentStore, check_names, check_namespace, checked_sizes, require_id
+from .store import (
+    Manifest,
+    SegmentStore,
+    check_names,
+    check_namespace,
+    damaged_manifest,
+    is_entry,
+    require_id,
+)
 
 # With digest and Redis's own header it fits a block of 4 MiB, which the allocator does not round.
 CHUNK_BYTES = 4 * 2**20 - 4096
+# Terabytes.
+MAX_SIZE_DIGITS = 13
 UPLOAD_SECONDS = 3600
 # Deleted chunks stay so long for readers that hold an older manifest.
 GRACE_SECONDS = 60
 FORMAT = b"format"
+ORIGIN = b"origin"
 FORMAT_VERSION = b"2"
 
 
@@ -65,14 +78,24 @@ class RedisStore(SegmentStore):
         with self._redis.reported():
             entries = self._client.hgetall(self._manifest)
         self._check_format(entries.get(FORMAT))
-        sizes: dict[str, dict[str, object]] = {}
+        sizes: dict[str, dict[str, int]] = {}
+        damaged: dict[str, DamagedError] = {}
         for key, value in entries.items():
-            if key != FORMAT:
-                namespace, _, segment_id = as_text(key).partition("/")
-                size = as_text(value)
-                size_or_text = int(size) if size.isdecimal() else size
-                sizes.setdefault(namespace, {})[segment_id] = size_or_text
-        return Manifest(checked_sizes(sizes, self.url), written=FORMAT in entries)
+            if key in (FORMAT, ORIGIN):
+                continue
+            name, text = as_text(key), as_text(value)
+            namespace, _, segment_id = name.partition("/")
+            size = _size(text)
+            if not is_entry(namespace, segment_id, size):
+                damaged[name] = damaged_manifest(self.url, name)
+            elif size is not None:
+                sizes.setdefault(namespace, {})[segment_id] = size
+        return Manifest(
+            sizes,
+            written=FORMAT in entries,
+            origin=as_text(entries.get(ORIGIN, b"")),
+            damaged=damaged,
+        )
 
     def get(self, namespace: str, segment_id: str) -> Segment:
         """The segment, joined from its chunks, each and the whole checked."""
@@ -85,7 +108,7 @@ class RedisStore(SegmentStore):
             with self._redis.reported():
                 chunk = self._client.get(self._chunk(namespace, segment_id, index))
             if chunk is None:
-                raise StoreError(f"{origin}: not stored, or incomplete; build the corpus again")
+                raise DamagedError(f"{origin}: not stored, or incomplete; build the corpus again")
             assert isinstance(chunk, bytes), "the client must not decode answers"
             payload = unseal(chunk, f"{origin}: chunk {index}")
             data += payload
@@ -95,7 +118,12 @@ class RedisStore(SegmentStore):
         return segment
 
     def change(
-        self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()
+        self,
+        namespace: str,
+        *,
+        add: Sequence[Segment] = (),
+        remove: Sequence[str] = (),
+        follows: Manifest | None = None,
     ) -> list[str]:
         """Upload what is added, then switch the manifest in one transaction."""
         check_namespace(namespace)
@@ -104,6 +132,7 @@ class RedisStore(SegmentStore):
         added = {segment.segment_id: segment.data for segment in add}
         with self._redis.reported():
             self._check_format(self._client.hget(self._manifest, FORMAT.decode()))
+            self._origin_after(self._client, follows)
             if added:
                 warn_of_eviction(self._client, self.url)
                 missing = sum(self._missing(namespace, *item) for item in added.items())
@@ -116,8 +145,19 @@ class RedisStore(SegmentStore):
                 # Redis is full: what is not listed must not fill it until it expires.
                 self._discard(namespace, added)
                 raise
-            self._switch(namespace, added, [name for name in remove if name not in added])
+            removed = [name for name in remove if name not in added]
+            self._switch(namespace, added, removed, follows)
         return list(added)
+
+    def accept_loss(self) -> None:
+        """One transaction."""
+        with self._redis.reported():
+            self._check_format(self._client.hget(self._manifest, FORMAT.decode()))
+            with self._client.pipeline(transaction=True) as change:
+                change.hset(self._manifest, FORMAT.decode(), FORMAT_VERSION)
+                change.hdel(self._manifest, ORIGIN.decode())
+                change.publish(self._channel, "")
+                change.execute()
 
     def wait_for_change(self, timeout: float) -> None:
         """Return when the channel tells of a change, at the latest after `timeout` seconds."""
@@ -177,7 +217,22 @@ class RedisStore(SegmentStore):
 
         self._client.transaction(unlink, self._manifest)
 
-    def _switch(self, namespace: str, added: Mapping[str, Data], removed: Sequence[str]) -> None:
+    def _origin_after(self, client: redis.Redis, follows: Manifest | None) -> str:
+        """See `Manifest.origin_after`."""
+        if follows is None:
+            return ""
+        written = client.hexists(self._manifest, FORMAT.decode())
+        origin = client.hget(self._manifest, ORIGIN.decode()) or b""
+        now = Manifest(written=bool(written), origin=as_text(origin))
+        return now.origin_after(follows, self.url)
+
+    def _switch(
+        self,
+        namespace: str,
+        added: Mapping[str, Data],
+        removed: Sequence[str],
+        follows: Manifest | None,
+    ) -> None:
         sizes = {f"{namespace}/{name}": len(data) for name, data in added.items()}
         keys = [
             key for name, data in added.items() for key in self._chunks(namespace, name, len(data))
@@ -187,20 +242,27 @@ class RedisStore(SegmentStore):
             # A restart, an eviction or an expiry may have taken chunks since they were written.
             if keys and change.exists(*keys) != len(keys):
                 raise StoreError(f"{self.url}: Redis lost parts of this upload; try again")
+            origin = self._origin_after(change, follows)
             gone = {name: change.hget(self._manifest, f"{namespace}/{name}") for name in removed}
             change.multi()
             for key in keys:
                 change.persist(key)
             if sizes:
-                change.hset(self._manifest, mapping={FORMAT: FORMAT_VERSION, **sizes})
+                self._list(change, sizes, origin)
             for name, size in gone.items():
                 if size is not None:
-                    self._expire(change, namespace, name, int(size))
+                    self._expire(change, namespace, name, _size(as_text(size)) or 0)
             if sizes or any(size is not None for size in gone.values()):
                 change.publish(self._channel, namespace)
 
         # The chunks are watched, too: none may go between the check and the switch.
         self._client.transaction(switch, self._manifest, *keys)
+
+    def _list(self, change: Pipeline, sizes: Mapping[str, int], origin: str) -> None:
+        named = {ORIGIN.decode(): origin} if origin else {}
+        change.hset(self._manifest, mapping={FORMAT.decode(): FORMAT_VERSION, **named, **sizes})
+        if not origin:
+            change.hdel(self._manifest, ORIGIN.decode())
 
     def _expire(self, change: Pipeline, namespace: str, segment_id: str, size: int) -> None:
         change.hdel(self._manifest, f"{namespace}/{segment_id}")
@@ -214,6 +276,12 @@ class RedisStore(SegmentStore):
                 f"{as_text(FORMAT_VERSION)}; "
                 f"delete the keys {self._prefix}:* and build the corpora again"
             )
+
+
+def _size(text: str) -> int | None:
+    """Bytes of a segment as the manifest has them; None for what is no size."""
+    is_size = text.isascii() and text.isdecimal() and len(text) <= MAX_SIZE_DIGITS
+    return int(text) if is_size else None
 
 
 def _payloads(data: Data) -> Iterator[bytes]:

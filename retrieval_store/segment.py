@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import ConfigError, StoreError
+from ..core.errors import ConfigError, DamagedError, StoreError
 from ..core.types import Int32
 from .packed_file import Data, pack, unpack
 from .suffix_array import sort_suffixes
@@ -78,7 +78,7 @@ class Segment:
             header = SegmentHeader(**fields)
             segment = cls(data, header, **arrays)
         except (KeyError, TypeError) as error:
-            raise StoreError(f"{origin}: not a retrieval segment; build it again") from error
+            raise DamagedError(f"{origin}: not a retrieval segment; build it again") from error
         segment._check_sizes(origin)
         return segment
 
@@ -88,7 +88,9 @@ class Segment:
         try:
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
+            raise DamagedError(f"{path}: cannot be read ({error}); build it again") from error
+        except OSError as error:
             raise StoreError(f"{path}: cannot be read ({error}); build the corpus again") from error
         return cls.from_data(data, str(path))
 
@@ -103,7 +105,7 @@ class Segment:
         places = self.first_places.shape == (self.header.vocab_size + 1,)
         table = self.wide_nodes.shape[1:] == self.wide_children.shape[1:] == (4,)
         if not (same and places and table and self.header.depth == DEPTH):
-            raise StoreError(f"{origin}: counts do not agree with the arrays; build it again")
+            raise DamagedError(f"{origin}: counts do not agree with the arrays; build it again")
 
     def require(
         self,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from ..core.errors import ConfigError, StoreError
+from ..core.errors import ConfigError, DamagedError, StoreError
 from ..core.learner import Ended
 from ..core.lookup import Subtree
 from ..core.types import Int32
@@ -19,6 +20,7 @@ from .lookup import SegmentLookup
 from .segment import Segment
 from .service_status import ServiceStatus
 from .store import Manifest, SegmentStore
+from .store_watch import StoreWatch
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 # to be folded.
 REFRESH_PAUSE_S = 0.2
 FOLD_PAUSE_S = 2.0
+# Until a refused segment is tried again while everything else is followed.
+RETRY_PAUSE_S = 5.0
 
 Held = dict[tuple[str, str], Segment]
 Refused = dict[tuple[str, str], StoreError]
@@ -63,8 +67,10 @@ class RetrievalService:
         self._poll_seconds = poll_seconds
         self._manifest: Manifest | None = None
         self._learning = learning
+        self._watched = StoreWatch(store) if learning is None else learning.watch
         self._held: Held = {}
         self._refused: Refused = {}
+        self._retry_at = 0.0
         self._num_refusals = 0
         self._num_failures = 0
         self._last_error = ""
@@ -93,6 +99,8 @@ class RetrievalService:
             num_refusals=self._num_refusals,
             num_failures=self._num_failures,
             last_error=self._last_error,
+            num_damaged=0 if self._learning is None else self._learning.num_damaged,
+            is_lost=self._watched.is_lost,
         )
 
     def lookup(
@@ -105,25 +113,21 @@ class RetrievalService:
         """Serve what the store holds now; True if that changed anything.
 
         Raises `StoreError`, and serves on as before, if the store is out of reach or has lost its
-        data. Raises it after everything else was taken over if a segment is corrupt or was built
-        for another tokenizer, model or vocabulary; the next call tries that segment again.
+        data. Raises it after everything else was taken over if a segment was built for another
+        tokenizer, model or vocabulary, or could not be had. One that is damaged costs its own
+        namespace only: `status` tells of it. The next call tries these segments again.
         """
-        with self._refreshing:
-            try:
-                changed = self._follow()
-            except StoreError as error:
-                self._num_failures += 1
-                self._last_error = str(error)
-                raise
-            self._num_failures, self._last_error = 0, ""
-            return changed
+        changed, failure = self._refresh(patient=False)
+        if failure is not None and not isinstance(failure, DamagedError):
+            raise failure
+        return changed
 
     def learn(self, ended: Ended, fitness: Fitness | None = None) -> Mapping[str, int]:
         """Learn an ended request: what became of it, see `LiveLearning.learn`.
 
         Blocks for some round trips to the store; nothing happens where nothing is to be learned.
-        Raises `StoreError` if the store is out of reach, and `ConfigError` for a text of another
-        model than `fitness`, if that is given.
+        Raises `StoreError` if the store is out of reach or has lost its data, and `ConfigError` for
+        a text of another model than `fitness`, if that is given.
         """
         if self._learning is None:
             return {}
@@ -147,19 +151,42 @@ class RetrievalService:
             thread.join()
         self._release()
 
-    def _follow(self) -> bool:
+    def _refresh(self, *, patient: bool) -> tuple[bool, StoreError | None]:
+        """Whether anything changed, and why a segment was refused."""
+        with self._refreshing:
+            try:
+                changed = self._follow(patient=patient)
+            except StoreError as error:
+                self._note(error)
+                raise
+            failures = list(self._refused.values())
+            # What damage hides is told last.
+            failures.sort(key=lambda error: isinstance(error, DamagedError))
+            failure = failures[0] if failures else None
+            self._note(failure)
+            return changed, failure
+
+    def _note(self, failure: StoreError | None) -> None:
+        self._num_failures = 0 if failure is None else self._num_failures + 1
+        self._last_error = "" if failure is None else str(failure)
+
+    def _follow(self, *, patient: bool) -> bool:
         # Before the manifest: what is folded between the two readings is there twice, never not at
         # all.
         learned, unread = self._read_learned()
-        manifest = self._store.manifest()
+        manifest = self._watched.look()
         is_same = self._manifest is not None and manifest.version == self._manifest.version
-        if is_same and learned is self._learned:
-            if unread is not None:
-                raise unread
-            return False
-        if self._held and not manifest.written:
-            raise StoreError(f"{self._store.url}: has lost its data; build the corpora again")
-        held, refused = self._load_all(manifest)
+        if not is_same or learned is not self._learned:
+            self._take_over(manifest, learned, patient=patient)
+            is_same = False
+        if unread is not None:
+            raise unread
+        return not is_same
+
+    def _take_over(
+        self, manifest: Manifest, learned: Mapping[str, Segment], *, patient: bool
+    ) -> None:
+        held, refused = self._load_all(manifest, patient=patient)
         grouped: dict[str, list[Segment]] = {}
         for (namespace, _), segment in held.items():
             grouped.setdefault(namespace, []).append(segment)
@@ -169,10 +196,6 @@ class RetrievalService:
         self._held, self._refused, self._learned = held, refused, learned
         # Without a manifest the next call loads again, even if the store goes back.
         self._manifest = None if refused else manifest
-        for failure in (*refused.values(), unread):
-            if failure is not None:
-                raise failure
-        return True
 
     def _read_learned(self) -> tuple[Mapping[str, Segment], StoreError | None]:
         """What was learned lately, and why some of it could not be read."""
@@ -185,23 +208,43 @@ class RetrievalService:
             unread = error
         return self._learning.segments, unread
 
-    def _load_all(self, manifest: Manifest) -> tuple[Held, Refused]:
-        """What is to be served, and the listed segments that could not be had."""
+    def _load_all(self, manifest: Manifest, *, patient: bool) -> tuple[Held, Refused]:
+        """What is to be served, and the listed segments that could not be had.
+
+        patient  do not try one again that was refused a moment ago
+        """
         held: Held = {}
         refused: Refused = {}
+        now = time.monotonic()
+        waits = patient and now < self._retry_at
+        if not waits:
+            self._retry_at = now + RETRY_PAUSE_S
         for namespace in sorted(manifest.sizes):
             loaded: Held = {}
             for segment_id in manifest.segment_ids(namespace):
                 key = (namespace, segment_id)
-                try:
-                    loaded[key] = self._held.get(key) or self._load(namespace, segment_id)
-                except StoreError as error:
-                    refused[key] = error
-                    self._count_refusal(key, error)
+                found = self._refused.get(key) if waits else None
+                found = found or self._held.get(key) or self._load(namespace, segment_id)
+                if isinstance(found, Segment):
+                    loaded[key] = found
+                else:
+                    refused[key] = found
             if not loaded and manifest.sizes[namespace]:
                 loaded = {key: old for key, old in self._held.items() if key[0] == namespace}
             held |= loaded
+        self._keep_unreadable(manifest, held, refused)
         return held, refused
+
+    def _keep_unreadable(self, manifest: Manifest, held: Held, refused: Refused) -> None:
+        """Entries of the manifest that say nothing: what they named is not known to be gone."""
+        for name, error in manifest.damaged.items():
+            namespace, _, segment_id = name.partition("/")
+            key = (namespace, segment_id)
+            refused[key] = self._refused.get(key, error)
+            if key not in self._refused:
+                self._count_refusal(key, error)
+            if key in self._held:
+                held[key] = self._held[key]
 
     def _count_refusal(self, key: tuple[str, str], error: StoreError) -> None:
         self._num_refusals += 1
@@ -209,9 +252,14 @@ class RetrievalService:
         level = logging.DEBUG if key in self._refused else logging.WARNING
         logger.log(level, "event=retrieval_segment_refused segment=%s %s", "/".join(key), error)
 
-    def _load(self, namespace: str, segment_id: str) -> Segment:
-        segment = self._store.get(namespace, segment_id)
-        segment.require(f"{self._store.url} {namespace}/{segment_id}", **asdict(self._expected))
+    def _load(self, namespace: str, segment_id: str) -> Segment | StoreError:
+        """A segment, or why it is refused."""
+        try:
+            segment = self._store.get(namespace, segment_id)
+            segment.require(f"{self._store.url} {namespace}/{segment_id}", **asdict(self._expected))
+        except StoreError as error:
+            self._count_refusal((namespace, segment_id), error)
+            return error
         return segment
 
     def _repeat(self, action: Callable[[RetrievalService], None], name: str) -> None:
@@ -223,7 +271,9 @@ class RetrievalService:
     def _watch(self) -> None:
         self._store.wait_for_change(self._poll_seconds)
         before = self.version
-        if self.refresh() and self.version != before:
+        # What is refused was told; it keeps nobody else's changes waiting.
+        changed, _ = self._refresh(patient=True)
+        if changed and self.version != before:
             logger.info("event=retrieval_store_followed version=%s", self.version)
         # Every text that is learned is a change; a busy store is read so often and no oftener.
         self._stopped.wait(REFRESH_PAUSE_S if self._learning is not None else 0.0)

@@ -17,6 +17,8 @@ class ServiceStatus:
     num_refusals  how often a segment was refused since the start
     num_failures  refreshes that failed in a row; 0 while the store is followed
     last_error    the last of them; empty while the store is followed
+    num_damaged   entries of logs, and learned texts, that were passed over as damaged
+    is_lost       the store has lost its data: what it held is served on, and nothing is learned
     """
 
     version: str = ""
@@ -26,6 +28,8 @@ class ServiceStatus:
     num_refusals: int = 0
     num_failures: int = 0
     last_error: str = ""
+    num_damaged: int = 0
+    is_lost: bool = False
 
     @property
     def is_serving(self) -> bool:

@@ -5,39 +5,64 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..core.errors import ConfigError, StoreError
+from ..core.errors import ConfigError, DamagedError, StoreError
 from .segment import Segment
 
 SEGMENT_ID = re.compile(r"[0-9a-f]{32}")
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-# Files of a store in a folder, among the folders of its namespaces.
-MANIFEST, LOCK = "manifest.json", "lock"
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """All segments of a store at one moment.
 
-    sizes    namespace -> segment id -> bytes; no empty namespaces
-    written  False if nothing was ever stored here: a store that is new, or that lost its data
+    sizes     namespace -> segment id -> bytes; no empty namespaces
+    written   False if nothing was ever stored here: a store that is new, or that lost its data
+    origin    a random id where learning alone began this store; empty once an operator wrote
+    is_broken True if segments are there that no manifest lists: it was lost
+    damaged   entry -> why it says nothing; it may have named a segment
     """
 
     sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     written: bool = False
+    origin: str = ""
+    is_broken: bool = False
+    damaged: Mapping[str, DamagedError] = field(default_factory=dict, compare=False)
 
     @property
     def version(self) -> str:
         """A digest of the content: equal content, equal version."""
-        content = json.dumps([self.written, self.sizes], sort_keys=True)
+        content = json.dumps(
+            [self.written, self.origin, self.sizes, sorted(self.damaged)], sort_keys=True
+        )
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def segment_ids(self, namespace: str) -> list[str]:
         """Ids of a namespace's segments, sorted."""
         return sorted(self.sizes.get(namespace, {}))
+
+    def is_lost_since(self, before: Manifest) -> bool:
+        """Whether what was stored `before` went without an operator's doing.
+
+        What learning alone makes of an emptied store is not the store that was there.
+        """
+        if self.is_broken:
+            return True
+        is_another = self.origin not in ("", before.origin)
+        return before.written and (not self.written or is_another)
+
+    def origin_after(self, follows: Manifest | None, url: str, *, adds: bool = True) -> str:
+        """`origin` after a change, see `SegmentStore.change`. Raises `StoreError` for a loss."""
+        if follows is None:
+            return "" if adds else self.origin
+        if self.is_lost_since(follows):
+            raise loss(url)
+        return self.origin if self.written else secrets.token_hex(8)
 
 
 class SegmentStore(Protocol):
@@ -70,13 +95,24 @@ class SegmentStore(Protocol):
         self.change(namespace, remove=[segment_id])
 
     def change(
-        self, namespace: str, *, add: Sequence[Segment] = (), remove: Sequence[str] = ()
+        self,
+        namespace: str,
+        *,
+        add: Sequence[Segment] = (),
+        remove: Sequence[str] = (),
+        follows: Manifest | None = None,
     ) -> list[str]:
         """Add and remove at once: readers see all of it or nothing. The ids of what was added.
 
         Unknown ids are ignored, and what is both added and removed stays. A writer that dies
-        leaves the manifest as it was, or as it shall be.
+        leaves the manifest as it was, or as it shall be. An operator's change is made whatever
+        the store holds. One that only goes on with what was there gives that as `follows`, and
+        raises `StoreError` if the store has lost it since.
         """
+        ...
+
+    def accept_loss(self) -> None:
+        """Let what the store holds now be all that it holds, so that everybody follows it."""
         ...
 
     def wait_for_change(self, timeout: float) -> None:
@@ -96,8 +132,6 @@ def check_namespace(namespace: str) -> None:
             f"{namespace!r} must be 1 to 64 of letters, digits, '_', '.', '-', "
             "starting with a letter or digit",
         )
-    if namespace in {MANIFEST, LOCK}:
-        raise ConfigError("namespace", f"{namespace!r} is the name of a store's own file")
 
 
 def check_names(namespace: str, segment_id: str) -> None:
@@ -107,26 +141,38 @@ def check_names(namespace: str, segment_id: str) -> None:
         raise ConfigError("segment_id", f"{segment_id!r} must be 32 hexadecimal digits")
 
 
-def checked_sizes(
-    sizes: Mapping[str, Mapping[str, object]], origin: str
-) -> dict[str, dict[str, int]]:
-    """The sizes of a manifest as read. Raises `StoreError` unless all names and sizes are sound."""
-    checked: dict[str, dict[str, int]] = {}
-    for namespace, listed in sizes.items():
-        for segment_id, size in listed.items():
-            sound = NAMESPACE.fullmatch(namespace) and SEGMENT_ID.fullmatch(segment_id)
-            if not sound or not isinstance(size, int):
-                raise StoreError(
-                    f"{origin}: the manifest is corrupt at {namespace}/{segment_id}; "
-                    "empty the store and build again"
-                )
-            checked.setdefault(namespace, {})[segment_id] = size
-    return checked
+def is_entry(namespace: str, segment_id: str, size: object) -> bool:
+    """Whether these three, as read from a manifest, name a segment."""
+    is_name = NAMESPACE.fullmatch(namespace) and SEGMENT_ID.fullmatch(segment_id)
+    return is_name is not None and isinstance(size, int) and size >= 0
+
+
+def damaged_manifest(origin: str, entry: str) -> DamagedError:
+    """What is raised, or kept, for an entry that `is_entry` refuses."""
+    return DamagedError(
+        f"{origin}: the manifest is corrupt at {entry}; empty the store and build again"
+    )
+
+
+def listed_sizes(store: SegmentStore) -> Mapping[str, Mapping[str, int]]:
+    """What a store's manifest lists. Raises `StoreError` if the store is seen to have lost it."""
+    manifest = store.manifest()
+    if manifest.is_lost_since(Manifest()):
+        raise loss(store.url)
+    return manifest.sizes
+
+
+def loss(url: str) -> StoreError:
+    """What is raised by those who know that a store held more than it holds now."""
+    return StoreError(
+        f"{url}: has lost its data; build the corpora again, or give them up: "
+        "draftline corpus accept-loss"
+    )
 
 
 def require_id(segment: Segment, segment_id: str, origin: str) -> None:
     """Raise `StoreError` unless the content is the one that the id names."""
     if segment.segment_id != segment_id:
-        raise StoreError(
+        raise DamagedError(
             f"{origin}: holds another segment ({segment.segment_id}); build the corpus again"
         )

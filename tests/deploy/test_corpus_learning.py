@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from draftline.core.errors import ConfigError
+from draftline.core.errors import ConfigError, StoreError
 from draftline.deploy import cli
 from draftline.retrieval_store.open_store import open_policy, open_store
 from support.delta_log_contract import learned
@@ -95,3 +95,38 @@ def test_stats_of_a_store_that_never_learned() -> None:
     assert open_store("demo").manifest().sizes
     result = CliRunner().invoke(cli.app, ["corpus", "stats", "--store", "demo"])
     assert result.output.split()[-1] == "never"
+
+
+def test_stats_tell_what_is_learned_and_what_is_damaged(tmp_path: Path, replica: Replica) -> None:
+    for token in (6, 7, 8):
+        replica.learn("b", 1, 2, token)
+    (path,) = tmp_path.glob(".delta/b/*.log")
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    segment_id = replica.store.put("c", make_segment([[1, 2, 3]]))
+    segment = tmp_path / "c" / f"{segment_id}.segment"
+    segment.write_bytes(segment.read_bytes()[:-1] + b"\1")
+    header, *rows = [line.split() for line in corpus(tmp_path, "stats")]
+    assert header[5:7] == ["learned", "damaged"]
+    found = {row[0]: row[1:] for row in rows}
+    assert found["b"] == ["0", "0", "0", "0", "2", "1", "allowed"]
+    assert found["c"][:3] + found["c"][4:] == ["1", "0", "0", "0", "1", "allowed"]
+
+
+def test_a_lost_manifest_is_told_and_accepted(tmp_path: Path, replica: Replica) -> None:
+    replica.service.refresh()
+    (tmp_path / "manifest.json").unlink()
+    for command in ("list", "stats"):
+        with pytest.raises(StoreError, match="lost its data; build the corpora again, or give"):
+            corpus(tmp_path, command)
+    with pytest.raises(StoreError, match="lost its data"):
+        replica.service.refresh()
+    first, second = corpus(tmp_path, "accept-loss")
+    assert first == f"servers follow what {tmp_path} holds now: 0 segments"
+    assert "corpus learn NAMESPACE --off" in second
+    assert corpus(tmp_path, "list") == ["namespace  segment  bytes"]
+    replica.service.refresh()
+    assert not replica.service.status.is_lost
+    with pytest.raises(ConfigError, match="store: no folder"):
+        corpus(tmp_path / "typo", "accept-loss")

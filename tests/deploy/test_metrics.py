@@ -93,6 +93,7 @@ def test_engine_totals() -> None:
     assert value(found, ended, source="spectra", outcome="off") == 6
     assert value(found, ended, source="spectra", outcome="failed") == 0
     assert value(found, "draftline:learning_credited_texts_total", source="spectra") == 8
+    assert value(found, "draftline:learning_damaged_entries_total", source="spectra") == 2
 
 
 def test_what_a_drafter_makes_up_is_no_series() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, StoreError
-from draftline.core.learner import CREDITED, OUTCOMES, Ended, LearningDrafter
+from draftline.core.learner import CREDITED, DAMAGED, OUTCOMES, Ended, LearningDrafter
 from draftline.core.lookup import Subtree, empty_subtree
 from draftline.core.noise import gumbel
 from draftline.core.types import Commit, DraftRequest, Int32, Query
@@ -190,7 +190,7 @@ def test_what_may_not_be_learned_is_not(opened: DraftRequest, outcome: str) -> N
 def test_counts_are_those_of_the_learner_and_its_own() -> None:
     drafter, _ = learning(FakeLookup(subtree()))
     assert isinstance(drafter, LearningDrafter)
-    assert drafter.learning_counts == dict.fromkeys((*OUTCOMES, CREDITED), 0)
+    assert drafter.learning_counts == dict.fromkeys((*OUTCOMES, CREDITED, DAMAGED), 0)
     for store in (True, False):
         drafter.open(replace(request(20), store=store))
         drafter.observe([Commit("r", 20, int32(7))])

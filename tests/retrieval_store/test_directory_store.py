@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 from draftline.core.errors import ConfigError, StoreError
+from draftline.retrieval_store.directory_eraser import DirectoryEraser
 from draftline.retrieval_store.directory_store import GRACE_SECONDS, DirectoryStore
+from draftline.retrieval_store.namespace_folder import folder_name, namespace_of
 from draftline.retrieval_store.open_store import open_store
+from draftline.retrieval_store.store import NAMESPACE
+from hypothesis import given
+from hypothesis import strategies as st
 from support.segments import make_segment
 from support.store_contract import A, B, StoreContract
 
@@ -94,3 +100,76 @@ def test_urls(tmp_path: Path) -> None:
     for url in ("http://host/x", "", "s3://bucket"):
         with pytest.raises(ConfigError, match="store"):
             open_store(url)
+
+
+def test_a_changed_manifest_is_noticed(tmp_path: Path) -> None:
+    """Another name for a segment would let its file be removed."""
+    store = DirectoryStore(tmp_path)
+    segment_id = store.put("n", A)
+    path = tmp_path / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace(segment_id, "0" * 32))
+    with pytest.raises(StoreError, match=r"manifest\.json: corrupt"):
+        store.manifest()
+    with pytest.raises(StoreError, match=r"manifest\.json: corrupt"):
+        store.put("n", B)
+    path.write_text(text)
+    assert store.manifest().segment_ids("n") == [segment_id]
+
+
+@pytest.mark.parametrize("name", ["Team", "a.b", "team.new"])
+def test_folders_of_older_versions_are_read(tmp_path: Path, name: str) -> None:
+    store = DirectoryStore(tmp_path)
+    segment_id = store.put(name, A)
+    (tmp_path / folder_name(name)).rename(tmp_path / name)
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"segments": {name: {segment_id: len(A.data)}}})
+    )
+    assert store.get(name, segment_id).data[:] == A.data
+    for path in tmp_path.rglob("*"):
+        age(path)
+    other = store.put(name, B)
+    assert store.get(name, segment_id).data[:] == A.data
+    assert store.get(name, other).data[:] == B.data
+    store.delete(name, segment_id)
+    assert store.manifest().segment_ids(name) == [other]
+    eraser = DirectoryEraser(tmp_path)
+    eraser.erase(name)
+    assert eraser.remains(name) == []
+
+
+names = st.from_regex(NAMESPACE, fullmatch=True)
+
+
+@given(one=names, other=names)
+def test_names_of_folders_tell_all_namespaces_apart(one: str, other: str) -> None:
+    assert namespace_of(folder_name(one)) == one
+    # Folders of older versions have the namespaces' own names.
+    assert namespace_of(one) == one
+    assert len(folder_name(one)) <= 192
+    assert folder_name(one) == folder_name(one).lower()
+    assert "." not in folder_name(one)
+    assert folder_name(one) != "lock"
+    assert (folder_name(one) == folder_name(other)) == (one == other)
+    assert folder_name(one) != folder_name(one.swapcase()) or one == one.swapcase()
+
+
+def test_one_file_that_cannot_be_removed_is_in_nobodys_way(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    store.put("n", A)
+    (tmp_path / "n" / "folder.segment").mkdir()
+    age(tmp_path / "n" / "folder.segment")
+    store.put("m", B)
+    assert store.manifest().segment_ids("m") == [B.segment_id]
+
+
+def test_the_grace_does_not_depend_on_the_writers_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path)
+    gone = store.put("n", A)
+    store.delete("n", gone)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 86_400)
+    store.put("n", B)
+    assert store.get("n", gone).data[:] == A.data

@@ -54,18 +54,23 @@ def test_a_full_queue_drops_and_counts_and_never_waits() -> None:
     assert queue.counts["learned"] == 4
 
 
-def test_failures_are_counted_and_the_next_are_learned() -> None:
+@pytest.mark.parametrize("failure", [StoreError("dead"), ValueError("a secret text")])
+def test_failures_are_counted_and_the_next_are_learned(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     heard = Heard()
 
     def broken(ended: Ended) -> dict[str, int]:
         if ended is ENDED[0]:
-            raise StoreError("dead")
+            raise failure
         return heard(ended)
 
     queue = LearningQueue(broken)
     for ended in ENDED[:3]:
         queue.learn(ended)
     queue.close()
+    assert "event=learning_failed" in caplog.text
+    assert "secret" not in caplog.text
     assert heard.ended == ENDED[1:3]
     assert queue.counts == {"failed": 1, "learned": 2, "credited": 4}
 

@@ -12,7 +12,7 @@ from draftline.retrieval_store import redis_store
 from draftline.retrieval_store.redis_store import RedisStore
 from draftline.retrieval_store.service import RetrievalService
 from support.redis_server import RedisServer
-from support.segments import make_segment
+from support.segments import context, make_segment
 from support.steady_lookups import answer, steady_lookups, wait_until
 from support.tcp_proxy import TcpProxy
 
@@ -196,7 +196,8 @@ def test_garbage_is_refused_counted_and_told(
     writer.change("shared", add=[NEW], remove=[OLD.segment_id])
     with server.raw() as client:
         spoil(client, b"{draftline:retrieval}:chunk:shared:%s:0" % NEW.segment_id.encode())
-    with caplog.at_level(logging.WARNING), pytest.raises(StoreError):
+    # One that is damaged stops nothing else, and so raises nothing.
+    with caplog.at_level(logging.WARNING):
         service.refresh()
     assert answer(service) == {10}
     assert f"segment=shared/{NEW.segment_id}" in caplog.text
@@ -213,6 +214,25 @@ def test_garbage_is_refused_counted_and_told(
     service.stop()
 
 
+def test_a_spoilt_size_takes_nothing_away(server: RedisServer, writer: RedisStore) -> None:
+    writer.put("shared", OLD)
+    writer.put("shared", OTHER)
+    service = RetrievalService(RedisStore(server.url))
+    service.refresh()
+    with server.raw() as client:
+        client.hset("{draftline:retrieval}:manifest", f"shared/{OLD.segment_id}", "9" * 40)
+    service.refresh()
+    assert answer(service) == {10, 12}
+    assert service.status.num_refusals == 1
+    service.refresh()
+    assert service.status.num_refusals == 1
+    writer.delete("shared", OLD.segment_id)
+    service.refresh()
+    assert answer(service) == {12}
+    assert service.status.refused == ()
+    service.stop()
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("../x/" + "0" * 32, "1"), ("shared/zz", "1"), ("shared/" + "0" * 32, "many"), ("x", "1")],
@@ -225,9 +245,14 @@ def test_a_spoilt_manifest_takes_nothing_away(
     service.refresh()
     with server.raw() as client:
         client.hset("{draftline:retrieval}:manifest", field, value)
-        with pytest.raises(StoreError, match="manifest is corrupt"):
-            service.refresh()
+        writer.put("tenant", NEW)
+        service.refresh()
         assert answer(service) == {10}
+        # Others are followed.
+        found = service.lookup([context(1, 2)], ["tenant"], [8])[0].tokens
+        assert set(found.tolist()) == {10, 11}
+        assert "manifest is corrupt" in service.status.last_error
+        assert service.status.refused == (f"{field}/" if field == "x" else field,)
         client.hdel("{draftline:retrieval}:manifest", field)
         client.hset("{draftline:retrieval}:manifest", "format", "1")
     with pytest.raises(StoreError, match="format 1, this draftline reads 2"):

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from draftline.core.errors import StoreError
-from draftline.retrieval_store import redis_eraser
+from draftline.retrieval_store import redis_delta_log, redis_eraser
 from draftline.retrieval_store.delta_log import Folded
 from draftline.retrieval_store.erasure import forget_namespace
 from draftline.retrieval_store.fitness import Fitness
 from draftline.retrieval_store.learning_settings import LearningSettings
 from draftline.retrieval_store.open_store import open_eraser, open_policy
 from draftline.retrieval_store.redis_delta_log import RedisDeltaLog
+from support.containment_contract import ContainmentContract, RedisVandal
 from support.delta_log_contract import FITNESS, DeltaLogContract, Make, learned
 from support.forgetting_contract import ForgettingContract
 from support.learning_contract import LearningContract
@@ -36,6 +39,13 @@ class TestRedisDeltaLog(DeltaLogContract):
 
 class TestRedisLearning(LearningContract, ForgettingContract, PolicyContract):
     pass
+
+
+class TestRedisContainment(ContainmentContract):
+    @pytest.fixture
+    def vandal(self, server: RedisServer) -> Iterator[RedisVandal]:
+        with server.raw() as client:
+            yield RedisVandal(client)
 
 
 def test_a_stream_expires_and_shares_the_stores_hash_slot(server: RedisServer, url: str) -> None:
@@ -109,3 +119,81 @@ def test_a_dead_server_takes_nothing_away(server: RedisServer) -> None:
     with pytest.raises(StoreError, match="Redis does not answer"):
         replica.learn("tenant", 1, 2, 4)
     assert replica.answer("tenant", 1, 2) == {3}
+
+
+def test_namespaces_that_nobody_can_have_are_passed_over(server: RedisServer, url: str) -> None:
+    replica = Replica(url)
+    replica.learn("tenant", 1, 2, 3)
+    with server.raw() as client:
+        (key,) = client.keys("*:delta:*")
+        for name in (b"a b", b"", b"\xff", b"a/b"):
+            client.hset("{draftline:retrieval}:epochs", name + b"/" + FITNESS.tag.encode(), "e")
+            client.copy(key, key.replace(b"tenant", name))
+    settings = LearningSettings(fold_entries=1)
+    fresh = Replica(url, settings)
+    assert fresh.fresh_answer("tenant", 1, 2) == {3}
+    assert fresh.learning.fold_due() == ["tenant"]
+    assert fresh.learning.segments.keys() == {"tenant"}
+
+
+def test_an_endless_log_is_read_in_parts(
+    server: RedisServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrote it without a bound."""
+    monkeypatch.setattr(redis_delta_log, "PAGE", 10)
+    replica = Replica(url, LearningSettings(log_entries=20))
+    replica.learn("tenant", 1, 2, 3)
+    with server.raw() as client:
+        (key,) = client.keys("*:delta:*")
+        ((_, fields),) = client.xrange(key)
+        for _ in range(35):
+            client.xadd(key, {"x": "y"})
+        for _ in range(100):
+            client.xadd(key, fields)
+    log, read, after = replica.log, [], ""
+    while part := log.read("tenant", after):
+        assert len(part) <= 40
+        read += part
+        after = part[-1].position
+    assert len(read) == 101
+    assert log.damage.of("tenant") == 35
+    assert replica.folder.fold("tenant", must=True)
+    assert replica.fresh_answer("tenant", 1, 2) == {3}
+
+
+def test_a_redis_that_is_full_or_only_read_fails_by_name(server: RedisServer, url: str) -> None:
+    replica = Replica(url)
+    replica.learn("tenant", 1, 2, 3)
+    with server.raw() as client:
+        client.config_set("maxmemory", 1)
+        for action in (
+            lambda: replica.learn("tenant", 1, 2, 4),
+            lambda: replica.folder.fold("tenant", must=True),
+        ):
+            with pytest.raises(StoreError, match="reached its maxmemory"):
+                action()
+        client.config_set("maxmemory", 0)
+        client.replicaof("127.0.0.1", 1)
+        with pytest.raises(StoreError, match="Redis refuses"):
+            replica.learn("tenant", 1, 2, 4)
+        client.replicaof("NO", "ONE")
+    replica.learn("tenant", 1, 2, 4)
+    assert replica.folder.fold("tenant", must=True)
+    assert replica.fresh_answer("tenant", 1, 2) == {3, 4}
+
+
+def test_texts_of_a_time_to_come_are_kept_and_forgotten_like_others(
+    server: RedisServer, url: str
+) -> None:
+    """As of a server whose clock was ahead."""
+    replica = Replica(url)
+    replica.learn("tenant", 1, 2, 3)
+    with server.raw() as client:
+        (key,) = client.keys("*:delta:*")
+        ((position, fields),) = client.xrange(key)
+        client.xadd(key, fields, id=f"{int(position.split(b'-')[0]) + 10**9}-0")
+    replica.learn("tenant", 1, 2, 4)
+    assert replica.fresh_answer("tenant", 1, 2) == {3, 4}
+    assert replica.folder.fold("tenant", must=True)
+    weights = replica.log.folded("tenant").weights
+    assert sorted(round(weight, 2) for weight in weights.values()) == [1.0, 2.0]

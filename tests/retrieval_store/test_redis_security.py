@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import pytest
 from draftline.core.errors import ConfigError, StoreError
+from draftline.deploy.corpus_stats import store_stats
 from draftline.retrieval_store.open_store import open_policy, open_store
 from draftline.retrieval_store.redis_store import RedisStore
 from draftline.retrieval_store.service import RetrievalService
@@ -24,7 +26,7 @@ WRITER = (
     " +unlink +persist +expire +hset +hdel +publish +subscribe"
 )
 
-LEARNER = WRITER + " +xadd +xtrim +xrange +hsetnx +evalsha +script|load +del"
+LEARNER = WRITER + " +xadd +xtrim +xrange +hsetnx +evalsha +script|load +del +time"
 
 
 def store_of(server: RedisServer, user: str, rights: str) -> RedisStore:
@@ -66,6 +68,35 @@ def test_few_rights_are_enough_to_learn(server: RedisServer) -> None:
     policy.switch("tenant", learns=True)
     replica.learn("tenant", 1, 2, 5)
     assert replica.fresh_answer("tenant", 1, 2) == {3, 5}
+
+
+def test_one_who_may_not_ask_for_the_time_learns(
+    server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rights = [right for right in LEARNER.split() if right != "+time"]
+    with server.raw() as client:
+        client.execute_command("ACL", "SETUSER", "learner", *rights)
+    replica = Replica(f"redis://learner:secret@127.0.0.1:{server.port}/0")
+    Replica(server.url).learn("tenant", 1, 2, 3)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 2 * 86_400)
+    with caplog.at_level(logging.WARNING):
+        for token in (4, 5):
+            replica.learn("tenant", 1, 2, token)
+    monkeypatch.undo()
+    # By its own clock it drops nothing.
+    assert Replica(server.url).fresh_answer("tenant", 1, 2) == {3, 4, 5}
+    assert caplog.text.count("event=own_clock_used") == 1
+
+
+def test_stats_need_no_right_to_read_what_is_learned(server: RedisServer) -> None:
+    Replica(server.url).learn("tenant", 1, 2, 3)
+    store_of(server, "reader", READER).close()
+    url = f"redis://reader:secret@127.0.0.1:{server.port}/0"
+    found, unread = store_stats(url)
+    assert (found, "Redis refuses" in str(unread)) == ([], True)
+    found, unread = store_stats(server.url)
+    assert [(one.name, one.num_learned, unread) for one in found] == [("tenant", 1, None)]
 
 
 def test_a_service_without_news_polls(server: RedisServer) -> None:

@@ -16,6 +16,8 @@ from draftline.retrieval_store.learning_settings import LearningSettings
 FITNESS = Fitness(tokenizer_hash="tokenizer", model_hash="model", vocab_size=32)
 OTHER_MODEL = Fitness(tokenizer_hash="tokenizer", model_hash="other", vocab_size=32)
 
+FOLDED = Folded("a" * 32, 5.0, {"b" * 32: 2.0}, ("c" * 32,))
+
 Make = Callable[[Fitness, LearningSettings], DeltaLog]
 
 
@@ -79,10 +81,10 @@ class DeltaLogContract:
         assert log.epochs()["n"] == first
         with log.locked("n") as held:
             assert held
-            log.fold("n", Folded("a" * 32, 5.0, {"b": 2.0}, ("c",)), log.read("n")[0].position)
+            log.fold("n", FOLDED, log.read("n")[0].position)
         assert log.epochs()["n"] != first
         assert texts(log, "n") == [[4, 5, 6]]
-        assert log.folded("n") == Folded("a" * 32, 5.0, {"b": 2.0}, ("c",))
+        assert log.folded("n") == FOLDED
 
     def test_what_is_appended_after_the_reading_outlives_the_fold(
         self, log: DeltaLog, second_log: DeltaLog

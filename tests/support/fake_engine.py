@@ -58,7 +58,7 @@ def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0)
     drafter = DrafterStats(
         name="spectra", connected=True, circuit_open=False, messages=40, proposals=30, late=9,
         late_used=5, dropped=7, errors=3, reconnects=2, latency_sum_s=1.5, latency_count=35,
-        learning={"learned": 13, "off": 6, "credited": 8, "made up": 1},
+        learning={"learned": 13, "off": 6, "credited": 8, "damaged": 2, "made up": 1},
     )  # fmt: skip
     return EngineStats(
         engine_id=engine_id, num_running=num_running, num_waiting=0, kv_usage=0.25,

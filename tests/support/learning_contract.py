@@ -179,13 +179,13 @@ class LearningContract:
     ) -> None:
         replica = Replica(url)
         replica.learn("tenant", 1, 2, 3)
-        put = replica.store.put
+        change = replica.store.change
 
-        def die(namespace: str, segment: object) -> str:
-            put(namespace, segment)  # pyright: ignore[reportArgumentType]
+        def die(*arguments: object, **options: object) -> str:
+            change(*arguments, **options)  # pyright: ignore[reportArgumentType]
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(replica.store, "put", die)
+        monkeypatch.setattr(replica.store, "change", die)
         with pytest.raises(KeyboardInterrupt):
             replica.folder.fold("tenant", must=True)
         monkeypatch.undo()

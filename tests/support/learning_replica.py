@@ -35,7 +35,7 @@ class Replica:
         self.log: DeltaLog = open_delta_log(url, fitness, settings)
         self.learning = LiveLearning(self.store, self.log, fitness, settings, off)
         self.service = RetrievalService(self.store, None, poll_seconds, learning=self.learning)
-        self.folder = Folder(self.store, self.log, fitness, settings)
+        self.folder = Folder(self.store, self.log, fitness, settings, self.learning.watch)
 
     def learn(
         self, namespace: str, *tokens: int, accepted: tuple[tuple[int, int], ...] = ()

@@ -124,9 +124,7 @@ class StoreContract:
         store.put("n", A)
         assert second_store.manifest() == store.manifest()
 
-    @pytest.mark.parametrize(
-        "name", ["", "a/b", "..", ".hidden", "a b", "x" * 65, "a\n", "lock", "manifest.json"]
-    )
+    @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "x" * 65, "a\n", "é"])
     def test_unsafe_namespaces_are_refused(self, store: SegmentStore, name: str) -> None:
         with pytest.raises(ConfigError, match="namespace"):
             store.put(name, A)

@@ -1,0 +1,49 @@
+"""Counts what is damaged in a store and passed over, and says it once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+logger = logging.getLogger(__name__)
+
+# Of one namespace more are not told apart.
+MAX_PLACES = 1024
+
+
+class DamageCount:
+    """Entries and texts that were passed over because they are damaged; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._places: dict[str, set[str]] = {}
+        self._total = 0
+        self._num_taken = 0
+
+    @property
+    def total(self) -> int:
+        """How many so far, each place counted once."""
+        return self._total
+
+    def of(self, namespace: str) -> int:
+        """How many of them are of one namespace."""
+        with self._changing:
+            return len(self._places.get(namespace, ()))
+
+    def add(self, namespace: str, place: str) -> None:
+        """Count what is at `place`, a name within the namespace."""
+        with self._changing:
+            is_first = namespace not in self._places
+            places = self._places.setdefault(namespace, set())
+            if place in places or len(places) >= MAX_PLACES:
+                return
+            places.add(place)
+            self._total += 1
+        level = logging.WARNING if is_first else logging.DEBUG
+        logger.log(level, "event=learned_data_damaged namespace=%s", namespace)
+
+    def take(self) -> int:
+        """How many are new since the last call."""
+        with self._changing:
+            taken, self._num_taken = self._num_taken, self._total
+            return self._total - taken
