@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from .line_drain import LineDrain
 
 logger = logging.getLogger(__name__)
 
-TOKEN_VARIABLE = "DRAFTLINE_SERVER_TOKEN"  # noqa: S105 - a name
+TOKEN_VARIABLE = "DRAFTLINE_SERVER_TOKEN"
 READY = "ready port="
 STOP_TIMEOUT_S = 5.0
 # What a process that ended has written is read by then.
@@ -80,6 +81,8 @@ class ChildServer:
     def stop(self) -> None:
         """End the process, by force after `STOP_TIMEOUT_S`; twice is once."""
         self._process.terminate()
+        # One that is paused would not hear of it.
+        self._process.send_signal(signal.SIGCONT)
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -100,8 +103,8 @@ class ChildServer:
             # Open from now on: its end would end the server.
             self._process.stdin.write(self._settings + "\n")
             self._process.stdin.flush()
-        except OSError:
-            # It is gone already; why is on its standard error.
+        except (OSError, ValueError):
+            # It is gone already, its pipe perhaps closed; why is on its standard error.
             logger.debug("drafter=%s event=settings_not_read", self._name)
         line = self._process.stdout.readline(len(READY) + 8)
         if line.startswith(READY):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from asyncio import FIRST_COMPLETED
 from typing import Any
 
 import ray
@@ -12,11 +14,17 @@ from ray.exceptions import RayError, RayTaskError
 from ..cluster.bundle import Bundle, strategy_of
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
+from ..cluster.grpc_link import NoAnswer
 from ..cluster.links.tokens import Access, new_token
 from ..cluster.loop_calls import in_daemon_thread
 from ..cluster.tls_files import TlsFiles
 from ..core.errors import DrafterError, DraftlineError
 from .drafter_server import DrafterServer
+
+# How long an actor that was up may say nothing, and one that starts: its process first imports what
+# the drafter needs.
+PING_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 60.0
 
 
 # Ray starts a dead actor anew, without limit: a drafter's state comes back by re-opening requests.
@@ -44,6 +52,9 @@ class DrafterActor:
                 self._port = await self._server.start()
         return f"{self._host}:{self._port}"
 
+    async def ping(self) -> None:
+        """Answers at once, also while the drafter is loaded."""
+
 
 class RayDrafter:
     """An actor that serves a drafter, and where a `GrpcLink` finds it.
@@ -55,26 +66,55 @@ class RayDrafter:
     def __init__(self, actor: ActorHandle, token: str) -> None:
         self.actor = actor
         self.token = token
+        self._starts_until = 0.0
+        self._expect_start()
 
     async def address(self) -> str:
         """host:port, listening; after a restart the new one, once the actor is back.
 
-        Raises what `build_drafter` raises, and `DrafterError` if the actor is lost.
+        Raises what `build_drafter` raises, `DrafterError` if the actor is lost, and `NoAnswer` if
+        it says nothing at all.
         """
-        actor: Any = self.actor
         try:
-            return await actor.address.remote()
+            address = await self._ask()
         except RayTaskError as error:
             if isinstance(error.cause, DraftlineError):
                 raise error.cause from None
             raise DrafterError(str(error)) from error
         except RayError as error:
+            self._expect_start()
             raise DrafterError(str(error)) from error
+        self._starts_until = 0.0
+        return address
 
     async def replace(self) -> None:
         """End a process that does not answer; Ray starts another."""
+        self._expect_start()
         # It waits for Ray's head, which may be busy with the same fault.
         await in_daemon_thread(lambda: ray.kill(self.actor, no_restart=False))
+
+    def _expect_start(self) -> None:
+        self._starts_until = time.monotonic() + START_TIMEOUT_S
+
+    async def _ask(self) -> str:
+        actor: Any = self.actor
+        address = asyncio.ensure_future(_result(actor.address.remote()))
+        ping = asyncio.ensure_future(_result(actor.ping.remote()))
+        timeout_s = max(PING_TIMEOUT_S, self._starts_until - time.monotonic())
+        try:
+            # A drafter may take minutes to load; whether its process lives is known at once.
+            await asyncio.wait({address, ping}, timeout=timeout_s, return_when=FIRST_COMPLETED)
+            if not (address.done() or ping.done()):
+                raise NoAnswer(f"its actor said nothing for {timeout_s:.0f} s")
+            return await address
+        finally:
+            for call in (address, ping):
+                call.cancel()
+            await asyncio.gather(address, ping, return_exceptions=True)
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
 
 
 def spawn_drafter(

@@ -78,6 +78,7 @@ class DrafterProcess:
                     logger.warning(
                         "event=drafter_died drafter=%s status=%s", self._name, child.status
                     )
+                    child.kill()
                 self._address = ""
                 self._start()
 
@@ -85,9 +86,7 @@ class DrafterProcess:
         if self._is_stopped:
             raise DrafterError("its engine is closed")
         arguments = ("--config", "-", "--end-with-stdin", "--target", self._target)
-        self._child = child = ChildServer(
-            self._name, MODULE, arguments, self._settings, self.token
-        )
+        self._child = child = ChildServer(self._name, MODULE, arguments, self._settings, self.token)
         timeout_s, self._timeout_s = self._timeout_s, self._restart_timeout_s
         port = child.wait_ready(timeout_s)
         if self._is_stopped:

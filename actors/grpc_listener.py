@@ -29,7 +29,7 @@ class GrpcListener:
     max_message_bytes  larger messages are refused, both ways; None: gRPC's own limit
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most are keywords
         self,
         handlers: Sequence[grpc.GenericRpcHandler],
         host: str,

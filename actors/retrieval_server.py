@@ -49,7 +49,7 @@ class RetrievalServer:
     learn  takes ended requests, in a thread, and says what became of them; None refuses them
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most are keywords with defaults
         self,
         lookup: Lookup,
         host: str = "127.0.0.1",
@@ -119,8 +119,8 @@ async def _refuse_unless(context: grpc.aio.ServicerContext, denied: Collection[s
     names = sorted(filter(NAMESPACE.fullmatch, denied))[:MAX_DENIED]
     await context.abort(
         grpc.StatusCode.PERMISSION_DENIED,
-        f"this token is not for the namespace {', '.join(names[:3]) or 'asked for'}; list it beside "
-        "the token in the server's --token-file",
+        f"this token is not for the namespace {', '.join(names[:3]) or 'asked for'}; list it "
+        "beside the token in the server's --token-file",
         ((DENIED_KEY, ",".join(names)),),
     )
 

@@ -52,7 +52,8 @@ class Settings(BaseModel):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            if isinstance(value, Settings | tuple) or value is None:
+            is_nested = isinstance(value, tuple) and all(isinstance(one, Settings) for one in value)
+            if isinstance(value, Settings) or is_nested or value is None:
                 yield name, value
             else:
                 yield name, _Shown(shown(value, () if name is None else (name,)))

@@ -37,6 +37,10 @@ Replace = Callable[[], Awaitable[None]]
 RESTARTS = RetryPolicy(tolerated=1, first_delay_s=5.0, max_delay_s=300.0)
 
 
+class NoAnswer(DrafterError):
+    """An address provider's server should run, but says nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
     """How to reach a drafter server.
@@ -174,7 +178,13 @@ class GrpcLink:
             self._restarts.fail(self._clock())
             self._silence.end()
             await self._replace()
-        return self._address if isinstance(self._address, str) else await self._address()
+        if isinstance(self._address, str):
+            return self._address
+        try:
+            return await self._address()
+        except NoAnswer:
+            self._silence.connects += 1
+            raise
 
     async def _greet(self, call: grpc.aio.StreamStreamCall, answers: AsyncIterator[bytes]) -> None:
         try:

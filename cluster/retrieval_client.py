@@ -107,7 +107,8 @@ class GrpcLookup:
             return decode_reply(LookupReply.FromString(data), len(contexts))
         except grpc.RpcError as error:
             if denied := _denied_names(error):
-                raise _Denied(f"retrieval server {self._address}: {_reason(error)}", denied) from error
+                reason = f"retrieval server {self._address}: {_reason(error)}"
+                raise _Denied(reason, denied) from error
             if _is_refusal(error):
                 raise CapacityError(f"{self._address}: {_reason(error)}") from error
             raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error

@@ -16,8 +16,14 @@ _QUERY = re.compile(r"([?&](?:password|username|token|secret|key)=)[^&\s]*", re.
 
 def redacted(text: str) -> str:
     """The text with the passwords of its URLs as `***`: `redis://user:***@host`."""
-    text = _USER.sub(lambda found: f"{found[1]}{found[2]}:{HIDDEN}@" if found[3] else f"{found[1]}{HIDDEN}@", text)
+    text = _USER.sub(_hide_user, text)
     return _QUERY.sub(rf"\1{HIDDEN}", text)
+
+
+def _hide_user(found: re.Match[str]) -> str:
+    scheme, user, colon = found.groups()
+    # Without a colon the only word may be a password, too.
+    return f"{scheme}{user}:{HIDDEN}@" if colon else f"{scheme}{HIDDEN}@"
 
 
 def shown(value: object, path: Sequence[str | int] = ()) -> str:

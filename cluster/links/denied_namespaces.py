@@ -50,6 +50,4 @@ class DeniedNamespaces:
         if not self._until:
             return list(range(len(namespaces)))
         now = self._clock()
-        return [
-            index for index, name in enumerate(namespaces) if self._until.get(name, 0.0) <= now
-        ]
+        return [index for index, name in enumerate(namespaces) if self._until.get(name, 0.0) <= now]

@@ -118,11 +118,12 @@ def _read(env: str | None, file: str | None) -> tuple[str, list[tuple[int, str]]
     if env is not None and file is not None:
         raise ConfigError("token_file", "token_env is given, too; leave one of them out")
     if file is None:
-        field, source, text = "token_env", f"the environment variable {env}", os.environ.get(env or "")
+        field, source = "token_env", f"the environment variable {env}"
+        text = os.environ.get(env or "", "")
     else:
         field, source, text = "token_file", file, _text(file)
-    lines = [(number, line) for number, line in enumerate((text or "").splitlines(), 1)]
-    lines = [(number, line) for number, line in lines if line.strip() and line.strip()[0] != "#"]
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    lines = [(number, line) for number, line in lines if line and line[0] != "#"]
     if not lines:
         raise ConfigError(field, f"{source} is not set, or holds no token")
     return field, lines
