@@ -17,6 +17,7 @@ from ..cluster.drafter_factory import build_drafter
 from ..cluster.grpc_link import NoAnswer
 from ..cluster.links.tokens import Access, new_token
 from ..cluster.loop_calls import in_daemon_thread
+from ..cluster.stage_failure import end_process
 from ..cluster.tls_files import TlsFiles
 from ..core.errors import DrafterError, DraftlineError
 from .drafter_server import DrafterServer
@@ -47,7 +48,11 @@ class DrafterActor:
             if self._port is None:
                 drafter = await asyncio.to_thread(build_drafter, self._config, self._engine)
                 self._server = DrafterServer(
-                    drafter, self._host, tls=actor_tls(self._config), access=self._access
+                    drafter,
+                    self._host,
+                    tls=actor_tls(self._config),
+                    access=self._access,
+                    on_device_lost=end_process,
                 )
                 self._port = await self._server.start()
         return f"{self._host}:{self._port}"

@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
 from ..cluster.drafter_service import DrafterService
 from ..cluster.links.tokens import Access
+from ..cluster.stage_failure import end_process
 from ..cluster.tls_files import TlsFiles
 from ..cluster.wire import DEFAULT_MAX_BYTES
 from ..core.drafter import Drafter
@@ -22,10 +24,11 @@ from .server_arguments import add_listen_arguments, listen_settings, require_who
 class DrafterServer:
     """Serves a drafter at host:port; port 0 lets the system choose one.
 
-    access  whose calls are served; None: everybody's
+    access          whose calls are served; None: everybody's
+    on_device_lost  see `DrafterService`
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most are keywords with defaults
         self,
         drafter: Drafter,
         host: str = "127.0.0.1",
@@ -34,8 +37,9 @@ class DrafterServer:
         tls: TlsFiles | None = None,
         access: Access | None = None,
         max_message_bytes: int = DEFAULT_MAX_BYTES,
+        on_device_lost: Callable[[], object] = lambda: None,
     ) -> None:
-        self._service = DrafterService(drafter, max_message_bytes)
+        self._service = DrafterService(drafter, max_message_bytes, on_device_lost=on_device_lost)
         # A coordinator's stream never ends by itself. One that is just being cancelled needs a
         # moment, or gRPC cancels it twice and prints a traceback.
         self._listener = GrpcListener(
@@ -81,7 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
         require_whole_scopes(listening["access"])
         config = _read_first_line() if given.config == "-" else given.config
         drafter = build_drafter(_parse_config(config), target)
-        server = DrafterServer(drafter, **listening)
+        # Whoever started this process starts another.
+        server = DrafterServer(drafter, **listening, on_device_lost=end_process)
         await serve_until_signal(server.start, server.stop, ends_with_stdin=given.end_with_stdin)
 
     return run_server("drafter_server", serve)

@@ -18,6 +18,7 @@ from . import drafter_pb2 as pb
 from .drafter_link import is_report_due
 from .drafter_session import DrafterSession
 from .links.failure_log import FailureLog, failure_reason
+from .stage_failure import is_device_lost
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
@@ -32,15 +33,21 @@ logger = logging.getLogger(__name__)
 
 
 class DrafterService:
-    """The gRPC face of a drafter. One worker thread runs the drafter, for all connections."""
+    """The gRPC face of a drafter. One worker thread runs the drafter, for all connections.
+
+    on_device_lost  called when the drafter's device failed for good: every later answer would be
+                    an error
+    """
 
     def __init__(
         self,
         drafter: Drafter,
         max_message_bytes: int = DEFAULT_MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        on_device_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self._drafter = drafter
+        self._on_device_lost = on_device_lost
         self._max_bytes = max_message_bytes
         self._clock = clock
         self._failures = FailureLog(logger, f"drafter={drafter.name}")
@@ -89,4 +96,6 @@ class DrafterService:
             logger.debug("drafter=%s event=raised", self._drafter.name, exc_info=True)
             reason = failure_reason(error)
             self._failures.log("raised", reason)
+            if is_device_lost(error):
+                self._on_device_lost()
             return encode_error(message.sequence, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -146,8 +147,12 @@ class _Denied(Exception):
 def _denied_names(error: grpc.RpcError) -> frozenset[str]:
     if not isinstance(error, grpc.Call) or error.code() is not grpc.StatusCode.PERMISSION_DENIED:
         return frozenset()
-    told = dict(error.trailing_metadata() or ()).get(DENIED_KEY, "")
-    return frozenset(str(told).split(",")) - {""}
+    # Pairs of key and value, which grpc's types do not say.
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key == DENIED_KEY and isinstance(value, str):
+            return frozenset(value.split(",")) - {""}
+    return frozenset()
 
 
 def _is_refusal(error: grpc.RpcError) -> bool:

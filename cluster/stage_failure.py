@@ -1,9 +1,10 @@
-"""What a stage raised, as an error of its step alone or as the end of its process."""
+"""What a stage or a drafter raised: an error of one step alone, or the end of its process."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import NoReturn
 
 from ..core.errors import DeviceLost, StageError
@@ -31,7 +32,10 @@ def stage_failure(index: int, step_id: int, error: Exception) -> StageError | De
 
 def is_device_lost(error: BaseException) -> bool:
     """Whether this error says that only a new process can use the device again."""
-    import torch  # noqa: PLC0415 - here already where a stage runs, and slow for those without one
+    if "torch" not in sys.modules:
+        # Whoever raised it has no device; importing it takes seconds.
+        return False
+    import torch  # noqa: PLC0415 - as above
 
     if isinstance(error, torch.OutOfMemoryError):
         return False

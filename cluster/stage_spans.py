@@ -32,8 +32,9 @@ def run_traced(
     begin = wall_clock()
     result = run_stage(index, stage, step, hidden)
     if not isinstance(result, StepOutput):
+        hidden_states = result
         # What the device met before it finishes is the step's failure, too.
-        guarded(index, step, lambda: _finish(result))
+        guarded(index, step, lambda: _finish(hidden_states))
     spans = (*spans, (begin, wall_clock()))
     if isinstance(result, StepOutput):
         result = replace(result, stage_spans=spans)

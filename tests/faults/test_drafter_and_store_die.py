@@ -57,8 +57,8 @@ def test_a_killed_and_a_paused_drafter_server_come_back_and_change_nothing() -> 
             accepted = 0
             while not accepted or drafter_pids() == [before]:
                 assert time.monotonic() < deadline, "the drafter does not come back"
-                again = engine.generate(PROMPTS, PARAMS)
-                assert token_ids(again) == token_ids(plain)
+                again = engine.generate(PROMPTS[:1], PARAMS)
+                assert token_ids(again) == token_ids(plain[:1])
                 accepted = sum(output.metrics.num_accepted_tokens for output in again)
     assert drafter_pids() == []
 
