@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from asyncio import FIRST_COMPLETED
 from typing import Any
 
 import ray
@@ -12,18 +14,28 @@ from ray.exceptions import RayError, RayTaskError
 from ..cluster.bundle import Bundle, strategy_of
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
-from ..cluster.grpc_link import AddressProvider
+from ..cluster.grpc_link import NoAnswer
+from ..cluster.links.tokens import Access, new_token
+from ..cluster.loop_calls import in_daemon_thread
+from ..cluster.stage_failure import end_process
+from ..cluster.tls_files import TlsFiles
 from ..core.errors import DrafterError, DraftlineError
 from .drafter_server import DrafterServer
+
+# How long an actor that was up may say nothing, and one that starts: its process first imports what
+# the drafter needs.
+PING_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 60.0
 
 
 # Ray starts a dead actor anew, without limit: a drafter's state comes back by re-opening requests.
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class DrafterActor:
-    """Serves the drafter of `config` on this node's address."""
+    """Serves the drafter of `config` on this node's address, to those that show `token`."""
 
-    def __init__(self, config: DrafterConfig, engine: EngineConfig | None = None) -> None:
+    def __init__(self, config: DrafterConfig, token: str, engine: EngineConfig | None) -> None:
         self._config, self._engine = config, engine
+        self._access = Access.single(token)
         self._host = ray.util.get_node_ip_address()
         self._server: DrafterServer | None = None
         self._port: int | None = None
@@ -35,36 +47,104 @@ class DrafterActor:
         async with self._starting:
             if self._port is None:
                 drafter = await asyncio.to_thread(build_drafter, self._config, self._engine)
-                self._server = DrafterServer(drafter, self._host)
+                self._server = DrafterServer(
+                    drafter,
+                    self._host,
+                    tls=actor_tls(self._config),
+                    access=self._access,
+                    on_device_lost=end_process,
+                )
                 self._port = await self._server.start()
         return f"{self._host}:{self._port}"
+
+    async def ping(self) -> None:
+        """Answers at once, also while the drafter is loaded."""
+
+
+class RayDrafter:
+    """An actor that serves a drafter, and where a `GrpcLink` finds it.
+
+    actor  the handle, which keeps it alive
+    token  that its calls must show
+    """
+
+    def __init__(self, actor: ActorHandle, token: str) -> None:
+        self.actor = actor
+        self.token = token
+        self._starts_until = 0.0
+        self._expect_start()
+
+    async def address(self) -> str:
+        """host:port, listening; after a restart the new one, once the actor is back.
+
+        Raises what `build_drafter` raises, `DrafterError` if the actor is lost, and `NoAnswer` if
+        it says nothing at all.
+        """
+        try:
+            address = await self._ask()
+        except RayTaskError as error:
+            if isinstance(error.cause, DraftlineError):
+                raise error.cause from None
+            raise DrafterError(str(error)) from error
+        except RayError as error:
+            self._expect_start()
+            raise DrafterError(str(error)) from error
+        self._starts_until = 0.0
+        return address
+
+    async def replace(self) -> None:
+        """End a process that does not answer; Ray starts another."""
+        self._expect_start()
+        # It waits for Ray's head, which may be busy with the same fault.
+        await in_daemon_thread(lambda: ray.kill(self.actor, no_restart=False))
+
+    def _expect_start(self) -> None:
+        self._starts_until = time.monotonic() + START_TIMEOUT_S
+
+    async def _ask(self) -> str:
+        actor: Any = self.actor
+        address = asyncio.ensure_future(_result(actor.address.remote()))
+        ping = asyncio.ensure_future(_result(actor.ping.remote()))
+        timeout_s = max(PING_TIMEOUT_S, self._starts_until - time.monotonic())
+        try:
+            # A drafter may take minutes to load; whether its process lives is known at once.
+            await asyncio.wait({address, ping}, timeout=timeout_s, return_when=FIRST_COMPLETED)
+            if not (address.done() or ping.done()):
+                raise NoAnswer(f"its actor said nothing for {timeout_s:.0f} s")
+            return await address
+        finally:
+            for call in (address, ping):
+                call.cancel()
+            await asyncio.gather(address, ping, return_exceptions=True)
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
 
 
 def spawn_drafter(
     config: DrafterConfig,
     engine: EngineConfig | None = None,
     *,
+    token: str | None = None,
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
     bundle: Bundle | None = None,
-) -> tuple[ActorHandle, AddressProvider]:
-    """Start the actor; the handle keeps it alive, the provider tells a `GrpcLink` where it is.
-
-    After a restart the provider gives the new address, once the actor is back. It raises what
-    `build_drafter` raises, and `DrafterError` if the actor is lost.
-    """
+) -> RayDrafter:
+    """Start the actor; without a `token` it gets one of its own."""
+    token = token or new_token()
     actor: Any = DrafterActor.options(
         num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy_of(bundle)
-    ).remote(config, engine)
+    ).remote(config, token, engine)
+    return RayDrafter(actor, token)
 
-    async def address() -> str:
-        try:
-            return await actor.address.remote()
-        except RayTaskError as error:
-            if isinstance(error.cause, DraftlineError):
-                raise error.cause from None
-            raise DrafterError(str(error)) from error
-        except RayError as error:
-            raise DrafterError(str(error)) from error
 
-    return actor, address
+def actor_tls(config: DrafterConfig) -> TlsFiles | None:
+    """The certificates that an actor serves with: where authority, certificate and key are given.
+
+    Its clients need a certificate then, too.
+    """
+    files = config.tls_files
+    if files is None or None in (files.ca, files.certificate, files.key):
+        return None
+    return files

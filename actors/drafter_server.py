@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Callable
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
 from ..cluster.drafter_service import DrafterService
+from ..cluster.links.tokens import Access
+from ..cluster.stage_failure import end_process
 from ..cluster.tls_files import TlsFiles
 from ..cluster.wire import DEFAULT_MAX_BYTES
 from ..core.drafter import Drafter
 from ..core.errors import ConfigError
-from .grpc_listener import (
-    GrpcListener,
-    add_listen_arguments,
-    listen_settings,
-    run_server,
-    serve_until_signal,
-)
+from .grpc_listener import GrpcListener, run_server, serve_until_signal
+from .server_arguments import add_listen_arguments, listen_settings, require_whole_scopes
 
 
 class DrafterServer:
-    """Serves a drafter at host:port; port 0 lets the system choose one."""
+    """Serves a drafter at host:port; port 0 lets the system choose one.
 
-    def __init__(
+    access          whose calls are served; None: everybody's
+    on_device_lost  see `DrafterService`
+    """
+
+    def __init__(  # noqa: PLR0913 - most are keywords with defaults
         self,
         drafter: Drafter,
         host: str = "127.0.0.1",
         port: int = 0,
         *,
         tls: TlsFiles | None = None,
+        access: Access | None = None,
         max_message_bytes: int = DEFAULT_MAX_BYTES,
+        on_device_lost: Callable[[], object] = lambda: None,
     ) -> None:
-        self._service = DrafterService(drafter, max_message_bytes)
+        self._service = DrafterService(drafter, max_message_bytes, on_device_lost=on_device_lost)
         # A coordinator's stream never ends by itself. One that is just being cancelled needs a
         # moment, or gRPC cancels it twice and prints a traceback.
         self._listener = GrpcListener(
@@ -42,6 +47,7 @@ class DrafterServer:
             host,
             port,
             tls=tls,
+            access=access,
             grace_s=0.2,
             max_message_bytes=max_message_bytes,
         )
@@ -59,18 +65,39 @@ class DrafterServer:
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; errors of the user end with one line on stderr and status 2."""
     parser = argparse.ArgumentParser(prog="draftline.actors.drafter_server", description=__doc__)
-    parser.add_argument("--config", required=True, help="the drafter's settings as a JSON object")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="JSON",
+        help="the drafter's settings as a JSON object; -: the first line of standard input, since "
+        "every user of a machine sees the arguments of its processes",
+    )
     parser.add_argument("--target", help="the served model: refuse what was made for another")
+    parser.add_argument(
+        "--end-with-stdin", action="store_true", help="end when standard input is closed"
+    )
     add_listen_arguments(parser)
     given = parser.parse_args(arguments)
 
     async def serve() -> None:
         target = EngineConfig.model_validate({"model": given.target}) if given.target else None
-        drafter = build_drafter(_parse_config(given.config), target)
-        server = DrafterServer(drafter, **listen_settings(given))
-        await serve_until_signal(server.start, server.stop)
+        listening = listen_settings(given)
+        require_whole_scopes(listening["access"])
+        config = _read_first_line() if given.config == "-" else given.config
+        drafter = build_drafter(_parse_config(config), target)
+        # Whoever started this process starts another.
+        server = DrafterServer(drafter, **listening, on_device_lost=end_process)
+        await serve_until_signal(server.start, server.stop, ends_with_stdin=given.end_with_stdin)
 
     return run_server("drafter_server", serve)
+
+
+def _read_first_line() -> str:
+    """Without a buffer, which would hold back what follows from those who read on."""
+    data = bytearray()
+    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
+        data += byte
+    return data.decode()
 
 
 def _parse_config(text: str) -> DrafterConfig:

@@ -17,6 +17,8 @@ from ..core.errors import ProtocolError
 from . import drafter_pb2 as pb
 from .drafter_link import is_report_due
 from .drafter_session import DrafterSession
+from .links.failure_log import FailureLog, failure_reason
+from .stage_failure import is_device_lost
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
@@ -31,17 +33,24 @@ logger = logging.getLogger(__name__)
 
 
 class DrafterService:
-    """The gRPC face of a drafter. One worker thread runs the drafter, for all connections."""
+    """The gRPC face of a drafter. One worker thread runs the drafter, for all connections.
+
+    on_device_lost  called when the drafter's device failed for good: every later answer would be
+                    an error
+    """
 
     def __init__(
         self,
         drafter: Drafter,
         max_message_bytes: int = DEFAULT_MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        on_device_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self._drafter = drafter
+        self._on_device_lost = on_device_lost
         self._max_bytes = max_message_bytes
         self._clock = clock
+        self._failures = FailureLog(logger, f"drafter={drafter.name}")
         self._numbers = itertools.count()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
 
@@ -84,5 +93,9 @@ class DrafterService:
             report = session.report() if is_report_due(message) else None
             return encode_answer(message, proposals, self._max_bytes, report)
         except Exception as error:
-            logger.warning("drafter=%s event=raised", self._drafter.name, exc_info=True)
-            return encode_error(message.sequence, f"{type(error).__name__}: {error}")
+            logger.debug("drafter=%s event=raised", self._drafter.name, exc_info=True)
+            reason = failure_reason(error)
+            self._failures.log("raised", reason)
+            if is_device_lost(error):
+                self._on_device_lost()
+            return encode_error(message.sequence, reason)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from ..core.errors import StageError
+from ..core.errors import DeviceLost, StageError
 from ..core.types import StepInput, StepOutput
 from .distributed_stage import DistributedStage, StageLink
 from .pipeline import StageRunner, StageSpec, run_stage
+from .stage_failure import end_process
 from .stage_place import StagePlace
 from .stage_spans import Spans, run_traced
 
@@ -92,6 +93,9 @@ class StageWorker:
             result, spans = run_traced(self._index, self._stage, step, hidden, spans)
         except StageError as error:
             return error
+        except DeviceLost:
+            # Whoever watches this process learns of it and replaces it.
+            end_process()
         return result if isinstance(result, StepOutput) else (result, spans)
 
 

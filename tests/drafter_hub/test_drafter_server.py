@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+import torch
 from draftline.actors.drafter_server import DrafterServer, main
 from draftline.cluster import drafter_pb2 as pb
 from draftline.cluster import wire
@@ -22,7 +23,7 @@ from draftline.cluster.grpc_link import GrpcLink, GrpcOptions
 from draftline.cluster.tls_files import TlsFiles
 from draftline.core.errors import ConfigError
 from draftline.core.types import DraftRequest, Query
-from support.fake_drafters import CountingDrafter
+from support.fake_drafters import CountingDrafter, ScriptedDrafter
 from support.hub_session import LIMITS, QUICK_RETRY, HubSession, Rhyme, until
 from support.self_signed import self_signed_files
 
@@ -153,6 +154,48 @@ async def test_the_address_is_asked_anew_for_each_connection(serve):
     session = HubSession(hub)
     await until(session.step)
     assert len(asked) == 3
+    await hub.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [(torch.AcceleratorError("illegal memory access"), True),
+     (torch.OutOfMemoryError("out of memory"), False), (ValueError("a bug"), False)],
+)  # fmt: skip
+async def test_a_drafter_whose_device_is_lost_ends_its_server(error, is_lost):
+    """The error itself costs proposals only."""
+    lost: list[bool] = []
+
+    def fail(_query: Query) -> object:
+        raise error
+
+    drafter = ScriptedDrafter(fail, name="far")
+    server = DrafterServer(drafter, on_device_lost=lambda: lost.append(True))
+    hub = DrafterHub([GrpcLink("far", f"127.0.0.1:{await server.start()}")], LIMITS)
+    await hub.start()
+    assert await HubSession(hub).step(1) == []
+    assert bool(lost) == is_lost
+    await hub.stop()
+    await server.stop()
+
+
+async def test_what_a_server_reports_again_and_again_is_two_lines_of_the_log(serve, caplog):
+    def fail(_query: Query) -> object:
+        raise ValueError("what a request said")
+
+    hub = DrafterHub([GrpcLink("far", await serve(ScriptedDrafter(fail, name="far")))], QUICK_RETRY)
+    await hub.start()
+    session = HubSession(hub)
+
+    async def has_failed_often() -> bool:
+        await session.step(1)
+        return hub.stats()[0].errors >= 10
+
+    await until(has_failed_often)
+    # The server's and the hub's own.
+    assert len(caplog.records) == 2
+    assert "ValueError in fail at" in caplog.text
+    assert "request said" not in caplog.text
     await hub.stop()
 
 

@@ -132,6 +132,7 @@ async def test_silence_ends_the_connection_and_the_drafter_comes_back_with_all_t
     await step(session, 2)
     stats = scene.hub.stats()[0]
     assert (stats.errors, stats.connected) == (1, False)
+    assert scene.link.num_unanswered == 1
     # The first failure is tolerated: the next step connects again.
     await step(session, 1)
     scene.link.answer()

@@ -43,25 +43,24 @@ def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.net
-def test_a_killed_drafter_server_comes_back_and_changes_nothing() -> None:
+def test_a_killed_and_a_paused_drafter_server_come_back_and_change_nothing() -> None:
     config = EngineConfig(
         model="demo", drafters=[DrafterConfig(kind="spectra", pool=False, transport="grpc")]
     )
     with Engine(config) as engine:
         plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
-
-        def kill() -> None:
-            (pid,) = drafter_pids()
-            os.kill(pid, signal.SIGKILL)
-
-        assert token_ids(generate_while(engine, kill)) == token_ids(plain)
-        deadline = time.monotonic() + 120
-        accepted = 0
-        while not accepted:
-            assert time.monotonic() < deadline, "the drafter does not come back"
-            again = engine.generate(PROMPTS, PARAMS)
-            assert token_ids(again) == token_ids(plain)
-            accepted = sum(output.metrics.num_accepted_tokens for output in again)
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            (before,) = drafter_pids()
+            drafted = generate_while(engine, lambda: os.kill(before, number))  # noqa: B023
+            assert token_ids(drafted) == token_ids(plain)
+            deadline = time.monotonic() + 120
+            accepted = 0
+            while not accepted or drafter_pids() == [before]:
+                assert time.monotonic() < deadline, "the drafter does not come back"
+                again = engine.generate(PROMPTS[:1], PARAMS)
+                assert token_ids(again) == token_ids(plain[:1])
+                accepted = sum(output.metrics.num_accepted_tokens for output in again)
+    assert drafter_pids() == []
 
 
 @pytest.mark.redis

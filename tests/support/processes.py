@@ -12,6 +12,11 @@ def stage_pids() -> list[int]:
     return sorted(pid for pid, command in _commands() if command.startswith(b"ray::StageWorker"))
 
 
+def drafter_actor_pids() -> list[int]:
+    """Processes of drafter actors, oldest first."""
+    return sorted(pid for pid, command in _commands() if command.startswith(b"ray::DrafterActor"))
+
+
 def drafter_pids() -> list[int]:
     """This process's drafter servers."""
     return [
