@@ -29,7 +29,7 @@ from .drafter_channel import DrafterLimits
 from .drafter_hub import DrafterHub
 from .drafter_link import DrafterLink
 from .local_pipeline import LocalPipeline
-from .pipeline import Pipeline, StageSpec
+from .pipeline import Pipeline, RestartablePipeline, StageSpec
 from .request_factory import RequestFactory
 from .stage_spans import wall_clock
 from .step_calibration import measure_step_cost
@@ -163,10 +163,13 @@ class Assembly:
         await self.hub.start(DRAFTERS_START_S)
 
     async def recover(self) -> None:
-        """Replace a lost pipeline."""
-        await self.pipeline.close()
-        self.pipeline = self._make_pipeline(self._specs)
-        await self.pipeline.start()
+        """Replace a lost pipeline, or what of it is lost. Drafters stay connected."""
+        if isinstance(self.pipeline, RestartablePipeline):
+            await self.pipeline.restart()
+        else:
+            await self.pipeline.close()
+            self.pipeline = self._make_pipeline(self._specs)
+            await self.pipeline.start()
         self.core.use_pipeline(self.pipeline)
 
     def _size_pool(self, num_blocks: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from dataclasses import dataclass
@@ -64,6 +65,18 @@ class DistributedStage:
         self._spec = spec
         self._dtype = getattr(torch, spec.dtype)
         self._store: TCPStore | None = None
+        self._connection: socket.socket | None = None
+        self._is_cut_off = False
+        # Whether the device failed: it is of no use to this process any more.
+        self.has_failed = False
+
+    def cut_off(self) -> None:
+        """End `serve` from another thread, as if the coordinator had closed the connection."""
+        self._is_cut_off = True
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):  # closed in this moment
+                connection.shutdown(socket.SHUT_RDWR)
 
     def open_store(self, host: str) -> int:
         """Serve the rendezvous on this address only; returns the port."""
@@ -85,11 +98,14 @@ class DistributedStage:
         self._hidden_link = self._connect(link) if link.num_stages > 1 else None
         with socket.create_connection((link.host, link.port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A coordinator whose machine is gone says nothing more.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._connection = connection
             connection.sendall(link.secret + bytes([self._index]))
             self._answers = FrameSender(connection)
             self._deliveries = Deliveries(self._end, apart=self._spec.computes_apart)
             try:
-                while True:
+                while not self._is_cut_off:
                     self._step(stage, *receive_frame(connection))
             except (StageLost, EOFError, ConnectionError) as error:
                 self._end(error)
@@ -105,7 +121,8 @@ class DistributedStage:
             logger.info("event=link_closed stage=%d", self._index)
             return
         logger.warning("event=neighbour_lost stage=%d reason=%r", self._index, str(error))
-        self._answers.send((0, error))
+        with contextlib.suppress(ConnectionError):  # the coordinator gave up before
+            self._answers.send((0, error))
 
     def _connect(self, link: StageLink) -> HiddenLink:
         self._store = self._store or TCPStore(
@@ -172,6 +189,7 @@ class DistributedStage:
             (hidden,) = copy.wait()
         except RuntimeError as error:
             # A device tells of what failed when it is waited for, and is of no use afterwards.
+            self.has_failed = True
             raise StageLost(f"the device of stage {self._index} failed: {error}") from error
         return hidden
 

@@ -113,6 +113,10 @@ class Stage:
         """KV blocks of the cache."""
         return self.kv.num_slots // self.block_size
 
+    def reset(self) -> None:
+        """Forget all steps: the KV cache is as empty as at the start."""
+        self.kv.data.zero_()
+
     @property
     def is_last(self) -> bool:
         """Whether `run` answers with a `StepOutput`."""

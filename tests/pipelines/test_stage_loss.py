@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from draftline.actors.stage_actor import spawn_stage
+from draftline.actors.kept_actors import KeptStages, OwnKeeper
 from draftline.cluster.config import TransportName
 from draftline.cluster.ray_pipeline import RayPipeline
 from draftline.core.errors import CheckpointError, ConfigError, StageLost
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
     transport: TransportName, is_apart: bool, victim: int
 ) -> None:
-    pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), spawn_stage, transport=transport)
+    pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), KeptStages(OwnKeeper()), transport=transport)
     await pipeline.start()
     fresh = (await pipeline.submit(fake_step(0))).target_tokens.tolist()
     # A slow step before the deadly one: the answer to it may still come, or not.
@@ -55,7 +55,7 @@ async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
 
 async def test_a_stage_that_cannot_be_built_says_why_and_leaves_nothing() -> None:
     specs = fake_specs(2, error=CheckpointError("shard 2 is missing"))
-    pipeline = RayPipeline(specs, spawn_stage)
+    pipeline = RayPipeline(specs, KeptStages(OwnKeeper()))
     with pytest.raises(CheckpointError, match="shard 2 is missing"):
         await pipeline.start()
     assert await no_actors_left()
@@ -64,14 +64,14 @@ async def test_a_stage_that_cannot_be_built_says_why_and_leaves_nothing() -> Non
 
 
 async def test_nccl_without_gpus_is_refused_and_leaves_nothing() -> None:
-    pipeline = RayPipeline(fake_specs(2), spawn_stage, transport="nccl")
+    pipeline = RayPipeline(fake_specs(2), KeptStages(OwnKeeper()), transport="nccl")
     with pytest.raises(ConfigError, match="stage_transport: nccl needs a GPU of its own"):
         await pipeline.start()
     assert await no_actors_left()
 
 
 async def test_a_cluster_without_room_is_reported() -> None:
-    pipeline = RayPipeline(fake_specs(1, num_cpus=64), spawn_stage, start_timeout_s=0.5)
+    pipeline = RayPipeline(fake_specs(1, num_cpus=64), KeptStages(OwnKeeper()), start_timeout_s=0.5)
     with pytest.raises(StageLost, match="free resources"):
         await pipeline.start()
     assert await no_actors_left()
