@@ -12,7 +12,9 @@ from ray.exceptions import RayError, RayTaskError
 from ..cluster.bundle import Bundle, strategy_of
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
-from ..cluster.grpc_link import AddressProvider
+from ..cluster.links.tokens import Access, new_token
+from ..cluster.loop_calls import in_daemon_thread
+from ..cluster.tls_files import TlsFiles
 from ..core.errors import DrafterError, DraftlineError
 from .drafter_server import DrafterServer
 
@@ -20,10 +22,11 @@ from .drafter_server import DrafterServer
 # Ray starts a dead actor anew, without limit: a drafter's state comes back by re-opening requests.
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class DrafterActor:
-    """Serves the drafter of `config` on this node's address."""
+    """Serves the drafter of `config` on this node's address, to those that show `token`."""
 
-    def __init__(self, config: DrafterConfig, engine: EngineConfig | None = None) -> None:
+    def __init__(self, config: DrafterConfig, token: str, engine: EngineConfig | None) -> None:
         self._config, self._engine = config, engine
+        self._access = Access.single(token)
         self._host = ray.util.get_node_ip_address()
         self._server: DrafterServer | None = None
         self._port: int | None = None
@@ -35,29 +38,30 @@ class DrafterActor:
         async with self._starting:
             if self._port is None:
                 drafter = await asyncio.to_thread(build_drafter, self._config, self._engine)
-                self._server = DrafterServer(drafter, self._host)
+                self._server = DrafterServer(
+                    drafter, self._host, tls=actor_tls(self._config), access=self._access
+                )
                 self._port = await self._server.start()
         return f"{self._host}:{self._port}"
 
 
-def spawn_drafter(
-    config: DrafterConfig,
-    engine: EngineConfig | None = None,
-    *,
-    num_cpus: float = 1.0,
-    num_gpus: float = 0.0,
-    bundle: Bundle | None = None,
-) -> tuple[ActorHandle, AddressProvider]:
-    """Start the actor; the handle keeps it alive, the provider tells a `GrpcLink` where it is.
+class RayDrafter:
+    """An actor that serves a drafter, and where a `GrpcLink` finds it.
 
-    After a restart the provider gives the new address, once the actor is back. It raises what
-    `build_drafter` raises, and `DrafterError` if the actor is lost.
+    actor  the handle, which keeps it alive
+    token  that its calls must show
     """
-    actor: Any = DrafterActor.options(
-        num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy_of(bundle)
-    ).remote(config, engine)
 
-    async def address() -> str:
+    def __init__(self, actor: ActorHandle, token: str) -> None:
+        self.actor = actor
+        self.token = token
+
+    async def address(self) -> str:
+        """host:port, listening; after a restart the new one, once the actor is back.
+
+        Raises what `build_drafter` raises, and `DrafterError` if the actor is lost.
+        """
+        actor: Any = self.actor
         try:
             return await actor.address.remote()
         except RayTaskError as error:
@@ -67,4 +71,35 @@ def spawn_drafter(
         except RayError as error:
             raise DrafterError(str(error)) from error
 
-    return actor, address
+    async def replace(self) -> None:
+        """End a process that does not answer; Ray starts another."""
+        # It waits for Ray's head, which may be busy with the same fault.
+        await in_daemon_thread(lambda: ray.kill(self.actor, no_restart=False))
+
+
+def spawn_drafter(
+    config: DrafterConfig,
+    engine: EngineConfig | None = None,
+    *,
+    token: str | None = None,
+    num_cpus: float = 1.0,
+    num_gpus: float = 0.0,
+    bundle: Bundle | None = None,
+) -> RayDrafter:
+    """Start the actor; without a `token` it gets one of its own."""
+    token = token or new_token()
+    actor: Any = DrafterActor.options(
+        num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy_of(bundle)
+    ).remote(config, token, engine)
+    return RayDrafter(actor, token)
+
+
+def actor_tls(config: DrafterConfig) -> TlsFiles | None:
+    """The certificates that an actor serves with: where authority, certificate and key are given.
+
+    Its clients need a certificate then, too.
+    """
+    files = config.tls_files
+    if files is None or None in (files.ca, files.certificate, files.key):
+        return None
+    return files

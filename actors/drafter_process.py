@@ -2,84 +2,96 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import subprocess
-import sys
 import threading
 
 from ..cluster.config import DrafterConfig, EngineConfig
+from ..cluster.links.tokens import new_token
+from ..cluster.loop_calls import in_daemon_thread
 from ..core.errors import DrafterError
+from .child_server import ChildServer
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 5.0
+MODULE = "draftline.actors.drafter_server"
+# A drafter first imports its libraries and loads its model or store. The first time its model may
+# come from a slow disk; later, requests wait for nothing.
+START_TIMEOUT_S = 300.0
+RESTART_TIMEOUT_S = 60.0
 
 
 class DrafterProcess:
-    """Runs `draftline.actors.drafter_server`, and runs it again after it died."""
+    """Runs `draftline.actors.drafter_server`, and runs it again after it died or was given up.
 
-    def __init__(self, config: DrafterConfig, engine: EngineConfig) -> None:
-        settings = config.model_dump(exclude={"transport", "address"})
-        self._command = [
-            *(sys.executable, "-m", "draftline.actors.drafter_server"),
-            *("--config", json.dumps(settings), "--target", engine.model),
-        ]
+    token  that its calls must show; without one it makes its own
+    """
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        engine: EngineConfig,
+        token: str | None = None,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        restart_timeout_s: float = RESTART_TIMEOUT_S,
+    ) -> None:
+        self.token = token or new_token()
+        self._settings = json.dumps(config.model_dump(exclude={"transport", "address"}))
+        self._target = engine.model
         self._name = config.source
-        self._process: subprocess.Popen[str] | None = None
+        self._timeout_s = start_timeout_s
+        self._restart_timeout_s = restart_timeout_s
+        self._child: ChildServer | None = None
         self._address = ""
+        self._is_stopped = False
         # An attempt that gave up waiting leaves its thread starting the process.
         self._starting = threading.Lock()
 
     async def address(self) -> str:
         """host:port, listening; starts the process if it does not run. Raises `DrafterError`."""
-        return await asyncio.to_thread(self._ensure_alone)
-
-    def stop(self) -> None:
-        """End the process; twice is once."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._close_pipes(self._process)
-        self._process = None
-
-    def _ensure_alone(self) -> str:
-        with self._starting:
-            return self._ensure()
-
-    def _ensure(self) -> str:
-        if self._process is not None and self._process.poll() is None:
-            return self._address
-        if self._process is not None:
-            logger.warning(
-                "event=drafter_died drafter=%s status=%s", self._name, self._process.returncode
-            )
-            self._close_pipes(self._process)
-        # Its own session: Ctrl-C in the terminal reaches the engine, which ends its children.
-        process = self._process = subprocess.Popen(
-            self._command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith("ready port="):
-            _, errors = process.communicate()
-            reason = errors.strip().rpartition("\n")[2].removeprefix("drafter_server: ")
-            raise DrafterError(reason or f"its process ended with status {process.returncode}")
-        self._address = f"127.0.0.1:{int(line.removeprefix('ready port='))}"
+        # In a thread of its own: one that hangs takes none that others wait for.
+        await in_daemon_thread(self._ensure)
         return self._address
 
-    @staticmethod
-    def _close_pipes(process: subprocess.Popen[str]) -> None:
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+    async def replace(self) -> None:
+        """End a process that does not answer; `address` starts another."""
+        await in_daemon_thread(self._give_up)
+
+    def stop(self) -> None:
+        """End the process for good; twice is once."""
+        self._is_stopped = True
+        if self._child is not None:
+            self._child.stop()
+
+    def _give_up(self) -> None:
+        child = self._child
+        if child is not None:
+            logger.warning("event=drafter_given_up drafter=%s pid=%d", self._name, child.pid)
+            child.kill()
+
+    def _ensure(self) -> None:
+        with self._starting:
+            child = self._child
+            if child is None or child.status is not None or not self._address:
+                if child is not None and child.status is not None:
+                    logger.warning(
+                        "event=drafter_died drafter=%s status=%s", self._name, child.status
+                    )
+                self._address = ""
+                self._start()
+
+    def _start(self) -> None:
+        if self._is_stopped:
+            raise DrafterError("its engine is closed")
+        arguments = ("--config", "-", "--end-with-stdin", "--target", self._target)
+        self._child = child = ChildServer(
+            self._name, MODULE, arguments, self._settings, self.token
+        )
+        timeout_s, self._timeout_s = self._timeout_s, self._restart_timeout_s
+        port = child.wait_ready(timeout_s)
+        if self._is_stopped:
+            # The stop may have looked before there was a process.
+            child.stop()
+            raise DrafterError("its engine is closed")
+        self._address = f"127.0.0.1:{port}"

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafter_factory import build_drafter
 from ..cluster.drafter_service import DrafterService
+from ..cluster.links.tokens import Access
 from ..cluster.tls_files import TlsFiles
 from ..cluster.wire import DEFAULT_MAX_BYTES
 from ..core.drafter import Drafter
 from ..core.errors import ConfigError
-from .grpc_listener import (
-    GrpcListener,
-    add_listen_arguments,
-    listen_settings,
-    run_server,
-    serve_until_signal,
-)
+from .grpc_listener import GrpcListener, run_server, serve_until_signal
+from .server_arguments import add_listen_arguments, listen_settings, require_whole_scopes
 
 
 class DrafterServer:
-    """Serves a drafter at host:port; port 0 lets the system choose one."""
+    """Serves a drafter at host:port; port 0 lets the system choose one.
+
+    access  whose calls are served; None: everybody's
+    """
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class DrafterServer:
         port: int = 0,
         *,
         tls: TlsFiles | None = None,
+        access: Access | None = None,
         max_message_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
         self._service = DrafterService(drafter, max_message_bytes)
@@ -42,6 +43,7 @@ class DrafterServer:
             host,
             port,
             tls=tls,
+            access=access,
             grace_s=0.2,
             max_message_bytes=max_message_bytes,
         )
@@ -59,18 +61,38 @@ class DrafterServer:
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; errors of the user end with one line on stderr and status 2."""
     parser = argparse.ArgumentParser(prog="draftline.actors.drafter_server", description=__doc__)
-    parser.add_argument("--config", required=True, help="the drafter's settings as a JSON object")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="JSON",
+        help="the drafter's settings as a JSON object; -: the first line of standard input, since "
+        "every user of a machine sees the arguments of its processes",
+    )
     parser.add_argument("--target", help="the served model: refuse what was made for another")
+    parser.add_argument(
+        "--end-with-stdin", action="store_true", help="end when standard input is closed"
+    )
     add_listen_arguments(parser)
     given = parser.parse_args(arguments)
 
     async def serve() -> None:
         target = EngineConfig.model_validate({"model": given.target}) if given.target else None
-        drafter = build_drafter(_parse_config(given.config), target)
-        server = DrafterServer(drafter, **listen_settings(given))
-        await serve_until_signal(server.start, server.stop)
+        listening = listen_settings(given)
+        require_whole_scopes(listening["access"])
+        config = _read_first_line() if given.config == "-" else given.config
+        drafter = build_drafter(_parse_config(config), target)
+        server = DrafterServer(drafter, **listening)
+        await serve_until_signal(server.start, server.stop, ends_with_stdin=given.end_with_stdin)
 
     return run_server("drafter_server", serve)
+
+
+def _read_first_line() -> str:
+    """Without a buffer, which would hold back what follows from those who read on."""
+    data = bytearray()
+    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
+        data += byte
+    return data.decode()
 
 
 def _parse_config(text: str) -> DrafterConfig:

@@ -1,25 +1,30 @@
-"""What the gRPC servers of drafters and of stores share: the port, TLS, signals, arguments."""
+"""What the gRPC servers of drafters and of stores share: the port, TLS, tokens, signals."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from ..cluster.links.tokens import Access
+from ..cluster.loop_calls import call_on_loop
 from ..cluster.tls_files import TlsFiles
 from ..core.errors import ConfigError, DraftlineError
+from .token_check import TokenCheck
 
 
 class GrpcListener:
     """A gRPC server at host:port; port 0 lets the system choose one.
 
+    access             who may call; None: whoever reaches the port
     grace_s            how long calls under way may go on when it stops, seconds
     max_message_bytes  larger messages are refused, both ways; None: gRPC's own limit
     """
@@ -31,12 +36,14 @@ class GrpcListener:
         port: int,
         *,
         tls: TlsFiles | None,
+        access: Access | None = None,
         grace_s: float,
         max_message_bytes: int | None = None,
     ) -> None:
         self._handlers = tuple(handlers)
         self._address = f"{host}:{port}"
         self._tls = tls
+        self._checks = [] if access is None else [TokenCheck(access)]
         self._grace_s = grace_s
         # Without this, two servers could share one port and each get half of the connections.
         self._options: list[tuple[str, int]] = [("grpc.so_reuseport", 0)]
@@ -47,7 +54,7 @@ class GrpcListener:
 
     async def start(self) -> int:
         """Listen; the port. Raises `ConfigError` if it is taken or TLS files are missing."""
-        server = grpc.aio.server(options=self._options)
+        server = grpc.aio.server(interceptors=self._checks, options=self._options)
         server.add_generic_rpc_handlers(self._handlers)
         try:
             if self._tls is None:
@@ -68,13 +75,21 @@ class GrpcListener:
 
 
 async def serve_until_signal(
-    start: Callable[[], Awaitable[int]], stop: Callable[[], Awaitable[None]]
+    start: Callable[[], Awaitable[int]],
+    stop: Callable[[], Awaitable[None]],
+    *,
+    ends_with_stdin: bool = False,
 ) -> None:
-    """Print `ready port=N` when `start` is done; `stop` after SIGTERM or SIGINT."""
+    """Print `ready port=N` when `start` is done; `stop` after SIGTERM or SIGINT.
+
+    ends_with_stdin  also when standard input is closed: the process that held it is gone
+    """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    if ends_with_stdin:
+        threading.Thread(target=_wait_for_end, args=(loop, stopped), daemon=True).start()
     port = await start()
     sys.stdout.write(f"ready port={port}\n")
     sys.stdout.flush()
@@ -82,20 +97,11 @@ async def serve_until_signal(
     await stop()
 
 
-def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to listen and with which certificates."""
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: the system chooses")
-    parser.add_argument("--tls-certificate", help="PEM file; with it, connections need TLS")
-    parser.add_argument("--tls-key", help="PEM file")
-    parser.add_argument("--tls-ca", help="PEM file; with it, clients need a certificate")
-
-
-def listen_settings(given: argparse.Namespace) -> dict[str, Any]:
-    """The parsed arguments of `add_listen_arguments` as a server's: host, port, tls."""
-    tls = TlsFiles(ca=given.tls_ca, certificate=given.tls_certificate, key=given.tls_key)
-    has_tls = tls != TlsFiles()
-    return {"host": given.host, "port": given.port, "tls": tls if has_tls else None}
+def _wait_for_end(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    # The descriptor itself: a thread that holds the lock of `sys.stdin` makes the exit fail.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    call_on_loop(loop, stopped.set)
 
 
 def run_server(name: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from ..cluster.links.denied_namespaces import DENIED_KEY
+from ..cluster.links.tokens import Access, Scope
 from ..cluster.tls_files import TlsFiles
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
 from ..core.learner import Ended
@@ -21,18 +24,17 @@ from ..retrieval_store.lookup_queue import LookupQueue
 from ..retrieval_store.open_store import open_learning, open_store
 from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest
 from ..retrieval_store.service import Expected, RetrievalService
+from ..retrieval_store.store import NAMESPACE
 from ..retrieval_store.wire import METHOD, REFUSED, decode_request, encode_reply
-from .grpc_listener import (
-    GrpcListener,
-    add_listen_arguments,
-    listen_settings,
-    run_server,
-    serve_until_signal,
-)
+from .grpc_listener import GrpcListener, run_server, serve_until_signal
 from .health_check import health_handler
+from .server_arguments import add_listen_arguments, listen_settings
 
 SERVICE, _, METHOD_NAME = METHOD.strip("/").partition("/")
 LEARN_METHOD_NAME = LEARN_METHOD.rpartition("/")[2]
+
+# Namespaces named in one refusal; a header is bounded.
+MAX_DENIED = 64
 
 Learn = Callable[[Ended, Fitness], Mapping[str, int]]
 
@@ -43,6 +45,7 @@ class RetrievalServer:
     A batch that cannot be answered before its deadline is refused at once. `is_serving` is what
     health probes are told.
 
+    access  who may call, and for which namespaces; None: everybody, for all of them
     learn  takes ended requests, in a thread, and says what became of them; None refuses them
     """
 
@@ -53,17 +56,19 @@ class RetrievalServer:
         port: int = 0,
         *,
         tls: TlsFiles | None = None,
+        access: Access | None = None,
         is_serving: Callable[[], bool] = lambda: True,
         learn: Learn | None = None,
     ) -> None:
         self._queue = LookupQueue(lookup)
+        self._access = access
         methods = {METHOD_NAME: grpc.unary_unary_rpc_method_handler(self._answer)}
         if learn is not None:
             self._learn_one = learn
             methods[LEARN_METHOD_NAME] = grpc.unary_unary_rpc_method_handler(self._learn)
         service = grpc.method_handlers_generic_handler(SERVICE, methods)
         handlers = [service, health_handler(is_serving)]
-        self._listener = GrpcListener(handlers, host, port, tls=tls, grace_s=1.0)
+        self._listener = GrpcListener(handlers, host, port, tls=tls, access=access, grace_s=1.0)
 
     async def start(self) -> int:
         """Listen; the port. Raises `ConfigError` if it is taken or TLS files are missing."""
@@ -78,6 +83,8 @@ class RetrievalServer:
             arguments = decode_request(LookupRequest.FromString(data))
         except (DecodeError, ProtocolError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        scope = self._scope(context)
+        await _refuse_unless(context, {name for name in arguments[1] if not scope.may_read(name)})
         try:
             left = context.time_remaining()
             return encode_reply(await self._queue.lookup(*arguments, time_left=left))
@@ -87,6 +94,8 @@ class RetrievalServer:
     async def _learn(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
             ended, fitness = decode_learn(LearnRequest.FromString(data))
+            if not self._scope(context).may_write(ended.namespace):
+                await _refuse_unless(context, {ended.namespace})
             counts = await asyncio.to_thread(self._learn_one, ended, fitness)
         except (DecodeError, ProtocolError, ConfigError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -94,11 +103,39 @@ class RetrievalServer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         return LearnReply(counts=counts).SerializeToString()
 
+    def _scope(self, context: grpc.aio.ServicerContext) -> Scope:
+        if self._access is None:
+            return Scope()
+        scope = self._access.scope(context.invocation_metadata())
+        assert scope is not None, "the listener lets only tokens of this server through"
+        return scope
+
+
+async def _refuse_unless(context: grpc.aio.ServicerContext, denied: Collection[str]) -> None:
+    """Say PERMISSION_DENIED and which namespaces, unless there are none."""
+    if not denied:
+        return
+    # The others are no names of namespaces, and may be anything.
+    names = sorted(filter(NAMESPACE.fullmatch, denied))[:MAX_DENIED]
+    await context.abort(
+        grpc.StatusCode.PERMISSION_DENIED,
+        f"this token is not for the namespace {', '.join(names[:3]) or 'asked for'}; list it beside "
+        "the token in the server's --token-file",
+        ((DENIED_KEY, ",".join(names)),),
+    )
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; errors of the user end with one line on stderr and status 2."""
     parser = argparse.ArgumentParser(prog="draftline.actors.retrieval_server", description=__doc__)
-    parser.add_argument("--store", required=True, help="redis:// URL, or a folder")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--store", help="redis:// URL, or a folder")
+    where.add_argument(
+        "--store-env",
+        metavar="NAME",
+        help="environment variable that holds the URL, for one with a password: every user of a "
+        "machine sees the arguments of its processes",
+    )
     parser.add_argument("--tokenizer-hash", help="refuse segments of another tokenizer")
     parser.add_argument("--model-hash", help="refuse segments refined by another target")
     parser.add_argument("--learn-for", metavar="MODEL", help="learn ended requests of this model")
@@ -109,14 +146,15 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
 
     async def serve() -> None:
+        url = given.store or _variable(given.store_env)
         expected = Expected(tokenizer_hash=given.tokenizer_hash, model_hash=given.model_hash)
         learning = None
         if given.learn_for:
             # It imports torch, which a server that only answers does without.
             from ..cluster.model_fitness import model_fitness  # noqa: PLC0415
 
-            learning = open_learning(given.store, model_fitness(given.learn_for), given.learn_off)
-        store = open_store(given.store, must_exist=learning is None)
+            learning = open_learning(url, model_fitness(given.learn_for), given.learn_off)
+        store = open_store(url, must_exist=learning is None)
         service = RetrievalService(store, expected, learning=learning)
         server = RetrievalServer(
             service,
@@ -133,6 +171,13 @@ def main(arguments: list[str] | None = None) -> int:
         await asyncio.to_thread(service.stop)
 
     return run_server("retrieval_server", serve)
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise ConfigError("store_env", f"the environment variable {name} is not set, or empty")
+    return value
 
 
 if __name__ == "__main__":

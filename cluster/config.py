@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..core.errors import ConfigError
+from .shown_values import redacted, shown
+from .tls_files import TlsFiles
 
 Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "block", "traversal", "k_seq", "typical"]
@@ -22,11 +25,15 @@ def unknown_key(field: str, key: str, known: list[str]) -> ConfigError:
     """The error for a key that does not exist, with the nearest one that does."""
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-    return ConfigError(field, f"unknown key {key!r}; {hint}")
+    return ConfigError(redacted(field), f"unknown key {redacted(key)!r}; {hint}")
 
 
 class Settings(BaseModel):
-    """Reports wrong input as `ConfigError` that names the field, whoever builds the object."""
+    """Reports wrong input as `ConfigError` that names the field, whoever builds the object.
+
+    Neither that nor its `repr` shows passwords of URLs or values of fields that are named as
+    secrets.
+    """
 
     def __init__(self, **values: Any) -> None:
         extra = self.model_config.get("extra")
@@ -39,7 +46,25 @@ class Settings(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"]) or "config"
-            raise ConfigError(field, f"{first['msg']} (got {first['input']!r})") from error
+            got = shown(first["input"], first["loc"])
+            # Not from `error`, whose text has the whole input.
+            raise ConfigError(field, f"{first['msg']} (got {got})") from None
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            if isinstance(value, Settings | tuple) or value is None:
+                yield name, value
+            else:
+                yield name, _Shown(shown(value, () if name is None else (name,)))
+
+
+class _Shown(str):
+    """A text whose `repr` is itself."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 # Tokens that a model drafter draws among where it must declare their law.
@@ -69,11 +94,53 @@ class DrafterConfig(Settings):
         16, description="most nodes it may propose for one request and step"
     )
 
+    tls_ca: str | None = Field(
+        None,
+        description="PEM file that certificates of its gRPC servers are checked with: of the "
+        "server at address, of retrieval servers (server), of its actor on Ray",
+    )
+    tls_certificate: str | None = Field(
+        None,
+        description="PEM file shown to servers that ask for one; on Ray its actor serves with TLS "
+        "where all three are given",
+    )
+    tls_key: str | None = Field(None, description="PEM file of that certificate's key")
+    tls_server_name: str | None = Field(
+        None, description="name in the servers' certificates, where it is not the address's host"
+    )
+    token_env: str | None = Field(
+        None,
+        description="environment variable with the token that is shown to the server at address "
+        "or to retrieval servers; servers that the engine starts have one of their own",
+    )
+    token_file: str | None = Field(None, description="file with that token")
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.address is not None and self.transport != "grpc":
-            raise ValueError("address needs transport: grpc")
+            raise ConfigError("address", "needs transport: grpc")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_key", "tls_certificate and tls_key go together")
+        if self.token_env is not None and self.token_file is not None:
+            raise ConfigError("token_file", "token_env is given, too; leave one of them out")
+        calls_others = self.address is not None or "server" in (self.model_extra or {})
+        for field in ("token_env", "token_file"):
+            if getattr(self, field) is not None and not calls_others:
+                raise ConfigError(field, "needs address or server: which server asks for it?")
+        if self.tls_files is not None and not calls_others and self.transport != "grpc":
+            raise ConfigError("tls_ca", "needs address, server or transport: grpc")
         return self
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """Of its connections; None: plain text."""
+        files = TlsFiles(
+            ca=self.tls_ca,
+            certificate=self.tls_certificate,
+            key=self.tls_key,
+            server_name=self.tls_server_name,
+        )
+        return None if files == TlsFiles() else files
 
     @property
     def source(self) -> str:
@@ -222,6 +289,13 @@ class EngineConfig(Settings):
             raise ConfigError(
                 "drafters", f"two drafters are named {doubled[0]!r}; give each a name"
             )
+        for index, drafter in enumerate(self.drafters):
+            is_here = drafter.is_spawned and self.backend == "local"
+            if is_here and drafter.tls_files is not None and "server" not in drafter.options:
+                raise ConfigError(
+                    f"drafters[{index}].tls_ca",
+                    "its server is a child process on loopback, which takes no TLS; leave it out",
+                )
         if self.compile == "on" and self.quantization != "none":
             raise ConfigError("compile", "on does not go with quantization; turn one of them off")
         if self.gpus_per_stage < 1 and self.kv_cache_tokens is None:

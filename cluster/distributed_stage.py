@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ..core.errors import StageError, StageLost
+from ..core.errors import DeviceLost, StageError, StageLost
 from ..core.types import StepInput, StepOutput
 from ..models.copies import HostCopy
 from .deliveries import Deliveries
 from .frames import FrameSender, receive_frame
 from .hidden_link import Carrier, HiddenLink, open_group
 from .pipeline import StageRunner, StageSpec, launch_stage
+from .stage_failure import end_process
 from .stage_spans import Spans, run_traced
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class DistributedStage:
     Every stage gets every step straight from the coordinator, so it knows how many rows come
     before they come. Where a stage fails on a step it tells the coordinator and sends zeros on, so
     that those behind it never wait. A stage whose device computes apart launches its next step
-    while the results of the last are on their way.
+    while the results of the last are on their way. One whose device failed for good tells the
+    coordinator and ends its process.
     """
 
     def __init__(self, index: int, spec: StageSpec) -> None:
@@ -67,8 +69,6 @@ class DistributedStage:
         self._store: TCPStore | None = None
         self._connection: socket.socket | None = None
         self._is_cut_off = False
-        # Whether the device failed: it is of no use to this process any more.
-        self.has_failed = False
 
     def cut_off(self) -> None:
         """End `serve` from another thread, as if the coordinator had closed the connection."""
@@ -120,9 +120,13 @@ class DistributedStage:
         if not isinstance(error, StageLost):
             logger.info("event=link_closed stage=%d", self._index)
             return
-        logger.warning("event=neighbour_lost stage=%d reason=%r", self._index, str(error))
+        is_own = isinstance(error, DeviceLost)
+        event = "device_lost" if is_own else "neighbour_lost"
+        logger.warning("event=%s stage=%d reason=%r", event, self._index, str(error))
         with contextlib.suppress(ConnectionError):  # the coordinator gave up before
             self._answers.send((0, error))
+        if is_own:
+            end_process()
 
     def _connect(self, link: StageLink) -> HiddenLink:
         self._store = self._store or TCPStore(
@@ -189,8 +193,7 @@ class DistributedStage:
             (hidden,) = copy.wait()
         except RuntimeError as error:
             # A device tells of what failed when it is waited for, and is of no use afterwards.
-            self.has_failed = True
-            raise StageLost(f"the device of stage {self._index} failed: {error}") from error
+            raise DeviceLost(f"the device of stage {self._index} failed: {error}") from error
         return hidden
 
 

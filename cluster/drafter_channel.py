@@ -16,6 +16,7 @@ from .committed_text import CommittedText
 from .drafter_backlog import DrafterBacklog
 from .drafter_link import DrafterLink, DrafterMessage, DrafterReport
 from .drafter_stats import DrafterStats
+from .links.failure_log import FailureLog, failure_reason
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class DrafterChannel:
         self._clock = clock
         self._on_progress = on_progress
         self._backlog = DrafterBacklog(link.name, limits.max_backlog)
+        self._failures = FailureLog(logger, f"drafter={link.name}", clock=clock)
         self._breaker = CircuitBreaker(limits.retry, rng)
         self._arrived = ArrivedProposals()
         self._message: DrafterMessage | None = None
@@ -128,6 +130,7 @@ class DrafterChannel:
         if not self.is_up:
             self.connect(now)
         elif self._message and now - self._sent_at > self._limits.answer_timeout_s:
+            self.link.unanswered()
             self.failed(DrafterError("no answer in time"))
         self._flush()
         if self._queries and self._message is not None and not self._message.queries:
@@ -163,8 +166,8 @@ class DrafterChannel:
             self._check(message, proposals)
         except Exception as error:
             # An in-process drafter may return anything, and its use then raise anything.
-            logger.warning("drafter=%s event=bad_answer", self.link.name, exc_info=True)
-            self.failed(DrafterError(str(error)))
+            logger.debug("drafter=%s event=bad_answer", self.link.name, exc_info=True)
+            self.failed(DrafterError(f"bad answer: {failure_reason(error)}"))
             return
         self._breaker.succeed()
         self._report = report or self._report
@@ -187,10 +190,7 @@ class DrafterChannel:
         self._message = None
         self.link.disconnect()
         delay = self._breaker.fail(self._clock())
-        level = logging.WARNING if self._breaker.failures == 1 else logging.INFO
-        logger.log(
-            level, "drafter=%s event=failed retry_in_s=%.2f %s", self.link.name, delay, error
-        )
+        self._failures.log("failed", f"retry_in_s={delay:.2f} {error}")
         self._on_progress()
 
     def stats(self) -> DrafterStats:

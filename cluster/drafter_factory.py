@@ -17,6 +17,7 @@ from ..drafters.suffix import SuffixDrafter, SuffixOptions
 from ..drafters.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
 from ..models.fingerprint import tokenizer_hash
 from .config import DrafterConfig, EngineConfig, unknown_key
+from .links.tokens import read_token
 
 if TYPE_CHECKING:
     from ..drafters.model_options import ModelOptions
@@ -32,6 +33,7 @@ class _Recipe:
     options: Any
     values: Mapping[str, Any]
     engine: EngineConfig | None
+    config: DrafterConfig
 
     def require(self, key: str, meaning: str) -> str:
         value = self.values[key]
@@ -70,7 +72,9 @@ def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> 
     if "max_nodes" in names:
         chosen["max_nodes"] = config.max_nodes
     values = {key: given.get(key) for key in kind.own_keys}
-    return kind.build(_Recipe(config.source, config.transport, options(**chosen), values, engine))
+    return kind.build(
+        _Recipe(config.source, config.transport, options(**chosen), values, engine, config)
+    )
 
 
 def _plain(options: type, drafter: Callable[[str, Any], Drafter]) -> _Kind:
@@ -129,7 +133,9 @@ def _retrieval(recipe: _Recipe) -> Drafter:
         if recipe.values["learn_off"] is not None:
             raise ConfigError("learn_off", "belongs to the retrieval server: --learn-off")
         servers = recipe.require("server", "host:port of a retrieval server; commas between more")
-        source = open_servers(servers.split(","), learns_for)
+        config = recipe.config
+        token = read_token(config.token_env, config.token_file)
+        source = open_servers(servers.split(","), learns_for, config.tls_files, token)
     else:
         url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
         source = open_source(url, model, learns_for, _names(recipe.values["learn_off"]))
@@ -140,7 +146,7 @@ def _names(value: object) -> list[str]:
     given = [] if value is None else value
     if isinstance(given, list) and all(isinstance(name, str) for name in given):
         return given
-    raise ConfigError("learn_off", f"must be a list of namespaces, got {value!r}")
+    raise ConfigError("learn_off", "must be a list of namespaces")
 
 
 KINDS: Mapping[str, _Kind] = {

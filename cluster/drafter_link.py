@@ -101,6 +101,13 @@ class DrafterLink(Protocol):
         """Send after `ready` and after the former answer; `answered` or `failed` follows."""
         ...
 
+    def unanswered(self) -> None:
+        """The last message got no answer in time; `disconnect` follows.
+
+        A link whose server was started here replaces one that keeps silent.
+        """
+        ...
+
     def disconnect(self) -> None:
         """Drop the connection; no event of it follows. `connect` may be called again."""
         ...

@@ -17,6 +17,7 @@ from ..core.errors import ProtocolError
 from . import drafter_pb2 as pb
 from .drafter_link import is_report_due
 from .drafter_session import DrafterSession
+from .links.failure_log import FailureLog, failure_reason
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
@@ -42,6 +43,7 @@ class DrafterService:
         self._drafter = drafter
         self._max_bytes = max_message_bytes
         self._clock = clock
+        self._failures = FailureLog(logger, f"drafter={drafter.name}")
         self._numbers = itertools.count()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
 
@@ -84,5 +86,7 @@ class DrafterService:
             report = session.report() if is_report_due(message) else None
             return encode_answer(message, proposals, self._max_bytes, report)
         except Exception as error:
-            logger.warning("drafter=%s event=raised", self._drafter.name, exc_info=True)
-            return encode_error(message.sequence, f"{type(error).__name__}: {error}")
+            logger.debug("drafter=%s event=raised", self._drafter.name, exc_info=True)
+            reason = failure_reason(error)
+            self._failures.log("raised", reason)
+            return encode_error(message.sequence, reason)

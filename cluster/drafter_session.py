@@ -11,6 +11,7 @@ from ..core.drafter import Drafter
 from ..core.learner import LearningDrafter
 from ..core.types import Commit, DraftRequest, Proposal, Query
 from .drafter_link import DrafterMessage, DrafterReport
+from .links.failure_log import FailureLog, failure_reason
 
 logger = logging.getLogger(__name__)
 
@@ -20,11 +21,12 @@ NamedT = TypeVar("NamedT", DraftRequest, Commit, Query)
 class DrafterSession:
     """One coordinator's requests at a drafter; `prefix` keeps their ids apart from others'."""
 
-    __slots__ = ("_drafter", "_open_ids", "_prefix")
+    __slots__ = ("_drafter", "_failures", "_open_ids", "_prefix")
 
     def __init__(self, drafter: Drafter, prefix: str = "") -> None:
         self._drafter = drafter
         self._prefix = prefix
+        self._failures = FailureLog(logger, f"drafter={drafter.name}")
         self._open_ids: set[str] = set()
 
     @property
@@ -60,8 +62,9 @@ class DrafterSession:
         for request_id in self._open_ids:
             try:
                 self._drafter.close(request_id)
-            except Exception:
-                logger.warning("drafter=%s event=close_raised", self._drafter.name, exc_info=True)
+            except Exception as error:
+                logger.debug("drafter=%s event=close_raised", self._drafter.name, exc_info=True)
+                self._failures.log("close_raised", failure_reason(error))
         self._open_ids.clear()
 
     def _own(self, part: NamedT) -> NamedT:

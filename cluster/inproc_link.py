@@ -10,6 +10,7 @@ from ..core.drafter import Drafter, OwningDrafter
 from ..core.errors import DrafterError
 from .drafter_link import MAX_NODES, DrafterMessage, LinkEvents, is_report_due
 from .drafter_session import DrafterSession
+from .links.failure_log import failure_reason
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +47,14 @@ class InprocLink:
             proposals = self._session.run(message)
             told = self._session.report() if is_report_due(message) else None
         except Exception as error:
-            logger.warning("drafter=%s event=raised", self.name, exc_info=True)
-            events.failed(DrafterError(f"drafter {self.name}: {error}"))
+            # The hub logs what `failed` tells it, and counts what comes again.
+            logger.debug("drafter=%s event=raised", self.name, exc_info=True)
+            events.failed(DrafterError(f"it raised {failure_reason(error)}"))
             return
         events.answered(proposals, told)
+
+    def unanswered(self) -> None:
+        """Never: `send` answers before it returns."""
 
     def disconnect(self) -> None:
         """Close every request, so that `ready` can promise a drafter that knows none."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..core.errors import StageError, StageLost
+from ..core.errors import DeviceLost, StageError, StageLost
 from ..core.types import StepInput, StepOutput
 from .pipeline import StageRunner, run_stage
 from .stage_spans import Spans, run_traced
@@ -21,6 +21,8 @@ class LocalPipeline:
     No queue, thread or copy stands between the caller and the stages: the lowest latency there is.
     The answer is complete when `submit` returns, so `max_in_flight` bounds nothing here; it tells
     the caller how many steps to plan ahead, as with any pipeline.
+
+    After a `DeviceLost` every step gets that error: the process must be replaced.
     """
 
     def __init__(self, stages: Sequence[StageRunner], max_in_flight: int = 1) -> None:
@@ -28,6 +30,7 @@ class LocalPipeline:
         self._stages = tuple(stages)
         self._max_in_flight = max_in_flight
         self._open = False
+        self._device_lost: DeviceLost | None = None
 
     @property
     def num_stages(self) -> int:
@@ -51,12 +54,16 @@ class LocalPipeline:
     def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
         """Run the step now; the future is done."""
         future: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
-        if not self._open:
-            future.set_exception(StageLost("the pipeline is not open"))
+        if self._device_lost is not None or not self._open:
+            future.set_exception(self._device_lost or StageLost("the pipeline is not open"))
             return future
         try:
             future.set_result(self._run(step))
         except StageError as error:
+            future.set_exception(error)
+        except DeviceLost as error:
+            # The stages are of no use to this process, however often the pipeline is opened.
+            self._device_lost = error
             future.set_exception(error)
         return future
 

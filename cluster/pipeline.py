@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from ..core.errors import StageError
 from ..core.types import StepInput, StepOutput
+from .stage_failure import stage_failure
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +121,8 @@ class Pipeline(Protocol):
         """Send a step; the awaitable, used at most once, gives its answer.
 
         The awaitable raises `StageError` if a stage failed on this step (other steps go on), and
-        `StageLost` if a stage is dead or the pipeline is not open. `submit` itself raises
+        `StageLost` if a stage is dead or the pipeline is not open: as `DeviceLost` where its device
+        failed and a new process must take its place. `submit` itself raises
         `CapacityError`, and sends nothing, when `max_in_flight` steps are unanswered.
         """
         ...
@@ -146,20 +147,20 @@ class RestartablePipeline(Pipeline, Protocol):
 def launch_stage(
     index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
 ) -> torch.Tensor | Answer:
-    """`stage.launch`, with whatever that or its answer raises as a logged `StageError`."""
+    """`stage.launch`, with whatever that or its answer raises logged and as `StageError`, or as
+    `DeviceLost` where the stage's device failed for good.
+    """
+    result = guarded(index, step, lambda: stage.launch(step, hidden))
+    return (lambda: guarded(index, step, result)) if callable(result) else result
 
-    def guarded(work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except Exception as error:
-            logger.exception("event=stage_failed stage=%d step_id=%d", index, step.step_id)
-            message = (
-                f"stage {index} failed on step {step.step_id}: {type(error).__name__}: {error}"
-            )
-            raise StageError(message) from error
 
-    result = guarded(lambda: stage.launch(step, hidden))
-    return (lambda: guarded(result)) if callable(result) else result
+def guarded(index: int, step: StepInput, work: Callable[[], T]) -> T:
+    """What `work` gives; what it raises as `launch_stage` says."""
+    try:
+        return work()
+    except Exception as error:
+        logger.exception("event=stage_failed stage=%d step_id=%d", index, step.step_id)
+        raise stage_failure(index, step.step_id, error) from error
 
 
 def run_stage(

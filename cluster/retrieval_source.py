@@ -15,6 +15,7 @@ from ..retrieval_store.open_store import open_learning, open_store
 from ..retrieval_store.service import Expected, RetrievalService
 from .retrieval_client import GrpcLookup
 from .retrieval_replicas import ReplicatedLookup
+from .tls_files import TlsFiles
 
 # What reads a model's settings imports transformers, which takes seconds, so it is imported where
 # it is used.
@@ -61,9 +62,18 @@ def open_source(
     return _learning_source(service, service.stop, LearningQueue(service.learn))
 
 
-def open_servers(addresses: Sequence[str], learns_for: str | None) -> RetrievalSource:
-    """Replicas of a retrieval server, which learn ended requests of the model `learns_for`."""
-    clients = [GrpcLookup(address.strip()) for address in addresses]
+def open_servers(
+    addresses: Sequence[str],
+    learns_for: str | None,
+    tls: TlsFiles | None = None,
+    token: str | None = None,
+) -> RetrievalSource:
+    """Replicas of a retrieval server, which learn ended requests of the model `learns_for`.
+
+    All of them take the same certificates and token. Raises `ConfigError` for a TLS file that
+    cannot be read.
+    """
+    clients = [GrpcLookup(address.strip(), tls=tls, token=token) for address in addresses]
     lookup = ReplicatedLookup(clients)
     if learns_for is None:
         return RetrievalSource(lookup, lookup.close)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.types import Span, StepInput, StepOutput
-from .pipeline import StageRunner, run_stage
+from .pipeline import StageRunner, guarded, run_stage
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,8 @@ def run_traced(
     begin = wall_clock()
     result = run_stage(index, stage, step, hidden)
     if not isinstance(result, StepOutput):
-        _finish(result)
+        # What the device met before it finishes is the step's failure, too.
+        guarded(index, step, lambda: _finish(result))
     spans = (*spans, (begin, wall_clock()))
     if isinstance(result, StepOutput):
         result = replace(result, stage_spans=spans)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from ..core.errors import StageError, StageLost
+from ..core.errors import DeviceLost, StageError, StageLost
 from ..core.types import StepInput, StepOutput
 from .pipeline import StageRunner, StageSpec, run_stage
+from .stage_failure import end_process
 from .stage_place import StagePlace
 from .stage_spans import Spans, run_traced
 
@@ -75,7 +76,7 @@ class StageWorker:
         self._watched.wait()
 
     def settle(self, timeout_s: float) -> bool:
-        """Cut off whoever drives the stage; whether it is idle and of use after `timeout_s`.
+        """Cut off whoever drives the stage; whether it is idle within `timeout_s`.
 
         A stage that computes, or waits for a neighbour, is not idle before it is done with that.
         """
@@ -86,7 +87,7 @@ class StageWorker:
         if not self._is_serving.acquire(timeout=timeout_s):
             return False
         self._is_serving.release()
-        return self._distributed is None or not self._distributed.has_failed
+        return True
 
     def run_payload(
         self, payload: bytes, carried: Carried | StageError | None = None
@@ -146,6 +147,9 @@ class StageWorker:
             result, spans = run_traced(self._index, self._stage, step, hidden, spans)
         except StageError as error:
             return error
+        except DeviceLost:
+            # Whoever watches this process learns of it and replaces it.
+            end_process()
         return result if isinstance(result, StepOutput) else (result, spans)
 
 

@@ -16,6 +16,7 @@ class TlsFiles:
 
     ca                what the other side's certificate is checked with; a server that has one
                       asks every client for a certificate (mutual TLS)
+    server_name       what a server's certificate must name, where that is not the address's host
     certificate, key  the own identity; a server needs them, a client only for mutual TLS
 
     The credentials raise `ConfigError` that names the file that cannot be read.
@@ -24,6 +25,13 @@ class TlsFiles:
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
+    server_name: str | None = None
+
+    def channel_options(self) -> list[tuple[str, str]]:
+        """gRPC options of a client."""
+        if self.server_name is None:
+            return []
+        return [("grpc.ssl_target_name_override", self.server_name)]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For a client; without `ca` the system's authorities count."""

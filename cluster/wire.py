@@ -17,6 +17,7 @@ from ..core.draft_laws import DraftLaws
 from ..core.errors import DrafterError, ProtocolError, RequestError
 from ..core.shaping import Shaping
 from ..core.types import (
+    MAX_PROPOSAL_NODES,
     MAX_SUCCESSORS,
     Commit,
     DraftRequest,
@@ -49,7 +50,8 @@ def encode_array(array: NDArray, dtype: str) -> pb.Array:
 
 def decode_array(message: pb.Array, dtype: str, ndim: int = 1) -> NDArray:
     """A read-only array of exactly this dtype and number of dimensions."""
-    shape = tuple(message.shape)
+    # Whoever sends more dimensions may send millions.
+    shape = tuple(message.shape) if len(message.shape) == ndim else ()
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if message.dtype != dtype or len(shape) != ndim or len(message.data) != size:
         raise ProtocolError(f"wire: not a whole {dtype} array of {ndim} dimensions")
@@ -169,6 +171,8 @@ def decode_answer(
         raise DrafterError(f"its server reports: {parsed.answer.error}")
     proposals = parsed.answer.proposals
     asked = [query.request_id for query in message.queries]
+    if len(proposals) != len(asked):
+        raise ProtocolError(f"wire: {len(proposals)} proposals for {len(asked)} queries")
     if [proposal.request_id for proposal in proposals] != asked:
         raise ProtocolError("wire: proposals for other requests than those asked about")
     return [_decode_proposal(one, source) for one in proposals], _decode_report(parsed.answer)
@@ -277,6 +281,9 @@ def _encode_probe(probe: Probe) -> pb.Probe:
 
 
 def _decode_probe(probe: pb.Probe) -> Probe:
+    # The mask has a number for each pair of rows.
+    if max(probe.tokens.shape, default=0) > MAX_PROPOSAL_NODES:
+        raise ProtocolError(f"wire: a probe of more than {MAX_PROPOSAL_NODES} rows")
     return Probe(
         decode_array(probe.tokens, INT32),
         decode_array(probe.offsets, INT32),
@@ -287,6 +294,9 @@ def _decode_probe(probe: pb.Probe) -> Probe:
 
 
 def _decode_proposal(proposal: pb.Proposal, source: str) -> Proposal:
+    count = max(proposal.tokens.shape, default=0)
+    if count > MAX_PROPOSAL_NODES:
+        raise ProtocolError(f"wire: a proposal of {count} nodes; at most {MAX_PROPOSAL_NODES}")
     return Proposal(
         source,
         decode_array(proposal.tokens, INT32),

@@ -59,5 +59,13 @@ class StageLost(DraftlineError):
     """A pipeline stage died; its requests end, the replica recovers."""
 
 
+class DeviceLost(StageLost):
+    """A stage's device failed for good; its process must end, and a new one take its place.
+
+    A pipeline whose stages have processes of their own replaces that one. Where the stages run in
+    the engine's own process (`LocalPipeline`), nothing but the end of that process helps.
+    """
+
+
 class EngineClosed(DraftlineError):
     """The engine was closed; the same request may succeed with another one."""

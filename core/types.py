@@ -45,6 +45,8 @@ ROOT = -1
 LOG_PROB_SLACK = 1e-3
 # Rows that a request's drafters may probe with in one step, whatever they ask for.
 MAX_PROBE_ROWS = 64
+# Most nodes of one proposal. Four times what any query asks for: a drafter need not cut by itself.
+MAX_PROPOSAL_NODES = 1024
 # Next tokens that a drafter may ask for after a row.
 MAX_SUCCESSORS = 64
 
@@ -122,8 +124,9 @@ class Proposal:
         return not (len(self.tokens) or self.probe or self.num_successors)
 
     def check(self, vocab_size: int) -> None:
-        """Raise `ProtocolError` unless shapes and dtypes agree, ids and log-probabilities are
-        possible, parents precede children and `num_successors` is within the limits.
+        """Raise `ProtocolError` unless there are at most `MAX_PROPOSAL_NODES` nodes, shapes and
+        dtypes agree, ids and log-probabilities are possible, parents precede children and
+        `num_successors` is within the limits.
         """
         self._check_arrays()
         count = len(self.tokens)
@@ -144,6 +147,11 @@ class Proposal:
 
     def _check_arrays(self) -> None:
         count = len(self.tokens)
+        # Before all else: nothing below may look at so many numbers.
+        if count > MAX_PROPOSAL_NODES:
+            raise ProtocolError(
+                f"proposal of {self.source}: {count} nodes; at most {MAX_PROPOSAL_NODES}"
+            )
         if not (self.tokens.shape == self.parents.shape == self.log_probs.shape == (count,)):
             raise ProtocolError(f"proposal of {self.source}: arrays differ in shape")
         if not (self.tokens.dtype == self.parents.dtype == np.int32):

@@ -13,16 +13,19 @@ from ..cluster.drafter_factory import build_drafter
 from ..cluster.drafter_link import DrafterLink
 from ..cluster.grpc_link import AddressProvider, GrpcLink, GrpcOptions
 from ..cluster.inproc_link import InprocLink
+from ..cluster.links.tokens import new_token, read_token
 from ..cluster.pipeline import Pipeline, StageSpec
 from ..core.errors import ConfigError, DrafterError, DraftlineError
 
 if TYPE_CHECKING:
+    from ..actors.drafter_actor import RayDrafter
+    from ..actors.drafter_process import DrafterProcess
     from ..cluster.bundle import Bundle
 
 # A drafter that is started here first imports its libraries and loads its model or store. The
 # first time its model may come from a slow disk; later, requests wait for nothing.
-START_TIMEOUT_S = 300.0
-RESTART_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 310.0
+RESTART_TIMEOUT_S = 65.0
 
 
 class Placement:
@@ -30,6 +33,8 @@ class Placement:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        # Shown to the drafter servers that are started here, and known to nobody else.
+        self._token = new_token()
         self._bundles = _bundles(config) if config.backend == "ray" else None
         self._actors: list[Any] = []
         self._stops: list[Callable[[], None]] = []
@@ -64,14 +69,11 @@ class Placement:
                     built = build_drafter(drafter, self._config)
                 links.append(InprocLink(built, drafter.max_nodes))
             elif drafter.address is not None:
-                link = GrpcLink(drafter.source, drafter.address, max_nodes=drafter.max_nodes)
-                links.append(link)
+                with _naming(index):
+                    links.append(_link_to_other(drafter, drafter.address))
             else:
-                address = self._spawn(drafter)
-                options = GrpcOptions(connect_timeout_s=RESTART_TIMEOUT_S)
-                links.append(
-                    GrpcLink(drafter.source, address, options, max_nodes=drafter.max_nodes)
-                )
+                link, address = self._spawn(drafter)
+                links.append(link)
                 starts.append(_start(index, address))
         # Side by side, since each imports its libraries and loads its model or store.
         for result in await asyncio.gather(*starts, return_exceptions=True):
@@ -86,27 +88,58 @@ class Placement:
         self._stops.clear()
         self._actors.clear()
 
-    def _spawn(self, drafter: DrafterConfig) -> AddressProvider:
-        """Where to find a drafter server: it starts when asked, also after it died."""
+    def _spawn(self, drafter: DrafterConfig) -> tuple[GrpcLink, AddressProvider]:
+        """A link to a drafter server, and where to find it: it starts when asked, also after it
+        died; one that does not answer is replaced.
+        """
+        tls = None
+        if self._config.backend == "ray":
+            from ..actors.drafter_actor import actor_tls  # noqa: PLC0415
+
+            tls = actor_tls(drafter)
+        server = self._start_server(drafter)
+        options = GrpcOptions(address_timeout_s=RESTART_TIMEOUT_S, tls=tls, token=server.token)
+        link = GrpcLink(
+            drafter.source,
+            server.address,
+            options,
+            replace=server.replace,
+            max_nodes=drafter.max_nodes,
+        )
+        return link, server.address
+
+    def _start_server(self, drafter: DrafterConfig) -> DrafterProcess | RayDrafter:
         if self._config.backend == "local":
             from ..actors.drafter_process import DrafterProcess  # noqa: PLC0415
 
-            process = DrafterProcess(drafter, self._config)
+            process = DrafterProcess(drafter, self._config, self._token)
             self._stops.append(process.stop)
-            return process.address
+            return process
         from ..actors.drafter_actor import spawn_drafter  # noqa: PLC0415
 
         _ensure_ray()
         place = self._config.pipeline_parallel_size + len(self._actors)
-        actor, address = spawn_drafter(
+        server = spawn_drafter(
             drafter,
             self._config,
+            token=self._token,
             num_cpus=self._config.cpus_per_drafter,
             num_gpus=self._config.gpus_per_drafter,
             bundle=self._bundles[place] if self._bundles else None,
         )
-        self._actors.append(actor)
-        return address
+        self._actors.append(server.actor)
+        return server
+
+
+def _link_to_other(drafter: DrafterConfig, address: str) -> GrpcLink:
+    """A link to a server that somebody else runs. Raises `ConfigError` for its credentials."""
+    token = read_token(drafter.token_env, drafter.token_file)
+    tls = drafter.tls_files
+    if tls is not None:
+        # What cannot be read is the user's error now, not a drafter that fails again and again.
+        tls.channel_credentials()
+    options = GrpcOptions(tls=tls, token=token)
+    return GrpcLink(drafter.source, address, options, max_nodes=drafter.max_nodes)
 
 
 async def _start(index: int, address: AddressProvider) -> None:

@@ -26,23 +26,23 @@ def cluster() -> Iterator[None]:
 
 async def test_a_killed_actor_comes_back_at_a_new_address():
     config = DrafterConfig(kind="prompt_lookup", name="far", num_matches=1)
-    actor, address = spawn_drafter(config, num_cpus=0.5)
-    first = await asyncio.wait_for(address(), 60)
-    link = GrpcLink("far", address, GrpcOptions(connect_timeout_s=60.0))
+    drafter = spawn_drafter(config, num_cpus=0.5)
+    first = await asyncio.wait_for(drafter.address(), 60)
+    link = GrpcLink("far", drafter.address, GrpcOptions(token=drafter.token))
     hub = DrafterHub([link], QUICK_RETRY)
     await hub.start(timeout_s=60.0)
     rhyme = Rhyme(hub)
     await until(rhyme.step)
-    ray.kill(actor, no_restart=False)
+    ray.kill(drafter.actor, no_restart=False)
     await until(rhyme.is_silent)
     await until(rhyme.step, pause_s=0.1)
-    assert await address() != first
+    assert await drafter.address() != first
     assert hub.stats()[0].reconnects >= 1
     await hub.stop()
 
 
 async def test_an_actor_that_cannot_build_its_drafter_says_why():
     config = DrafterConfig.model_validate({"kind": "retrieval", "store": "/nowhere/store"})
-    _, address = spawn_drafter(config, num_cpus=0.5)
+    drafter = spawn_drafter(config, num_cpus=0.5)
     with pytest.raises(DraftlineError, match="/nowhere/store"):
-        await asyncio.wait_for(address(), 60)
+        await asyncio.wait_for(drafter.address(), 60)

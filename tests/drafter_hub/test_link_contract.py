@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import NoReturn
 
 import numpy as np
 import pytest
 from draftline.cluster.drafter_link import REPORT_EVERY
+from draftline.core.errors import ProtocolError
 from draftline.core.shaping import Shaping
 from draftline.core.types import (
+    MAX_PROPOSAL_NODES,
     MAX_SUCCESSORS,
     DraftRequest,
     Probe,
@@ -252,10 +255,31 @@ BAD_PROPOSALS = {
     "more successors than tokens": _proposal([1], num_successors=VOCAB_SIZE + 1),
     "fewer than no successors": _proposal([1], num_successors=-1),
     "half a successor": _proposal([1], num_successors=0.5),
+    "too many nodes": _proposal([1] * (MAX_PROPOSAL_NODES + 1)),
     "None": None,
     "a number": 7,
     "lists": Proposal("scripted", [1], [-1], [0.0]),  # pyright: ignore[reportArgumentType]
 }
+
+
+class Unread(np.ndarray):
+    """Fails the test that reads a number of it."""
+
+    def tolist(self) -> NoReturn:
+        raise AssertionError("read before its length was checked")
+
+    def __getitem__(self, _index: object) -> NoReturn:
+        raise AssertionError("read before its length was checked")
+
+
+def test_a_proposal_of_millions_of_nodes_is_refused_by_its_length():
+    tokens = np.ones(10_000_000, dtype=np.int32).view(Unread)
+    proposal = Proposal("scripted", tokens, tokens, np.zeros(10_000_000, np.float32).view(Unread))
+    with pytest.raises(ProtocolError, match=f"10000000 nodes; at most {MAX_PROPOSAL_NODES}"):
+        proposal.check(VOCAB_SIZE)
+    probe = Probe(tokens, tokens, np.ones((1, 1), dtype=np.bool_), tokens, 1)
+    with pytest.raises(ProtocolError, match="too many rows"):
+        probe.check(VOCAB_SIZE, 64)
 
 
 @pytest.mark.parametrize("bad", BAD_PROPOSALS.values(), ids=BAD_PROPOSALS.keys())

@@ -251,6 +251,38 @@ def test_oversize_is_refused_before_it_is_sent():
         wire.encode_step(message, 0.1, 1000)
 
 
+HUGE = 2_500_000
+
+
+@pytest.mark.parametrize("part", ["nodes", "probe", "dimensions", "proposals"])
+def test_huge_answers_are_refused_before_arrays_are_built(
+    part: str, monkeypatch: pytest.MonkeyPatch
+):
+    asked = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
+    huge = pb.Array(dtype=wire.INT32, shape=[HUGE], data=bytes(4 * HUGE))
+    one = pb.Array(dtype=wire.INT32, shape=[1], data=bytes(4))
+    log_probs = pb.Array(dtype=wire.FLOAT32, shape=[1], data=bytes(4))
+    proposal = pb.Proposal(request_id="r", tokens=one, parents=one, log_probs=log_probs)
+    answer = pb.Answer(sequence=1, proposals=[proposal])
+    if part == "nodes":
+        answer.proposals[0].tokens.CopyFrom(huge)
+    elif part == "probe":
+        answer.proposals[0].probe.tokens.CopyFrom(huge)
+    elif part == "dimensions":
+        answer.proposals[0].tokens.shape[:] = [1] * HUGE
+    else:
+        answer.proposals.extend([proposal] * 2)
+    data = pb.FromDrafter(answer=answer).SerializeToString()
+    sizes: list[int] = []
+    build = np.frombuffer
+    monkeypatch.setattr(
+        np, "frombuffer", lambda raw, **options: sizes.append(len(raw)) or build(raw, **options)
+    )
+    with pytest.raises(ProtocolError, match="wire: "):
+        wire.decode_answer(data, asked, "s")
+    assert max(sizes, default=0) < HUGE
+
+
 def test_an_answer_about_another_request_is_refused():
     asked = DrafterMessage(1, (), (), [], [Query("mine", 1, 4)], 0.0)
     other = DrafterMessage(1, (), (), [], [Query("yours", 1, 4)], 0.0)

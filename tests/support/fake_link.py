@@ -32,7 +32,7 @@ class FakeLink:
         self.drafter = drafter
         self.sent: list[DrafterMessage] = []
         self.waiting: DrafterMessage | None = None
-        self.num_connects = 0
+        self.num_connects = self.num_unanswered = 0
         self.is_reachable = True
         self.events: LinkEvents | None = None
 
@@ -48,6 +48,9 @@ class FakeLink:
         assert self.waiting is None, "a second message before the answer"
         self.sent.append(message)
         self.waiting = message
+
+    def unanswered(self) -> None:
+        self.num_unanswered += 1
 
     def disconnect(self) -> None:
         self.waiting = None

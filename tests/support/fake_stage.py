@@ -26,6 +26,8 @@ SLOW_TOKEN, FAIL_TOKEN, DIE_TOKEN = 9001, 9002, 9003
 RESET_TOKEN = 9004
 # Fails when the last stage's answer is waited for.
 FAIL_LATE_TOKEN = 9005
+# The device fails: for good, and by memory that ran out.
+LOSE_DEVICE_TOKEN, OUT_OF_MEMORY_TOKEN = 9006, 9007
 SLOW_SECONDS = 0.1
 FIRST_CHECKSUM = 7
 
@@ -91,6 +93,10 @@ class FakeStage:
             time.sleep(SLOW_SECONDS)
         elif token == FAIL_TOKEN:
             raise ValueError("this stage was told to fail")
+        elif token == LOSE_DEVICE_TOKEN:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        elif token == OUT_OF_MEMORY_TOKEN:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         elif token == DIE_TOKEN:
             os.kill(os.getpid(), signal.SIGKILL)
 
