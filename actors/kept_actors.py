@@ -13,11 +13,13 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
-from ..cluster.bundle import Bundle, node_of
-from ..cluster.keeper import Holder, Taken, Wanted
+from ..cluster.bundle import Bundle, at_node, node_of
+from ..cluster.config import DrafterConfig, EngineConfig
+from ..cluster.keeper import Holder, Taken, Wanted, key_of
 from ..cluster.pipeline import StageSpec
 from ..cluster.stage_source import TakenStage
 from ..core.errors import StageLost
+from .drafter_actor import DrafterActor, RayDrafter
 from .keeper_actor import new_keeper
 from .stage_actor import spawn_beside, spawn_stage
 
@@ -90,6 +92,7 @@ class DeploymentKeeper:
     def __init__(self, find: Callable[[], ActorHandle], holder: Holder) -> None:
         self._find = find
         self._holder = holder
+        self._actors: list[Any] = []
 
     async def take(self, wanted: Wanted) -> Taken:
         """See `KeeperClient`. Raises `StageLost` where the keeper does not come back."""
@@ -97,29 +100,66 @@ class DeploymentKeeper:
         while True:
             try:
                 keeper: Any = self._find()
-                return await keeper.take.remote(self._holder, wanted)
+                taken: Taken = await keeper.take.remote(self._holder, wanted)
             except (ValueError, RayActorError) as error:
                 if time.monotonic() > deadline:
                     raise StageLost(f"the keeper of the stages is gone: {error}") from error
                 await asyncio.sleep(KEEPER_PAUSE_S)
+            else:
+                self._actors.append(taken.actor)
+                return taken
 
     async def drop(self, actor: Any) -> None:
         """See `KeeperClient`."""
-        ray.kill(actor)
-        self._tell(lambda keeper: keeper.drop.remote(actor))
+        self._drop(actor)
 
     def replenish(self) -> None:
         """See `KeeperClient`."""
         self._tell(lambda keeper: keeper.replenish.remote())
 
     def close(self) -> None:
-        """See `KeeperClient`: drafters are there for the next coordinator."""
+        """See `KeeperClient`: a coordinator that ends in order has no successor."""
+        for actor in list(self._actors):
+            self._drop(actor)
+
+    def _drop(self, actor: Any) -> None:
+        self._actors = [one for one in self._actors if one != actor]
+        if ray.is_initialized():
+            ray.kill(actor)
+            self._tell(lambda keeper: keeper.drop.remote(actor))
 
     def _tell(self, call: Callable[[Any], object]) -> None:
         try:
             call(self._find())
         except (ValueError, RayError) as error:
             logger.info("event=keeper_out_of_reach reason=%r", str(error))
+
+
+async def take_drafter(
+    keeper: KeeperClient,
+    config: DrafterConfig,
+    engine: EngineConfig,
+    token: str,
+    bundle: Bundle | None,
+) -> RayDrafter:
+    """A drafter's actor of the keeper; one that was kept has the token of its first coordinator."""
+    node = None if bundle is None else node_of(bundle)
+    wanted = Wanted(
+        key=key_of(f"drafter-{config.kind}", config, engine),
+        node=node,
+        spawn=partial(spawn_drafter_beside, config, engine, token, node),
+        note=token,
+    )
+    taken = await keeper.take(wanted)
+    return RayDrafter(taken.actor, taken.note)
+
+
+def spawn_drafter_beside(
+    config: DrafterConfig, engine: EngineConfig, token: str, node: str | None
+) -> ActorHandle:
+    """Start a drafter's actor that reserves nothing, on this Ray node."""
+    actor: Any = DrafterActor.options(num_cpus=0, scheduling_strategy=at_node(node))
+    return actor.remote(config, token, engine)
 
 
 class KeptStages:
@@ -141,7 +181,7 @@ class KeptStages:
         else:
             spawn = partial(spawn_stage, spec.num_cpus, spec.num_gpus, bundle)
         wanted = Wanted(
-            key=f"stage {index}: {spec!r}",
+            key=key_of(f"stage-{index}", spec),
             node=node,
             spawn=spawn,
             may_be_spare=spec.num_gpus == 0,

@@ -6,9 +6,8 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..cluster.bundle import Bundle, strategy_of
+from ..cluster.bundle import Bundle, at_node, strategy_of
 from ..cluster.stage_worker import StageWorker
 
 StageActor = ray.remote(StageWorker)
@@ -33,8 +32,7 @@ def spawn_beside(node: str | None) -> ActorHandle:
 
     For stages whose resources are reserved by other means, and for those that only wait.
     """
-    where = "DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
     stage: Any = StageActor.options(
-        num_cpus=0, scheduling_strategy=where, max_concurrency=NUM_THREADS
+        num_cpus=0, scheduling_strategy=at_node(node), max_concurrency=NUM_THREADS
     ).remote()
     return stage

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ray.util.placement_group import PlacementGroup, placement_group_table
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 ANY = -1
 
@@ -34,6 +37,11 @@ def node_of(bundle: Bundle) -> str | None:
     """The id of the Ray node where a bundle is; None where that is not settled."""
     table = placement_group_table(bundle.group)
     return table["bundles_to_node_id"].get(bundle.index) or None
+
+
+def at_node(node: str | None) -> NodeAffinitySchedulingStrategy | Literal["DEFAULT"]:
+    """Ray's scheduling strategy for an actor on this node; without one Ray chooses."""
+    return "DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def strategy_of(bundle: Bundle | None) -> PlacementGroupSchedulingStrategy | Literal["DEFAULT"]:

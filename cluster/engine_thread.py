@@ -68,6 +68,15 @@ class EngineThread:
         """Whether requests can be served now."""
         return self._thread.is_alive() and self._started.done() and self._error is None
 
+    @property
+    def health(self) -> str:
+        """starting, ready, recovering or failed."""
+        if not self._started.done():
+            return "starting"
+        if not self._thread.is_alive() or self._closing:
+            return "failed"
+        return "ready" if self._error is None else "recovering"
+
     def add(self, request: Request, stop: StopRule) -> None:
         """Queue a request. Raises `CapacityError`; `StageLost`, `EngineClosed` while it is down."""
         self.call(self._add(request, stop)).result()

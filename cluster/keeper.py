@@ -6,6 +6,7 @@ Pure but for the `ActorPort` that it is given: what is kept, who may have it and
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,21 +33,33 @@ class Wanted:
     key        all that the actor depends on: one that was started for an equal key will do
     node       id of the Ray node where it must run; None: anywhere
     spawn      starts a new one; picklable
+    note       what its next holder must know of it, too
     may_be_spare  a worker that waits without a stage will do, too
     """
 
     key: str
     node: str | None
     spawn: Callable[[], Any]
+    note: Any = None
     may_be_spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The actor; `is_kept`: another coordinator, which is dead, had it before."""
+    """The actor.
+
+    is_kept  another coordinator, which is dead, had it before
+    note     of the one for whom it was started
+    """
 
     actor: Any
     is_kept: bool
+    note: Any = None
+
+
+def key_of(kind: str, *values: object) -> str:
+    """A key of all that an actor depends on, which tells nothing of it."""
+    return f"{kind}-{hashlib.sha256(repr(values).encode()).hexdigest()[:16]}"
 
 
 class ActorPort(Protocol):
@@ -75,6 +88,7 @@ class _Kept:
     key: str
     node: str | None
     holder: Holder
+    note: Any
     orphan_since: float | None = None
 
 
@@ -113,12 +127,12 @@ class Keeper:
             for kept in self._kept:
                 if kept.orphan_since is not None and _fits(kept, wanted):
                     kept.holder, kept.orphan_since = holder, None
-                    return Taken(kept.actor, is_kept=True)
+                    return Taken(kept.actor, is_kept=True, note=kept.note)
             actor = self._take_spare(wanted) if wanted.may_be_spare else None
             if actor is None:
                 actor = wanted.spawn()
-            self._kept.append(_Kept(actor, wanted.key, wanted.node, holder))
-            return Taken(actor, is_kept=False)
+            self._kept.append(_Kept(actor, wanted.key, wanted.node, holder, wanted.note))
+            return Taken(actor, is_kept=False, note=wanted.note)
 
     def drop(self, actor: Any) -> None:
         """End an actor that its holder does not want any more."""
