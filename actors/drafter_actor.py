@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
@@ -11,12 +11,14 @@ from ray.exceptions import RayError, RayTaskError
 
 from ..cluster.bundle import Bundle, strategy_of
 from ..cluster.config import DrafterConfig, EngineConfig
-from ..cluster.drafter_factory import build_drafter
 from ..cluster.links.tokens import Access, new_token
 from ..cluster.loop_calls import in_daemon_thread
 from ..cluster.tls_files import TlsFiles
 from ..core.errors import DrafterError, DraftlineError
-from .drafter_server import DrafterServer
+
+if TYPE_CHECKING:
+    from ..core.drafter import Drafter
+    from .drafter_server import DrafterServer
 
 
 # Ray starts a dead actor anew, without limit: a drafter's state comes back by re-opening requests.
@@ -37,12 +39,21 @@ class DrafterActor:
         # Not in the constructor, whose errors Ray reports as text only.
         async with self._starting:
             if self._port is None:
-                drafter = await asyncio.to_thread(build_drafter, self._config, self._engine)
+                drafter = await asyncio.to_thread(_build, self._config, self._engine)
+                # Whoever only starts the actor needs neither.
+                from .drafter_server import DrafterServer  # noqa: PLC0415
+
                 self._server = DrafterServer(
                     drafter, self._host, tls=actor_tls(self._config), access=self._access
                 )
                 self._port = await self._server.start()
         return f"{self._host}:{self._port}"
+
+
+def _build(config: DrafterConfig, engine: EngineConfig | None) -> Drafter:
+    from ..cluster.drafter_factory import build_drafter  # noqa: PLC0415
+
+    return build_drafter(config, engine)
 
 
 class RayDrafter:

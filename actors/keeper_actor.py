@@ -8,14 +8,14 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorDiedError, RayError
 
 from ..cluster.keeper import Holder, Keeper, Taken, Wanted
 from .stage_actor import spawn_beside
 
 # An actor that answers nothing for so long is taken for one that lives.
 PROBE_TIMEOUT_S = 1.0
-REAP_PERIOD_S = 5.0
+TEND_PERIOD_S = 5.0
 
 
 class RayPort:
@@ -33,10 +33,11 @@ class RayPort:
         """See `ActorPort`."""
         try:
             await asyncio.wait_for(actor.__ray_ready__.remote(), PROBE_TIMEOUT_S)
-        except TimeoutError:
-            return False
-        except RayActorError:
+        except ActorDiedError:
             return True
+        except (TimeoutError, RayError):
+            # Out of reach for now, which a process that computes or is stopped may be.
+            return False
         return False
 
     def kill(self, actor: Any) -> None:
@@ -61,7 +62,7 @@ class KeeperServer:
         """`num_first` workers import their libraries while the first coordinator does so."""
         self._keeper = new_keeper(num_spares)
         self._keeper.replenish(num_first)
-        self._reaping = asyncio.ensure_future(self._reap())
+        self._tending = asyncio.ensure_future(self._tend())
 
     async def take(self, holder: Holder, wanted: Wanted) -> Taken:
         """See `Keeper`."""
@@ -75,10 +76,10 @@ class KeeperServer:
         """See `Keeper`."""
         self._keeper.replenish()
 
-    async def _reap(self) -> None:
+    async def _tend(self) -> None:
         while True:
-            await asyncio.sleep(REAP_PERIOD_S)
-            await self._keeper.reap()
+            await asyncio.sleep(TEND_PERIOD_S)
+            await self._keeper.tend()
 
 
 KeeperActor = ray.remote(KeeperServer)

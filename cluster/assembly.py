@@ -19,7 +19,7 @@ from ..core.step_trace import StepTrace
 from ..core.types import MAX_PROBE_ROWS
 from ..models.device_choice import choose_device, choose_dtype
 from ..models.grammar import GrammarFactory
-from ..models.graph_runner import GraphOptions
+from ..models.graph_options import GraphOptions
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import partition_layers
 from ..models.stage_options import StageOptions

@@ -152,8 +152,8 @@ class Keeper:
             ready = asyncio.ensure_future(self._port.prepare(actor))
             self._spares.append(_Spare(actor, self._node, ready))
 
-    async def reap(self) -> None:
-        """End what has had no living holder for too long."""
+    async def tend(self) -> None:
+        """End what has had no living holder for too long; replace spare workers that died."""
         async with self._taking:
             await self._find_orphans()
             now = self._clock()
@@ -162,6 +162,12 @@ class Keeper:
                 if since is not None and now - since > ORPHAN_SECONDS:
                     logger.info("event=orphan_ended key=%s", kept.key)
                     self.drop(kept.actor)
+            spares = list(self._spares)
+            gone = await asyncio.gather(*(self._port.is_dead(spare.actor) for spare in spares))
+            for spare, is_gone in zip(spares, gone, strict=True):
+                if is_gone and spare in self._spares:
+                    self._spares.remove(spare)
+                    self.replenish(len(self._spares) + 1)
 
     def close(self) -> None:
         """End all actors, spare ones too; twice is once."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -28,9 +31,10 @@ from .stage_transport import StageTransport
 logger = logging.getLogger(__name__)
 
 DEATH_TIMEOUT_S = 3.0
-# A stage of a lost pipeline that lives ends what it does: first those that nothing holds up. Then
-# the others are killed that did not even answer, whose neighbours hear of it at once.
-SETTLE_SECONDS = (0.3, 1.5)
+# A stage of a lost pipeline that lives ends what it does. First those that nothing holds up; those
+# that do not even answer are killed then, which their neighbours wait for: on other machines Ray
+# gives a process five seconds before it is made to end.
+SETTLE_SECONDS = (0.3, 6.0)
 ANSWER_SLACK_S = 1.0
 
 
@@ -66,6 +70,7 @@ class RayPipeline:
         self._start_timeout_s = start_timeout_s
         self._lifecycle = asyncio.Lock()
         self._stages: dict[int, ActorHandle] = {}
+        self._places: dict[int, StagePlace] = {}
         self._deaths: list[Future[Any]] = []
         self._transport: StageTransport | None = None
         self._steps = InFlightSteps(self._max_in_flight)
@@ -161,7 +166,8 @@ class RayPipeline:
             if taken.is_kept and not await self._settle(index, SETTLE_SECONDS[-1]):
                 await self._drop(index)
         building: Any = self._stages[index].build.remote(index, self._specs[index])
-        return await building
+        self._places[index] = place = await building
+        return place
 
     async def _settle_all(self) -> None:
         """Keep the stages that end what they do in time."""
@@ -185,9 +191,13 @@ class RayPipeline:
             return False
 
     async def _drop(self, index: int) -> None:
-        stage = self._stages.pop(index, None)
-        if stage is not None:
-            await self._source.drop(stage)
+        stage, place = self._stages.pop(index, None), self._places.pop(index, None)
+        if stage is None:
+            return
+        await self._source.drop(stage)
+        if place is not None and place.node == ray.get_runtime_context().get_node_id():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(place.pid, signal.SIGKILL)
 
     def _new_transport(self, places: Sequence[StagePlace]) -> StageTransport:
         match self._transport_name:
@@ -217,12 +227,12 @@ class RayPipeline:
 
     async def _close(self, reason: str) -> None:
         await self._disconnect(reason)
-        stages, self._stages = self._stages, {}
         deaths, self._deaths = self._deaths, []
         if not ray.is_initialized():
+            self._stages.clear()
             return
-        for stage in stages.values():
-            await self._source.drop(stage)
+        for index in list(self._stages):
+            await self._drop(index)
         if deaths:
             gone = asyncio.gather(*map(asyncio.wrap_future, deaths), return_exceptions=True)
             try:

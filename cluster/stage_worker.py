@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import threading
 from dataclasses import replace
@@ -64,7 +65,8 @@ class StageWorker:
         self._index, self._spec = index, spec
         self._distributed = None
         node = ray.get_runtime_context().get_node_id()
-        return StagePlace(node, ray.util.get_node_ip_address(), _nccl_gpu(spec.device))
+        gpu = _nccl_gpu(spec.device)
+        return StagePlace(node, ray.util.get_node_ip_address(), gpu, os.getpid())
 
     def num_blocks(self) -> int:
         """KV blocks of the stage that was built."""

@@ -36,3 +36,8 @@ def _parent(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(stat.rpartition(")")[2].split()[1])
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, stopped ones included."""
+    return Path(f"/proc/{pid}").exists()
