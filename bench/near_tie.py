@@ -103,9 +103,11 @@ class Judge:
         request, stop = self._factory.build("judged", prompt, params, lambda _: None, options)
         state = RequestState(request, stop, blocks=[], arrival_time=0.0)
         state.append(answer)
-        if request.rules is not None:
-            request.rules.advance(answer)
-        edits = build_edits(state, NO_TREE, 0)
+        form = None
+        if request.rules is not None and request.rules.constraint is not None:
+            request.rules.constraint.advance(answer)
+            form = request.rules.constraint.follow(NO_TREE).result().masks
+        edits = build_edits(state, NO_TREE, 0, form)
         logits = edit_logits(logits, () if edits is None else (edits,))
         if params.temperature == 0:
             return logits[0].astype(np.float64)

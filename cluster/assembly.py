@@ -140,6 +140,7 @@ class Assembly:
             time.monotonic,
             acceptance=config.acceptance,
             trace=trace,
+            step_timeout_s=config.step_timeout_s,
         )
         if config.acceptance in LOSSY:
             logger.warning(

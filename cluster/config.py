@@ -259,6 +259,14 @@ class EngineConfig(Settings):
     draft_deadline_ms: Annotated[float, Field(gt=0, le=60_000)] = Field(
         50.0, description="how long a step waits for drafters of other processes"
     )
+    step_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        30.0,
+        description="a step without an answer for this long, and for 20 times as long as the "
+        "slowest of late, counts as a lost stage",
+    )
+    recovery_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        120.0, description="how long lost stages may take to come back; requests wait for them"
+    )
     drafters: tuple[DrafterConfig, ...] = Field((), description="in order of priority")
     trace_steps: Path | None = Field(
         None, description="file that gets one JSON line a step; what it held is lost"

@@ -15,6 +15,7 @@ from ..drafters.retrieval import RetrievalDrafter, RetrievalOptions
 from ..drafters.spectra import SpectraDrafter, SpectraOptions
 from ..drafters.suffix import SuffixDrafter, SuffixOptions
 from ..drafters.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
+from ..drafters.warm_up import warm_up
 from ..models.fingerprint import tokenizer_hash
 from .config import DrafterConfig, EngineConfig, unknown_key
 from .links.tokens import read_token
@@ -79,7 +80,12 @@ def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> 
 
 def _plain(options: type, drafter: Callable[[str, Any], Drafter]) -> _Kind:
     """A kind that needs nothing but its options."""
-    return _Kind(lambda: options, lambda recipe: drafter(recipe.name, recipe.options))
+
+    def build(recipe: _Recipe) -> Drafter:
+        warm_up(drafter(recipe.name, recipe.options))
+        return drafter(recipe.name, recipe.options)
+
+    return _Kind(lambda: options, build)
 
 
 # torch and transformers take seconds to import, and the servers of the other drafters need

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..core.constraint import Constraint
 from ..core.errors import RequestError
 from ..core.request import Request, Sink
 from ..core.request_options import RequestOptions
@@ -16,7 +18,7 @@ from ..core.sampling_params import SamplingParams
 from ..core.stop import StopRule, stop_token_ids
 from ..core.token_rules import TokenRules, rules_of
 from ..core.types import Int32
-from ..models.grammar import GrammarFactory
+from ..models.grammar import GrammarConstraint, GrammarFactory
 from ..models.model_info import ModelInfo
 from ..models.tokenizer import TextStream
 
@@ -33,15 +35,19 @@ class RequestFactory:
     grammars: GrammarFactory
     random_seed: Callable[[], int] = lambda: secrets.randbits(62)
 
-    def build(
+    def build(  # noqa: PLR0917 - the parts of a request
         self,
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
         sink: Sink,
         options: RequestOptions,
+        constraint: Constraint | None = None,
     ) -> tuple[Request, StopRule]:
-        """A request and its stop rule. Raises `RequestError` naming prompt or parameter."""
+        """A request and its stop rule. Raises `RequestError` naming prompt or parameter.
+
+        constraint  of `params.structured_output`, where it is there already
+        """
         prompt_ids = self.prompt_ids(prompt)
         max_tokens = self._max_tokens(len(prompt_ids), params)
         self._check_tokens(params)
@@ -53,7 +59,7 @@ class RequestFactory:
             max_tokens=max_tokens,
             sink=sink,
             options=options,
-            rules=self._rules(params),
+            rules=self._rules(params, constraint),
         )
         stream = TextStream(self.tokenizer, prompt_ids.tolist())
         return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
@@ -98,9 +104,17 @@ class RequestFactory:
         ):
             raise RequestError("banned_token_ids", "leaves no token that may be chosen")
 
-    def _rules(self, params: SamplingParams) -> TokenRules | None:
+    def constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
+        """Begins to prepare the form of an answer, which may take seconds; None: it has none.
+
+        Raises, or the future does, `RequestError`.
+        """
         form = params.structured_output
-        constraint = None if form is None else self.grammars.constraint(form)
+        return None if form is None else self.grammars.constraint(form)
+
+    def _rules(self, params: SamplingParams, constraint: Constraint | None) -> TokenRules | None:
+        if constraint is None and (preparing := self.constraint(params)) is not None:
+            constraint = preparing.result()
         end_ids = stop_token_ids(params, self.info.eos_token_ids)
         return rules_of(params, end_ids, self.info.vocab_size, constraint)
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from .acceptance_rules import COUPLED, rule_for
 from .budget import NodeBudget
+from .constraint import rows_in
 from .merge import merge_all
 from .ports import ProposalSource
 from .request import RequestState
 from .scheduler import Scheduler
 from .step_builder import TreeStep
 from .tree import NO_TREE, TokenTree
-from .types import Probe, Proposal, Query, StepCommit
+from .types import Probe, Proposal, Query, StepCommit, UInt32
 from .verification import candidates_of, no_candidates
 
 # A budget can only choose where more is offered than a tree may hold.
@@ -33,6 +34,22 @@ class Offers:
     seconds: float
     asked: frozenset[str]
     costs: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfferedTree:
+    """What drafters offer to one request, merged.
+
+    max_nodes  of it that a step may hold
+    form       uint32 [1 + nodes, words]  the tokens that the request's constraint allows after the
+               root and each node; None without one
+    """
+
+    state: RequestState
+    tree: TokenTree
+    proposals: Sequence[Proposal]
+    max_nodes: int
+    form: UInt32 | None = None
 
 
 class Drafting:
@@ -98,56 +115,66 @@ class Drafting:
         found = await self._drafters.exchange(commits, queries, costs.keys() - asked)
         return Offers(found, self._clock() - start, asked, costs)
 
-    def grow(self, states: Sequence[RequestState], offers: Offers | None) -> list[TreeStep]:
-        """A tree for each, over all of which the node budget is spent."""
+    def merge(self, states: Sequence[RequestState], offers: Offers | None) -> list[OfferedTree]:
+        """What drafters offer to each request, in one tree."""
         if offers is None:
-            return [self.bare(state) for state in states]
+            return [OfferedTree(state, NO_TREE, (), 0) for state in states]
         most = self._scheduler.nodes_each(len(states))
         proposals = [_wanted(state, offers) for state in states]
         limits = [_max_nodes(state, most) for state in states]
-        if self._acceptance != COUPLED:
-            return self._as_drawn(states, proposals, limits)
-        offered = merge_all(
+        factor = OFFERED_TREES if self._acceptance == COUPLED else 1
+        trees = merge_all(
             proposals,
-            [OFFERED_TREES * limit for limit in limits],
+            [factor * limit for limit in limits],
             [_max_depth(state) for state in states],
             self._budget.table,
         )
-        offered = [_allowed(*pair) for pair in zip(states, offered, strict=True)]
-        self._budget.note_asked(offered, offers.seconds)
-        prefill_rows = self._scheduler.num_prefill_rows(len(states))
-        trees = self._budget.choose(offered, limits, prefill_rows)
-        parts = zip(states, trees, proposals, offered, strict=True)
-        return [
-            TreeStep(state, tree, self._probes(found), full, _num_successors(found))
-            for state, tree, found, full in parts
-        ]
+        parts = zip(states, trees, proposals, limits, strict=True)
+        return [OfferedTree(*part) for part in parts]
 
-    def bare(self, state: RequestState) -> TreeStep:
-        """Plain decoding: the root alone."""
+    def choose(self, offered: Sequence[OfferedTree], offers: Offers | None) -> list[TreeStep]:
+        """The nodes that are worth their time, over all trees together."""
+        if offers is None and not any(len(one.tree) for one in offered):
+            return [self.bare(one.state, one.form) for one in offered]
+        if self._acceptance != COUPLED:
+            return [self._as_drawn(one) for one in offered]
+        if offers is not None:
+            self._budget.note_asked([one.tree for one in offered], offers.seconds)
+        trees = self._budget.choose(
+            [one.tree for one in offered],
+            [one.max_nodes for one in offered],
+            self._scheduler.num_prefill_rows(len(offered)),
+        )
+        return [self._cut(one, tree) for one, tree in zip(offered, trees, strict=True)]
+
+    def bare(self, state: RequestState, form: UInt32 | None) -> TreeStep:
+        """Plain decoding: the root alone. `form`: what is allowed after it, and perhaps more."""
         coupled = self._acceptance == COUPLED
         candidates = None if coupled else no_candidates(rule_for(self._acceptance, ()))
-        return TreeStep(state, NO_TREE, {}, NO_TREE, {}, candidates)
+        root = None if form is None else form[:1]
+        return TreeStep(state, NO_TREE, {}, NO_TREE, {}, candidates, root)
 
-    def _as_drawn(
-        self,
-        states: Sequence[RequestState],
-        proposals: Sequence[Sequence[Proposal]],
-        limits: Sequence[int],
-    ) -> list[TreeStep]:
-        """Trees for an acceptance rule: cut by their places alone, never by what was drawn.
+    def _cut(self, offered: OfferedTree, tree: TokenTree) -> TreeStep:
+        found, form = offered.proposals, offered.form
+        if form is not None:
+            form = form[rows_in(tree, offered.tree)]
+        probes = self._probes(found)
+        return TreeStep(
+            offered.state, tree, probes, offered.tree, _num_successors(found), None, form
+        )
+
+    def _as_drawn(self, offered: OfferedTree) -> TreeStep:
+        """A tree for an acceptance rule: cut by its places alone, never by what was drawn.
 
         So no budget chooses among the nodes, and no rule of the request: what it forbids, the
         target gives no probability.
         """
-        depths = [_max_depth(state) for state in states]
-        trees = merge_all(proposals, limits, depths, self._budget.table)
-        steps = []
-        for state, tree, found, limit in zip(states, trees, proposals, limits, strict=True):
-            candidates = candidates_of(rule_for(self._acceptance, found), tree, found, limit)
-            wishes = _num_successors(found)
-            steps.append(TreeStep(state, tree, self._probes(found), NO_TREE, wishes, candidates))
-        return steps
+        state, tree, found = offered.state, offered.tree, offered.proposals
+        rule = rule_for(self._acceptance, found)
+        candidates = candidates_of(rule, tree, found, offered.max_nodes)
+        return TreeStep(
+            state, tree, self._probes(found), NO_TREE, _num_successors(found), candidates
+        )
 
     def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
         probes: dict[str, Probe] = {}
@@ -163,12 +190,6 @@ def _is_wanted(drafter: str, states: Sequence[RequestState]) -> bool:
     """Whether any of the requests takes proposals of the drafter."""
     chosen = [state.request.options.drafters for state in states]
     return any(names is None or drafter in names for names in chosen)
-
-
-def _allowed(state: RequestState, tree: TokenTree) -> TokenTree:
-    """The nodes that the request may take: no other costs a row."""
-    rules = state.request.rules
-    return tree if rules is None else tree.keep(rules.allowed(tree, state.num_answered))
 
 
 def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:

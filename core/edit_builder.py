@@ -16,14 +16,18 @@ NO_IDS = np.empty(0, dtype=np.int32)
 NO_BIAS = np.empty(0, dtype=np.float32)
 
 
-def build_edits(state: RequestState, tree: TokenTree, first_row: int) -> LogitEdits | None:
+def build_edits(
+    state: RequestState, tree: TokenTree, first_row: int, form: UInt32 | None = None
+) -> LogitEdits | None:
     """Edits of the rows after the root and after each node, the first of which is `first_row`.
+
+    `form` uint32 [1 + nodes, words]: the tokens that the request's constraint allows there.
 
     Every row is changed by the text that it follows, its own path included, so that a token's
     choice does not depend on what was drafted beside it. None: nothing is changed.
     """
     params, rules = state.request.params, state.request.rules
-    mask = rules.masks(tree, state.num_answered) if rules is not None else None
+    mask = rules.masks(tree, state.num_answered, form) if rules is not None else None
     return edits_of(params, state.token_counts, mask, tree, first_row)
 
 

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from .acceptance_rules import COUPLED
 from .budget import NodeBudget, StepOutcome
-from .drafting import Drafting, Offers
-from .errors import DraftlineError, StageError, StageLost
+from .containment import Contained, as_request_failure, place_of
+from .drafting import Drafting, OfferedTree, Offers
+from .errors import DraftlineError, RequestError, StageLost
+from .form_queue import FormQueue
 from .output import TARGET_SOURCE, Delta, TokenLogProb
 from .ports import ProposalSource, StepPipeline
 from .request import Request, RequestState
 from .scheduler import Scheduler
 from .step_answers import Chosen, StepAnswers, TreeAnswers
-from .step_builder import PromptChunk, TreeStep, build_step, slots_of
+from .step_builder import PromptChunk, TreeStep, build_step, edits_for, slots_of
+from .step_deadline import StepDeadline
 from .step_trace import StepTrace, TracedStep
 from .stop import Advance, StopRule
-from .types import Int32, StepCommit, StepOutput, Successors
+from .types import Int32, LogitEdits, StepCommit, StepOutput, Successors
 from .verify import Walk, walks_of
+
+logger = logging.getLogger(__name__)
+
+# So many steps of a request may be lost with a stage, one after the other, before it is taken for
+# the cause and ends.
+MAX_LOSSES = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,8 +70,13 @@ class EngineCore:
         *,
         acceptance: str = COUPLED,
         trace: StepTrace | None = None,
+        step_timeout_s: float = math.inf,
     ) -> None:
-        """`acceptance`: the rule that decides about drafts (`core/acceptance_rules.py`)."""
+        """`acceptance`: the rule that decides about drafts (`core/acceptance_rules.py`).
+
+        A step whose answer takes longer than `step_timeout_s`, and many times longer than steps
+        take, is a lost stage's.
+        """
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._budget = budget
@@ -67,6 +84,8 @@ class EngineCore:
         self._clock = clock
         self._acceptance = acceptance
         self._trace = trace
+        self._forms = FormQueue(self._fail)
+        self.deadline = StepDeadline(step_timeout_s)
         self._flights: deque[_Flight] = deque()
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
@@ -80,8 +99,14 @@ class EngineCore:
         return bool(self._states or self._flights)
 
     def add(self, request: Request, stop: StopRule) -> None:
-        """Queue a request. Raises `CapacityError`; afterwards its sink hears everything."""
-        assert request.request_id not in self._states, request.request_id
+        """Queue a request; afterwards its sink hears everything.
+
+        Raises `CapacityError`; `RequestError` where a request of that id runs.
+        """
+        if request.request_id in self._states:
+            raise RequestError(
+                "request_id", "is that of a request that has not ended; take another"
+            )
         state = RequestState(request, stop, blocks=[], arrival_time=self._clock())
         self._scheduler.add(state)
         self._states[request.request_id] = state
@@ -99,48 +124,55 @@ class EngineCore:
             self._finish(state, last)
 
     def use_pipeline(self, pipeline: StepPipeline) -> None:
-        """Go on with another pipeline, whose KV cache is empty; no request may be left."""
-        assert not self.has_work
+        """Go on with another pipeline, whose KV cache is empty: requests compute theirs again."""
+        assert not self._flights
         self._scheduler.forget_kv()
         self._pipeline = pipeline
 
     def fail_all(self, error: DraftlineError) -> None:
         """End every request, running or waiting, with `error`."""
-        for flight in self._flights:
-            # Nobody waits for these answers any more; whatever they raise has been told.
-            asyncio.ensure_future(flight.answer).add_done_callback(_ignore)
-        self._flights.clear()
+        self._drop_flights()
         for state in list(self._states.values()):
             self._fail(state, error)
+
+    def abandon(self, error: DraftlineError) -> None:
+        """Tell every request of `error`, from another thread, where this one hangs in a step."""
+        for state in list(self._states.values()):
+            self._tell(state, error)
 
     async def step(self) -> None:
         """Submit one step if there is something to submit and room for it, else commit the oldest.
 
-        Raises `StageLost` after ending all requests with it; the pipeline must be replaced then.
+        What goes wrong with a request ends that request; what no request can be blamed for ends
+        those that run. Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or
+        all requests ended (`fail_all`).
         """
         try:
             room = len(self._flights) < self._pipeline.max_in_flight
             if not (room and await self._submit()) and self._flights:
                 await self._commit(self._flights.popleft())
-        except StageLost as error:
-            self.fail_all(error)
+        except StageLost:
+            self._blame_lost()
+            self._drop_flights()
             raise
+        except Exception as error:  # noqa: BLE001 - it supervises: the engine goes on
+            self._fail_running(error)
 
     async def _submit(self) -> bool:
         """Plan a step over everything that is ready; False if nothing is."""
         planned_at = self._trace.clock() if self._trace is not None else 0.0
-        for state in self._scheduler.admit():
-            state.start_time = state.start_time or self._clock()
-            self._drafting.open(state)
-        decoding = self._scheduler.decoding()
+        self._admit()
+        decoding = self._scheduler.decoding(self._forms.late())
         offers = await self._drafting.ask(decoding)
-        # Some may have been cancelled while the drafters were asked.
-        decoding = [state for state in decoding if self._is_alive(state)]
-        trees = self._fit(self._drafting.grow(decoding, offers))
+        # Some may have been cancelled while the drafters were asked, or while forms were awaited.
+        offered = self._drafting.merge([s for s in decoding if self._is_alive(s)], offers)
+        offered = [one for one in await self._form(offered) if self._is_alive(one.state)]
+        trees = self._fit(self._drafting.choose(offered, offers))
         chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in trees))
+        trees, chunks, edits = self._edit(trees, chunks)
         if not trees and not chunks:
             return False
-        step = build_step(self.num_steps, chunks, trees, self._scheduler.block_size)
+        step = build_step(self.num_steps, chunks, trees, self._scheduler.block_size, edits)
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
@@ -157,31 +189,82 @@ class EngineCore:
     async def _commit(self, flight: _Flight) -> None:
         """Take a step's answer into its requests."""
         try:
-            output = await flight.answer
-        except StageError as error:
+            output = await self._answer(flight)
+            walks, answers, chosen = self._read(flight, output)
+            outcome = self._outcome(flight)
+        except StageLost:
+            # It is among those that the loss is told of.
+            self._flights.appendleft(flight)
+            raise
+        except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
             self._fail_step(flight, error)
             return
-        outcome = self._outcome(flight)
         if flight.traced is not None:
             flight.traced.answered(output)
         for state in flight.states:
             state.in_flight -= 1
-        answers = StepAnswers(output)
-        has_rule = any(step.candidates is not None for step in flight.trees)
-        assert has_rule == (output.verdicts is not None), "the stage did not do what it was asked"
-        walks = walks_of([step.tree for step in flight.trees], output)
-        for step, walk in zip(flight.trees, walks, strict=True):
-            answer = answers.of_tree(step)
-            self._scheduler.share(step.state, len(step.state.token_ids) - 1)
-            self._commit_tree(step, walk, answer, outcome)
-        for chunk in flight.chunks:
-            chosen = answers.of_chunk(chunk)
-            self._scheduler.share(chunk.state, chunk.end)
-            if chunk.wants_token:
-                self._commit_first(chunk.state, chosen)
+            state.num_losses = 0
+        for step, walk, answer in zip(flight.trees, walks, answers, strict=True):
+            with self._contain(step.state):
+                self._commit_tree(step, walk, answer, outcome)
+        for chunk, first in zip(flight.chunks, chosen, strict=True):
+            with self._contain(chunk.state):
+                self._commit_chunk(chunk, first)
         self._budget.note_step(outcome)
         if flight.traced is not None:
             flight.traced.committed()
+
+    async def _answer(self, flight: _Flight) -> StepOutput:
+        """The step's answer. Raises `StageLost` where it takes too long."""
+        answer = asyncio.ensure_future(flight.answer)
+        if not answer.done():
+            left = max(flight.sent_at, self._answered_at) + self.deadline.limit_s - self._clock()
+            await asyncio.wait([answer], timeout=None if math.isinf(left) else max(left, 0.0))
+        if answer.done():
+            return answer.result()
+        raise StageLost(
+            f"no answer to a step for {self.deadline.limit_s:.0f} s (step_timeout_s): a stage hangs"
+        )
+
+    def _read(
+        self, flight: _Flight, output: StepOutput
+    ) -> tuple[list[Walk], list[TreeAnswers], list[Chosen]]:
+        """A step's answer, cut into those of its trees and chunks, in this order."""
+        has_rule = any(step.candidates is not None for step in flight.trees)
+        assert has_rule == (output.verdicts is not None), "the stage did not do what it was asked"
+        answers = StepAnswers(output)
+        walks = walks_of([step.tree for step in flight.trees], output)
+        return (
+            walks,
+            [answers.of_tree(step) for step in flight.trees],
+            [answers.of_chunk(chunk) for chunk in flight.chunks],
+        )
+
+    def _admit(self) -> None:
+        for state in self._scheduler.admit():
+            with self._contain(state):
+                state.start_time = state.start_time or self._clock()
+                self._drafting.open(state)
+
+    async def _form(self, offered: Sequence[OfferedTree]) -> list[OfferedTree]:
+        """The trees that may go into this step, with what their requests' forms allow."""
+        most = self._scheduler.nodes_each(len(offered))
+        is_idle = not self._flights and not self._scheduler.num_prefill_rows(0)
+        return await self._forms.join(offered, self.deadline.patience_s, most, is_idle=is_idle)
+
+    def _edit(
+        self, trees: Sequence[TreeStep], chunks: Sequence[PromptChunk]
+    ) -> tuple[list[TreeStep], list[PromptChunk], list[LogitEdits | None]]:
+        """The parts whose changes to logits could be made, and these changes."""
+        kept_trees, kept_chunks, edits = [], [], []
+        for part in (*trees, *chunks):
+            with self._contain(part.state):
+                edits.append(edits_for(part))
+                if isinstance(part, TreeStep):
+                    kept_trees.append(part)
+                else:
+                    kept_chunks.append(part)
+        return kept_trees, kept_chunks, edits
 
     def _fit(self, trees: Sequence[TreeStep]) -> list[TreeStep]:
         """Trees of all that have KV slots for them; they come in order."""
@@ -196,13 +279,14 @@ class EngineCore:
                 fitting.append(tree)
             # Drafts are never worth the KV of another request.
             elif self._scheduler.make_room(state, root_position + 1):
-                fitting.append(self._drafting.bare(state))
+                fitting.append(self._drafting.bare(state, tree.form))
         return fitting
 
     def _outcome(self, flight: _Flight) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(flight.sent_at, before)
+        self.deadline.record(seconds)
         offers = flight.offers
         if offers is None:
             return StepOutcome(flight.num_rows, seconds, frozenset(), {})
@@ -212,6 +296,7 @@ class EngineCore:
         self, step: TreeStep, walk: Walk, answer: TreeAnswers, outcome: StepOutcome
     ) -> None:
         state = step.state
+        self._scheduler.share(state, len(state.token_ids) - 1)
         if not self._is_alive(state):
             return
         rows, tokens, sources, drafted = walk
@@ -228,9 +313,11 @@ class EngineCore:
         log_probs = answer.chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
         self._emit(state, advance, tokens[:taken], sources[:taken], log_probs)
 
-    def _commit_first(self, state: RequestState, chosen: Chosen) -> None:
+    def _commit_chunk(self, chunk: PromptChunk, chosen: Chosen) -> None:
         """Take the token that the last prompt chunk predicts."""
-        if not self._is_alive(state):
+        state = chunk.state
+        self._scheduler.share(state, chunk.end)
+        if not (chunk.wants_token and self._is_alive(state)):
             return
         state.first_token_time = self._clock()
         tokens = chosen.tokens.tolist()
@@ -282,21 +369,60 @@ class EngineCore:
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)
-        state.request.sink(replace(last, metrics=state.metrics(self._clock(), self._acceptance)))
+        self._tell(state, replace(last, metrics=state.metrics(self._clock(), self._acceptance)))
 
-    def _fail_step(self, flight: _Flight, error: DraftlineError) -> None:
+    def _contain(self, state: RequestState) -> Contained:
+        return Contained(state.request_id, partial(self._fail, state))
+
+    def _fail_step(self, flight: _Flight, error: Exception) -> None:
         for state in flight.states:
-            self._fail(state, error)
+            state.in_flight -= 1
+            self._fail(state, as_request_failure(error, state.request_id))
+
+    def _fail_running(self, error: Exception) -> None:
+        """End those that run; or the first that waits, so that the engine always gets on."""
+        running = list(self._scheduler.running.values()) or self._scheduler.waiting[:1]
+        for state in running:
+            self._fail(state, as_request_failure(error, state.request_id))
+
+    def _blame_lost(self) -> None:
+        """End requests whose steps were lost again and again: one of them may be the cause."""
+        lost = {id(state): state for flight in self._flights for state in flight.states}
+        for state in lost.values():
+            state.num_losses += 1
+            if state.num_losses > MAX_LOSSES:
+                reason = f"the model's stages were lost {state.num_losses} times with this request"
+                self._fail(state, StageLost(reason))
+
+    def _drop_flights(self) -> None:
+        for flight in self._flights:
+            # Nobody waits for these answers any more; whatever they raise has been told.
+            asyncio.ensure_future(flight.answer).add_done_callback(_ignore)
+            for state in flight.states:
+                state.in_flight -= 1
+        self._flights.clear()
 
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if self._is_alive(state):
             self._forget(state)
-            state.request.sink(error)
+            self._tell(state, error)
+
+    def _tell(self, state: RequestState, event: Delta | DraftlineError) -> None:
+        """The last word to a request's sink, which may be the cause of it."""
+        try:
+            state.request.sink(event)
+        except Exception as error:  # noqa: BLE001 - it supervises: nobody else hears of it
+            logger.error(
+                "event=sink_failed request_id=%s error=%s", state.request_id, place_of(error)
+            )
 
     def _forget(self, state: RequestState) -> None:
         del self._states[state.request_id]
         self._scheduler.remove(state)
         self.wasted_by_source.update(state.wasted_by_source())
+        self._forms.forget(state.request_id)
+        if state.request.rules is not None and state.request.rules.constraint is not None:
+            state.request.rules.constraint.close()
         self._drafting.close(state)
 
     def _is_alive(self, state: RequestState) -> bool:

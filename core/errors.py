@@ -56,7 +56,19 @@ class StageError(DraftlineError):
 
 
 class StageLost(DraftlineError):
-    """A pipeline stage died; its requests end, the replica recovers."""
+    """A pipeline stage died or hangs; the replica recovers and its requests go on."""
+
+
+class DeviceLost(StageLost):
+    """A device of this process can compute nothing any more; the process must be replaced."""
+
+
+class EngineFailed(DraftlineError):
+    """The engine cannot go on; its process must be replaced."""
+
+
+class RequestFailed(DraftlineError):
+    """A fault of draftline's own ended one request; the others go on."""
 
 
 class DeviceLost(StageLost):

@@ -54,6 +54,7 @@ class RequestState:
     num_scheduled  of these, how many were cached already or submitted; some may be in flight
     num_shared     of its blocks, how many others may share
     in_flight      steps of this request that were submitted and not committed yet
+    num_losses     steps of it that were lost with a stage since the last that was answered
     moves          KV copies of the last commit, to be sent with this request's next step
     token_counts   of the text, for penalties; None where there are none
     prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
@@ -77,6 +78,7 @@ class RequestState:
     is_open: bool = False
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
+    num_losses: int = 0
     start_time: float = 0.0
     first_token_time: float = 0.0
     accepted_lengths: list[int] = field(default_factory=list)

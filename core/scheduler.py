@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from .block_pool import BlockPool
@@ -117,11 +117,14 @@ class Scheduler:
             self.waiting.remove(state)
         self._pool.free(state.release())
 
-    def decoding(self) -> list[RequestState]:
-        """Requests whose next tree may go out now: one group, so that others can fill stages."""
+    def decoding(self, late: Collection[str] = ()) -> list[RequestState]:
+        """Requests whose next tree may go out now: one group, so that others can fill stages.
+
+        `late`: requests that cannot take part.
+        """
         group_len = -(-len(self.running) // self._limits.num_groups)
         ready = [s for s in self._in_order() if s.is_decoding and not s.in_flight]
-        return ready[:group_len]
+        return [state for state in ready if state.request_id not in late][:group_len]
 
     def nodes_each(self, num_decoding: int) -> int:
         """Tree nodes that each of the step's decoding requests may have.
@@ -189,8 +192,9 @@ class Scheduler:
         state.num_shared = len(keys)
 
     def forget_kv(self) -> None:
-        """All KV is lost. No request may run."""
-        assert not self.running
+        """All KV is lost: whoever ran waits, and computes it again."""
+        for state in list(self.running.values()):
+            self._preempt(state)
         self._pool.forget_keys()
 
     def _begin(self, state: RequestState) -> bool:

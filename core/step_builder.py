@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from .types import (
     Probe,
     StepInput,
     TreeRows,
+    UInt32,
     UInt64,
 )
 from .verification import TreeCandidates, Verification
@@ -71,6 +72,8 @@ class TreeStep:
     num_successors  how many most probable next tokens of the root and every node are wanted, by
                     source
     candidates      of the tree, where an acceptance rule decides; else None
+    form            uint32 [1 + nodes, words]  the tokens that the request's constraint allows after
+                    the root and each node; None without one
     """
 
     state: RequestState
@@ -79,6 +82,7 @@ class TreeStep:
     offered: TokenTree
     num_successors: dict[str, int] = field(default_factory=dict)
     candidates: TreeCandidates | None = None
+    form: UInt32 | None = None
 
     @property
     def context_len(self) -> int:
@@ -115,9 +119,15 @@ def block_tables(blocks: Sequence[Sequence[int]]) -> Int32:
 
 
 def build_step(
-    step_id: int, chunks: Sequence[PromptChunk], trees: Sequence[TreeStep], block_size: int
+    step_id: int,
+    chunks: Sequence[PromptChunk],
+    trees: Sequence[TreeStep],
+    block_size: int,
+    edits: Sequence[LogitEdits | None],
 ) -> StepInput:
     """One step of all the given chunks and trees; trees come first.
+
+    `edits`: `edits_for` of each part.
 
     Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
     the requests' last commits left.
@@ -158,7 +168,7 @@ def build_step(
         scored_tokens=_scored_tokens(chunks),
         with_log_probs=any(one.logprobs is not None for one in params),
         verification=_verification(trees),
-        edits=_edits(parts),
+        edits=_placed(parts, edits),
         num_top=max(max(one.logprobs or 0, one.prompt_logprobs or 0) for one in params),
     )
 
@@ -266,13 +276,28 @@ def _take_moves(states: Sequence[RequestState]) -> Int32:
     return np.array(moves, dtype=np.int32).reshape(-1, 2)
 
 
-def _edits(parts: Sequence[TreeStep | PromptChunk]) -> tuple[LogitEdits, ...]:
+def edits_for(part: TreeStep | PromptChunk) -> LogitEdits | None:
+    """What the request's parameters change in the rows of a part, as if they were the first.
+
+    None: nothing, or the part gets no target token.
+    """
+    if not part.num_chosen:
+        return None
+    if isinstance(part, TreeStep):
+        return build_edits(part.state, part.tree, 0, part.form)
+    rules = part.state.request.rules
+    constraint = None if rules is None else rules.constraint
+    form = None if constraint is None else constraint.first[None]
+    return build_edits(part.state, NO_TREE, 0, form)
+
+
+def _placed(
+    parts: Sequence[TreeStep | PromptChunk], edits: Sequence[LogitEdits | None]
+) -> tuple[LogitEdits, ...]:
     found = []
     first_row = 0
-    for part in parts:
-        if part.num_chosen:
-            tree = part.tree if isinstance(part, TreeStep) else NO_TREE
-            if edits := build_edits(part.state, tree, first_row):
-                found.append(edits)
-            first_row += part.num_chosen
+    for part, own in zip(parts, edits, strict=True):
+        if own is not None:
+            found.append(replace(own, first_row=first_row))
+        first_row += part.num_chosen
     return tuple(found)

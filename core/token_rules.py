@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from .constraint import Constraint, TreeForm
 from .shaping import Shaping
 from .token_mask import contains, full_mask, mask_of
 from .tree import TokenTree
@@ -15,30 +15,6 @@ from .types import ROOT, Bool, UInt32
 
 FIRST = np.zeros(1, dtype=np.int32)
 EVERY = ~np.uint32(0)
-
-
-class Constraint(Protocol):
-    """A form that an answer must have; one object a request, which follows its answer."""
-
-    def masks(self, tree: TokenTree) -> UInt32:
-        """uint32 [1 + nodes, words]: the tokens allowed after the root and after each node.
-
-        Rows of nodes that are not allowed themselves mean nothing.
-        """
-        ...
-
-    def accepts(self, tree: TokenTree) -> Bool:
-        """bool [nodes]: whether a node and all above it fit the form, and may go on.
-
-        Quicker than `masks`, which may allow only one of several spellings of a text: a node that
-        is accepted here and forbidden there is a wasted row. An end is not accepted; it comes as
-        the bonus token.
-        """
-        ...
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """Tokens were committed; they are allowed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,15 +32,17 @@ class TokenRules:
     min_tokens: int
     constraint: Constraint | None
 
-    def masks(self, tree: TokenTree, num_answered: int) -> UInt32 | None:
+    def masks(
+        self, tree: TokenTree, num_answered: int, form: UInt32 | None = None
+    ) -> UInt32 | None:
         """uint32 [1 or 1 + nodes, words]: the tokens allowed after the root and after each node.
 
-        None where all are. `num_answered` tokens of the answer are committed. Where two rules leave
+        None where all are. `num_answered` tokens of the answer are committed; `form` uint32
+        [1 + nodes, words] is what the constraint allows, where there is one. Where two rules leave
         nothing together, a form goes before a list of tokens, and both before a least length.
         """
         mask = None if self.always is None else self.always[None]
-        if self.constraint is not None:
-            form = self.constraint.masks(tree)
+        if form is not None:
             mask = form if mask is None else _both(form, mask)
         ends = self._early_ends(num_answered)
         if ends is None:
@@ -73,15 +51,11 @@ class TokenRules:
         longer = np.where((lengths < self.min_tokens)[:, None], ~ends, EVERY)
         return longer if mask is None else _both(mask, longer)
 
-    def allowed(self, tree: TokenTree, num_answered: int) -> Bool:
-        """bool [nodes]: whether a node and all above it may be chosen; see `Constraint.accepts`."""
-        if (
-            self.constraint is not None
-            and self.always is None
-            and self._early_ends(num_answered) is None
-        ):
-            return self.constraint.accepts(tree)
-        masks = self.masks(tree, num_answered)
+    def allowed(self, tree: TokenTree, num_answered: int, form: TreeForm | None = None) -> Bool:
+        """bool [nodes]: whether a node and all above it may be chosen; see `TreeForm.accepted`."""
+        if form is not None and self.always is None and self._early_ends(num_answered) is None:
+            return form.accepted
+        masks = self.masks(tree, num_answered, None if form is None else form.masks)
         allowed = np.ones(len(tree), dtype=np.bool_)
         if masks is None or not len(tree):
             return allowed

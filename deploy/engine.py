@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..cluster.assembly import Assembly, MakePipeline, ModelPlan, plan_model
 from ..cluster.config import EngineConfig
-from ..cluster.engine_thread import EngineThread
+from ..cluster.engine_thread import EngineThread, Health
 from ..cluster.request_factory import Prompt, RequestFactory
 from ..core.acceptance_rules import COUPLED
 from ..core.answer import Answer
@@ -21,6 +22,7 @@ from ..core.output import Delta, RequestOutput
 from ..core.request import Sink
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
+from ..models.grammar import GrammarConstraint
 from ..models.model_info import ModelInfo
 from .engine_stats import EngineStats
 from .placement import Placement, stages_have_gpu
@@ -52,7 +54,7 @@ class _Replica:
         own = self._placement.make_pipeline
         self._make_pipeline: MakePipeline = own if pipelines is None else pipelines(own)
         self._factory: RequestFactory = self._plan.request_factory()
-        self._thread = EngineThread(self._build)
+        self._thread = EngineThread(self._build, recovery_timeout_s=config.recovery_timeout_s)
         self._assembly: Assembly | None = None
 
     @property
@@ -74,8 +76,8 @@ class _Replica:
         """Whether requests can be served now."""
         return self._thread.is_healthy
 
-    def health(self) -> str:
-        """starting, ready, recovering or failed."""
+    def health(self) -> Health:
+        """What the engine is doing (`cluster/engine_thread.py`)."""
         return self._thread.health
 
     def stats(self) -> EngineStats:
@@ -110,26 +112,39 @@ class _Replica:
 
     def _stop(self) -> None:
         self._thread.close()
+        self._factory.grammars.close()
         self._placement.close()
 
-    def _add(
+    def _add(  # noqa: PLR0917 - the parts of a request
         self,
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
         sink: Sink,
         options: RequestOptions,
+        constraint: GrammarConstraint | None,
     ) -> tuple[int, ...]:
         """Queue a request; its prompt's token ids. Raises `RequestError`, `CapacityError`."""
-        self._check_drafters(options)
+        try:
+            self._check_drafters(options)
+            request, stop = self._factory.build(
+                request_id, prompt, params, sink, options, constraint
+            )
+            self._thread.add(request, stop)
+        except BaseException:
+            if constraint is not None:
+                constraint.close()
+            raise
+        return tuple(request.prompt_ids.tolist())
+
+    def _constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
+        """Begins to prepare the form of an answer. Raises `RequestError`."""
         if self.config.acceptance != COUPLED and params.structured_output is not None:
             raise RequestError(
                 "structured_output",
                 f"needs acceptance: coupled; this engine has {self.config.acceptance}",
             )
-        request, stop = self._factory.build(request_id, prompt, params, sink, options)
-        self._thread.add(request, stop)
-        return tuple(request.prompt_ids.tolist())
+        return self._factory.constraint(params)
 
     def _check_drafters(self, options: RequestOptions) -> None:
         known = [drafter.source for drafter in self.config.drafters]
@@ -171,12 +186,14 @@ class Engine(_Replica):
         with _cancelling(self._thread) as running:
             for prompt in prompts:
                 answer = Answer(f"request-{uuid.uuid4().hex}")
+                preparing = self._constraint(params)
                 answer.prompt_ids = self._add(
                     answer.request_id,
                     prompt,
                     params,
                     answer.hear,
                     options,
+                    None if preparing is None else preparing.result(),
                 )
                 running.append(answer.request_id)
                 answers.append(answer)
@@ -225,14 +242,19 @@ class AsyncEngine(_Replica):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
+        params = params or SamplingParams()
+        # Not in a thread of the pool that all requests are added by: it may take seconds.
+        preparing = self._constraint(params)
+        constraint = None if preparing is None else await asyncio.wrap_future(preparing)
         adding = asyncio.create_task(
             asyncio.to_thread(
                 self._add,
                 request_id,
                 prompt,
-                params or SamplingParams(),
+                params,
                 hear,
                 options or RequestOptions(),
+                constraint,
             )
         )
         try:

@@ -10,7 +10,7 @@ from draftline.core.sampling_params import SamplingParams
 from draftline.core.stop import StopRule
 from draftline.core.token_mask import mask_of, unpack
 from draftline.core.token_rules import TokenRules
-from draftline.core.tree import NO_TREE, TokenTree
+from draftline.core.tree import NO_TREE
 from draftline.core.types import ROOT, UInt32
 from support.letters import Letters
 from support.trees import tree_of
@@ -21,16 +21,6 @@ VOCAB = 40
 def sets(masks: UInt32 | None) -> list[set[int]]:
     assert masks is not None
     return [set(np.flatnonzero(row).tolist()) for row in unpack(masks, VOCAB)]
-
-
-class OnlyEnd:
-    """A form that is complete: nothing but token 0 is allowed."""
-
-    def masks(self, tree: TokenTree) -> UInt32:
-        return np.repeat(mask_of([0], VOCAB)[None], 1 + len(tree), axis=0)
-
-    def advance(self, token_ids: object) -> None:
-        raise AssertionError
 
 
 TREE = tree_of([5, 6, 7], [ROOT, 0, ROOT])
@@ -54,8 +44,9 @@ def test_the_end_is_forbidden_until_the_least_length() -> None:
 
 
 def test_an_answer_that_cannot_go_on_may_end_before_its_least_length() -> None:
-    rules = TokenRules(None, mask_of([0], VOCAB), 9, OnlyEnd())
-    assert sets(rules.masks(NO_TREE, 1)) == [{0}]
+    rules = TokenRules(None, mask_of([0], VOCAB), 9, None)
+    # A form that is complete: nothing but token 0 is allowed.
+    assert sets(rules.masks(NO_TREE, 1, mask_of([0], VOCAB)[None])) == [{0}]
 
 
 def state_of(params: SamplingParams, prompt: list[int], answer: list[int]) -> RequestState:

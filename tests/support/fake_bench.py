@@ -11,7 +11,7 @@ import numpy as np
 from draftline.core.block_pool import BlockPool
 from draftline.core.budget import NodeBudget
 from draftline.core.engine import EngineCore
-from draftline.core.errors import DraftlineError
+from draftline.core.errors import DraftlineError, StageLost
 from draftline.core.output import Delta
 from draftline.core.request import Request
 from draftline.core.request_options import RequestOptions
@@ -194,6 +194,11 @@ class Bench:
             target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace
         )
 
+    def replace_target(self) -> None:
+        """What a recovery does after `StageLost`."""
+        self.target = FakeTarget(self.vocab, self.block_size, self.num_groups, memory=self.memory)
+        self.core.use_pipeline(self.target)
+
     def add(
         self,
         name: str,
@@ -220,6 +225,17 @@ class Bench:
     async def run(self) -> None:
         while self.core.has_work:
             await self.core.step()
+
+    async def run_over_a_loss(self, *, replaced: bool) -> None:
+        """Run; after a lost stage with another target, or without the requests that ran."""
+        try:
+            await self.run()
+        except StageLost as error:
+            if replaced:
+                self.replace_target()
+            else:
+                self.core.fail_all(error)
+            await self.run()
 
     def tokens(self, name: str) -> list[int]:
         deltas = [event for event in self.heard[name] if isinstance(event, Delta)]

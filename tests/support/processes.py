@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def stage_pids() -> list[int]:
-    """Processes of stage actors, oldest first."""
-    return sorted(pid for pid, command in _commands() if command.startswith(b"ray::StageWorker"))
+    """Processes of stage actors that serve, oldest first; spare ones are none of them."""
+    serving = b"ray::StageWorker.serve"
+    return sorted(pid for pid, command in _commands() if command.startswith(serving))
 
 
 def drafter_pids() -> list[int]:

@@ -1,0 +1,122 @@
+"""The forms of constrained requests' trees, computed beside the engine's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from .constraint import Constraint, TreeForm
+from .containment import Contained
+from .drafting import OfferedTree
+from .errors import DraftlineError
+from .request import RequestState
+
+# How long a step that only late requests could take part in waits before it looks for others.
+IDLE_WAIT_S = 0.01
+
+Fail = Callable[[RequestState, DraftlineError], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    offered: OfferedTree
+    form: asyncio.Future[TreeForm]
+
+
+class FormQueue:
+    """Asks for the form of every constrained request's next tree. One event loop uses it.
+
+    A request whose form is late sits steps out until it is there, so that no request waits for
+    another's grammar. Its text does not depend on that.
+    """
+
+    __slots__ = ("_fail", "_pending")
+
+    def __init__(self, fail: Fail) -> None:
+        """`fail` ends a request whose form cannot be followed."""
+        self._fail = fail
+        self._pending: dict[str, _Pending] = {}
+
+    def late(self) -> set[str]:
+        """Requests that cannot take part in a step now."""
+        return {name for name, one in self._pending.items() if not one.form.done()}
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        if pending := self._pending.pop(request_id, None):
+            pending.form.cancel()
+
+    async def join(
+        self, offered: Sequence[OfferedTree], patience_s: float, most_nodes: int, *, is_idle: bool
+    ) -> list[OfferedTree]:
+        """Those of a step, in order, that need no form or have theirs within `patience_s`.
+
+        most_nodes  of one tree in this step; a tree whose form was late is of an earlier one
+        is_idle     there is nothing to do but these
+        """
+        constrained = [one.state for one in offered if _constraint(one.state) is not None]
+        for one in offered:
+            self._ask(one)
+        await _wait([self._pending[s.request_id] for s in constrained if self._has(s)], patience_s)
+        joined = [self._joined(one, most_nodes) for one in offered]
+        ready = [one for one in joined if one is not None]
+        if is_idle and not ready:
+            await _wait(list(self._pending.values()), IDLE_WAIT_S, for_any=True)
+        return ready
+
+    def _has(self, state: RequestState) -> bool:
+        return state.request_id in self._pending
+
+    def _ask(self, offered: OfferedTree) -> None:
+        state = offered.state
+        constraint = _constraint(state)
+        if constraint is None or self._has(state):
+            return
+        with Contained(state.request_id, partial(self._fail, state)):
+            form = asyncio.wrap_future(constraint.follow(offered.tree))
+            form.add_done_callback(_ignore)
+            self._pending[state.request_id] = _Pending(offered, form)
+
+    def _joined(self, offered: OfferedTree, most_nodes: int) -> OfferedTree | None:
+        """A request's tree with its form; the one that the form was asked for."""
+        state = offered.state
+        if _constraint(state) is None:
+            return offered
+        pending = self._pending.get(state.request_id)
+        # Cancelled meanwhile, failed, or late.
+        if pending is None or not pending.form.done():
+            return None
+        del self._pending[state.request_id]
+        with Contained(state.request_id, partial(self._fail, state)):
+            formed = _formed(pending.offered, pending.form.result())
+            return replace(formed, max_nodes=min(formed.max_nodes, most_nodes))
+        return None
+
+
+async def _wait(pending: Sequence[_Pending], seconds: float, *, for_any: bool = False) -> None:
+    late = [one.form for one in pending if not one.form.done()]
+    if late:
+        until = asyncio.FIRST_COMPLETED if for_any else asyncio.ALL_COMPLETED
+        await asyncio.wait(late, timeout=seconds, return_when=until)
+
+
+def _formed(offered: OfferedTree, form: TreeForm) -> OfferedTree:
+    """The nodes that the request may take, with their masks: no other costs a row."""
+    rules = offered.state.request.rules
+    assert rules is not None
+    allowed = rules.allowed(offered.tree, offered.state.num_answered, form)
+    rows = [0, *(node + 1 for node in allowed.nonzero()[0].tolist())]
+    return replace(offered, tree=offered.tree.keep(allowed), form=form.masks[rows])
+
+
+def _constraint(state: RequestState) -> Constraint | None:
+    rules = state.request.rules
+    return None if rules is None else rules.constraint
+
+
+def _ignore(form: asyncio.Future[TreeForm]) -> None:
+    """A form that nobody takes any more may have failed."""
+    if not form.cancelled():
+        form.exception()

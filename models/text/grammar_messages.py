@@ -1,0 +1,52 @@
+"""What an engine and its process of forms send one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first message: the model's tokenizer, as a `tokenizer.json`, and limits."""
+
+    tokenizer: str
+    vocab_size: int
+    end_ids: tuple[int, ...]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Asks what a form allows.
+
+    grammar    kind and value; None: the process has the form already
+    committed  tokens since its last call, or all of the answer where `grammar` is given
+    tokens, parents  of the tree behind them; a parent of -1 is the root
+    """
+
+    call_id: int
+    form_id: int
+    grammar: tuple[str, str] | None
+    committed: tuple[int, ...]
+    tokens: list[int]
+    parents: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The answer: rows of the tree that are allowed, and their masks as bytes, row by row.
+
+    error  why the form cannot be followed; empty if it can
+    """
+
+    call_id: int
+    rows: tuple[int, ...]
+    masks: bytes
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """A form is not needed any more."""
+
+    form_id: int

@@ -1,0 +1,291 @@
+"""An engine's end of the process that follows forms (`grammar_worker.py`)."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from ...core.constraint import TreeForm
+from ...core.errors import DraftlineError, EngineClosed, RequestError, RequestFailed
+from ...core.tree import TokenTree
+from .grammar_messages import Close, Follow, Followed, Setup
+from .matcher import FIELD
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+# How often calls that take too long are looked for.
+PERIOD_S = 0.1
+# How often the same call may find the process dead before it is taken for the cause.
+MAX_DEATHS = 2
+
+
+@dataclass(slots=True, eq=False)
+class Form:
+    """One request's form: kind and value, the answer so far, and what the process knows of it.
+
+    generation  of the process that has it; num_known of its committed tokens
+    """
+
+    form_id: int
+    grammar: tuple[str, str]
+    committed: list[int] = field(default_factory=list)
+    generation: int = 0
+    num_known: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    form: Form
+    tree: TokenTree
+    answer: Future[TreeForm]
+    deadline: float = 0.0
+    num_deaths: int = 0
+    settled: threading.Event = field(default_factory=threading.Event)
+
+
+class GrammarProcess:
+    """Starts the process at the first call, and anew when it died or was stuck. Thread-safe.
+
+    A call that takes longer than `timeout_s` ends with an error and its process with it; so does
+    one that the process died of. Others are asked again, and notice nothing but the time.
+    """
+
+    def __init__(
+        self,
+        setup: Callable[[], Setup],
+        *,
+        timeout_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._setup = setup
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[_Call | Close | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._calls: dict[int, _Call] = {}
+        self._retries: list[_Call] = []
+        self._num_calls = self._num_forms = self._generation = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._sender: threading.Thread | None = None
+        self._is_closed = False
+
+    def new_form(self, kind: str, value: str) -> Form:
+        """A form that was not asked about yet."""
+        with self._lock:
+            self._num_forms += 1
+            return Form(self._num_forms, (kind, value))
+
+    def follow(self, form: Form, tree: TokenTree) -> Future[TreeForm]:
+        """What the form allows behind its committed tokens and the nodes of `tree`. Does not wait.
+
+        The future raises `RequestError`, or `EngineClosed`. One call of a form at a time.
+        """
+        call = _Call(form, tree, Future())
+        with self._lock:
+            if self._is_closed:
+                call.answer.set_exception(EngineClosed("the engine is closed"))
+                return call.answer
+            if self._sender is None:
+                self._sender = threading.Thread(target=self._send_all, daemon=True)
+                self._sender.start()
+        self._inbox.put(call)
+        return call.answer
+
+    def forget(self, form: Form) -> None:
+        """The form is not needed any more. Does not wait."""
+        if self._sender is not None:
+            self._inbox.put(Close(form.form_id))
+
+    def close(self) -> None:
+        """End the process; calls that wait raise `EngineClosed`. Twice is once."""
+        with self._lock:
+            self._is_closed = True
+            process, calls = self._process, [*self._calls.values(), *self._retries]
+            self._calls.clear()
+            self._retries.clear()
+        self._inbox.put(None)
+        if process is not None:
+            process.kill()
+            process.wait(STOP_TIMEOUT_S)
+        for call in calls:
+            _settle(call, EngineClosed("the engine is closed"))
+        if self._sender is not None:
+            self._sender.join(STOP_TIMEOUT_S)
+
+    def _send_all(self) -> None:
+        while (item := self._inbox.get()) is not None:
+            self._send_retries()
+            if isinstance(item, Close):
+                self._send(item)
+            else:
+                self._send_call(item)
+        self._drain()
+
+    def _send_retries(self) -> None:
+        """Ask again, one after the other, so that the one that ends the process is found."""
+        while True:
+            with self._lock:
+                if not self._retries:
+                    return
+                call = self._retries.pop(0)
+            call.settled.clear()
+            self._send_call(call)
+            call.settled.wait()
+
+    def _send_call(self, call: _Call) -> None:
+        try:
+            self._ensure_process()
+        except (OSError, EOFError, TimeoutError) as error:
+            logger.error("event=grammar_process_failed error=%s", type(error).__name__)
+            _settle(call, RequestFailed("structured outputs cannot be had now; try again"))
+            return
+        form = call.form
+        with self._lock:
+            is_known = form.generation == self._generation
+            first = form.num_known if is_known else 0
+            committed = tuple(form.committed[first:])
+            form.generation, form.num_known = self._generation, len(form.committed)
+            self._num_calls += 1
+            call.deadline = self._clock() + self._timeout_s
+            self._calls[self._num_calls] = call
+            message = Follow(
+                self._num_calls,
+                form.form_id,
+                None if is_known else form.grammar,
+                committed,
+                call.tree.tokens.tolist(),
+                call.tree.parents.tolist(),
+            )
+        self._send(message)
+
+    def _send(self, message: Follow | Close) -> None:
+        connection = self._connection
+        if connection is not None:
+            # Where the process is dead, its reader asks again.
+            with suppress(OSError):
+                connection.send(message)
+
+    def _ensure_process(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.grammar_worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                # What the library says may quote a tenant's form.
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        connection = Connection(ours.detach())
+        try:
+            connection.send(self._setup())
+            if not connection.poll(START_TIMEOUT_S):
+                raise TimeoutError
+            connection.recv()
+        except BaseException:
+            process.kill()
+            process.wait()
+            connection.close()
+            raise
+        with self._lock:
+            self._process, self._connection = process, connection
+            self._generation += 1
+        threading.Thread(target=self._read_all, args=(process, connection), daemon=True).start()
+
+    def _read_all(self, process: subprocess.Popen[bytes], connection: Connection) -> None:
+        """Settle calls until the process dies or a call takes too long; then ask anew."""
+        late: list[_Call] = []
+        with suppress(EOFError, OSError):
+            while not late:
+                if connection.poll(PERIOD_S):
+                    self._settle_one(connection.recv())
+                late = self._late()
+        process.kill()
+        status = process.wait()
+        with self._lock:
+            self._process = self._connection = None
+            calls = list(self._calls.values())
+            self._calls.clear()
+        connection.close()
+        if not self._is_closed:
+            logger.warning("event=grammar_process_ended status=%s calls=%d", status, len(calls))
+        self._retry(calls, late)
+
+    def _retry(self, calls: list[_Call], late: list[_Call]) -> None:
+        again = []
+        for call in calls:
+            call.num_deaths += 1
+            if call in late:
+                _settle(call, _refused(f"takes longer than {self._timeout_s:g} s to follow"))
+            elif call.num_deaths >= MAX_DEATHS:
+                _settle(call, _refused("cannot be followed: it takes too much"))
+            else:
+                again.append(call)
+        with self._lock:
+            self._retries += again
+        for call in calls:
+            call.settled.set()
+        # Whoever is asked again is asked by the sender.
+        self._inbox.put(Close(0))
+
+    def _late(self) -> list[_Call]:
+        now = self._clock()
+        with self._lock:
+            return [call for call in self._calls.values() if now > call.deadline]
+
+    def _settle_one(self, followed: Followed) -> None:
+        with self._lock:
+            call = self._calls.pop(followed.call_id, None)
+        if call is not None:
+            _settle(call, _refused(followed.error) if followed.error else _form(call, followed))
+
+    def _drain(self) -> None:
+        """Nobody sends what was handed over in the last moment."""
+        while not self._inbox.empty():
+            item = self._inbox.get()
+            if isinstance(item, _Call):
+                _settle(item, EngineClosed("the engine is closed"))
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError(FIELD, message)
+
+
+def _form(call: _Call, followed: Followed) -> TreeForm:
+    rows = list(followed.rows)
+    found = np.frombuffer(followed.masks, dtype=np.uint32).reshape(len(rows), -1)
+    masks = np.zeros((1 + len(call.tree), found.shape[1]), dtype=np.uint32)
+    masks[rows] = found
+    accepted = np.zeros(1 + len(call.tree), dtype=np.bool_)
+    accepted[rows] = True
+    return TreeForm(accepted[1:], masks)
+
+
+def _settle(call: _Call, result: TreeForm | DraftlineError) -> None:
+    call.settled.set()
+    # A request that has ended does not wait any more.
+    if call.answer.done() or not call.answer.set_running_or_notify_cancel():
+        return
+    if isinstance(result, DraftlineError):
+        call.answer.set_exception(result)
+    else:
+        call.answer.set_result(result)

@@ -1,0 +1,105 @@
+"""The process that follows forms: `python -m draftline.models.text.grammar_worker FD`.
+
+It may take long over one, run out of memory or crash in the library, and hurts no engine by it.
+`grammar_process.py` is the other end of the socket FD.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from llguidance import LLTokenizer
+
+from ...core.errors import RequestError
+from .grammar_messages import Close, Follow, Followed, Setup
+from .matcher import FIELD, Matcher
+
+# Below the engine and its API, where cores are few.
+NICENESS = 5
+NUM_FOLLOWERS = 2
+
+
+class Worker:
+    """Matchers by form, and the threads that use them; a form has one call at a time."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._tokenizer = LLTokenizer(
+            setup.tokenizer, n_vocab=setup.vocab_size, eos_token=list(setup.end_ids)
+        )
+        self._matchers: dict[int, Matcher] = {}
+        self._closed: set[int] = set()
+        self._lock = threading.Lock()
+
+    def follow(self, call: Follow) -> Followed:
+        """Answer a call; a form that is not known here comes with all that is needed."""
+        try:
+            rows, masks = self._matcher(call).follow(call.tokens, call.parents)
+        except RequestError as error:
+            return Followed(call.call_id, (), b"", error.message)
+        except MemoryError:
+            return Followed(call.call_id, (), b"", "takes more memory than there is for forms")
+        return Followed(call.call_id, tuple(rows), masks.tobytes(), "")
+
+    def close(self, call: Close) -> None:
+        """Forget a form."""
+        with self._lock:
+            self._matchers.pop(call.form_id, None)
+
+    def _matcher(self, call: Follow) -> Matcher:
+        if call.grammar is not None:
+            setup = self._setup
+            matcher = Matcher(self._tokenizer, call.grammar, setup.vocab_size, setup.end_ids)
+            with self._lock:
+                self._matchers[call.form_id] = matcher
+        else:
+            with self._lock:
+                matcher = self._matchers.get(call.form_id)
+            if matcher is None:
+                raise RequestError(FIELD, "cannot be followed any more")
+        matcher.advance(call.committed)
+        return matcher
+
+
+def serve(connection: Connection) -> None:
+    """Answer until the other end is closed."""
+    setup = connection.recv()
+    assert isinstance(setup, Setup)
+    resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
+    worker = Worker(setup)
+    sending = threading.Lock()
+
+    def answer(call: Follow) -> None:
+        answered = worker.follow(call)
+        with sending:
+            connection.send(answered)
+
+    connection.send(None)
+    # Preparing a form may take seconds; those that are ready must not wait for it.
+    openers = ThreadPoolExecutor(1)
+    followers = ThreadPoolExecutor(NUM_FOLLOWERS)
+    while True:
+        call = connection.recv()
+        if isinstance(call, Close):
+            worker.close(call)
+        else:
+            (followers if call.grammar is None else openers).submit(answer, call)
+
+
+def main() -> None:
+    """Entry point."""
+    os.nice(NICENESS)
+    with suppress(EOFError, ConnectionError):
+        serve(Connection(int(sys.argv[1])))
+    # Threads may be within the library still; nobody waits for what they find.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
