@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import FIRST_COMPLETED
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
@@ -13,14 +13,16 @@ from ray.exceptions import RayError, RayTaskError
 
 from ..cluster.bundle import Bundle, strategy_of
 from ..cluster.config import DrafterConfig, EngineConfig
-from ..cluster.drafter_factory import build_drafter
 from ..cluster.grpc_link import NoAnswer
 from ..cluster.links.tokens import Access, new_token
 from ..cluster.loop_calls import in_daemon_thread
 from ..cluster.stage_failure import end_process
 from ..cluster.tls_files import TlsFiles
 from ..core.errors import DrafterError, DraftlineError
-from .drafter_server import DrafterServer
+
+if TYPE_CHECKING:
+    from ..core.drafter import Drafter
+    from .drafter_server import DrafterServer
 
 # How long an actor that was up may say nothing, and one that starts: its process first imports what
 # the drafter needs.
@@ -46,7 +48,10 @@ class DrafterActor:
         # Not in the constructor, whose errors Ray reports as text only.
         async with self._starting:
             if self._port is None:
-                drafter = await asyncio.to_thread(build_drafter, self._config, self._engine)
+                drafter = await asyncio.to_thread(_build, self._config, self._engine)
+                # Whoever only starts the actor needs neither.
+                from .drafter_server import DrafterServer  # noqa: PLC0415
+
                 self._server = DrafterServer(
                     drafter,
                     self._host,
@@ -59,6 +64,12 @@ class DrafterActor:
 
     async def ping(self) -> None:
         """Answers at once, also while the drafter is loaded."""
+
+
+def _build(config: DrafterConfig, engine: EngineConfig | None) -> Drafter:
+    from ..cluster.drafter_factory import build_drafter  # noqa: PLC0415
+
+    return build_drafter(config, engine)
 
 
 class RayDrafter:

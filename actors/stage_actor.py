@@ -7,19 +7,32 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from ..cluster.bundle import Bundle, strategy_of
-from ..cluster.pipeline import StageSpec
+from ..cluster.bundle import Bundle, at_node, strategy_of
 from ..cluster.stage_worker import StageWorker
 
 StageActor = ray.remote(StageWorker)
+# `watch` and `serve` take a thread each for as long as the stage runs; the others are for `settle`,
+# whatever these do, and for a `watch` that has yet to hear that it is over.
+NUM_THREADS = 4
 
 
-def spawn_stage(index: int, spec: StageSpec, bundle: Bundle | None = None) -> ActorHandle:
-    """Start the actor of one stage, with the resources of its spec."""
+def spawn_stage(num_cpus: float, num_gpus: float, bundle: Bundle | None = None) -> ActorHandle:
+    """Start the actor of one stage, which reserves these resources."""
     stage: Any = StageActor.options(
-        num_cpus=spec.num_cpus,
-        num_gpus=spec.num_gpus,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
         scheduling_strategy=strategy_of(bundle),
-        max_concurrency=2,  # a thread for `watch` and one for everything else
-    ).remote(index, spec)
+        max_concurrency=NUM_THREADS,
+    ).remote()
+    return stage
+
+
+def spawn_beside(node: str | None) -> ActorHandle:
+    """Start a stage's actor that reserves nothing, on this Ray node; None: wherever Ray likes.
+
+    For stages whose resources are reserved by other means, and for those that only wait.
+    """
+    stage: Any = StageActor.options(
+        num_cpus=0, scheduling_strategy=at_node(node), max_concurrency=NUM_THREADS
+    ).remote()
     return stage

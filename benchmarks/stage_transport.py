@@ -25,7 +25,7 @@ import numpy as np
 import ray
 import torch
 
-from ..actors.stage_actor import spawn_stage
+from ..actors.kept_actors import KeptStages, OwnKeeper
 from ..bench.machine import machine
 from ..cluster.config import TransportName
 from ..cluster.pipeline import StageSpec
@@ -123,7 +123,7 @@ async def _measure(
     """All transports are open at once and take turns, block by block, in whatever load there is."""
     pipelines: dict[TransportName, RayPipeline] = {
         name: RayPipeline(
-            _specs(num_stages), spawn_stage, transport=name, max_in_flight=max(IN_FLIGHT)
+            _specs(num_stages), KeptStages(OwnKeeper()), transport=name, max_in_flight=max(IN_FLIGHT)
         )
         for name in TRANSPORTS
     }

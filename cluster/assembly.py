@@ -19,7 +19,7 @@ from ..core.step_trace import StepTrace
 from ..core.types import MAX_PROBE_ROWS
 from ..models.device_choice import choose_device, choose_dtype
 from ..models.grammar import GrammarFactory
-from ..models.graph_runner import GraphOptions
+from ..models.graph_options import GraphOptions
 from ..models.model_info import ModelInfo, read_model_info
 from ..models.partition import partition_layers
 from ..models.stage_options import StageOptions
@@ -29,7 +29,7 @@ from .drafter_channel import DrafterLimits
 from .drafter_hub import DrafterHub
 from .drafter_link import DrafterLink
 from .local_pipeline import LocalPipeline
-from .pipeline import Pipeline, StageSpec
+from .pipeline import Pipeline, RestartablePipeline, StageSpec
 from .request_factory import RequestFactory
 from .stage_spans import wall_clock
 from .step_calibration import measure_step_cost
@@ -164,10 +164,13 @@ class Assembly:
         await self.hub.start(DRAFTERS_START_S)
 
     async def recover(self) -> None:
-        """Replace a lost pipeline."""
-        await self.pipeline.close()
-        self.pipeline = self._make_pipeline(self._specs)
-        await self.pipeline.start()
+        """Replace a lost pipeline, or what of it is lost. Drafters stay connected."""
+        if isinstance(self.pipeline, RestartablePipeline):
+            await self.pipeline.restart()
+        else:
+            await self.pipeline.close()
+            self.pipeline = self._make_pipeline(self._specs)
+            await self.pipeline.start()
         self.core.use_pipeline(self.pipeline)
 
     def _size_pool(self, num_blocks: int) -> None:

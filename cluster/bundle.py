@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 ANY = -1
 
@@ -28,6 +31,17 @@ def replica_bundles(group: PlacementGroup, num_stages: int, num_drafters: int) -
     count = num_stages + num_drafters
     is_ours = len(group.bundle_specs) == 1 + count
     return [Bundle(group, index if is_ours else ANY) for index in range(1, 1 + count)]
+
+
+def node_of(bundle: Bundle) -> str | None:
+    """The id of the Ray node where a bundle is; None where that is not settled."""
+    table = placement_group_table(bundle.group)
+    return table["bundles_to_node_id"].get(bundle.index) or None
+
+
+def at_node(node: str | None) -> NodeAffinitySchedulingStrategy | Literal["DEFAULT"]:
+    """Ray's scheduling strategy for an actor on this node; without one Ray chooses."""
+    return "DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def strategy_of(bundle: Bundle | None) -> PlacementGroupSchedulingStrategy | Literal["DEFAULT"]:

@@ -40,6 +40,11 @@ class CompiledGraphTransport:
         self._reader: threading.Thread | None = None
         self._sent: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
 
+    @property
+    def leaves_stages_idle(self) -> bool:
+        """No: a stage's loop of a graph ends with its process."""
+        return False
+
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
         """See `StageTransport`. Warms the graph up: its first run takes seconds."""
         loop = asyncio.get_running_loop()

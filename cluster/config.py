@@ -184,6 +184,11 @@ class EngineConfig(Settings):
     gpus_per_stage: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="GPUs that it reserves where stages run on GPUs; several may share one"
     )
+    standby_stages: Annotated[int, Field(ge=0, le=8)] = Field(
+        1,
+        description="Ray workers that wait, with their imports done, to replace a dead stage on a "
+        "CPU; each holds about 0.5 GB and reserves nothing. On Ray Serve all replicas share them",
+    )
     cpus_per_drafter: Annotated[float, Field(gt=0)] = Field(
         1.0, description="CPUs that a drafter's Ray actor reserves"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from dataclasses import dataclass
@@ -66,6 +67,16 @@ class DistributedStage:
         self._spec = spec
         self._dtype = getattr(torch, spec.dtype)
         self._store: TCPStore | None = None
+        self._connection: socket.socket | None = None
+        self._is_cut_off = False
+
+    def cut_off(self) -> None:
+        """End `serve` from another thread, as if the coordinator had closed the connection."""
+        self._is_cut_off = True
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):  # closed in this moment
+                connection.shutdown(socket.SHUT_RDWR)
 
     def open_store(self, host: str) -> int:
         """Serve the rendezvous on this address only; returns the port."""
@@ -87,11 +98,14 @@ class DistributedStage:
         self._hidden_link = self._connect(link) if link.num_stages > 1 else None
         with socket.create_connection((link.host, link.port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A coordinator whose machine is gone says nothing more.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._connection = connection
             connection.sendall(link.secret + bytes([self._index]))
             self._answers = FrameSender(connection)
             self._deliveries = Deliveries(self._end, apart=self._spec.computes_apart)
             try:
-                while True:
+                while not self._is_cut_off:
                     self._step(stage, *receive_frame(connection))
             except (StageLost, EOFError, ConnectionError) as error:
                 self._end(error)
@@ -109,11 +123,10 @@ class DistributedStage:
         is_own = isinstance(error, DeviceLost)
         event = "device_lost" if is_own else "neighbour_lost"
         logger.warning("event=%s stage=%d reason=%r", event, self._index, str(error))
-        try:
+        with contextlib.suppress(ConnectionError):  # the coordinator gave up before
             self._answers.send((0, error))
-        finally:
-            if is_own:
-                end_process()
+        if is_own:
+            end_process()
 
     def _connect(self, link: StageLink) -> HiddenLink:
         self._store = self._store or TCPStore(

@@ -42,6 +42,11 @@ class DistributedTransport:
         self._server: asyncio.Server | None = None
         self._connections: dict[int, asyncio.WriteTransport] = {}
 
+    @property
+    def leaves_stages_idle(self) -> bool:
+        """Not with NCCL: a device that waits for a lost neighbour does so for ever."""
+        return self._carrier == "gloo"
+
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
         """See `StageTransport`."""
         secret = secrets.token_bytes(SECRET_BYTES)

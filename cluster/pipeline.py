@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from ..core.types import StepInput, StepOutput
 from .stage_failure import stage_failure
@@ -28,6 +28,10 @@ class StageRunner(Protocol):
     @property
     def num_blocks(self) -> int:
         """KV blocks of the cache."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all steps: the KV cache is empty again."""
         ...
 
     def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
@@ -125,6 +129,18 @@ class Pipeline(Protocol):
 
     async def close(self) -> None:
         """Stop all stages and free what they hold, in bounded time; twice is once."""
+        ...
+
+
+@runtime_checkable
+class RestartablePipeline(Pipeline, Protocol):
+    """A pipeline that can replace what it has lost."""
+
+    async def restart(self) -> None:
+        """End unanswered steps and replace what is lost, with empty KV caches.
+
+        Raises `StageLost` if it does not come up, and leaves nothing running then.
+        """
         ...
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import os
+import signal
+from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, assert_never
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from ..core.errors import DraftlineError, StageLost
 from ..core.types import StepInput, StepOutput
-from .bundle import Bundle
 from .compiled_graph_transport import CompiledGraphTransport
 from .config import TransportName
 from .distributed_transport import DistributedTransport
@@ -22,50 +25,52 @@ from .in_flight import InFlightSteps
 from .loop_calls import call_on_loop
 from .pipeline import StageSpec
 from .stage_place import StagePlace, check_nccl, fastest_carrier
+from .stage_source import StageSource
 from .stage_transport import StageTransport
 
 logger = logging.getLogger(__name__)
 
-Spawn = Callable[[int, StageSpec, Bundle | None], ActorHandle]
-
 DEATH_TIMEOUT_S = 3.0
+# A stage of a lost pipeline that lives ends what it does. First those that nothing holds up; those
+# that do not even answer are killed then, which their neighbours wait for: on other machines Ray
+# gives a process five seconds before it is made to end.
+SETTLE_SECONDS = (0.3, 6.0)
+ANSWER_SLACK_S = 1.0
 
 
 class RayPipeline:
     """Runs each stage in an actor of its own; several steps are under way at once.
 
-    spawn            starts the actor of a stage (`actors/stage_actor.py`)
+    source           where the stages' actors come from (`actors/kept_actors.py`)
     transport        `auto` is `nccl` where every stage has a GPU of its own, else `distributed`,
                      which is faster than `compiled_graph` by measurement (docs/decisions.md)
-    bundles          where each stage's actor goes; without them Ray chooses
     max_in_flight    default: one more than stages, so that no stage waits for the coordinator
     max_step_rows    rows of the largest step, for the size of shared-memory buffers
     start_timeout_s  loading the model included
 
-    Needs a Ray that is initialised. `restart` brings a pipeline with a dead stage back.
+    Needs a Ray that is initialised. `restart` brings a pipeline with a lost stage back.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two are keywords with defaults
+    def __init__(
         self,
         specs: Sequence[StageSpec],
-        spawn: Spawn,
+        source: StageSource,
         *,
         transport: TransportName = "auto",
-        bundles: Sequence[Bundle] | None = None,
         max_in_flight: int | None = None,
         max_step_rows: int = 512,
         start_timeout_s: float = 600.0,
     ) -> None:
         assert specs, "a pipeline has at least one stage"
         self._specs = tuple(specs)
-        self._spawn = spawn
+        self._source = source
         self._transport_name: TransportName = transport
-        self._bundles: Sequence[Bundle | None] = bundles or [None] * len(specs)
         self._max_in_flight = max_in_flight or len(specs) + 1
         self._max_step_rows = max_step_rows
         self._start_timeout_s = start_timeout_s
         self._lifecycle = asyncio.Lock()
-        self._stages: list[ActorHandle] = []
+        self._stages: dict[int, ActorHandle] = {}
+        self._places: dict[int, StagePlace] = {}
         self._deaths: list[Future[Any]] = []
         self._transport: StageTransport | None = None
         self._steps = InFlightSteps(self._max_in_flight)
@@ -91,23 +96,7 @@ class RayPipeline:
         """See `Pipeline`; raises what the stages' builds raised, such as `CheckpointError`."""
         async with self._lifecycle:
             assert not self._stages, "the pipeline is open already"
-            try:
-                async with asyncio.timeout(self._start_timeout_s):
-                    await self._start()
-            except TimeoutError as error:
-                raise StageLost(
-                    f"the stages did not start within {self._start_timeout_s:g} s; the cluster "
-                    "needs free resources for all of them"
-                ) from error
-            except RayTaskError as error:
-                if isinstance(error.cause, DraftlineError):
-                    raise error.cause from error
-                raise StageLost(f"a stage did not start: {error.cause}") from error
-            except RayActorError as error:
-                raise StageLost(f"a stage died while it started: {error}") from error
-            finally:
-                if not self._open:
-                    await self._close("the pipeline did not start")
+            await self._start_in_time()
 
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
         """See `Pipeline`."""
@@ -127,23 +116,88 @@ class RayPipeline:
             await self._close("the pipeline was closed")
 
     async def restart(self) -> None:
-        """Replace all stages by new ones with empty KV caches; unanswered steps end."""
-        await self.close()
-        await self.start()
+        """See `RestartablePipeline`: stages that live keep their processes and weights."""
+        async with self._lifecycle:
+            can_stay = self._transport is not None and self._transport.leaves_stages_idle
+            await self._disconnect("the pipeline is restarted")
+            if not can_stay or not ray.is_initialized():
+                await self._close("the pipeline is restarted")
+            await self._settle_all()
+            await self._start_in_time()
+
+    async def _start_in_time(self) -> None:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._start()
+        except TimeoutError as error:
+            raise StageLost(
+                f"the stages did not start within {self._start_timeout_s:g} s; the cluster "
+                "needs free resources for all of them"
+            ) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, DraftlineError):
+                raise error.cause from error
+            raise StageLost(f"a stage did not start: {error.cause}") from error
+        except RayActorError as error:
+            raise StageLost(f"a stage died while it started: {error}") from error
+        finally:
+            if not self._open:
+                await self._close("the pipeline did not start")
 
     async def _start(self) -> None:
         self._steps = steps = InFlightSteps(self._max_in_flight)
-        for index, (spec, bundle) in enumerate(zip(self._specs, self._bundles, strict=True)):
-            stage = self._spawn(index, spec, bundle)
-            self._stages.append(stage)
-            self._deaths.append(_watch(stage, index, steps))
-        builds = [stage.build.remote() for stage in self._stages]
-        places: list[StagePlace] = await asyncio.gather(*builds)
-        counts = [stage.num_blocks.remote() for stage in self._stages]
+        places = await asyncio.gather(*map(self._ready_stage, range(len(self._specs))))
+        stages = [self._stages[index] for index in range(len(self._specs))]
+        self._deaths = [_watch(stage, index, steps) for index, stage in enumerate(stages)]
+        counts: list[Any] = [stage.num_blocks.remote() for stage in stages]
         self._num_blocks = min(await asyncio.gather(*counts))
+        # A stage that replaces another has as many.
+        self._specs = tuple(replace(spec, num_blocks=self._num_blocks) for spec in self._specs)
         self._transport = self._new_transport(places)
-        await _unless_lost(self._transport.open(self._stages, steps), steps)
+        await _unless_lost(self._transport.open(stages, steps), steps)
         self._open = True
+        self._source.replenish()
+
+    async def _ready_stage(self, index: int) -> StagePlace:
+        """Where the stage is, built and with an empty KV cache."""
+        while index not in self._stages:
+            taken = await self._source.take(index, self._specs[index])
+            self._stages[index] = taken.worker
+            if taken.is_kept and not await self._settle(index, SETTLE_SECONDS[-1]):
+                await self._drop(index)
+        building: Any = self._stages[index].build.remote(index, self._specs[index])
+        self._places[index] = place = await building
+        return place
+
+    async def _settle_all(self) -> None:
+        """Keep the stages that end what they do in time."""
+        busy = list(self._stages)
+        for seconds in SETTLE_SECONDS:
+            idle = await asyncio.gather(*(self._settle(index, seconds) for index in busy))
+            busy = [index for index, is_idle in zip(busy, idle, strict=True) if not is_idle]
+            busy = [index for index in busy if index in self._stages]
+        for index in busy:
+            logger.warning("event=stage_dropped stage=%d reason=busy", index)
+            await self._drop(index)
+
+    async def _settle(self, index: int, seconds: float) -> bool:
+        """Whether a stage waits for work again. One that is dead or does not answer is dropped."""
+        settling: Any = self._stages[index].settle.remote(seconds)
+        try:
+            return await asyncio.wait_for(settling, seconds + ANSWER_SLACK_S)
+        except (TimeoutError, RayError) as error:
+            logger.warning("event=stage_dropped stage=%d reason=%s", index, type(error).__name__)
+            await self._drop(index)
+            return False
+
+    async def _drop(self, index: int) -> None:
+        stage, place = self._stages.pop(index, None), self._places.pop(index, None)
+        if stage is None:
+            return
+        await self._source.drop(stage)
+        if place is not None and place.node == ray.get_runtime_context().get_node_id():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(place.pid, signal.SIGKILL)
 
     def _new_transport(self, places: Sequence[StagePlace]) -> StageTransport:
         match self._transport_name:
@@ -164,18 +218,22 @@ class RayPipeline:
             case _:
                 assert_never(self._transport_name)
 
-    async def _close(self, reason: str) -> None:
+    async def _disconnect(self, reason: str) -> None:
         self._open = False
         self._steps.end(reason)
-        stages, self._stages = self._stages, []
-        deaths, self._deaths = self._deaths, []
         transport, self._transport = self._transport, None
         if transport is not None:
             await transport.close()
-        if ray.is_initialized():
-            for stage in stages:
-                ray.kill(stage)
-        if deaths and ray.is_initialized():
+
+    async def _close(self, reason: str) -> None:
+        await self._disconnect(reason)
+        deaths, self._deaths = self._deaths, []
+        if not ray.is_initialized():
+            self._stages.clear()
+            return
+        for index in list(self._stages):
+            await self._drop(index)
+        if deaths:
             gone = asyncio.gather(*map(asyncio.wrap_future, deaths), return_exceptions=True)
             try:
                 await asyncio.wait_for(gone, DEATH_TIMEOUT_S)
@@ -189,7 +247,8 @@ def _watch(stage: ActorHandle, index: int, steps: InFlightSteps) -> Future[Any]:
     death = stage.watch.remote().future()
 
     def died(death: Future[Any]) -> None:
-        if not death.cancelled():
+        # Without an error the stage was settled, for its next run.
+        if not death.cancelled() and death.exception() is not None:
             reason = f"stage {index} is dead: {type(death.exception()).__name__}"
             call_on_loop(loop, steps.lose, reason)
 

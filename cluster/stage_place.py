@@ -18,11 +18,13 @@ class StagePlace:
 
     node, address  id and IP address of its Ray node
     gpu            the GPU that it computes on, where NCCL can use it; else None
+    pid            of its process
     """
 
     node: str
     address: str
     gpu: str | None = None
+    pid: int = 0
 
 
 def fastest_carrier(places: Sequence[StagePlace]) -> Carrier:

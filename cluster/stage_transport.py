@@ -17,6 +17,11 @@ class StageTransport(Protocol):
     Owned by a `RayPipeline`, which starts and kills the actors (`StageWorker`).
     """
 
+    @property
+    def leaves_stages_idle(self) -> bool:
+        """Whether stages that live are free for another run once this side is closed."""
+        ...
+
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
         """Connect built stages. From then on `steps` hears of answers and of losses."""
         ...

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import pickle
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import ray
 
-from ..core.errors import DeviceLost, StageError
+from ..core.errors import DeviceLost, StageError, StageLost
 from ..core.types import StepInput, StepOutput
-from .distributed_stage import DistributedStage, StageLink
 from .pipeline import StageRunner, StageSpec, run_stage
 from .stage_failure import end_process
 from .stage_place import StagePlace
@@ -18,6 +20,8 @@ from .stage_spans import Spans, run_traced
 
 if TYPE_CHECKING:
     import torch
+
+    from .distributed_stage import DistributedStage, StageLink
 
     # What stages hand on: hidden states, with the spans of the stages so far for a traced step.
     Carried = torch.Tensor | tuple[torch.Tensor, Spans]
@@ -27,24 +31,42 @@ WARM_UP = b""
 
 
 class StageWorker:
-    """One stage and the loops that feed it. Made an actor by `actors/stage_actor.py`."""
+    """One stage and the loops that feed it. Made an actor by `actors/stage_actor.py`.
 
-    def __init__(self, index: int, spec: StageSpec) -> None:
-        self._index = index
-        self._spec = spec
+    A worker begins without a stage, so that its process can wait with its imports done until one
+    is needed. One coordinator at a time drives it: `settle` cuts the one before off.
+    """
+
+    def __init__(self) -> None:
+        self._index = 0
+        self._spec: StageSpec | None = None
         self._stage: StageRunner | None = None
         self._distributed: DistributedStage | None = None
+        self._is_serving = threading.Lock()
+        self._watched = threading.Event()
 
-    def build(self) -> StagePlace:
-        """Load the stage; returns where it is."""
+    def prepare(self) -> None:
+        """Import what a stage needs, which takes far longer than to load a small one."""
+        importlib.import_module("..models.stage", __package__)
+        importlib.import_module(".distributed_stage", __package__)
+
+    def build(self, index: int, spec: StageSpec) -> StagePlace:
+        """Load the stage, or empty the KV cache of the same one; returns where it is."""
         import torch  # noqa: PLC0415
 
-        if self._spec.device == "cpu":
+        if spec.device == "cpu":
             # Stages of one machine run at once; more threads than cores slow all of them down.
-            torch.set_num_threads(max(1, int(self._spec.num_cpus)))
-        self._stage = self._spec.build()
+            torch.set_num_threads(max(1, int(spec.num_cpus)))
+        if self._stage is not None and self._is_same(self._stage, index, spec):
+            self._stage.reset()
+        else:
+            self._stage = None  # before the new one needs its memory
+            self._stage = spec.build()
+        self._index, self._spec = index, spec
+        self._distributed = None
         node = ray.get_runtime_context().get_node_id()
-        return StagePlace(node, ray.util.get_node_ip_address(), _nccl_gpu(self._spec.device))
+        gpu = _nccl_gpu(spec.device)
+        return StagePlace(node, ray.util.get_node_ip_address(), gpu, os.getpid())
 
     def num_blocks(self) -> int:
         """KV blocks of the stage that was built."""
@@ -52,8 +74,22 @@ class StageWorker:
         return self._stage.num_blocks
 
     def watch(self) -> None:
-        """Never returns: the call fails in the moment that this process dies."""
-        threading.Event().wait()
+        """Returns when the worker is settled; the call fails as soon as this process dies."""
+        self._watched.wait()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Cut off whoever drives the stage; whether it is idle within `timeout_s`.
+
+        A stage that computes, or waits for a neighbour, is not idle before it is done with that.
+        """
+        self._watched.set()
+        self._watched = threading.Event()
+        if self._distributed is not None:
+            self._distributed.cut_off()
+        if not self._is_serving.acquire(timeout=timeout_s):
+            return False
+        self._is_serving.release()
+        return True
 
     def run_payload(
         self, payload: bytes, carried: Carried | StageError | None = None
@@ -62,6 +98,7 @@ class StageWorker:
 
         A failure travels on in the place of the hidden states.
         """
+        assert self._spec is not None, "steps come after build"
         result = carried if isinstance(carried, StageError) else self._run(payload, carried)
         if self._spec.span.is_last:
             return pickle.dumps(result)
@@ -70,14 +107,33 @@ class StageWorker:
 
     def open_store(self, host: str) -> int:
         """Serve the rendezvous of the stages; returns the port. First stage only."""
-        self._distributed = DistributedStage(self._index, self._spec)
-        return self._distributed.open_store(host)
+        return self._new_distributed().open_store(host)
 
     def serve(self, link: StageLink) -> None:
-        """Run steps that come by `link` until the coordinator closes it."""
+        """Run steps that come by `link` until the coordinator closes it. Raises `StageLost`."""
         assert self._stage is not None, "serve comes after build"
-        distributed = self._distributed or DistributedStage(self._index, self._spec)
-        distributed.serve(self._stage, link)
+        distributed = self._distributed or self._new_distributed()
+        if not self._is_serving.acquire(blocking=False):
+            raise StageLost(f"stage {self._index} is driven by another coordinator")
+        try:
+            distributed.serve(self._stage, link)
+        finally:
+            self._is_serving.release()
+
+    def _is_same(self, stage: StageRunner, index: int, spec: StageSpec) -> bool:
+        """Whether it is the stage of `spec`, whose cache may have been sized by itself."""
+        if self._spec is None or index != self._index:
+            return False
+        has_room = spec.num_blocks is not None and stage.num_blocks >= spec.num_blocks
+        return has_room and spec == replace(self._spec, num_blocks=spec.num_blocks)
+
+    def _new_distributed(self) -> DistributedStage:
+        # It imports torch, which a worker that waits for its first stage does beforehand.
+        from .distributed_stage import DistributedStage  # noqa: PLC0415
+
+        assert self._spec is not None, "steps come after build"
+        self._distributed = DistributedStage(self._index, self._spec)
+        return self._distributed
 
     def _run(
         self, payload: bytes, carried: Carried | None

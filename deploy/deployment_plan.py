@@ -57,5 +57,10 @@ def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[di
     ]
 
 
+def has_keeper(engine: EngineConfig, config: DeploymentConfig) -> bool:
+    """Whether stages and drafters belong to an actor that outlives their coordinator."""
+    return engine.backend == "ray" and config.keep_actors
+
+
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
     return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}

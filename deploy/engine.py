@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from transformers import PreTrainedTokenizerBase
 
@@ -27,6 +27,9 @@ from ..models.model_info import ModelInfo
 from .engine_stats import EngineStats
 from .placement import Placement, stages_have_gpu
 
+if TYPE_CHECKING:
+    from ..actors.kept_actors import KeeperClient
+
 
 class _Replica:
     """One engine with its thread: what `Engine` and `AsyncEngine` share."""
@@ -36,13 +39,18 @@ class _Replica:
         config: EngineConfig,
         *,
         engine_id: str = "0",
+        keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
     ) -> None:
-        """`pipelines`: takes what makes the pipeline of `config`, gives what makes the one used."""
+        """What is not said by `config`.
+
+        keeper     of stages and drafters on Ray; without one they end with this process
+        pipelines  takes what makes the pipeline of `config`, gives what makes the one used
+        """
         self.config = config
         self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
-        self._placement = Placement(config)
+        self._placement = Placement(config, keeper)
         own = self._placement.make_pipeline
         self._make_pipeline: MakePipeline = own if pipelines is None else pipelines(own)
         self._factory: RequestFactory = self._plan.request_factory()

@@ -20,6 +20,7 @@ from ..core.errors import ConfigError, DrafterError, DraftlineError
 if TYPE_CHECKING:
     from ..actors.drafter_actor import RayDrafter
     from ..actors.drafter_process import DrafterProcess
+    from ..actors.kept_actors import KeeperClient
     from ..cluster.bundle import Bundle
 
 # A drafter that is started here first imports its libraries and loads its model or store. The
@@ -31,8 +32,10 @@ RESTART_TIMEOUT_S = 65.0
 class Placement:
     """Starts what an engine's settings ask for, and ends it at `close`."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, keeper: KeeperClient | None = None) -> None:
+        """`keeper` lends stages and drafters that outlive this engine; without one none do."""
         self._config = config
+        self._keeper = keeper
         # Shown to the drafter servers that are started here, and known to nobody else.
         self._token = new_token()
         self._bundles = _bundles(config) if config.backend == "ray" else None
@@ -44,15 +47,19 @@ class Placement:
         if self._config.backend == "local":
             return local_pipeline(specs)
         # Ray takes seconds to import, which local engines need not wait for.
-        from ..actors.stage_actor import spawn_stage  # noqa: PLC0415
+        from ..actors.kept_actors import KeptStages, OwnKeeper  # noqa: PLC0415
         from ..cluster.ray_pipeline import RayPipeline  # noqa: PLC0415
 
         _ensure_ray()
+        has_gpus = any(spec.num_gpus for spec in specs)
+        keeper = None if has_gpus else self._keeper
+        if keeper is None:
+            keeper = OwnKeeper(0 if has_gpus else self._config.standby_stages)
+            self._stops.append(keeper.close)
         return RayPipeline(
             specs,
-            spawn_stage,
+            KeptStages(keeper, self._bundles and self._bundles[: len(specs)]),
             transport=self._config.stage_transport,
-            bundles=self._bundles and self._bundles[: len(specs)],
             max_step_rows=self._config.max_num_batched_tokens,
         )
 
@@ -72,7 +79,7 @@ class Placement:
                 with _naming(index):
                     links.append(_link_to_other(drafter, drafter.address))
             else:
-                link, address = self._spawn(drafter)
+                link, address = await self._spawn(drafter)
                 links.append(link)
                 starts.append(_start(index, address))
         # Side by side, since each imports its libraries and loads its model or store.
@@ -87,8 +94,10 @@ class Placement:
             stop()
         self._stops.clear()
         self._actors.clear()
+        if self._keeper is not None:
+            self._keeper.close()
 
-    def _spawn(self, drafter: DrafterConfig) -> tuple[GrpcLink, AddressProvider]:
+    async def _spawn(self, drafter: DrafterConfig) -> tuple[GrpcLink, AddressProvider]:
         """A link to a drafter server, and where to find it: it starts when asked, also after it
         died; one that does not answer is replaced.
         """
@@ -97,7 +106,7 @@ class Placement:
             from ..actors.drafter_actor import actor_tls  # noqa: PLC0415
 
             tls = actor_tls(drafter)
-        server = self._start_server(drafter)
+        server = await self._start_server(drafter)
         options = GrpcOptions(address_timeout_s=RESTART_TIMEOUT_S, tls=tls, token=server.token)
         link = GrpcLink(
             drafter.source,
@@ -108,7 +117,7 @@ class Placement:
         )
         return link, server.address
 
-    def _start_server(self, drafter: DrafterConfig) -> DrafterProcess | RayDrafter:
+    async def _start_server(self, drafter: DrafterConfig) -> DrafterProcess | RayDrafter:
         if self._config.backend == "local":
             from ..actors.drafter_process import DrafterProcess  # noqa: PLC0415
 
@@ -119,14 +128,20 @@ class Placement:
 
         _ensure_ray()
         place = self._config.pipeline_parallel_size + len(self._actors)
-        server = spawn_drafter(
-            drafter,
-            self._config,
-            token=self._token,
-            num_cpus=self._config.cpus_per_drafter,
-            num_gpus=self._config.gpus_per_drafter,
-            bundle=self._bundles[place] if self._bundles else None,
-        )
+        bundle = self._bundles[place] if self._bundles else None
+        if self._keeper is not None and not self._config.gpus_per_drafter:
+            from ..actors.kept_actors import take_drafter  # noqa: PLC0415
+
+            server = await take_drafter(self._keeper, drafter, self._config, self._token, bundle)
+        else:
+            server = spawn_drafter(
+                drafter,
+                self._config,
+                token=self._token,
+                num_cpus=self._config.cpus_per_drafter,
+                num_gpus=self._config.gpus_per_drafter,
+                bundle=bundle,
+            )
         self._actors.append(server.actor)
         return server
 

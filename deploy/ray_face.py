@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
+    RayServeException,
     ReplicaUnavailableError,
     RequestCancelledError,
 )
@@ -24,17 +25,24 @@ from ..core.sampling_params import SamplingParams
 from ..models.model_info import read_model_info
 from ..models.tokenizer import load_tokenizer
 from .engine_stats import EngineStats
+from .ray_serve.heartbeat import without_heartbeats
 from .text_codec import TextCodec
 
 # A replica that does not answer for so long is busy loading or gone.
 CONTROL_TIMEOUT_S = 5.0
+# Whoever asks for the health of the server wants to know it soon.
+HEALTH_TIMEOUT_S = 1.0
 
 
 class RayFace:
-    """The replicas of one engine deployment. Tokenises here; the replicas get token ids."""
+    """The replicas of one engine deployment. Tokenises here; the replicas get token ids.
 
-    def __init__(self, handle: DeploymentHandle, config: EngineConfig) -> None:
+    silence_s  a stream without a sign of life for so long ends
+    """
+
+    def __init__(self, handle: DeploymentHandle, config: EngineConfig, silence_s: float) -> None:
         self._handle = handle
+        self._silence_s = silence_s
         self._streams = handle.options(stream=True)
         self._config = config
 
@@ -69,8 +77,10 @@ class RayFace:
         deltas: Any = self._streams.stream.remote(tuple(prompt), params, options, request_id)
         try:
             with _ray_errors():
-                async for delta in deltas:
-                    yield delta
+                alive = without_heartbeats(aiter(deltas), self._silence_s, self.is_healthy)
+                async with aclosing(alive):
+                    async for delta in alive:
+                        yield delta
         finally:
             # Does nothing to a stream that has ended.
             deltas.cancel()
@@ -81,19 +91,28 @@ class RayFace:
 
     async def is_healthy(self) -> bool:
         """Whether at least one replica serves."""
-        return any(await self._ask_all("is_healthy"))
+        # A replica that does not answer must not hide another: Ray Serve sends requests past it.
+        asked = (self._ask_all("is_healthy", HEALTH_TIMEOUT_S), self._ask_one())
+        everyone, someone = await asyncio.gather(*asked)
+        return someone or any(everyone)
 
     async def end_requests(self) -> None:
         """Close every replica's engine: what it runs ends with an error."""
         await self._ask_all("end_requests")
 
-    async def _ask_all(self, method: str) -> list[Any]:
+    async def _ask_one(self) -> bool:
+        asking: Any = self._handle.is_healthy.remote()
+        try:
+            return await asyncio.wait_for(asking, HEALTH_TIMEOUT_S)
+        except (TimeoutError, RayError, RayServeException, BackPressureError):
+            asking.cancel()
+            return False
+
+    async def _ask_all(self, method: str, timeout_s: float = CONTROL_TIMEOUT_S) -> list[Any]:
         response = self._handle.broadcast(method)
         try:
-            answers = await response.results_async(
-                timeout_s=CONTROL_TIMEOUT_S, return_exceptions=True
-            )
-        except TimeoutError:
+            answers = await response.results_async(timeout_s=timeout_s, return_exceptions=True)
+        except (TimeoutError, RayError, RayServeException):
             return []
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 

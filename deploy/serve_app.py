@@ -2,18 +2,21 @@
 
 `serve run deploy/serve.yaml` deploys it; `draftline serve --backend ray` does the same in one
 command. One engine replica is a coordinator, its stage actors and its drafter actors, together in
-the replica's placement group.
+the replica's placement group. Those that compute on CPUs belong to a keeper
+(`actors/keeper_actor.py`) and outlive a coordinator that dies.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import DeploymentActorConfig
 from ray.serve.handle import DeploymentHandle
 
 from ..cluster.config import EngineConfig
@@ -21,16 +24,22 @@ from ..cluster.ray_gpus import cluster_has_gpus
 from ..core.output import Delta
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
-from .deployment_plan import engine_options, with_device
-from .drain import Drain
-from .engine_face import LocalFace
+from .deployment_plan import engine_options, has_keeper, with_device
 from .engine_stats import EngineStats
-from .openai_api import create_app
-from .ray_face import RayFace
-from .settings import ServeArgs, ServerConfig, build_serve_args
+from .ray_serve.heartbeat import with_heartbeats
+from .ray_serve.replica_health import ReplicaHealth
+from .settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ..actors.kept_actors import DeploymentKeeper
 
 ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"
+KEEPER_NAME = "keeper"
+# A replica's signs of life, as a share of the silence that ends a stream.
+HEARTBEATS = 0.25
 # The ingress only passes requests on: the replicas behind it say when they are full.
 INGRESS_MAX_ONGOING = 10_000
 # Requests that were ended get so long to tell their clients.
@@ -44,25 +53,47 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     """
     checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
     checked = with_device(checked, has_gpus=bool(cluster_has_gpus()))
-    options = engine_options(checked)
-    engine = EngineReplica.options(**options).bind(checked.engine)
+    options = engine_options(checked) | _keeper_options(checked)
+    engine = EngineReplica.options(**options).bind(checked.engine, checked.deployment)
     ingress = Ingress.options(
         num_replicas=checked.deployment.num_ingress_replicas,
         ray_actor_options={"num_cpus": checked.deployment.ingress_cpus},
     )
-    return ingress.bind(engine, checked.engine, checked.server, checked.model_name)
+    silence_s = checked.deployment.replica_timeout_s
+    return ingress.bind(engine, checked.engine, checked.server, checked.model_name, silence_s)
+
+
+def _keeper_options(args: ServeArgs) -> dict[str, Any]:
+    """The actor that keeps stages and drafters from one coordinator to the next."""
+    if not has_keeper(args.engine, args.deployment):
+        return {}
+    # The driver alone needs it; its workers are to import little.
+    from ..actors.keeper_actor import KeeperActor  # noqa: PLC0415
+
+    num_first = args.engine.pipeline_parallel_size * args.deployment.num_replicas
+    keeper = DeploymentActorConfig(
+        name=KEEPER_NAME,
+        actor_class=KeeperActor,
+        init_args=(num_first, args.engine.standby_stages),
+        actor_options={"num_cpus": 0},
+    )
+    return {"deployment_actors": [keeper]}
 
 
 @serve.deployment(name=ENGINE_NAME, max_constructor_retry_count=2)
 class EngineReplica:
     """One engine with its stages and drafters."""
 
-    async def __init__(self, config: EngineConfig) -> None:
+    async def __init__(self, config: EngineConfig, deployment: DeploymentConfig) -> None:
         # The ingress and the driver never load the engine's code.
         from .engine import AsyncEngine  # noqa: PLC0415
+        from .engine_face import LocalFace  # noqa: PLC0415
 
         replica_id = serve.get_replica_context().replica_id.unique_id
-        self._engine = AsyncEngine(config, engine_id=replica_id)
+        keeper = _find_keeper(replica_id) if has_keeper(config, deployment) else None
+        self._engine = AsyncEngine(config, engine_id=replica_id, keeper=keeper)
+        self._health = ReplicaHealth(deployment.recovery_timeout_s, time.monotonic)
+        self._heartbeat_s = deployment.replica_timeout_s * HEARTBEATS
         face = LocalFace(self._engine)
         await face.start()
         self._face = face
@@ -73,11 +104,12 @@ class EngineReplica:
         params: SamplingParams,
         options: RequestOptions,
         request_id: str,
-    ) -> AsyncGenerator[Delta, None]:
-        """One request's deltas; cancelling the call cancels the request."""
+    ) -> AsyncGenerator[Delta | None, None]:
+        """One request's deltas, and None now and then; cancelling the call cancels the request."""
         deltas = self._face.stream(prompt, params, options, request_id=request_id)
-        async with aclosing(deltas):
-            async for delta in deltas:
+        alive = with_heartbeats(deltas, self._heartbeat_s)
+        async with aclosing(alive):
+            async for delta in alive:
                 yield delta
 
     async def stats(self) -> EngineStats:
@@ -94,13 +126,21 @@ class EngineReplica:
 
     async def check_health(self) -> None:
         """Ray Serve replaces the replica when this raises."""
-        if not self._engine.is_healthy():
-            raise RuntimeError("the engine does not serve")
+        if problem := self._health.problem(self._engine.health()):
+            raise RuntimeError(problem)
 
     async def __del__(self) -> None:
         """Ray Serve calls and awaits it when the replica stops."""
         if hasattr(self, "_face"):
             await self._face.close()
+
+
+def _find_keeper(replica_id: str) -> DeploymentKeeper:
+    from ..actors.kept_actors import DeploymentKeeper  # noqa: PLC0415
+    from ..cluster.keeper import Holder  # noqa: PLC0415
+
+    holder = Holder(replica_id, ray.get_runtime_context().current_actor)
+    return DeploymentKeeper(lambda: serve.get_deployment_actor(KEEPER_NAME), holder)
 
 
 @serve.deployment(name=INGRESS_NAME, max_ongoing_requests=INGRESS_MAX_ONGOING)
@@ -109,9 +149,18 @@ class Ingress:
     """The HTTP API, without state."""
 
     def __init__(
-        self, engine: DeploymentHandle, config: EngineConfig, server: ServerConfig, model_name: str
+        self,
+        engine: DeploymentHandle,
+        config: EngineConfig,
+        server: ServerConfig,
+        model_name: str,
+        silence_s: float,
     ) -> None:
-        self._face = RayFace(engine, config)
+        # The replicas of the engine need neither.
+        from .drain import Drain  # noqa: PLC0415
+        from .ray_face import RayFace  # noqa: PLC0415
+
+        self._face = RayFace(engine, config, silence_s)
         self._server = server
         self._model_name = model_name
         self._drafters = [drafter.source for drafter in config.drafters]
@@ -126,6 +175,9 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve serves what this returns."""
+        # The replicas of the engine do without it, which takes seconds to import.
+        from .openai_api import create_app  # noqa: PLC0415
+
         return create_app(
             self._face,
             self._server,

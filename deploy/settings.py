@@ -99,10 +99,22 @@ class DeploymentConfig(Settings):
         default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
     )
     health_check_period_s: Annotated[float, Field(gt=0)] = Field(
-        default=2.0, description="how often a replica's health is asked for"
+        default=1.0, description="how often a replica's health is asked for"
     )
     health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=30.0, description="no answer for this long: the replica is replaced"
+        default=5.0, description="no answer for this long, three times: the replica is replaced"
+    )
+    recovery_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=60.0,
+        description="how long a replica may replace lost stages itself before Ray Serve replaces it",
+    )
+    replica_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=5.0,
+        description="a request whose replica gives no sign of life for so long ends with 503",
+    )
+    keep_actors: bool = Field(
+        default=True,
+        description="stages and drafters on CPUs outlive a replica that dies, for its successor",
     )
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=10.0, description="how long running requests may take when a replica stops"

@@ -17,6 +17,7 @@ from ..core.types import StepInput
 from ..kernels.layout_capacity import LayoutCapacity
 from ..kernels.step_layout import StepLayout
 from .graph_capture import Capture, Work
+from .graph_options import GraphOptions
 from .kernel_attention import KernelBackend
 from .layer_loop import run_layers
 from .model_slice import ModelSlice
@@ -32,22 +33,6 @@ MOST_WORDS = 8
 SPARE_COLUMNS = 64
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphOptions:
-    """The steps that graphs are captured for.
-
-    max_rows       rows of the largest step; graphs end at `MOST_ROWS`
-    max_requests   requests of a step
-    max_positions  positions are below this
-    seconds        no capture begins after this time; steps then use the next larger graph
-    """
-
-    max_rows: int
-    max_requests: int
-    max_positions: int
-    seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

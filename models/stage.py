@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,10 +13,10 @@ from ..core.types import Int32, StepInput, StepOutput
 from .answer import Answer, launch_answer, wanted_rows
 from .attention_backend import AttentionBackend, SdpaBackend, choose_backend
 from .attention_op import attending
-from .compiled_layers import CompiledLayers, prepare
 from .copies import to_device
 from .graph_capture import Capture, CudaCapture
-from .graph_runner import GraphOptions, GraphRunner
+from .graph_options import GraphOptions
+from .graph_runner import GraphRunner
 from .kernel_attention import KernelBackend
 from .kv_cache import make_kv
 from .layer_loop import run_layers
@@ -27,6 +28,9 @@ from .sampling_backend import choose_sampler, uses_fused_modules
 from .stage_memory import CudaMemory, fitting_blocks
 from .stage_options import StageOptions
 from .warm_up import capture, warm_up
+
+if TYPE_CHECKING:
+    from .compiled_layers import CompiledLayers
 
 
 def load_stage(  # noqa: PLR0913 - one parameter a setting
@@ -47,6 +51,9 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
     if compile_cache is not None:
         assert num_blocks is not None
+        # torch's compiler takes seconds to import.
+        from .compiled_layers import CompiledLayers, prepare  # noqa: PLC0415
+
         part = prepare(part, compile_cache)
         kv = make_kv(part, num_blocks, block_size)
         stage = Stage(part, kv, block_size, CompiledLayers(part))
@@ -112,6 +119,10 @@ class Stage:
     def num_blocks(self) -> int:
         """KV blocks of the cache."""
         return self.kv.num_slots // self.block_size
+
+    def reset(self) -> None:
+        """Forget all steps: the KV cache is as empty as at the start."""
+        self.kv.data.zero_()
 
     @property
     def is_last(self) -> bool:

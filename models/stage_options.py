@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .graph_runner import GraphOptions
+from .graph_options import GraphOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

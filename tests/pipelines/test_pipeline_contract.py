@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import pytest_asyncio
-from draftline.actors.stage_actor import spawn_stage
+from draftline.actors.kept_actors import KeptStages, OwnKeeper
 from draftline.cluster.local_pipeline import LocalPipeline
 from draftline.cluster.pipeline import Pipeline
 from draftline.cluster.ray_pipeline import RayPipeline
@@ -76,7 +76,7 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Pipeline]:
         is_apart = request.param == "apart"
         transport = "distributed" if is_apart else request.param
         specs = fake_specs(NUM_STAGES, is_apart=is_apart)
-        pipeline = RayPipeline(specs, spawn_stage, transport=transport)
+        pipeline = RayPipeline(specs, KeptStages(OwnKeeper()), transport=transport)
     await pipeline.start()
     yield pipeline
     await pipeline.close()

@@ -76,6 +76,10 @@ class FakeStage:
         )
         return lambda: self._late(step, output)
 
+    def reset(self) -> None:
+        """Forget the past."""
+        self.checksum = FIRST_CHECKSUM
+
     def _late(self, step: StepInput, output: StepOutput) -> StepOutput:
         if step.token_ids[0] == FAIL_LATE_TOKEN:
             raise ValueError("this answer was told to fail")

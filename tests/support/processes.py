@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def stage_pids() -> list[int]:
-    """Processes of stage actors, oldest first."""
-    return sorted(pid for pid, command in _commands() if command.startswith(b"ray::StageWorker"))
+    """Processes of stage actors that serve, oldest first; spare ones are none of them."""
+    serving = b"ray::StageWorker.serve"
+    return sorted(pid for pid, command in _commands() if command.startswith(serving))
 
 
 def drafter_actor_pids() -> list[int]:
@@ -41,3 +42,8 @@ def _parent(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(stat.rpartition(")")[2].split()[1])
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, stopped ones included."""
+    return Path(f"/proc/{pid}").exists()

@@ -1,0 +1,85 @@
+"""The keeper as an actor of a Ray Serve deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, RayError
+
+from ..cluster.keeper import Holder, Keeper, Taken, Wanted
+from .stage_actor import spawn_beside
+
+# An actor that answers nothing for so long is taken for one that lives.
+PROBE_TIMEOUT_S = 1.0
+TEND_PERIOD_S = 5.0
+
+
+class RayPort:
+    """The keeper's actors in Ray (`ActorPort`). What this process starts dies with it."""
+
+    def spawn_spare(self, node: str) -> ActorHandle:
+        """See `ActorPort`."""
+        return spawn_beside(node)
+
+    async def prepare(self, spare: Any) -> None:
+        """See `ActorPort`."""
+        await spare.prepare.remote()
+
+    async def is_dead(self, actor: Any) -> bool:
+        """See `ActorPort`."""
+        try:
+            await asyncio.wait_for(actor.__ray_ready__.remote(), PROBE_TIMEOUT_S)
+        except ActorDiedError:
+            return True
+        except (TimeoutError, RayError):
+            # Out of reach for now, which a process that computes or is stopped may be.
+            return False
+        return False
+
+    def kill(self, actor: Any) -> None:
+        """See `ActorPort`."""
+        if ray.is_initialized():
+            ray.kill(actor)
+
+
+def new_keeper(num_spares: int) -> Keeper:
+    """A keeper whose spare workers wait on this node."""
+    node = ray.get_runtime_context().get_node_id()
+    return Keeper(RayPort(), node, num_spares, time.monotonic)
+
+
+class KeeperServer:
+    """Serves the coordinators of one deployment; Ray Serve ends it with the deployment.
+
+    What it has started ends with it, since Ray ends actors whose owner is gone.
+    """
+
+    def __init__(self, num_first: int, num_spares: int) -> None:
+        """`num_first` workers import their libraries while the first coordinator does so."""
+        self._keeper = new_keeper(num_spares)
+        self._keeper.replenish(num_first)
+        self._tending = asyncio.ensure_future(self._tend())
+
+    async def take(self, holder: Holder, wanted: Wanted) -> Taken:
+        """See `Keeper`."""
+        return await self._keeper.take(holder, wanted)
+
+    async def drop(self, actor: Any) -> None:
+        """See `Keeper`."""
+        self._keeper.drop(actor)
+
+    async def replenish(self) -> None:
+        """See `Keeper`."""
+        self._keeper.replenish()
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(TEND_PERIOD_S)
+            await self._keeper.tend()
+
+
+KeeperActor = ray.remote(KeeperServer)
