@@ -78,7 +78,7 @@ class _ChunkWriter:
     def chunks(self, index: int, delta: Delta) -> list[str]:
         """The chunk of a delta, or nothing where it has nothing to say."""
         piece = self.answers[index].add(delta)
-        says = piece.text or piece.finish_reason or piece.log_probs
+        says = piece.text or piece.finish_reason or piece.log_probs or piece.token_ids
         if not (piece.is_first or says or self._report):
             return []
         self.has_begun = True

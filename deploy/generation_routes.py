@@ -45,14 +45,20 @@ class GenerationRoutes:
         """Continue one or several prompts."""
         body = await self._read(request, CompletionRequest)
         codec = self._face.codec
-        prompts = [
-            await codec.encode(prompt) if isinstance(prompt, str) else prompt
+        whole = [
+            await codec.encode(prompt, special=body.add_special_tokens)
+            if isinstance(prompt, str)
+            else prompt
             for prompt in body.prompt
         ]
+        prompts = [body.cut_prompt(prompt, self._face.max_model_len) for prompt in whole]
         echo = []
         if body.echo:
-            pairs = zip(body.prompt, prompts, strict=True)
-            echo = [own if isinstance(own, str) else codec.decode(ids) for own, ids in pairs]
+            pairs = zip(body.prompt, whole, prompts, strict=True)
+            echo = [
+                own if isinstance(own, str) and ids is kept else codec.decode(kept)
+                for own, ids, kept in pairs
+            ]
         form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
         return await self._answer(request, body, prompts, form, echo)
 
@@ -60,7 +66,8 @@ class GenerationRoutes:
         """Answer the last message of a chat."""
         body = await self._read(request, ChatRequest)
         messages = [message.for_template() for message in body.messages]
-        prompt = await self._face.codec.encode_chat(messages)
+        whole = await self._face.codec.encode_chat(messages)
+        prompt = body.cut_prompt(whole, self._face.max_model_len)
         form = ChatFormat(self._heading("chatcmpl"), self._face.codec.bytes_of)
         return await self._answer(request, body, [prompt], form)
 
@@ -92,6 +99,8 @@ class GenerationRoutes:
             echo=[text for text in echo for _ in range(each)],
             options=caller_of(request).own(body.request_options()),
             report=body.speculative.report,
+            wants_ids=bool(body.return_token_ids),
+            wants_usage=body.continuous_usage,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
         )
         if body.stream:
@@ -111,12 +120,12 @@ class GenerationRoutes:
         if min(len(prompt) for prompt in prompts) == 0:
             raise bad_request("prompt", "must not be empty")
         room = context - longest
-        if room <= 0:
+        field, limit = body.token_limit
+        if room < 0 or (room == 0 and limit != 0):
             raise bad_request(
                 "prompt",
                 f"{longest} tokens leave no room in this model's context of {context} tokens",
             )
-        field, limit = body.token_limit
         if field in body.model_fields_set and limit is not None and limit > room:
             raise bad_request(
                 field,

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from .errors import bad_request
-from .refused_fields import IGNORED, drop_refused
+from .refused_fields import IGNORED, Refused, drop_refused
 
 # Text of a request is bounded by the body's size; lists of short texts need their own bound.
 MAX_STOP_TEXTS = 16
@@ -18,27 +25,81 @@ MAX_PROMPTS = 256
 
 
 class StrictModel(BaseModel):
-    """A JSON object without coercion: "1" is no number, 1.0 no whole number, true neither."""
+    """A JSON object without coercion: "1" is no number, 1.0 no whole number, true neither.
+
+    null is as good as leaving a field out: servers and clients write it where nothing is meant.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_null(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or None not in data.values():
+            return data
+        dropped = _not_nullable(cls)
+        return {
+            name: value for name, value in data.items() if value is not None or name not in dropped
+        }
+
+
+@cache
+def _not_nullable(model: type[BaseModel]) -> frozenset[str]:
+    """Optional fields whose type has no null of its own, by their names in JSON."""
+    return frozenset(
+        field.alias or name
+        for name, field in model.model_fields.items()
+        if not field.is_required()
+        and field.annotation is not Any
+        and type(None) not in get_args(field.annotation)
+    )
+
 
 class RequestModel(StrictModel):
-    """A request body. `neutral` lists the OpenAI fields that are not supported yet."""
+    """A request body. `refused` are the known fields that are not supported."""
 
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    refused: ClassVar[Mapping[str, Refused]] = {}
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
 
     @classmethod
-    def parse(cls, body: bytes) -> Self:
-        """The body as a request. Raises `ApiError` 400 naming the field."""
-        data = _json_object(body)
+    def parse(cls, body: bytes, *, ignore_unknown: bool = False) -> Self:
+        """The body as a request. Raises `ApiError` 400 naming the field.
+
+        `ignore_unknown`: fields that nobody knows are left out, and named in `ignored_fields`.
+        """
+        data = drop_refused(_json_object(body), cls.refused)
         try:
-            return cls.model_validate(drop_refused(data, cls.neutral))
+            request = cls.model_validate(data, extra="allow" if ignore_unknown else "forbid")
+            ignored = tuple(_unknown(request)) if ignore_unknown else ()
+            if ignored:
+                request = cls.model_validate(data, extra="ignore")
+                request._ignored = ignored  # noqa: SLF001 - of its own class
+            return request
         except ValidationError as error:
             details = error.errors(include_url=False)[0]
             path = ".".join(str(part) for part in details["loc"])
             message = _describe(cls, dict(details))
             raise bad_request(path or None, message) from None
+
+    @property
+    def ignored_fields(self) -> tuple[str, ...]:
+        """Paths of the fields that were left out."""
+        return self._ignored
+
+
+def _unknown(value: Any) -> Iterator[str]:
+    """Paths of the fields that no model knows, below `value`."""
+    if isinstance(value, BaseModel):
+        yield from value.model_extra or ()
+        fields = type(value).model_fields
+        inner = [(field.alias or name, getattr(value, name)) for name, field in fields.items()]
+    elif isinstance(value, list | tuple):
+        inner = [(str(index), one) for index, one in enumerate(value)]
+    else:
+        return
+    for name, one in inner:
+        for path in _unknown(one):
+            yield f"{name}.{path}"
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -67,7 +128,7 @@ def _describe(model: type[RequestModel], details: dict[str, Any]) -> str:
         case "missing":
             return "is required"
         case "extra_forbidden":
-            known = [*model.model_fields, *model.neutral, *IGNORED]
+            known = [*model.model_fields, *model.refused, *IGNORED]
             near = difflib.get_close_matches(str(details["loc"][-1]), known, n=1)
             return "unknown field" + (f"; did you mean {near[0]!r}?" if near else "")
         case "model_type":

@@ -83,7 +83,7 @@ class CompletionFormat:
         """A part of a stream."""
         if piece.is_plain and not extra:
             return self._template.chunk(index, piece)
-        return self._completion([self._choice(index, piece)], None, extra)
+        return self._completion([self._choice(index, piece)], usage_so_far(piece), extra)
 
     @cached_property
     def _template(self) -> ChunkTemplate:
@@ -96,7 +96,9 @@ class CompletionFormat:
         return self._completion([], usage(answers, num_choices), extra)
 
     def _choice(self, index: int, piece: Piece) -> CompletionChoice:
-        extra: Extra = {}
+        extra: Extra = token_ids_block(piece)
+        if piece.is_first and piece.token_ids is not None:
+            extra["prompt_token_ids"] = list(piece.prompt_ids)
         if piece.prompt_log_probs is not None:
             extra["prompt_logprobs"] = prompt_logprobs(piece.prompt_log_probs, self._bytes_of)
         logprobs = None
@@ -136,9 +138,11 @@ class ChatFormat:
                 ),
                 logprobs=self._logprobs(piece, ChoiceLogprobs),
                 finish_reason=piece.finish_reason,
+                **token_ids_block(piece),
             )
             for index, piece in enumerate(pieces)
         ]
+        extra = extra | self._prompt_ids(pieces[0])
         if pieces[0].prompt_log_probs is not None:
             of_prompt = prompt_logprobs(pieces[0].prompt_log_probs, self._bytes_of)
             extra = extra | {"prompt_logprobs": of_prompt}
@@ -164,12 +168,19 @@ class ChatFormat:
             delta=ChoiceDelta.model_construct(**role, content=piece.text),
             logprobs=self._logprobs(piece, ChunkLogprobs),
             finish_reason=piece.finish_reason,
+            **token_ids_block(piece),
         )
-        return self._chunk([choice], None, extra)
+        return self._chunk([choice], usage_so_far(piece), extra | self._prompt_ids(piece))
 
     def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The usage chunk that ends a stream."""
         return self._chunk([], usage(answers, num_choices), extra)
+
+    def _prompt_ids(self, piece: Piece) -> Extra:
+        """All choices of a chat answer one prompt, so it stands beside them."""
+        if piece.token_ids is None or not piece.is_first:
+            return {}
+        return {"prompt_token_ids": list(piece.prompt_ids)}
 
     def _logprobs(self, piece: Piece, kind: type[LogprobsT]) -> LogprobsT | None:
         if piece.log_probs is None:
@@ -181,6 +192,23 @@ class ChatFormat:
         return self.heading.body(
             ChatCompletionChunk, "chat.completion.chunk", choices=choices, usage=use, **extra
         )
+
+
+def token_ids_block(piece: Piece) -> Extra:
+    """vLLM's field for the tokens of a choice, where they are wanted."""
+    return {} if piece.token_ids is None else {"token_ids": list(piece.token_ids)}
+
+
+def usage_so_far(piece: Piece) -> CompletionUsage | None:
+    """Tokens of the piece's prompt and of its answer up to its end, where they are wanted."""
+    if piece.num_answered is None:
+        return None
+    prompt = len(piece.prompt_ids)
+    return CompletionUsage(
+        prompt_tokens=prompt,
+        completion_tokens=piece.num_answered,
+        total_tokens=prompt + piece.num_answered,
+    )
 
 
 def usage(answers: Sequence[Answer], num_choices: int) -> CompletionUsage:

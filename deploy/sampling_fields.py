@@ -20,6 +20,7 @@ MAX_CHOICES = 256
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "min_tokens",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_logprobs",
+    "skip_special_tokens",
 )  # fmt: skip
 
 
@@ -32,6 +33,7 @@ class SamplingFields(RequestModel):
     top_k: Annotated[int, Field(le=MAX_TOKEN_ID)] | None = None
     min_p: float | None = None
     typical_p: float | None = None
+    # -1 is vLLM's and SGLang's way to ask for any.
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -42,6 +44,8 @@ class SamplingFields(RequestModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     banned_token_ids: list[int] | None = None
     response_format: ResponseFormat | None = None
@@ -90,6 +94,11 @@ class SamplingFields(RequestModel):
         return "max_tokens", self.max_tokens
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the answer tells of the prompt, so that it needs no token of its own."""
+        return self.prompt_logprobs is not None
+
+    @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """Tokens whose log-probabilities stand beside each of the answer's; None: none at all."""
@@ -97,11 +106,16 @@ class SamplingFields(RequestModel):
 
     def sampling_params(self, max_tokens: int) -> SamplingParams:
         """The sampling that this body asks for. Raises `ApiError` 400 naming the field."""
+        if max_tokens == 0 and not self.scores_prompt:
+            name = self.token_limit[0]
+            raise bad_request(name, "must be at least 1, or 0 with echo or prompt_logprobs")
         given = {name: getattr(self, name) for name in SAME_NAMES}
         given = {name: value for name, value in given.items() if value is not None}
         # Both ways of saying "off".
         if given.get("top_k") == -1:
             given["top_k"] = 0
+        if given.get("seed") == -1:
+            del given["seed"]
         allowed = self.allowed_token_ids
         try:
             return SamplingParams(
@@ -111,6 +125,7 @@ class SamplingFields(RequestModel):
                 logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
                 allowed_token_ids=None if allowed is None else tuple(allowed),
                 banned_token_ids=tuple(self.banned_token_ids or ()),
+                bad_words=tuple(self.bad_words or ()),
                 structured_output=self._structured_output(),
                 logprobs=self.num_logprobs,
                 **given,
