@@ -274,6 +274,7 @@ class EngineCore:
             sources=tuple(sources),
             text=advance.text,
             finish_reason=advance.finish_reason,
+            stop_reason=advance.stop_reason,
             log_probs=log_probs,
             prompt_log_probs=None if prompt_log_probs is None else tuple(prompt_log_probs),
         )

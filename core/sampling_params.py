@@ -28,6 +28,8 @@ class SamplingParams(Shaping):
     seed            of the sampling noise: one seed, one text, with any drafters; None: random
     stop            texts that end the answer; they are not part of it
     stop_token_ids  tokens that end the answer; they are part of `token_ids`, not of the text
+    include_stop_str_in_output  whether the stop text, or the text of the stop token, that ends the
+                    answer is part of its text
     ignore_eos      go on after the model's end-of-sequence token
     min_tokens      neither a token nor a text ends the answer before it has so many
     repetition_penalty  makes tokens of prompt and answer less likely above 1; 1 is off
@@ -53,6 +55,7 @@ class SamplingParams(Shaping):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
