@@ -38,8 +38,8 @@ class SamplingParams(Shaping):
     logit_bias          added to the logits of tokens, by id
     allowed_token_ids   the only tokens that may be chosen; None: all
     banned_token_ids    tokens that may not be chosen
-    bad_words           texts that the answer may not hold, as the tokenizer spells them at the start
-                        of a text and after a space; another spelling of the same text may come
+    bad_words           texts that the answer may not hold, as the tokenizer spells them at a text's
+                        start and after a space; another spelling of the same text may come
     skip_special_tokens special tokens have no text
     structured_output   a form that the answer must have
     logprobs            log-probabilities of the answer's tokens and of so many of the most probable

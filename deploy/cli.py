@@ -109,6 +109,13 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     request_timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a request ends with 408.")
     ] = None,
+    ignore_unknown_fields: Annotated[
+        bool | None,
+        typer.Option(
+            "--ignore-unknown-fields",
+            help="Leave out unknown fields of requests, where they would be refused with 400.",
+        ),
+    ] = None,
     drain_timeout: Annotated[
         float | None,
         typer.Option(help="Seconds that running requests may take after SIGTERM or ctrl-c."),
@@ -152,6 +159,7 @@ def serve(  # noqa: PLR0913 - one parameter a flag
             "api_keys": tuple(api_key) if api_key else None,
             "request_timeout_s": request_timeout,
             "drain_timeout_s": drain_timeout,
+            "ignore_unknown_fields": ignore_unknown_fields,
         },
     }
     run_server(command_settings(flags, config, speculative_config), ray_address, console)

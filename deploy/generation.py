@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ..core.errors import StageLost
-from ..core.output import Delta, FinishReason, RequestMetrics, TokenLogProb
+from ..core.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .engine_face import EngineFace
@@ -65,6 +65,7 @@ class Piece:
     prompt_log_probs of the prompt, where they are wanted beside the answer
     token_ids        its tokens; None: not wanted
     num_answered     tokens of the answer up to its end, where they are to be counted
+    stop_reason      the stop text or token that ended the answer
     """
 
     text: str
@@ -76,11 +77,15 @@ class Piece:
     prompt_log_probs: Sequence[TokenLogProb | None] | None
     token_ids: Sequence[int] | None = None
     num_answered: int | None = None
+    stop_reason: StopReason = None
 
     @property
     def is_plain(self) -> bool:
         """Whether it has nothing to say but its text and its end."""
-        further = (self.log_probs, self.prompt_log_probs, self.token_ids, self.num_answered)
+        further = (
+            self.log_probs, self.prompt_log_probs, self.token_ids, self.num_answered,
+            self.stop_reason,
+        )  # fmt: skip
         return not self.is_first and all(value is None for value in further)
 
 
@@ -97,6 +102,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason = None
     metrics: RequestMetrics | None = None
     log_probs: list[TokenLogProb | None] = field(default_factory=list)
     prompt_log_probs: Sequence[TokenLogProb | None] | None = None
@@ -115,6 +121,7 @@ class Answer:
         self.token_ids += delta.token_ids
         self.sources += delta.sources
         self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
         self.metrics = delta.metrics
         return self._piece(text, log_probs, delta.token_ids, is_first=is_first, offset=offset)
 
@@ -142,6 +149,7 @@ class Answer:
             prompt_log_probs=self.prompt_log_probs if self.echo is None else None,
             token_ids=list(token_ids) if self.wants_ids else None,
             num_answered=len(self.token_ids) if self.wants_usage else None,
+            stop_reason=self.stop_reason,
         )
 
 

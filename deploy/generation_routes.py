@@ -7,26 +7,24 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from fastapi import Request, Response
 
 from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
+from .api.bodies import Bodies
 from .callers import caller_of
 from .engine_face import EngineFace
 from .errors import bad_request
 from .event_stream import EventStream, until_disconnect
 from .generation import Job
 from .metrics import ServerMetrics
-from .middleware import read_body
 from .model_card import ServedModel
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .responses import ChatFormat, CompletionFormat, Heading
 from .sampling_fields import MAX_CHOICES
 from .settings import ServerConfig
 
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Prompts = Sequence[Sequence[int]]
 
 
@@ -34,16 +32,22 @@ class GenerationRoutes:
     """The routes that generate text with one model."""
 
     def __init__(
-        self, face: EngineFace, config: ServerConfig, metrics: ServerMetrics, model: ServedModel
+        self,
+        face: EngineFace,
+        config: ServerConfig,
+        metrics: ServerMetrics,
+        model: ServedModel,
+        bodies: Bodies,
     ) -> None:
         self._face = face
         self._config = config
         self._metrics = metrics
         self._model = model
+        self._bodies = bodies
 
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
-        body = await self._read(request, CompletionRequest)
+        body = await self._bodies.read(request, CompletionRequest)
         codec = self._face.codec
         whole = [
             await codec.encode(prompt, special=body.add_special_tokens)
@@ -64,17 +68,12 @@ class GenerationRoutes:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
-        body = await self._read(request, ChatRequest)
+        body = await self._bodies.read(request, ChatRequest)
         messages = [message.for_template() for message in body.messages]
         whole = await self._face.codec.encode_chat(messages)
         prompt = body.cut_prompt(whole, self._face.max_model_len)
         form = ChatFormat(self._heading("chatcmpl"), self._face.codec.bytes_of)
         return await self._answer(request, body, [prompt], form)
-
-    async def _read(self, request: Request, kind: type[RequestT]) -> RequestT:
-        body = kind.parse(await read_body(request, self._config.max_body_bytes))
-        self._model.require(body.model)
-        return body
 
     def _heading(self, prefix: str) -> Heading:
         return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
@@ -108,10 +107,10 @@ class GenerationRoutes:
                 self._face, job, form, self._metrics, include_usage=body.include_usage
             )
             first = await until_disconnect(request.receive, anext(events))
-            return EventStream(first, events)
+            return self._bodies.tell_ignored(EventStream(first, events), body)
         answer = whole_answer(self._face, job, form, self._metrics)
         text = await until_disconnect(request.receive, answer)
-        return Response(text, media_type="application/json")
+        return self._bodies.tell_ignored(Response(text, media_type="application/json"), body)
 
     def _params(self, body: GenerationRequest, prompts: Prompts) -> SamplingParams:
         """The sampling; 400 where prompt and answer do not fit the model's context."""

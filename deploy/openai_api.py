@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from .. import __version__
 from ..core.errors import DraftlineError
+from .api.bodies import Bodies
 from .callers import ApiKeys, callers_by_key, require_operator
 from .drain import Drain, RefuseWhileDraining
 from .engine_face import EngineFace
@@ -53,8 +54,9 @@ def create_app(
     app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
     model = ServedModel(model_name, drafters)
     metrics = ServerMetrics(model_name)
-    generation = GenerationRoutes(face, config, metrics, model)
-    tokens = TokenRoutes(face, config, model)
+    bodies = Bodies(config, model)
+    generation = GenerationRoutes(face, config, metrics, model, bodies)
+    tokens = TokenRoutes(face, bodies)
     app.add_api_route("/v1/completions", generation.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", generation.chat_completions, methods=["POST"])
     app.add_api_route("/tokenize", tokens.tokenize, methods=["POST"])

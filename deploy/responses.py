@@ -96,7 +96,7 @@ class CompletionFormat:
         return self._completion([], usage(answers, num_choices), extra)
 
     def _choice(self, index: int, piece: Piece) -> CompletionChoice:
-        extra: Extra = token_ids_block(piece)
+        extra: Extra = further_fields(piece)
         if piece.is_first and piece.token_ids is not None:
             extra["prompt_token_ids"] = list(piece.prompt_ids)
         if piece.prompt_log_probs is not None:
@@ -138,7 +138,7 @@ class ChatFormat:
                 ),
                 logprobs=self._logprobs(piece, ChoiceLogprobs),
                 finish_reason=piece.finish_reason,
-                **token_ids_block(piece),
+                **further_fields(piece),
             )
             for index, piece in enumerate(pieces)
         ]
@@ -168,7 +168,7 @@ class ChatFormat:
             delta=ChoiceDelta.model_construct(**role, content=piece.text),
             logprobs=self._logprobs(piece, ChunkLogprobs),
             finish_reason=piece.finish_reason,
-            **token_ids_block(piece),
+            **further_fields(piece),
         )
         return self._chunk([choice], usage_so_far(piece), extra | self._prompt_ids(piece))
 
@@ -194,9 +194,14 @@ class ChatFormat:
         )
 
 
-def token_ids_block(piece: Piece) -> Extra:
-    """vLLM's field for the tokens of a choice, where they are wanted."""
-    return {} if piece.token_ids is None else {"token_ids": list(piece.token_ids)}
+def further_fields(piece: Piece) -> Extra:
+    """vLLM's fields of a choice: what stopped it, where something did; its tokens, if wanted."""
+    extra: Extra = {}
+    if piece.stop_reason is not None:
+        extra["stop_reason"] = piece.stop_reason
+    if piece.token_ids is not None:
+        extra["token_ids"] = list(piece.token_ids)
+    return extra
 
 
 def usage_so_far(piece: Piece) -> CompletionUsage | None:

@@ -20,7 +20,7 @@ MAX_CHOICES = 256
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "min_tokens",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_logprobs",
-    "skip_special_tokens",
+    "skip_special_tokens", "include_stop_str_in_output",
 )  # fmt: skip
 
 
@@ -37,6 +37,7 @@ class SamplingFields(RequestModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None

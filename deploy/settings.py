@@ -45,6 +45,11 @@ class ServerConfig(Settings):
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=20.0, description="how long running requests may take when the server stops"
     )
+    ignore_unknown_fields: bool = Field(
+        default=False,
+        description="leave out what a request has beyond the known fields, named in the header "
+        "x-draftline-ignored-fields, where it would be refused with 400",
+    )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=4 * 1024 * 1024, description="longer bodies are refused with 413"
     )

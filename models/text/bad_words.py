@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from transformers import PreTrainedTokenizerBase
 
 
-def bad_word_ids(
-    words: Iterable[str], tokenizer: PreTrainedTokenizerBase
-) -> list[tuple[int, ...]]:
+def bad_word_ids(words: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
     """Token ids of each word at the start of a text and after a space, as vLLM spells them.
 
     The spelling after a space counts only where the space becomes a part of its first token and
