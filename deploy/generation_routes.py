@@ -86,12 +86,32 @@ class GenerationRoutes:
         form: CompletionFormat | ChatFormat,
         echo: Sequence[str] = (),
     ) -> Response:
+        job = self.job(request, body, prompts, form.heading.response_id, echo)
+        if body.stream:
+            events = answer_events(
+                self._face, job, form, self._metrics, include_usage=body.include_usage
+            )
+            first = await until_disconnect(request.receive, anext(events))
+            return self._bodies.tell_ignored(EventStream(first, events), body)
+        answer = whole_answer(self._face, job, form, self._metrics)
+        text = await until_disconnect(request.receive, answer)
+        return self._bodies.tell_ignored(Response(text, media_type="application/json"), body)
+
+    def job(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        prompts: Prompts,
+        response_id: str,
+        echo: Sequence[str] = (),
+    ) -> Job:
+        """What a body asks of the engine. Raises `ApiError` 400 naming the field."""
         timeout = self._config.request_timeout_s
         each = body.num_choices
         if len(prompts) * each > MAX_CHOICES:
             raise bad_request("n", f"at most {MAX_CHOICES} answers in one request")
-        job = Job(
-            request_id=form.heading.response_id,
+        return Job(
+            request_id=response_id,
             prompts=[prompt for prompt in prompts for _ in range(each)],
             params=_choices(self._params(body, prompts), each) * len(prompts),
             num_choices=each,
@@ -102,15 +122,6 @@ class GenerationRoutes:
             wants_usage=body.continuous_usage,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
         )
-        if body.stream:
-            events = answer_events(
-                self._face, job, form, self._metrics, include_usage=body.include_usage
-            )
-            first = await until_disconnect(request.receive, anext(events))
-            return self._bodies.tell_ignored(EventStream(first, events), body)
-        answer = whole_answer(self._face, job, form, self._metrics)
-        text = await until_disconnect(request.receive, answer)
-        return self._bodies.tell_ignored(Response(text, media_type="application/json"), body)
 
     def _params(self, body: GenerationRequest, prompts: Prompts) -> SamplingParams:
         """The sampling; 400 where prompt and answer do not fit the model's context."""

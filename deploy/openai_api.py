@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from .. import __version__
 from ..core.errors import DraftlineError
 from .api.bodies import Bodies
+from .api.responses_routes import ResponsesRoutes
 from .callers import ApiKeys, callers_by_key, require_operator
 from .drain import Drain, RefuseWhileDraining
 from .engine_face import EngineFace
@@ -24,6 +25,14 @@ from .middleware import RequestIds
 from .model_card import ServedModel
 from .settings import ServerConfig
 from .token_routes import TokenRoutes
+
+# Of responses that were kept; here none is.
+RESPONSE_PATHS = (
+    ("/v1/responses/{response_id}", "GET"),
+    ("/v1/responses/{response_id}", "DELETE"),
+    ("/v1/responses/{response_id}/cancel", "POST"),
+    ("/v1/responses/{response_id}/input_items", "GET"),
+)
 
 
 def create_app(
@@ -59,6 +68,10 @@ def create_app(
     tokens = TokenRoutes(face, bodies)
     app.add_api_route("/v1/completions", generation.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", generation.chat_completions, methods=["POST"])
+    responses = ResponsesRoutes(face, metrics, model, bodies, generation)
+    app.add_api_route("/v1/responses", responses.create, methods=["POST"])
+    for path, method in RESPONSE_PATHS:
+        app.add_api_route(path, responses.find, methods=[method])
     app.add_api_route("/tokenize", tokens.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", tokens.detokenize, methods=["POST"])
     _add_model_routes(app, face, model)

@@ -19,7 +19,7 @@ class Refused(NamedTuple):
     neutral: tuple[Any, ...] = ()
 
 
-_ANYWHERE: dict[str, Refused] = {
+ANYWHERE_REFUSED: dict[str, Refused] = {
     "metadata": Refused("nothing is kept that it could label", ({},)),
     "service_tier": Refused(
         "there is one tier; priority orders requests", ("auto", "default", "standard")
@@ -55,11 +55,11 @@ _ANYWHERE: dict[str, Refused] = {
     "return_hidden_states": Refused("hidden states stay in the model", (False,)),
 }
 
-COMPLETION_REFUSED: dict[str, Refused] = _ANYWHERE | {
+COMPLETION_REFUSED: dict[str, Refused] = ANYWHERE_REFUSED | {
     "suffix": Refused("the model continues texts, it does not fill them in", ("",)),
 }
 
-CHAT_REFUSED: dict[str, Refused] = _ANYWHERE | {
+CHAT_REFUSED: dict[str, Refused] = ANYWHERE_REFUSED | {
     "tools": Refused("not yet", ([],)),
     "tool_choice": Refused("not yet", ("none", "auto")),
     "parallel_tool_calls": Refused("not yet", (True, False)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self, get_args
 
@@ -67,7 +67,12 @@ class RequestModel(StrictModel):
 
         `ignore_unknown`: fields that nobody knows are left out, and named in `ignored_fields`.
         """
-        data = drop_refused(_json_object(body), cls.refused)
+        return cls.build(_json_object(body), ignore_unknown=ignore_unknown)
+
+    @classmethod
+    def build(cls, body: Mapping[str, Any], *, ignore_unknown: bool = False) -> Self:
+        """As `parse`, of what the JSON holds."""
+        data = drop_refused(body, cls.refused)
         try:
             request = cls.model_validate(data, extra="allow" if ignore_unknown else "forbid")
             ignored = tuple(_unknown(request)) if ignore_unknown else ()
@@ -76,15 +81,35 @@ class RequestModel(StrictModel):
                 request._ignored = ignored  # noqa: SLF001 - of its own class
             return request
         except ValidationError as error:
-            details = error.errors(include_url=False)[0]
-            path = ".".join(str(part) for part in details["loc"])
-            message = _describe(cls, dict(details))
-            raise bad_request(path or None, message) from None
+            details, path = _first_error(error, data)
+            raise bad_request(".".join(path) or None, _describe(cls, details)) from None
 
     @property
     def ignored_fields(self) -> tuple[str, ...]:
         """Paths of the fields that were left out."""
         return self._ignored
+
+
+def _first_error(error: ValidationError, data: Any) -> tuple[dict[str, Any], list[str]]:
+    """What to tell of, and where it stands in the body.
+
+    A field of several types has errors of each; the deepest is of the type that was meant.
+    """
+    found = [dict(details) for details in error.errors(include_url=False)]
+    found = [details for details in found if details["loc"][:1] == found[0]["loc"][:1]]
+    placed = [(details, list(_path(data, details))) for details in found]
+    return max(placed, key=lambda pair: (len(pair[1]), not pair[0]["type"].endswith("_type")))
+
+
+def _path(data: Any, details: Mapping[str, Any]) -> Iterator[str]:
+    """The parts of an error's place that stand in the body; others name one of several types."""
+    loc: Sequence[str | int] = details["loc"]
+    for part in loc:
+        if isinstance(part, int) or (isinstance(data, dict) and part in data):
+            data = data[part]
+            yield str(part)
+    if details["type"] == "missing":
+        yield str(loc[-1])
 
 
 def _unknown(value: Any) -> Iterator[str]:
