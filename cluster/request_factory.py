@@ -55,7 +55,11 @@ class RequestFactory:
             options=options,
             rules=self._rules(params),
         )
-        stream = TextStream(self.tokenizer, prompt_ids.tolist())
+        stream = TextStream(
+            self.tokenizer,
+            prompt_ids.tolist(),
+            skip_special_tokens=params.skip_special_tokens,
+        )
         return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
 
     def prompt_ids(self, prompt: Prompt) -> Int32:

@@ -34,6 +34,7 @@ class SamplingParams(Shaping):
     allowed_token_ids   the only tokens that may be chosen; None: all
     banned_token_ids    tokens that may not be chosen
     structured_output   a form that the answer must have
+    skip_special_tokens whether special tokens have no text
     logprobs            log-probabilities of the answer's tokens and of so many of the most probable
                         beside each; None: none
     prompt_logprobs     the same of the prompt's tokens
@@ -48,6 +49,7 @@ class SamplingParams(Shaping):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     structured_output: StructuredOutput | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,6 +13,8 @@ from fastapi import Request, Response
 
 from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
+from .api.chat_plan import ChatPlanner
+from .api.parsed_chat import ParsedChatFormat
 from .callers import caller_of
 from .engine_face import EngineFace
 from .errors import bad_request
@@ -59,10 +61,19 @@ class GenerationRoutes:
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
         body = await self._read(request, ChatRequest)
-        messages = [message.for_template() for message in body.messages]
-        prompt = await self._face.codec.encode_chat(messages)
-        form = ChatFormat(self._heading("chatcmpl"), self._face.codec.bytes_of)
-        return await self._answer(request, body, [prompt], form)
+        codec = self._face.codec
+        output = body.structured_output_form()
+        plan = await ChatPlanner(codec, self._config).plan(body, body.messages, output)
+        heading = self._heading("chatcmpl")
+        form = ChatFormat(heading, codec.bytes_of)
+        if plan.new_parser is not None:
+            form = ParsedChatFormat(
+                heading,
+                codec.bytes_of,
+                plan.new_parser,
+                include_reasoning=body.include_reasoning,
+            )
+        return await self._answer(request, body, [plan.prompt], form, shape=plan.shape)
 
     async def _read(self, request: Request, kind: type[RequestT]) -> RequestT:
         body = kind.parse(await read_body(request, self._config.max_body_bytes))
@@ -79,6 +90,8 @@ class GenerationRoutes:
         prompts: Prompts,
         form: CompletionFormat | ChatFormat,
         echo: Sequence[str] = (),
+        *,
+        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
     ) -> Response:
         timeout = self._config.request_timeout_s
         each = body.num_choices
@@ -87,7 +100,7 @@ class GenerationRoutes:
         job = Job(
             request_id=form.heading.response_id,
             prompts=[prompt for prompt in prompts for _ in range(each)],
-            params=_choices(self._params(body, prompts), each) * len(prompts),
+            params=_choices(shape(self._params(body, prompts)), each) * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
             options=caller_of(request).own(body.request_options()),

@@ -21,9 +21,6 @@ COMPLETION_NEUTRAL: dict[str, tuple[Any, ...]] = _SHARED | {
 }
 
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = _SHARED | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import Request
 
+from .api.chat_plan import ChatPlanner
 from .engine_face import EngineFace
 from .middleware import read_body
 from .model_card import ServedModel
@@ -27,8 +28,7 @@ class TokenRoutes:
         self._model.require(body.model)
         codec = self._face.codec
         if body.messages is not None:
-            messages = [message.for_template() for message in body.messages]
-            tokens = await codec.encode_chat(messages, generate=body.add_generation_prompt)
+            tokens = await ChatPlanner(codec, self._config).encode(body, body.messages)
         else:
             tokens = await codec.encode(body.prompt or "", special=body.add_special_tokens)
         return {
