@@ -40,8 +40,8 @@ class SamplingParams(Shaping):
     banned_token_ids    tokens that may not be chosen
     bad_words           texts that the answer may not hold, as the tokenizer spells them at a text's
                         start and after a space; another spelling of the same text may come
-    skip_special_tokens special tokens have no text
     structured_output   a form that the answer must have
+    skip_special_tokens whether special tokens have no text
     logprobs            log-probabilities of the answer's tokens and of so many of the most probable
                         beside each; None: none
     prompt_logprobs     the same of the prompt's tokens

@@ -81,12 +81,15 @@ class _ChunkWriter:
         says = piece.text or piece.finish_reason or piece.log_probs or piece.token_ids
         if not (piece.is_first or says or self._report):
             return []
-        self.has_begun = True
         extra: Extra = {}
         if self._report:
             stream = self._texts[index]
             extra["draftline"] = source_report(delta.token_ids, delta.sources, stream)
-        return [self._form.chunk(index, piece, extra)]
+        chunk = self._form.chunk(index, piece, extra)
+        if not chunk:
+            return []
+        self.has_begun = True
+        return [chunk]
 
 
 def source_report(

@@ -120,6 +120,24 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         float | None,
         typer.Option(help="Seconds that running requests may take after SIGTERM or ctrl-c."),
     ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model calls tools: hermes (Qwen, too), llama3_json, mistral, none, or "
+            "auto (the default): as its chat template tells."
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model thinks: deepseek_r1, qwen3 or none (the default)."),
+    ] = None,
+    trust_request_chat_template: Annotated[
+        bool | None,
+        typer.Option(
+            "--trust-request-chat-template",
+            help="Let requests bring chat templates, which are code in a sandbox.",
+        ),
+    ] = None,
     trace_steps: Annotated[
         Path | None, typer.Option(help="File for one JSON line a step; see draftline trace.")
     ] = None,
@@ -160,6 +178,9 @@ def serve(  # noqa: PLR0913 - one parameter a flag
             "request_timeout_s": request_timeout,
             "drain_timeout_s": drain_timeout,
             "ignore_unknown_fields": ignore_unknown_fields,
+            "tool_call_parser": tool_call_parser,
+            "reasoning_parser": reasoning_parser,
+            "trust_request_chat_template": trust_request_chat_template,
         },
     }
     run_server(command_settings(flags, config, speculative_config), ray_address, console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fastapi import Request, Response
@@ -13,6 +13,8 @@ from fastapi import Request, Response
 from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
 from .api.bodies import Bodies
+from .api.chat_plan import ChatPlan, ChatPlanner
+from .api.parsed_chat import ParsedChatFormat
 from .callers import caller_of
 from .engine_face import EngineFace
 from .errors import bad_request
@@ -69,11 +71,25 @@ class GenerationRoutes:
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
         body = await self._bodies.read(request, ChatRequest)
-        messages = [message.for_template() for message in body.messages]
-        whole = await self._face.codec.encode_chat(messages)
-        prompt = body.cut_prompt(whole, self._face.max_model_len)
-        form = ChatFormat(self._heading("chatcmpl"), self._face.codec.bytes_of)
-        return await self._answer(request, body, [prompt], form)
+        codec = self._face.codec
+        plan = await self.plan(body)
+        heading = self._heading("chatcmpl")
+        form = ChatFormat(heading, codec.bytes_of)
+        if plan.new_parser is not None:
+            form = ParsedChatFormat(
+                heading,
+                codec.bytes_of,
+                plan.new_parser,
+                include_reasoning=body.include_reasoning,
+            )
+        prompt = body.cut_prompt(plan.prompt, self._face.max_model_len)
+        return await self._answer(request, body, [prompt], form, shape=plan.shape)
+
+    async def plan(self, body: ChatRequest) -> ChatPlan:
+        """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
+        output = body.structured_output_form()
+        planner = ChatPlanner(self._face.codec, self._config)
+        return await planner.plan(body, body.messages, output)
 
     def _heading(self, prefix: str) -> Heading:
         return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
@@ -85,8 +101,10 @@ class GenerationRoutes:
         prompts: Prompts,
         form: CompletionFormat | ChatFormat,
         echo: Sequence[str] = (),
+        *,
+        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
     ) -> Response:
-        job = self.job(request, body, prompts, form.heading.response_id, echo)
+        job = self.job(request, body, prompts, form.heading.response_id, echo=echo, shape=shape)
         if body.stream:
             events = answer_events(
                 self._face, job, form, self._metrics, include_usage=body.include_usage
@@ -103,7 +121,9 @@ class GenerationRoutes:
         body: GenerationRequest,
         prompts: Prompts,
         response_id: str,
+        *,
         echo: Sequence[str] = (),
+        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
     ) -> Job:
         """What a body asks of the engine. Raises `ApiError` 400 naming the field."""
         timeout = self._config.request_timeout_s
@@ -113,7 +133,7 @@ class GenerationRoutes:
         return Job(
             request_id=response_id,
             prompts=[prompt for prompt in prompts for _ in range(each)],
-            params=_choices(self._params(body, prompts), each) * len(prompts),
+            params=_choices(shape(self._params(body, prompts)), each) * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
             options=caller_of(request).own(body.request_options()),

@@ -65,7 +65,7 @@ def create_app(
     metrics = ServerMetrics(model_name)
     bodies = Bodies(config, model)
     generation = GenerationRoutes(face, config, metrics, model, bodies)
-    tokens = TokenRoutes(face, bodies)
+    tokens = TokenRoutes(face, config, bodies)
     app.add_api_route("/v1/completions", generation.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", generation.chat_completions, methods=["POST"])
     responses = ResponsesRoutes(face, metrics, model, bodies, generation)

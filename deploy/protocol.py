@@ -15,6 +15,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ..core.errors import RequestError
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
+from .api.schema.chat import ChatFields
+from .api.schema.messages import ChatMessage
 from .errors import bad_request
 from .refused_fields import CHAT_REFUSED, COMPLETION_REFUSED, Refused
 from .request_models import MAX_PROMPTS, RequestModel, StrictModel
@@ -172,33 +174,16 @@ def _one_prompt(value: Any) -> str | tuple[int, ...]:
     raise ValueError("must be a text, a list of token ids, or a list of either")
 
 
-class TextPart(StrictModel):
-    """A piece of a message; only text."""
+class ChatRequest(GenerationRequest, ChatFields):
+    """`POST /v1/chat/completions`; without a limit the answer may fill the context.
 
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(StrictModel):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates expect it."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": self.role, "content": text}
-
-
-class ChatRequest(GenerationRequest):
-    """`POST /v1/chat/completions`; without a limit the answer may fill the context."""
+    include_reasoning  whether reasoning is sent, where the server tells it apart
+    """
 
     refused: ClassVar[Mapping[str, Refused]] = CHAT_REFUSED
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: int | None = None
+    include_reasoning: bool = True
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
@@ -228,14 +213,13 @@ class ChatRequest(GenerationRequest):
         return "max_tokens", self.max_tokens
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(RequestModel, ChatFields):
     """`POST /tokenize`: a text, or the messages of a chat."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
 
     @model_validator(mode="after")

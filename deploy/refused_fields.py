@@ -60,9 +60,6 @@ COMPLETION_REFUSED: dict[str, Refused] = ANYWHERE_REFUSED | {
 }
 
 CHAT_REFUSED: dict[str, Refused] = ANYWHERE_REFUSED | {
-    "tools": Refused("not yet", ([],)),
-    "tool_choice": Refused("not yet", ("none", "auto")),
-    "parallel_tool_calls": Refused("not yet", (True, False)),
     "functions": Refused("send tools", ([],)),
     "function_call": Refused("send tool_choice", ("none", "auto")),
     "modalities": Refused("answers are text", (["text"],)),
@@ -74,7 +71,6 @@ CHAT_REFUSED: dict[str, Refused] = ANYWHERE_REFUSED | {
     "moderation": Refused("nothing is moderated"),
     "echo": Refused("send continue_final_message", (False,)),
     "add_special_tokens": Refused("the chat template writes them", (False,)),
-    "chat_template": Refused("the model's own is used"),
     "mm_processor_kwargs": Refused("prompts are text", ({},)),
     "media_io_kwargs": Refused("prompts are text", ({},)),
 }

@@ -59,7 +59,7 @@ class ResponseFormat(Protocol):
         ...
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """A part of a stream: the next piece of choice `index`."""
+        """A part of a stream: the next piece of choice `index`; empty: nothing can be told yet."""
         ...
 
     def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
@@ -130,18 +130,7 @@ class ChatFormat:
     def body(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The whole answer."""
         pieces = [answer.whole() for answer in answers]
-        choices = [
-            Choice.model_construct(
-                index=index,
-                message=ChatCompletionMessage.model_construct(
-                    role="assistant", content=piece.text, refusal=None
-                ),
-                logprobs=self._logprobs(piece, ChoiceLogprobs),
-                finish_reason=piece.finish_reason,
-                **further_fields(piece),
-            )
-            for index, piece in enumerate(pieces)
-        ]
+        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
         extra = extra | self._prompt_ids(pieces[0])
         if pieces[0].prompt_log_probs is not None:
             of_prompt = prompt_logprobs(pieces[0].prompt_log_probs, self._bytes_of)
@@ -150,6 +139,23 @@ class ChatFormat:
         return self.heading.body(
             ChatCompletion, "chat.completion", choices=choices, usage=use, **extra
         )
+
+    def _choice(self, index: int, piece: Piece) -> Choice:
+        message, finish_reason = self._message(piece)
+        return Choice.model_construct(
+            index=index,
+            message=message,
+            logprobs=self._logprobs(piece, ChoiceLogprobs),
+            finish_reason=finish_reason,
+            **further_fields(piece),
+        )
+
+    def _message(self, piece: Piece) -> tuple[ChatCompletionMessage, str | None]:
+        """A whole answer's message, and why it ended."""
+        message = ChatCompletionMessage.model_construct(
+            role="assistant", content=piece.text, refusal=None
+        )
+        return message, piece.finish_reason
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
         """A part of a stream; the first one tells the role."""
@@ -163,11 +169,22 @@ class ChatFormat:
 
     def _full_chunk(self, index: int, piece: Piece, extra: Extra) -> str:
         role: dict[str, Any] = {"role": "assistant"} if piece.is_first else {}
+        delta = {**role, "content": piece.text}
+        return self._delta_chunk(index, delta, piece, piece.finish_reason, extra)
+
+    def _delta_chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        piece: Piece,
+        finish_reason: str | None,
+        extra: Extra,
+    ) -> str:
         choice = ChunkChoice.model_construct(
             index=index,
-            delta=ChoiceDelta.model_construct(**role, content=piece.text),
+            delta=ChoiceDelta.model_construct(**delta),
             logprobs=self._logprobs(piece, ChunkLogprobs),
-            finish_reason=piece.finish_reason,
+            finish_reason=finish_reason,
             **further_fields(piece),
         )
         return self._chunk([choice], usage_so_far(piece), extra | self._prompt_ids(piece))

@@ -127,14 +127,15 @@ class SamplingFields(RequestModel):
                 allowed_token_ids=None if allowed is None else tuple(allowed),
                 banned_token_ids=tuple(self.banned_token_ids or ()),
                 bad_words=tuple(self.bad_words or ()),
-                structured_output=self._structured_output(),
+                structured_output=self.structured_output_form(),
                 logprobs=self.num_logprobs,
                 **given,
             )
         except RequestError as error:
             raise bad_request(self._own_name(error.field), error.message) from error
 
-    def _structured_output(self) -> StructuredOutput | None:
+    def structured_output_form(self) -> StructuredOutput | None:
+        """The form of the answer in either spelling; None: any text. Raises `RequestError`."""
         if self.structured_outputs is not None:
             return self.structured_outputs.structured_output()
         return None if self.response_format is None else self.response_format.structured_output()

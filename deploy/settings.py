@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ..cluster.config import EngineConfig, Settings, unknown_key
 from ..core.errors import ConfigError
+from .api.tools.families import ReasoningParserName, ToolParserName
 from .tenants import TenantConfig, read_tenants, require_distinct
 
 DEMO_FILE = Path(__file__).parent / "demo.yaml"
@@ -52,6 +53,18 @@ class ServerConfig(Settings):
     )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=4 * 1024 * 1024, description="longer bodies are refused with 413"
+    )
+    tool_call_parser: ToolParserName = Field(
+        default="auto",
+        description="how the model spells calls of tools; auto: as its chat template tells",
+    )
+    reasoning_parser: ReasoningParserName = Field(
+        default="none", description="how the model marks its reasoning, which answers tell apart"
+    )
+    trust_request_chat_template: bool = Field(
+        default=False,
+        description="whether a request may bring a chat template, which is code: it runs in a "
+        "sandbox for a bounded time, but may take memory",
     )
 
     @field_validator("api_keys")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
-
+from ..models.text.chat_template import ChatOptions, ChatTemplate
 from ..models.token_bytes import TokenBytes
 from .errors import bad_request
 
 # Above this many characters encoding takes milliseconds and must not hold up other streams.
 INLINE_CHARS = 20_000
+# The same for templates, which take microseconds a message.
+INLINE_MESSAGES = 32
+TEMPLATE_TIMEOUT_S = 10.0
 
 
 class TextCodec:
@@ -21,6 +24,16 @@ class TextCodec:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.bytes_of = TokenBytes(tokenizer)
+        self.template = ChatTemplate(tokenizer)
+
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """The special tokens, which have no text unless it is asked for, by their spelling."""
+        ids = dict(
+            zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True)
+        )
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return ids | {token.content: key for key, token in added.items() if token.special}
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Token ids of `text`; `special` adds the model's own special tokens."""
@@ -28,23 +41,19 @@ class TextCodec:
             return self._encode(text, special)
         return await asyncio.to_thread(self._encode, text, special)
 
-    async def encode_chat(
-        self, messages: Sequence[dict[str, str]], *, generate: bool = True
-    ) -> tuple[int, ...]:
-        """Token ids of a chat; `generate` opens the assistant's answer.
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
+        """The text of a chat. Raises `RequestError` as `ChatTemplate.render` does."""
+        if _is_short(messages, options):
+            return self.template.render(messages, options)
+        return await asyncio.to_thread(
+            self.template.render, messages, options, timeout_s=TEMPLATE_TIMEOUT_S
+        )
 
-        Raises `ApiError` 400 if the model has no chat template or its template refuses the chat.
-        """
-        if not self.tokenizer.chat_template:
-            raise bad_request(
-                "messages", "this model has no chat template; use /v1/completions with a prompt"
-            )
-        try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=generate, tokenize=False
-            )
-        except TemplateError as error:
-            raise bad_request("messages", f"the chat template refuses them: {error}") from error
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a chat. Raises `RequestError` as `ChatTemplate.render` does."""
+        text = await self.render_chat(messages, options or ChatOptions())
         return await self.encode(text, special=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -65,3 +74,14 @@ class TextCodec:
         unknown = next((token_id for token_id in token_ids if token_id >= size), None)
         if unknown is not None:
             raise bad_request("tokens", f"{unknown} is not a token id; the last one is {size - 1}")
+
+
+def _is_short(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bool:
+    """Whether the template takes well under a millisecond; a client's own one never counts so."""
+    if len(messages) > INLINE_MESSAGES or options.template is not None:
+        return False
+    if options.tools or options.documents or options.variables:
+        return False
+    if any(not message.keys() <= {"role", "content", "name"} for message in messages):
+        return False
+    return sum(len(message["content"]) for message in messages) <= INLINE_CHARS

@@ -6,15 +6,18 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from .api.bodies import Bodies
+from .api.chat_plan import ChatPlanner
 from .engine_face import EngineFace
 from .protocol import DetokenizeRequest, TokenizeRequest
+from .settings import ServerConfig
 
 
 class TokenRoutes:
     """The routes over a model's tokenizer."""
 
-    def __init__(self, face: EngineFace, bodies: Bodies) -> None:
+    def __init__(self, face: EngineFace, config: ServerConfig, bodies: Bodies) -> None:
         self._face = face
+        self._config = config
         self._bodies = bodies
 
     async def tokenize(self, request: Request) -> Response:
@@ -22,8 +25,7 @@ class TokenRoutes:
         body = await self._bodies.read(request, TokenizeRequest)
         codec = self._face.codec
         if body.messages is not None:
-            messages = [message.for_template() for message in body.messages]
-            tokens = await codec.encode_chat(messages, generate=body.add_generation_prompt)
+            tokens = await ChatPlanner(codec, self._config).encode(body, body.messages)
         else:
             tokens = await codec.encode(body.prompt or "", special=body.add_special_tokens)
         answer = {

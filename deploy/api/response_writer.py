@@ -141,21 +141,21 @@ def framed(event: Data) -> str:
 
 def _echo(request: ResponsesRequest) -> Data:
     """What the request asked for, as responses repeat it."""
-    temperature, top_p = request.temperature, request.top_p
+    temperature, top_p, choice = request.temperature, request.top_p, request.tool_choice
     return {
         "error": None,
         "incomplete_details": None,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.parallel_tool_calls,
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
         "store": False,
         "temperature": 1.0 if temperature is None else temperature,
         "text": {"format": request.text.format.model_dump(by_alias=True, exclude_none=True)},
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": [tool.model_dump() for tool in request.tools],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if top_p is None else top_p,
         "truncation": "disabled",

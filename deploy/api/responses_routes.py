@@ -23,7 +23,8 @@ from ..responses import Heading, metrics_block
 from .bodies import Bodies
 from .response_writer import ResponseWriter, framed
 from .schema.responses import ResponsesRequest, named_here
-from .tools.events import Content
+from .tools.events import Parser
+from .tools.reasoning import PlainParser
 
 
 class ResponsesRoutes:
@@ -48,10 +49,10 @@ class ResponsesRoutes:
         body = await self._bodies.read(request, ResponsesRequest)
         heading = Heading(f"resp_{uuid.uuid4().hex}", int(time.time()), self._model.name)
         try:
-            job = await self._job(request, body, heading.response_id)
+            job, parser = await self._job(request, body, heading.response_id)
         except ApiError as error:
             raise named_here(error) from error
-        writer = _AnswerWriter(self._face, job, ResponseWriter(heading, body))
+        writer = _AnswerWriter(self._face, job, parser, ResponseWriter(heading, body))
         if body.stream:
             events = writer.events(self._metrics)
             first = await until_disconnect(request.receive, anext(events))
@@ -68,20 +69,26 @@ class ResponsesRoutes:
             param="response_id",
         )
 
-    async def _job(self, request: Request, body: ResponsesRequest, response_id: str) -> Job:
+    async def _job(
+        self, request: Request, body: ResponsesRequest, response_id: str
+    ) -> tuple[Job, Parser]:
+        """What to ask of the engine, and what reads its answer."""
         chat = body.chat()
-        messages = [message.for_template() for message in chat.messages]
-        whole = await self._face.codec.encode_chat(messages)
-        prompt = chat.cut_prompt(whole, self._face.max_model_len)
-        return self._generation.job(request, chat, [prompt], response_id)
+        plan = await self._generation.plan(chat)
+        prompt = chat.cut_prompt(plan.prompt, self._face.max_model_len)
+        job = self._generation.job(request, chat, [prompt], response_id, shape=plan.shape)
+        return job, PlainParser() if plan.new_parser is None else plan.new_parser()
 
 
 class _AnswerWriter:
     """Runs one job into one response."""
 
-    def __init__(self, face: EngineFace, job: Job, response: ResponseWriter) -> None:
+    def __init__(
+        self, face: EngineFace, job: Job, parser: Parser, response: ResponseWriter
+    ) -> None:
         self._face = face
         self._job = job
+        self._parser = parser
         self._response = response
         self._answer: Answer = job.answers()[0]
 
@@ -119,7 +126,10 @@ class _AnswerWriter:
         """The events of a piece."""
         tokens = [token for token in piece.log_probs or () if token is not None]
         logprobs = chat_logprobs(tokens, self._face.codec.bytes_of)
-        told = self._response.add([Content(piece.text)] if piece.text else [], logprobs)
+        events = self._parser.push(piece.text)
+        if piece.finish_reason is not None:
+            events += self._parser.finish()
+        told = self._response.add(events, logprobs)
         if piece.finish_reason is not None:
             metrics = [] if self._answer.metrics is None else [self._answer.metrics]
             told += self._response.finish(piece.finish_reason, metrics)

@@ -140,7 +140,7 @@ async def test_unsupported_field_with_a_meaning(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tools", [{}]), ("tool_choice", "required"), ("functions", [{}])],
+    [("functions", [{}]), ("prediction", {"type": "content"}), ("audio", {"voice": "alloy"})],
 )
 async def test_unsupported_chat_field(client: httpx.AsyncClient, field: str, value: Any) -> None:
     response = await client.post(CHAT, json=GOOD_CHAT | {field: value})

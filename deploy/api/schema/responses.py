@@ -12,6 +12,7 @@ from ...protocol import MAX_TOP_LOGPROBS, ChatRequest, GenerationRequest
 from ...refused_fields import ANYWHERE_REFUSED, Refused
 from ...request_models import StrictModel
 from .response_items import MAX_ITEMS, InputItem, chat_messages
+from .tools import MAX_TOOLS, ToolName
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
@@ -37,9 +38,6 @@ RESPONSES_REFUSED: dict[str, Refused] = {
     "n": Refused("a response has one answer", (1,)),
     "prompt_logprobs": Refused("see /v1/completions"),
     "return_token_ids": Refused("see /v1/chat/completions", (False,)),
-    "tools": Refused("not yet", ([],)),
-    "tool_choice": Refused("not yet", ("none", "auto")),
-    "parallel_tool_calls": Refused("not yet", (True, False)),
 }
 # Names of a chat's fields in this body.
 _NAMES = {
@@ -47,6 +45,44 @@ _NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
 }
+
+
+class FunctionTool(StrictModel):
+    """A function, as this API spells it."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        """The tool of a chat."""
+        return {"type": "function", "function": self.model_dump(exclude={"type"})}
+
+
+class FunctionChoice(StrictModel):
+    """The function to call."""
+
+    type: Literal["function"]
+    name: str
+
+    def for_chat(self) -> dict[str, Any]:
+        """The same of a chat."""
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class AllowedFunctions(StrictModel):
+    """Some of the functions, and whether one of them must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+    def for_chat(self) -> dict[str, Any]:
+        """The same of a chat."""
+        allowed = {"mode": self.mode, "tools": [tool.for_chat() for tool in self.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
 
 
 class TextFormat(StrictModel):
@@ -93,6 +129,10 @@ class ResponsesRequest(GenerationRequest):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextConfig = TextConfig()
     reasoning: Reasoning = Reasoning()
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
         default_factory=list
     )
@@ -131,6 +171,12 @@ class ResponsesRequest(GenerationRequest):
         body["messages"] = self._messages()
         body["max_completion_tokens"] = self.max_output_tokens
         body["response_format"] = self.text.format.for_chat()
+        body["chat_template_kwargs"] = self.chat_template_kwargs
+        if self.tools:
+            choice = self.tool_choice
+            body["tools"] = [tool.for_chat() for tool in self.tools]
+            body["tool_choice"] = choice if isinstance(choice, str) else choice.for_chat()
+            body["parallel_tool_calls"] = self.parallel_tool_calls
         if self.num_logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": self.num_logprobs}
         try:
@@ -147,10 +193,10 @@ class ResponsesRequest(GenerationRequest):
 
 def named_here(error: ApiError) -> ApiError:
     """An error of the chat that a body stands for, with the body's own names of fields."""
-    name = error.param
-    if name is None or name.split(".")[0] not in _NAMES:
+    name = error.param or ""
+    own = _NAMES.get(name.split(".")[0], name.replace(".function", ""))
+    if own == name:
         return error
-    own = _NAMES[name.split(".")[0]]
     return bad_request(own, error.message.removeprefix(f"{name}: "))
 
 
