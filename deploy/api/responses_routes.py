@@ -11,6 +11,7 @@ from http import HTTPStatus
 
 from fastapi import Request, Response
 
+from ...core.errors import RequestError
 from ..engine_face import EngineFace
 from ..errors import ApiError, to_api_error
 from ..event_stream import FramedEventStream, until_disconnect
@@ -50,8 +51,8 @@ class ResponsesRoutes:
         heading = Heading(f"resp_{uuid.uuid4().hex}", int(time.time()), self._model.name)
         try:
             job, parser = await self._job(request, body, heading.response_id)
-        except ApiError as error:
-            raise named_here(error) from error
+        except (ApiError, RequestError) as error:
+            raise named_here(to_api_error(error)) from error
         writer = _AnswerWriter(self._face, job, parser, ResponseWriter(heading, body))
         if body.stream:
             events = writer.events(self._metrics)

@@ -272,3 +272,124 @@ async def test_no_response_is_kept(client: httpx.AsyncClient, method: str, path:
     response = await client.request(method, f"{RESPONSES}/{path}")
     assert response.status_code == 404
     assert "keeps no responses" in response.json()["error"]["message"]
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+HERMES = {"tool_call_parser": "hermes"}
+
+
+def roomy(answer: str) -> FakeEngine:
+    """An engine whose context has room for tools."""
+    engine = FakeEngine(answer)
+    engine.max_model_len = 4096
+    return engine
+
+
+async def test_a_function_is_called(serving: Any) -> None:
+    body = {"input": "hi", "tools": [TOOL], "max_output_tokens": 100}
+    async with serving(roomy(f"Let me look.{CALL}"), **HERMES) as client:
+        answer = Response.model_validate((await client.post(RESPONSES, json=body)).json())
+        found = events((await client.post(RESPONSES, json=body | {"stream": True})).text)
+    message, call = answer.output
+    assert message.type == "message"
+    assert call.type == "function_call"
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
+    assert call.status == "completed"
+    assert answer.output_text.strip() == "Let me look."
+    names = [event["type"] for event in found if "delta" not in event["type"]]
+    part = ["response.content_part.done", "response.output_item.done"]
+    assert names == [
+        "response.created", "response.in_progress", "response.output_item.added",
+        "response.content_part.added", "response.output_text.done", *part,
+        "response.output_item.added", "response.function_call_arguments.done",
+        "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    deltas = [one for one in found if one["type"] == "response.function_call_arguments.delta"]
+    assert "".join(one["delta"] for one in deltas) == call.arguments
+    assert {one["output_index"] for one in deltas} == {1}
+    streamed = Response.model_validate(found[-1]["response"])
+    assert streamed.output[1].model_dump(exclude={"id", "call_id"}) == call.model_dump(
+        exclude={"id", "call_id"}
+    )
+
+
+async def test_what_a_function_returned_is_sent_back(serving: Any) -> None:
+    engine = roomy(CALL)
+    body: dict[str, Any] = {"input": "hi", "tools": [TOOL], "max_output_tokens": 90}
+    async with serving(engine, **HERMES) as client:
+        first = (await client.post(RESPONSES, json=body)).json()
+        (call,) = first["output"]
+        items = [
+            {"role": "user", "content": "hi"},
+            {"type": "reasoning", "summary": [], "id": "rs_1"},
+            call,
+            {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"},
+        ]
+        body = {"input": items, "tools": first["tools"], "tool_choice": first["tool_choice"]}
+        # The template of the fake refuses messages of tools, and says so.
+        response = await client.post(RESPONSES, json=body)
+    assert response.status_code == 400
+    assert "no tools here" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "input"
+
+
+def test_items_become_messages() -> None:
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "m"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "1"},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "2"}],
+        },
+        {"role": "assistant", "content": [{"type": "output_text", "text": "b"}], "id": "msg_1"},
+    ]
+    body = ResponsesRequest.build({"input": items, "instructions": "be brief"})
+    messages = body.chat().messages
+    told = [(one.role, one.text, [call.id for call in one.calls]) for one in messages]
+    assert told == [
+        ("system", "be brief", []),
+        ("user", "a", []),
+        ("assistant", "", ["c1", "c2"]),
+        ("tool", "1", []),
+        ("tool", "2", []),
+        ("assistant", "b", []),
+    ]
+    assert messages[2].reasoning_content == "m"
+
+
+async def test_thoughts_are_an_item(serving: Any) -> None:
+    body = {"input": "hi", "max_output_tokens": 100}
+    async with serving(FakeEngine("<think>hm</think>yes"), reasoning_parser="qwen3") as client:
+        answer = Response.model_validate((await client.post(RESPONSES, json=body)).json())
+        found = events((await client.post(RESPONSES, json=body | {"stream": True})).text)
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert answer.output_text == "yes"
+    thought = [one["delta"] for one in found if one["type"] == "response.reasoning_text.delta"]
+    assert "".join(thought) == "hm"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"tools": [TOOL | {"parameters": 3}]}, "tools.0.parameters"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
+    ],
+)
+async def test_tools_that_are_refused(serving: Any, changes: dict[str, Any], param: str) -> None:
+    async with serving(FakeEngine(), **HERMES) as client:
+        response = await client.post(RESPONSES, json={"input": "hi"} | changes)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"].startswith(param)

@@ -42,6 +42,7 @@ RESPONSES_REFUSED: dict[str, Refused] = {
 # Names of a chat's fields in this body.
 _NAMES = {
     "messages": "input",
+    "prompt": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
 }
