@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from ..core.errors import RequestError
 from ..core.request_options import RequestOptions
@@ -24,6 +24,10 @@ from .sampling_fields import MAX_TOKEN_ID, SamplingFields, check_token_ids
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_TOP_LOGPROBS = 20
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+_LISTS = [{"type": "array", "items": item, "minItems": 1} for item in (_TEXT, _TOKENS)]
+PROMPT_SCHEMA = {"anyOf": [_TEXT, _TOKENS, *_LISTS]}
 
 
 class StreamOptions(StrictModel):
@@ -123,7 +127,7 @@ class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`; the prompt is a text, a list of token ids, or a list of either."""
 
     refused: ClassVar[Mapping[str, Refused]] = COMPLETION_REFUSED
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
     logprobs: int | None = None
     echo: bool | None = None

@@ -11,11 +11,14 @@ from typing import Any, ClassVar, Self, get_args
 from pydantic import (
     BaseModel,
     ConfigDict,
+    GetJsonSchemaHandler,
     PrivateAttr,
     ValidationError,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
+from .api.json_schema import add_known, allow_null
 from .errors import bad_request
 from .refused_fields import IGNORED, Refused, drop_refused
 
@@ -41,6 +44,14 @@ class StrictModel(BaseModel):
         return {
             name: value for name, value in data.items() if value is not None or name not in dropped
         }
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        allow_null(handler.resolve_ref_schema(schema))
+        return schema
 
 
 @cache
@@ -83,6 +94,14 @@ class RequestModel(StrictModel):
         except ValidationError as error:
             details, path = _first_error(error, data)
             raise bad_request(".".join(path) or None, _describe(cls, details)) from None
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
+        add_known(handler.resolve_ref_schema(schema), cls.refused, IGNORED)
+        return schema
 
     @property
     def ignored_fields(self) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ class Ingress:
         self._face = RayFace(engine, config)
         self._server = server
         self._model_name = model_name
-        self._drafters = [drafter.source for drafter in config.drafters]
+        self._config = config
         self._drain = Drain()
 
     async def drain(self, timeout_s: float) -> None:
@@ -130,7 +130,7 @@ class Ingress:
             self._face,
             self._server,
             self._model_name,
-            drafters=self._drafters,
             drain=self._drain,
             behind_proxy=True,
+            engine=self._config,
         )

@@ -80,7 +80,6 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
     with bind(args.server) as listener:
         bound = with_port(args, listener.getsockname()[1])
         face = LocalFace(AsyncEngine(args.engine))
-        drafters = [drafter.source for drafter in bound.engine.drafters]
         shutdown = Shutdown(
             drain=Drain(),
             timeout_s=bound.server.drain_timeout_s,
@@ -88,7 +87,11 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
             on_drain=lambda count: _print_draining(count, bound, console),
         )
         app = create_app(
-            face, bound.server, bound.model_name, drain=shutdown.drain, drafters=drafters
+            face,
+            bound.server,
+            bound.model_name,
+            drain=shutdown.drain,
+            engine=bound.engine,
         )
         serve_local(app, listener, lambda: _print_ready(bound, console), shutdown)
 
