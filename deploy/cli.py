@@ -86,7 +86,8 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     allow_unauthenticated: Annotated[
         bool | None,
         typer.Option(
-            "--allow-unauthenticated", help="Without any key, listen beyond this machine all the same."
+            "--allow-unauthenticated",
+            help="Without any key, listen beyond this machine all the same.",
         ),
     ] = None,
     max_connections: Annotated[

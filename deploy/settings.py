@@ -53,7 +53,7 @@ class ServerConfig(Settings):
 
     allow_unauthenticated: bool = Field(
         default=False,
-        description="listen beyond this machine without any key: whoever reaches the port is served",
+        description="listen beyond this machine without any key, and serve whoever comes",
     )
     api_key_sha256: tuple[str, ...] = Field(
         default=(),

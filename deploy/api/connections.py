@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..errors import RETRY_AFTER_S, ApiError
 
@@ -137,6 +137,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Bytes that came after the request was answered.
         self._num_dropped = 0
         self._in_head = False
+        self._running: RequestResponseCycle | None = None
         self._is_refused = False
         self._refusal = ApiError(HTTPStatus.BAD_REQUEST, "this is no valid HTTP request")
 
@@ -160,6 +161,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._pool.leave(self)
         self._disarm()
         self._end_write_timer()
+        # uvicorn tells the request that came last, behind which another one may run.
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -205,6 +211,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._pool.work(self)
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser for each piece of a body."""
@@ -222,6 +230,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Called by uvicorn when a request is answered."""
+        self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.transport.is_closing():
             self._arm(self._limits.write_s, self.transport.abort)
