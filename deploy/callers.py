@@ -17,7 +17,6 @@ from ..core.request_options import RequestOptions
 from ..retrieval_store.lookup import SHARED
 from .errors import ApiError
 from .settings import ServerConfig
-from .tenants import key_digest
 
 # Load balancers and Kubernetes probes come without a key.
 OPEN_PATHS = frozenset({"/health", "/ping"})
@@ -59,7 +58,7 @@ def require_operator(request: Request) -> None:
 
 def callers_by_key(config: ServerConfig) -> dict[str, Caller]:
     """SHA-256 of each key -> whose it is."""
-    found = {key_digest(key): Caller() for key in config.api_keys}
+    found = dict.fromkeys(config.api_key_sha256, Caller())
     for tenant in config.tenants:
         caller = Caller(namespace=tenant.name, learn=tenant.learn)
         found |= dict.fromkeys(tenant.key_sha256, caller)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -74,9 +75,35 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         list[str] | None,
         typer.Option(
             envvar="DRAFTLINE_API_KEY",
-            help="Bearer token to ask for; may be repeated. Those of tenants are in the settings' "
-            "file, server.tenants.",
+            help="Bearer token to ask for; may be repeated. All users of this machine see the "
+            "command line: rather set DRAFTLINE_API_KEY, or give --api-key-file. Those of tenants "
+            "are in the settings' file, server.tenants.",
         ),
+    ] = None,
+    api_key_file: Annotated[
+        list[str] | None, typer.Option(help="File of bearer tokens, one a line; may be repeated.")
+    ] = None,
+    allow_unauthenticated: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-unauthenticated",
+            help="Without any key, listen beyond this machine all the same.",
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int | None, typer.Option(help="Connections open at once. Default: 1024.")
+    ] = None,
+    stream_interval_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens of each event of a stream, whatever was drafted. Default: off."),
+    ] = None,
+    stream_interval_ms: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds from event to event of a stream. Default: off."),
+    ] = None,
+    cors_allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Web site whose pages may call the API, or *; may be repeated."),
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API.")] = None,
     max_model_len: Annotated[
@@ -107,7 +134,8 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         ),
     ] = None,
     request_timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which a request ends with 408.")
+        float | None,
+        typer.Option(help="Seconds after which a request ends with 408. Default: 600."),
     ] = None,
     ignore_unknown_fields: Annotated[
         bool | None,
@@ -150,8 +178,10 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     ] = None,
 ) -> None:
     """Serve a model with the OpenAI API."""
+    from .exposure import check_key_variable
     from .serving import run_server
 
+    check_key_variable(os.environ)
     flags = {
         "model": model,
         "backend": backend,
@@ -175,6 +205,12 @@ def serve(  # noqa: PLR0913 - one parameter a flag
             "host": host,
             "port": port,
             "api_keys": tuple(api_key) if api_key else None,
+            "api_key_file": tuple(api_key_file) if api_key_file else None,
+            "allow_unauthenticated": allow_unauthenticated,
+            "max_connections": max_connections,
+            "stream_interval_tokens": stream_interval_tokens,
+            "stream_interval_ms": stream_interval_ms,
+            "cors_allow_origins": tuple(cors_allow_origin) if cors_allow_origin else None,
             "request_timeout_s": request_timeout,
             "drain_timeout_s": drain_timeout,
             "ignore_unknown_fields": ignore_unknown_fields,

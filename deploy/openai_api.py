@@ -11,23 +11,26 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from ..cluster.config import EngineConfig
 from ..core.errors import DraftlineError
 from .api.bodies import Bodies
+from .api.ignored_fields import HEADER as IGNORED_FIELDS_HEADER
 from .api.not_served import no_such_route
 from .api.openapi import describe
 from .api.responses_routes import ResponsesRoutes
 from .api.schema.responses import ResponsesRequest
 from .api.server_info import server_info, server_load
+from .api.stream_pace import Pace, PacedFace
 from .callers import ApiKeys, callers_by_key, require_operator
 from .drain import Drain, RefuseWhileDraining
 from .engine_face import EngineFace
 from .errors import ApiError, to_api_error
 from .generation_routes import GenerationRoutes
 from .metrics import CONTENT_TYPE, ServerMetrics
-from .middleware import RequestIds
+from .middleware import REQUEST_ID_HEADER, BodyLimits, RequestIds
 from .model_card import ServedModel
 from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .request_models import RequestModel
@@ -66,6 +69,8 @@ def create_app(
     engine        its settings, of which `/v1/models` and `/server_info` tell
     """
     drain = drain or Drain()
+    pace = Pace.of(config)
+    face = face if pace is None else PacedFace(face, pace)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -87,8 +92,11 @@ def create_app(
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the outermost: a refused request has an id too.
+    app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(RefuseWhileDraining, drain=drain)
     app.add_middleware(ApiKeys, callers=callers_by_key(config))
+    if config.cors_allow_origins:
+        _allow_origins(app, config)
     if not behind_proxy:
         app.add_middleware(RequestIds)
     return app
@@ -114,6 +122,18 @@ def _add_text_routes(
     app.add_api_route("/detokenize", tokens.detokenize, methods=["POST"])
 
 
+def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
+    """Answer browsers that ask what a page may send; they ask without a key."""
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=config.cors_allow_origins,
+        allow_methods=config.cors_allow_methods,
+        allow_headers=config.cors_allow_headers,
+        allow_credentials=config.cors_allow_credentials,
+        expose_headers=(REQUEST_ID_HEADER, "retry-after", IGNORED_FIELDS_HEADER),
+    )
+
+
 def _add_model_routes(app: FastAPI, face: EngineFace, model: ServedModel) -> None:
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -130,6 +150,9 @@ def _add_model_routes(app: FastAPI, face: EngineFace, model: ServedModel) -> Non
 def _add_operator_routes(
     app: FastAPI, face: EngineFace, metrics: ServerMetrics, drain: Drain
 ) -> None:
+    @app.post("/ping", include_in_schema=False)
+    @app.head("/ping", include_in_schema=False)
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     @app.get("/ping")
     async def health() -> Response:

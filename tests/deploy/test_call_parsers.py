@@ -110,7 +110,9 @@ def test_a_text_without_calls_is_content_letter_by_letter(kind: str, text: str) 
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 arguments = st.dictionaries(st.text(max_size=6), values, max_size=3)
@@ -149,7 +151,7 @@ def test_what_a_family_spells_its_parsers_read(
          []),
         ("hermes", '<tool_call>{bad <tool_call>{"name": "f"}</tool_call>', "<tool_call>{bad",
          [("f", {})]),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', 
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1',
          '<tool_call>{"name": "f", "arguments": {"a": 1', []),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
          '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', []),
@@ -224,7 +226,9 @@ def test_reasoning(kind: str, text: str, reasoning: str, content: str) -> None:
 
 
 def test_calls_after_reasoning() -> None:
-    text = 'I call <tool_call>.</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    text = (
+        'I call <tool_call>.</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    )
     answer = whole("hermes+inside", text)
     assert answer.reasoning == "I call <tool_call>."
     assert calls(answer) == [("f", {})]
