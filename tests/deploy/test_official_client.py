@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import openai
@@ -36,17 +37,24 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "describe", "description": "Describe a thing", "parameters": SCHEMA},
 }
+# Drafts are verified whatever they cost.
+SETTINGS = {
+    "model": MODEL,
+    "max_model_len": 1024,
+    "node_budget": "full",
+    "drafters": [{"kind": "spectra"}, {"kind": "model", "model": "demo-drafter"}],
+}
 PLAIN = {"enabled": False}
 DRAFTED = {"enabled": True}
 SAMPLING = [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "top_p": 0.95}]
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    drafters = json.dumps([{"kind": "spectra"}, {"kind": "model", "model": "demo-drafter"}])
-    arguments = [MODEL, "--speculative-config", drafters, "--max-model-len", "1024"]
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    settings = tmp_path_factory.mktemp("settings") / "settings.yaml"
+    settings.write_text(json.dumps(SETTINGS))
     with (
-        served_model(*arguments) as served,
+        served_model("--config", str(settings)) as served,
         openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client,
     ):
         yield client
@@ -168,7 +176,7 @@ def test_bad_words(client: openai.OpenAI, sampling: dict[str, Any]) -> None:
     plain = complete(PLAIN, bad_words=[word])
     assert drafted.choices[0].text == plain.choices[0].text
     ids = drafted.choices[0].model_extra["token_ids"]
-    assert pair not in zip(ids, ids[1:], strict=False)
+    assert pair not in pairwise(ids)
     assert num_accepted(drafted) > 0
 
 
