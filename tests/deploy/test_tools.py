@@ -331,7 +331,10 @@ async def test_messages_that_are_refused(
         assert says in error["message"]
 
 
-NAMES = "{% for m in messages %}<{{ m.role }}{% if m.name %}={{ m.name }}{% endif %}>{{ m.content }}\n{% endfor %}"
+NAMES = (
+    "{% for m in messages %}<{{ m.role }}{% if m.name %}={{ m.name }}{% endif %}>{{ m.content }}\n"
+    "{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +378,7 @@ async def test_variables_documents_and_open_messages(serving: Serving) -> None:
     engine.tokenizer.chat_template = (
         "{{ mood }}{{ documents | tojson if documents else '' }}" + LINES
     )
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I thi"}]
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I say"}]
     async with serving(engine) as client:
 
         async def prompt(**fields: Any) -> str:
@@ -383,9 +386,9 @@ async def test_variables_documents_and_open_messages(serving: Serving) -> None:
             assert response.status_code == 200, response.text
             return engine.tokenizer.decode(response.json()["tokens"])
 
-        assert await prompt() == "<user>a\n<assistant>I thi\n<assistant>"
-        assert await prompt(add_generation_prompt=False) == "<user>a\n<assistant>I thi\n"
-        assert await prompt(continue_final_message=True) == "<user>a\n<assistant>I thi"
+        assert await prompt() == "<user>a\n<assistant>I say\n<assistant>"
+        assert await prompt(add_generation_prompt=False) == "<user>a\n<assistant>I say\n"
+        assert await prompt(continue_final_message=True) == "<user>a\n<assistant>I say"
         assert (await prompt(chat_template_kwargs={"mood": "!"})).startswith("!<user>")
         assert (await prompt(documents=[{"text": "b"}])).startswith('[{"text": "b"}]<user>')
         assert (await prompt(tools=[WEATHER])).startswith("<system>You can call")
