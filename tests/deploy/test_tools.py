@@ -12,6 +12,7 @@ import pytest
 from draftline.deploy.api.tools.call_syntax import HERMES
 from openai.types.chat import ChatCompletionMessage
 from support.fake_engine import FakeEngine
+from tokenizers import AddedToken
 
 Serving = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
@@ -331,7 +332,10 @@ async def test_messages_that_are_refused(
         assert says in error["message"]
 
 
-NAMES = "{% for m in messages %}<{{ m.role }}{% if m.name %}={{ m.name }}{% endif %}>{{ m.content }}\n{% endfor %}"
+NAMES = (
+    "{% for m in messages %}<{{ m.role }}{% if m.name %}={{ m.name }}{% endif %}>{{ m.content }}\n"
+    "{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +379,7 @@ async def test_variables_documents_and_open_messages(serving: Serving) -> None:
     engine.tokenizer.chat_template = (
         "{{ mood }}{{ documents | tojson if documents else '' }}" + LINES
     )
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I thi"}]
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I say"}]
     async with serving(engine) as client:
 
         async def prompt(**fields: Any) -> str:
@@ -383,9 +387,9 @@ async def test_variables_documents_and_open_messages(serving: Serving) -> None:
             assert response.status_code == 200, response.text
             return engine.tokenizer.decode(response.json()["tokens"])
 
-        assert await prompt() == "<user>a\n<assistant>I thi\n<assistant>"
-        assert await prompt(add_generation_prompt=False) == "<user>a\n<assistant>I thi\n"
-        assert await prompt(continue_final_message=True) == "<user>a\n<assistant>I thi"
+        assert await prompt() == "<user>a\n<assistant>I say\n<assistant>"
+        assert await prompt(add_generation_prompt=False) == "<user>a\n<assistant>I say\n"
+        assert await prompt(continue_final_message=True) == "<user>a\n<assistant>I say"
         assert (await prompt(chat_template_kwargs={"mood": "!"})).startswith("!<user>")
         assert (await prompt(documents=[{"text": "b"}])).startswith('[{"text": "b"}]<user>')
         assert (await prompt(tools=[WEATHER])).startswith("<system>You can call")
@@ -490,3 +494,25 @@ async def test_calls_after_reasoning(serving: Serving) -> None:
         form: Any = {"type": "json_object"}
         await client.chat.completions.create(model="tiny", messages=ASK, response_format=form)
         assert "thinking" in lark(engine)
+
+
+async def test_tags_that_are_special_tokens_have_text(serving: Serving) -> None:
+    async with official(serving, ANSWERS["mistral"], TEMPLATES["mistral"]) as (client, engine):
+        engine.tokenizer.add_tokens([AddedToken("[TOOL_CALLS]", special=True)])
+        fields: dict[str, Any] = {"messages": ASK, "tools": [WEATHER, TIME]}
+        await client.chat.completions.create(model="tiny", **fields)
+        assert not engine.calls[-1][1].skip_special_tokens
+        await client.chat.completions.create(model="tiny", messages=ASK)
+        assert engine.calls[-1][1].skip_special_tokens
+        await client.chat.completions.create(model="tiny", tool_choice="required", **fields)
+        assert "<[256]>" in lark(engine)
+
+
+async def test_the_parser_that_the_server_names(serving: Serving) -> None:
+    """Where the template does not tell the family; it is told of the tools by a preamble."""
+    config = {"tool_call_parser": "hermes"}
+    async with official(serving, ANSWERS["hermes"], LINES, **config) as (client, engine):
+        fields: dict[str, Any] = {"messages": ASK, "tools": [WEATHER, TIME]}
+        answer = await client.chat.completions.create(model="tiny", **fields)
+        assert len(calls(answer.choices[0].message)) == 2
+        assert '<tool_call>\n{"name": "NAME", "arguments": ' in prompt_of(engine)

@@ -17,7 +17,8 @@ class CallOutput:
     def __init__(self, new_id: Callable[[], str], limit: int | None = None) -> None:
         self._new_id = new_id
         self._limit = limit
-        self._num_calls = 0
+        # Calls that are complete.
+        self.num_calls = 0
         self._space = ""
         self._events: list[Event] = []
 
@@ -38,16 +39,16 @@ class CallOutput:
         """A call begins."""
         self._space = ""
         if not self._is_full:
-            self._events.append(CallStart(self._num_calls, self._new_id(), name))
+            self._events.append(CallStart(self.num_calls, self._new_id(), name))
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that began."""
         if text and not self._is_full:
-            self._events.append(CallArguments(self._num_calls, text))
+            self._events.append(CallArguments(self.num_calls, text))
 
     def end_call(self) -> None:
         """The call is complete."""
-        self._num_calls += not self._is_full
+        self.num_calls += not self._is_full
 
     def call(self, name: str, arguments: str) -> None:
         """A whole call."""
@@ -57,10 +58,10 @@ class CallOutput:
 
     def finish(self) -> None:
         """The answer has ended; space at its end is content where there was no call."""
-        if self._space and not self._num_calls:
+        if self._space and not self.num_calls:
             self._events.append(Content(self._space))
         self._space = ""
 
     @property
     def _is_full(self) -> bool:
-        return self._limit is not None and self._num_calls >= self._limit
+        return self._limit is not None and self.num_calls >= self._limit

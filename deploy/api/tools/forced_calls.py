@@ -12,8 +12,11 @@ from .json_objects import ObjectScanner, State
 
 
 class ForcedCallParser:
-    """Reads calls of one syntax. An answer that is cut off inside of a call's arguments has them as
-    far as they came; what does not follow the syntax is content."""
+    """Reads calls of one syntax; what does not follow it is content.
+
+    An answer that is cut off inside of a call's arguments has them as far as they came. One that is
+    cut off before its first call is content; the beginning of a further call is left out.
+    """
 
     def __init__(self, syntax: CallSyntax, new_id: Callable[[], str]) -> None:
         self._syntax = syntax
@@ -32,11 +35,9 @@ class ForcedCallParser:
 
     def finish(self) -> list[Event]:
         """What is left when the answer has ended."""
-        if self._state == self._name:
-            self._out.text(self._header)
-        if self._state not in (self._close, self._next):
-            # What closes calls or separates them says nothing when it is cut off.
-            self._out.text(self._buffer)
+        if not self._out.num_calls:
+            header = self._header if self._state == self._name else ""
+            self._out.text(header + self._buffer)
         self._buffer = ""
         self._out.finish()
         return self._out.take()

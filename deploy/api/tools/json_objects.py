@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from enum import Enum
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 # What JSON has outside of strings: brackets, separators, spaces, numbers, true, false and null.
 _PLAIN = frozenset("{}[]:, \t\r\n0123456789+-.eEtrufalsn")
+_STRING_MARK = re.compile(r'["\\]')
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -39,12 +41,22 @@ class ObjectScanner:
 
     def feed(self, text: str, start: int = 0) -> int:
         """Read `text` from `start` to the object's end; where reading stopped."""
-        for index in range(start, len(text)):
+        index = start
+        while index < len(text):
+            if self._in_string and not self._escaped:
+                # Most of long arguments is text without quotes.
+                found = _STRING_MARK.search(text, index)
+                skipped = (found.start() if found else len(text)) - index
+                index += skipped
+                self.length += skipped
+                if found is None:
+                    break
             self._step(text[index])
+            index += 1
             self.length += 1
             if self.state is not State.OPEN:
-                return index + 1
-        return len(text)
+                break
+        return index
 
     def _step(self, char: str) -> None:
         if self._in_string:
