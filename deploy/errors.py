@@ -11,6 +11,9 @@ from ..core.errors import CapacityError, EngineClosed, FieldError, RequestError,
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+# Names of fields, and what libraries say of a grammar or a template, may hold a client's own text.
+MAX_MESSAGE_CHARS = 400
+MAX_PARAM_CHARS = 100
 
 # The names that vLLM and OpenAI clients know (peers: `{"error": {"type": ...}}`).
 ERROR_TYPES = {
@@ -37,10 +40,11 @@ class ApiError(Exception):
         param: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
+        message = _at_most(MAX_MESSAGE_CHARS, message)
         super().__init__(message)
         self.status = status
         self.message = message
-        self.param = param
+        self.param = None if param is None else _at_most(MAX_PARAM_CHARS, param)
         self.retry_after_s = retry_after_s
 
     @property
@@ -67,9 +71,13 @@ class ApiError(Exception):
         return headers
 
 
+def _at_most(most: int, text: str) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def bad_request(param: str | None, message: str) -> ApiError:
     """400: the client has to change `param`."""
-    text = f"{param}: {message}" if param else message
+    text = f"{_at_most(MAX_PARAM_CHARS, param)}: {message}" if param else message
     return ApiError(HTTPStatus.BAD_REQUEST, text, param=param)
 
 

@@ -11,8 +11,12 @@ from typing import TypeVar
 
 from fastapi import Request, Response
 
+from ..cluster.loop_calls import off_loop
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
+from .api.logprob_limits import check_logprobs
+from .api.parsing import parse_body
 from .callers import caller_of
 from .engine_face import EngineFace
 from .errors import bad_request
@@ -23,7 +27,6 @@ from .middleware import read_body
 from .model_card import ServedModel
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .responses import ChatFormat, CompletionFormat, Heading
-from .sampling_fields import MAX_CHOICES
 from .settings import ServerConfig
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
@@ -44,28 +47,30 @@ class GenerationRoutes:
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
         body = await self._read(request, CompletionRequest)
+        options = caller_of(request).own(body.request_options())
         codec = self._face.codec
-        prompts = [
-            await codec.encode(prompt) if isinstance(prompt, str) else prompt
-            for prompt in body.prompt
-        ]
+        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        encoded = iter(await codec.encode_all(texts))
+        prompts = [next(encoded) if isinstance(one, str) else one for one in body.prompt]
         echo = []
         if body.echo:
             pairs = zip(body.prompt, prompts, strict=True)
-            echo = [own if isinstance(own, str) else codec.decode(ids) for own, ids in pairs]
+            echo = [own if isinstance(own, str) else await codec.decode(ids) for own, ids in pairs]
         form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
-        return await self._answer(request, body, prompts, form, echo)
+        return await self._answer(request, body, prompts, form, options=options, echo=echo)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
         body = await self._read(request, ChatRequest)
+        options = caller_of(request).own(body.request_options())
         messages = [message.for_template() for message in body.messages]
         prompt = await self._face.codec.encode_chat(messages)
         form = ChatFormat(self._heading("chatcmpl"), self._face.codec.bytes_of)
-        return await self._answer(request, body, [prompt], form)
+        return await self._answer(request, body, [prompt], form, options=options)
 
     async def _read(self, request: Request, kind: type[RequestT]) -> RequestT:
-        body = kind.parse(await read_body(request, self._config.max_body_bytes))
+        data = await read_body(request, self._config.max_body_bytes)
+        body = await parse_body(kind, data, self._config.limits)
         self._model.require(body.model)
         return body
 
@@ -78,19 +83,22 @@ class GenerationRoutes:
         body: GenerationRequest,
         prompts: Prompts,
         form: CompletionFormat | ChatFormat,
+        *,
+        options: RequestOptions,
         echo: Sequence[str] = (),
     ) -> Response:
         timeout = self._config.request_timeout_s
         each = body.num_choices
-        if len(prompts) * each > MAX_CHOICES:
-            raise bad_request("n", f"at most {MAX_CHOICES} answers in one request")
+        params = self._params(body, prompts)
+        check_logprobs(params, prompts, each, self._face.max_model_len, self._config.limits)
+        choices = await off_loop(_choices, params, each) if each > 1 else [params]
         job = Job(
             request_id=form.heading.response_id,
             prompts=[prompt for prompt in prompts for _ in range(each)],
-            params=_choices(self._params(body, prompts), each) * len(prompts),
+            params=choices * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
-            options=caller_of(request).own(body.request_options()),
+            options=options,
             report=body.speculative.report,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
         )
@@ -101,8 +109,8 @@ class GenerationRoutes:
             first = await until_disconnect(request.receive, anext(events))
             return EventStream(first, events)
         answer = whole_answer(self._face, job, form, self._metrics)
-        text = await until_disconnect(request.receive, answer)
-        return Response(text, media_type="application/json")
+        content = await until_disconnect(request.receive, answer)
+        return Response(content, media_type="application/json")
 
     def _params(self, body: GenerationRequest, prompts: Prompts) -> SamplingParams:
         """The sampling; 400 where prompt and answer do not fit the model's context."""
@@ -123,7 +131,7 @@ class GenerationRoutes:
                 f"{limit} tokens after a prompt of {longest} do not fit this model's context of "
                 f"{context} tokens; at most {room} fit",
             )
-        return body.sampling_params(room if limit is None else min(limit, room))
+        return body.sampling_params(None if limit is None else min(limit, room))
 
 
 def _choices(params: SamplingParams, count: int) -> list[SamplingParams]:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from .. import __version__
 from ..core.errors import DraftlineError
-from .callers import ApiKeys, callers_by_key, require_operator
+from .callers import ApiKeys, callers_by_key, operator_of, require_operator
 from .drain import Drain, RefuseWhileDraining
 from .engine_face import EngineFace
 from .errors import ApiError, to_api_error
@@ -65,7 +65,7 @@ def create_app(
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the outermost: a refused request has an id too.
     app.add_middleware(RefuseWhileDraining, drain=drain)
-    app.add_middleware(ApiKeys, callers=callers_by_key(config))
+    app.add_middleware(ApiKeys, callers=callers_by_key(config), anonymous=operator_of(config))
     if not behind_proxy:
         app.add_middleware(RequestIds)
     return app

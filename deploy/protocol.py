@@ -17,7 +17,7 @@ from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .errors import bad_request
 from .refused_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
-from .request_models import MAX_PROMPTS, RequestModel, StrictModel
+from .request_models import RequestModel, StrictModel
 from .sampling_fields import SamplingFields, check_token_ids
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -104,8 +104,6 @@ class CompletionRequest(GenerationRequest):
     def _check_prompt(cls, value: Any) -> tuple[str | tuple[int, ...], ...]:
         many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
         prompts = value if many else [value]
-        if len(prompts) > MAX_PROMPTS:
-            raise ValueError(f"at most {MAX_PROMPTS} prompts in one request")
         return tuple(_one_prompt(prompt) for prompt in prompts)
 
     @property
@@ -113,7 +111,7 @@ class CompletionRequest(GenerationRequest):
         """`logprobs` itself."""
         return self.logprobs
 
-    def sampling_params(self, max_tokens: int) -> SamplingParams:
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
         """As for all requests; an echoed prompt has log-probabilities where the answer has."""
         params = super().sampling_params(max_tokens)
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:

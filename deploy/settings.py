@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ..cluster.config import EngineConfig, Settings, unknown_key
 from ..core.errors import ConfigError
+from .api.schema.limits import RequestLimits
 from .tenants import TenantConfig, read_tenants, require_distinct
 
 DEMO_FILE = Path(__file__).parent / "demo.yaml"
@@ -48,6 +49,14 @@ class ServerConfig(Settings):
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=4 * 1024 * 1024, description="longer bodies are refused with 413"
     )
+    limits: RequestLimits = Field(
+        default=RequestLimits(), description="what one request may hold; more is refused with 400"
+    )
+    min_priority: int = Field(
+        default=0,
+        description="least priority that the operator's requests may have, and everybody's where "
+        "there are no keys; requests of a lower number go first, so 0 lets nobody go before others",
+    )
 
     @field_validator("api_keys")
     @classmethod
@@ -56,6 +65,13 @@ class ServerConfig(Settings):
             # Not a ValueError, which would be told with all keys.
             raise ConfigError("api_keys", "a key must not be empty")
         return value
+
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _read_limits(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return _build(RequestLimits, "limits", value)
 
     @field_validator("tenants", mode="before")
     @classmethod

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fastapi import Request, Response
 
-from fastapi import Request
-
+from .api.json_text import json_response
+from .api.parsing import parse_body
 from .engine_face import EngineFace
 from .middleware import read_body
 from .model_card import ServedModel
@@ -21,9 +21,10 @@ class TokenRoutes:
         self._config = config
         self._model = model
 
-    async def tokenize(self, request: Request) -> dict[str, Any]:
+    async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a chat."""
-        body = TokenizeRequest.parse(await read_body(request, self._config.max_body_bytes))
+        data = await read_body(request, self._config.max_body_bytes)
+        body = await parse_body(TokenizeRequest, data, self._config.limits)
         self._model.require(body.model)
         codec = self._face.codec
         if body.messages is not None:
@@ -31,15 +32,18 @@ class TokenRoutes:
             tokens = await codec.encode_chat(messages, generate=body.add_generation_prompt)
         else:
             tokens = await codec.encode(body.prompt or "", special=body.add_special_tokens)
-        return {
+        answer = {
             "count": len(tokens),
             "max_model_len": self._face.max_model_len,
             "tokens": tokens,
-            "token_strs": codec.token_strs(tokens) if body.return_token_strs else None,
+            "token_strs": await codec.token_strs(tokens) if body.return_token_strs else None,
         }
+        return await json_response(answer, len(tokens))
 
-    async def detokenize(self, request: Request) -> dict[str, str]:
+    async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
-        body = DetokenizeRequest.parse(await read_body(request, self._config.max_body_bytes))
+        data = await read_body(request, self._config.max_body_bytes)
+        body = await parse_body(DetokenizeRequest, data, self._config.limits)
         self._model.require(body.model)
-        return {"prompt": self._face.codec.decode(body.tokens)}
+        text = await self._face.codec.decode(body.tokens)
+        return await json_response({"prompt": text}, len(body.tokens))
