@@ -70,7 +70,11 @@ class EngineThread:
 
     def add(self, request: Request, stop: StopRule) -> None:
         """Queue a request. Raises `CapacityError`; `StageLost`, `EngineClosed` while it is down."""
-        self.call(self._add(request, stop)).result()
+        self.submit(request, stop).result()
+
+    def submit(self, request: Request, stop: StopRule) -> Future[None]:
+        """Queue a request between two steps; the future raises what `add` raises."""
+        return self.call(self._add(request, stop))
 
     def cancel(self, request_id: str) -> None:
         """End a request soon; an unknown id is ignored. Does not wait."""

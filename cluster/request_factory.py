@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..core.banned_sequences import BannedSequences
 from ..core.errors import RequestError
 from ..core.request import Request, Sink
+from ..core.request_checks import shortened
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..core.stop import StopRule, stop_token_ids
@@ -42,10 +43,15 @@ class RequestFactory:
         params: SamplingParams,
         sink: Sink,
         options: RequestOptions,
+        *,
+        num_kv_slots: int | None = None,
     ) -> tuple[Request, StopRule]:
-        """A request and its stop rule. Raises `RequestError` naming prompt or parameter."""
+        """A request and its stop rule. Raises `RequestError` naming prompt or parameter.
+
+        `num_kv_slots`: tokens that the engine's KV cache holds; None: no bound.
+        """
         prompt_ids = self.prompt_ids(prompt)
-        max_tokens = self._max_tokens(len(prompt_ids), params)
+        max_tokens = self._max_tokens(len(prompt_ids), params, num_kv_slots)
         params, sequences = self._without_bad_words(params)
         self._check_tokens(params)
         request = Request(
@@ -77,13 +83,14 @@ class RequestFactory:
         return np.array(ids, dtype=np.int32)
 
     def _check_ids(self, ids: Sequence[object]) -> None:
+        size = self.info.vocab_size
         for index, token in enumerate(ids):
             if not isinstance(token, int) or isinstance(token, bool):
                 raise RequestError(f"prompt[{index}]", "must be a token id, a whole number")
-            if not 0 <= token < self.info.vocab_size:
+            if not 0 <= token < size:
                 raise RequestError(
                     f"prompt[{index}]",
-                    f"token id {token} is outside the vocabulary of {self.info.vocab_size}",
+                    f"token id {shortened(token)} is outside the vocabulary of {size}",
                 )
 
     def _check_tokens(self, params: SamplingParams) -> None:
@@ -126,17 +133,26 @@ class RequestFactory:
         end_ids = stop_token_ids(params, self.info.eos_token_ids)
         return rules_of(params, end_ids, self.info.vocab_size, constraint, sequences)
 
-    def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
-        room = self.max_model_len - prompt_len
+    def _max_tokens(self, prompt_len: int, params: SamplingParams, num_kv_slots: int | None) -> int:
+        """Most tokens of the answer: what is asked for, or as many as fit."""
+        most, place = self.max_model_len, f"the context of {self.max_model_len}"
+        if num_kv_slots is not None and num_kv_slots < most:
+            most, place = num_kv_slots, f"the KV cache of {num_kv_slots} (kv_cache_tokens)"
+        room = most - prompt_len
         if room < (params.max_tokens != 0):
             raise RequestError(
-                "prompt",
-                f"has {prompt_len} tokens; the context holds {self.max_model_len} with the answer",
+                "prompt", f"has {prompt_len} tokens, which leave no room for an answer in {place}"
             )
         if params.max_tokens is not None and params.max_tokens > room:
             raise RequestError(
                 "max_tokens",
-                f"{params.max_tokens} and the prompt's {prompt_len} tokens exceed the context of "
-                f"{self.max_model_len}; at most {room} fit",
+                f"{params.max_tokens} and the prompt's {prompt_len} tokens exceed {place}; at most "
+                f"{room} fit",
+            )
+        if params.min_tokens > room:
+            raise RequestError(
+                "min_tokens",
+                f"{params.min_tokens} and the prompt's {prompt_len} tokens exceed {place}; at most "
+                f"{room} fit",
             )
         return room if params.max_tokens is None else params.max_tokens

@@ -14,14 +14,17 @@ from transformers import PreTrainedTokenizerBase
 from ..cluster.assembly import Assembly, MakePipeline, ModelPlan, plan_model
 from ..cluster.config import EngineConfig
 from ..cluster.engine_thread import EngineThread
+from ..cluster.loop_calls import off_loop
 from ..cluster.request_factory import Prompt, RequestFactory
 from ..core.acceptance_rules import COUPLED
 from ..core.answer import Answer
 from ..core.errors import CapacityError, RequestError
 from ..core.output import Delta, RequestOutput
-from ..core.request import Sink
+from ..core.request import Request, Sink
+from ..core.request_checks import shortened
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
+from ..core.stop import StopRule
 from ..models.model_info import ModelInfo
 from .delta_queue import DeltaQueue
 from .engine_stats import EngineStats
@@ -114,23 +117,42 @@ class _Replica:
         options: RequestOptions,
     ) -> tuple[int, ...]:
         """Queue a request; its prompt's token ids. Raises `RequestError`, `CapacityError`."""
+        request, stop = self._prepare(request_id, prompt, params, sink, options)
+        self._thread.add(request, stop)
+        return tuple(request.prompt_ids.tolist())
+
+    def _prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Sink,
+        options: RequestOptions,
+    ) -> tuple[Request, StopRule]:
+        """A request that this engine can run. Raises `RequestError`."""
         self._check_drafters(options)
         if self.config.acceptance != COUPLED and params.structured_output is not None:
             raise RequestError(
                 "structured_output",
                 f"needs acceptance: coupled; this engine has {self.config.acceptance}",
             )
-        request, stop = self._factory.build(request_id, prompt, params, sink, options)
-        self._thread.add(request, stop)
-        return tuple(request.prompt_ids.tolist())
+        return self._factory.build(
+            request_id, prompt, params, sink, options, num_kv_slots=self._num_kv_slots
+        )
+
+    @property
+    def _num_kv_slots(self) -> int | None:
+        """Tokens whose KV the engine can hold; None before it has started."""
+        return None if self._assembly is None else self._assembly.scheduler.num_slots
 
     def _check_drafters(self, options: RequestOptions) -> None:
         known = [drafter.source for drafter in self.config.drafters]
         for name in options.drafters or ():
             if name not in known:
+                names = ", ".join(known) or "none"
                 raise RequestError(
                     "speculative.drafters",
-                    f"{name!r} is no drafter of this engine; known: {', '.join(known) or 'none'}",
+                    f"{shortened(name)} is no drafter of this engine; known: {names}",
                 )
 
 
@@ -229,16 +251,20 @@ class AsyncEngine(_Replica):
         deltas = DeltaQueue(
             loop, self._max_unread_bytes, on_full=lambda: self._thread.cancel(request_id)
         )
-        adding = asyncio.create_task(
-            asyncio.to_thread(
-                self._add,
+
+        async def add() -> None:
+            request, stop = await off_loop(
+                self._prepare,
                 request_id,
                 prompt,
                 params or SamplingParams(),
                 deltas.hear,
                 options or RequestOptions(),
             )
-        )
+            # Between two steps of the engine, which may take a while.
+            await asyncio.wrap_future(self._thread.submit(request, stop))
+
+        adding = asyncio.create_task(add())
         try:
             await asyncio.shield(adding)
             while True:
@@ -259,7 +285,7 @@ class AsyncEngine(_Replica):
         stats, rate = self.stats(), self._rate.per_second(time.monotonic())
         return retry_after_s(stats.num_waiting, stats.num_running, rate)
 
-    def _cancel(self, request_id: str, adding: asyncio.Task[tuple[int, ...]]) -> None:
+    def _cancel(self, request_id: str, adding: asyncio.Task[None]) -> None:
         if not adding.cancelled() and adding.exception() is None:
             self._thread.cancel(request_id)
 
@@ -273,7 +299,8 @@ class AsyncEngine(_Replica):
     ) -> RequestOutput:
         """The whole answer of one prompt; as `stream`."""
         answer = Answer(request_id or f"request-{uuid.uuid4().hex}")
-        answer.prompt_ids = tuple(self._factory.prompt_ids(prompt).tolist())
+        ids = await off_loop(self._factory.prompt_ids, prompt)
+        answer.prompt_ids = tuple(ids.tolist())
         async for delta in self.stream(
             list(answer.prompt_ids),
             params,

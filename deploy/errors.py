@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 # Where no queue says when: the server is about to be replaced, or recovers.
 RETRY_AFTER_S = 1
 TIMEOUT_MESSAGE = "Request server side timeout"
+# Names of fields, and what libraries say of a grammar or a template, may hold a client's own text.
+MAX_MESSAGE_CHARS = 400
+MAX_PARAM_CHARS = 100
 
 # The names that vLLM and OpenAI clients know (peers: `{"error": {"type": ...}}`).
 ERROR_TYPES = {
@@ -47,10 +50,11 @@ class ApiError(Exception):
         param: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
+        message = _at_most(MAX_MESSAGE_CHARS, message)
         super().__init__(message)
         self.status = status
         self.message = message
-        self.param = param
+        self.param = None if param is None else _at_most(MAX_PARAM_CHARS, param)
         self.retry_after_s = retry_after_s
 
     @property
@@ -77,9 +81,13 @@ class ApiError(Exception):
         return headers
 
 
+def _at_most(most: int, text: str) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def bad_request(param: str | None, message: str) -> ApiError:
     """400: the client has to change `param`."""
-    text = f"{param}: {message}" if param else message
+    text = f"{_at_most(MAX_PARAM_CHARS, param)}: {message}" if param else message
     return ApiError(HTTPStatus.BAD_REQUEST, text, param=param)
 
 

@@ -10,10 +10,13 @@ from dataclasses import replace
 
 from fastapi import Request, Response
 
+from ..cluster.loop_calls import off_loop
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
 from .api.bodies import Bodies
 from .api.chat_plan import ChatPlan, ChatPlanner
+from .api.logprob_limits import check_logprobs
 from .api.parsed_chat import ParsedChatFormat
 from .callers import caller_of
 from .engine_face import EngineFace
@@ -24,10 +27,17 @@ from .metrics import ServerMetrics
 from .model_card import ServedModel
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .responses import ChatFormat, CompletionFormat, Heading
-from .sampling_fields import MAX_CHOICES
 from .settings import ServerConfig
 
 Prompts = Sequence[Sequence[int]]
+
+# Adds to a request's sampling.
+Shape = Callable[[SamplingParams], SamplingParams]
+
+
+def as_it_is(params: SamplingParams) -> SamplingParams:
+    """The `Shape` that adds nothing."""
+    return params
 
 
 class GenerationRoutes:
@@ -50,27 +60,28 @@ class GenerationRoutes:
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
         body = await self._bodies.read(request, CompletionRequest)
+        options = caller_of(request).own(body.request_options())
         codec = self._face.codec
-        whole = [
-            await codec.encode(prompt, special=body.add_special_tokens)
-            if isinstance(prompt, str)
-            else prompt
-            for prompt in body.prompt
-        ]
+        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
+        whole = [next(encoded) if isinstance(one, str) else one for one in body.prompt]
         prompts = [body.cut_prompt(prompt, self._face.max_model_len) for prompt in whole]
         echo = []
         if body.echo:
             pairs = zip(body.prompt, whole, prompts, strict=True)
             echo = [
-                own if isinstance(own, str) and ids is kept else codec.decode(kept)
+                own if isinstance(own, str) and ids is kept else await codec.decode(kept)
                 for own, ids, kept in pairs
             ]
         form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
-        return await self._answer(request, body, prompts, form, echo)
+        response_id = form.heading.response_id
+        job = await self.job(body, prompts, response_id, options=options, echo=echo)
+        return await self._answer(request, body, form, job)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
         body = await self._bodies.read(request, ChatRequest)
+        options = caller_of(request).own(body.request_options())
         codec = self._face.codec
         plan = await self.plan(body)
         heading = self._heading("chatcmpl")
@@ -83,7 +94,9 @@ class GenerationRoutes:
                 include_reasoning=body.include_reasoning,
             )
         prompt = body.cut_prompt(plan.prompt, self._face.max_model_len)
-        return await self._answer(request, body, [prompt], form, shape=plan.shape)
+        response_id = heading.response_id
+        job = await self.job(body, [prompt], response_id, options=options, shape=plan.shape)
+        return await self._answer(request, body, form, job)
 
     async def plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
@@ -98,13 +111,9 @@ class GenerationRoutes:
         self,
         request: Request,
         body: GenerationRequest,
-        prompts: Prompts,
         form: CompletionFormat | ChatFormat,
-        echo: Sequence[str] = (),
-        *,
-        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+        job: Job,
     ) -> Response:
-        job = self.job(request, body, prompts, form.heading.response_id, echo=echo, shape=shape)
         if body.stream:
             events = answer_events(
                 self._face, job, form, self._metrics, include_usage=body.include_usage
@@ -112,31 +121,36 @@ class GenerationRoutes:
             first = await until_disconnect(request.receive, anext(events))
             return self._bodies.tell_ignored(EventStream(first, events), body)
         answer = whole_answer(self._face, job, form, self._metrics)
-        text = await until_disconnect(request.receive, answer)
-        return self._bodies.tell_ignored(Response(text, media_type="application/json"), body)
+        content = await until_disconnect(request.receive, answer)
+        return self._bodies.tell_ignored(Response(content, media_type="application/json"), body)
 
-    def job(
+    async def job(
         self,
-        request: Request,
         body: GenerationRequest,
         prompts: Prompts,
         response_id: str,
         *,
+        options: RequestOptions,
         echo: Sequence[str] = (),
-        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+        shape: Shape = as_it_is,
     ) -> Job:
-        """What a body asks of the engine. Raises `ApiError` 400 naming the field."""
+        """What a body asks of the engine.
+
+        `options` are the caller's, `shape` adds to the sampling. Raises `ApiError` 400 or
+        `RequestError`, naming the field.
+        """
         timeout = self._config.request_timeout_s
         each = body.num_choices
-        if len(prompts) * each > MAX_CHOICES:
-            raise bad_request("n", f"at most {MAX_CHOICES} answers in one request")
+        params = shape(self._params(body, prompts))
+        check_logprobs(params, prompts, each, self._face.max_model_len, self._config.limits)
+        choices = await off_loop(_choices, params, each) if each > 1 else [params]
         return Job(
             request_id=response_id,
             prompts=[prompt for prompt in prompts for _ in range(each)],
-            params=_choices(shape(self._params(body, prompts)), each) * len(prompts),
+            params=choices * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
-            options=caller_of(request).own(body.request_options()),
+            options=options,
             report=body.speculative.report,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,
@@ -162,7 +176,7 @@ class GenerationRoutes:
                 f"{limit} tokens after a prompt of {longest} do not fit this model's context of "
                 f"{context} tokens; at most {room} fit",
             )
-        return body.sampling_params(room if limit is None else min(limit, room))
+        return body.sampling_params(None if limit is None else min(limit, room))
 
 
 def _choices(params: SamplingParams, count: int) -> list[SamplingParams]:

@@ -24,7 +24,7 @@ from .api.responses_routes import ResponsesRoutes
 from .api.schema.responses import ResponsesRequest
 from .api.server_info import server_info, server_load
 from .api.stream_pace import Pace, PacedFace
-from .callers import ApiKeys, callers_by_key, require_operator
+from .callers import ApiKeys, callers_by_key, operator_of, require_operator
 from .drain import Drain, RefuseWhileDraining
 from .engine_face import EngineFace
 from .errors import ApiError, to_api_error
@@ -94,7 +94,7 @@ def create_app(
     # The last one added is the outermost: a refused request has an id too.
     app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(RefuseWhileDraining, drain=drain)
-    app.add_middleware(ApiKeys, callers=callers_by_key(config))
+    app.add_middleware(ApiKeys, callers=callers_by_key(config), anonymous=operator_of(config))
     if config.cors_allow_origins:
         _allow_origins(app, config)
     if not behind_proxy:

@@ -19,7 +19,7 @@ from .api.schema.chat import ChatFields
 from .api.schema.messages import ChatMessage
 from .errors import bad_request
 from .refused_fields import CHAT_REFUSED, COMPLETION_REFUSED, Refused
-from .request_models import MAX_PROMPTS, RequestModel, StrictModel
+from .request_models import RequestModel, StrictModel
 from .sampling_fields import MAX_TOKEN_ID, SamplingFields, check_token_ids
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -151,8 +151,6 @@ class CompletionRequest(GenerationRequest):
     def _check_prompt(cls, value: Any) -> tuple[str | tuple[int, ...], ...]:
         many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
         prompts = value if many else [value]
-        if len(prompts) > MAX_PROMPTS:
-            raise ValueError(f"at most {MAX_PROMPTS} prompts in one request")
         return tuple(_one_prompt(prompt) for prompt in prompts)
 
     @property
@@ -160,7 +158,7 @@ class CompletionRequest(GenerationRequest):
         """`logprobs` itself."""
         return self.logprobs
 
-    def sampling_params(self, max_tokens: int) -> SamplingParams:
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
         """As for all requests; an echoed prompt has log-probabilities where the answer has."""
         params = super().sampling_params(max_tokens)
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:

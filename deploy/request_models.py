@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self, get_args
@@ -18,13 +17,15 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from .api.json_body import read_json
 from .api.json_schema import add_known, allow_null
+from .api.schema.limits import DEFAULT_LIMITS, RequestLimits
+from .api.schema.size_checks import check_sizes
 from .errors import bad_request
 from .refused_fields import IGNORED, Refused, drop_refused
 
-# Text of a request is bounded by the body's size; lists of short texts need their own bound.
-MAX_STOP_TEXTS = 16
-MAX_PROMPTS = 256
+# A longer name is no misspelling of a known one, and takes long to compare.
+MAX_COMPARED_CHARS = 64
 
 
 class StrictModel(BaseModel):
@@ -73,16 +74,20 @@ class RequestModel(StrictModel):
     _ignored: tuple[str, ...] = PrivateAttr(default=())
 
     @classmethod
-    def parse(cls, body: bytes, *, ignore_unknown: bool = False) -> Self:
-        """The body as a request. Raises `ApiError` 400 naming the field.
+    def parse(
+        cls, body: bytes, limits: RequestLimits = DEFAULT_LIMITS, *, ignore_unknown: bool = False
+    ) -> Self:
+        """The body as a request. Raises `ApiError` 400 or `RequestError`, naming the field.
 
         `ignore_unknown`: fields that nobody knows are left out, and named in `ignored_fields`.
         """
-        return cls.build(_json_object(body), ignore_unknown=ignore_unknown)
+        data = read_json(body, limits.max_json_values)
+        check_sizes(data, limits)
+        return cls.build(data, ignore_unknown=ignore_unknown)
 
     @classmethod
     def build(cls, body: Mapping[str, Any], *, ignore_unknown: bool = False) -> Self:
-        """As `parse`, of what the JSON holds."""
+        """As `parse`, of what the JSON holds, of any size."""
         data = drop_refused(body, cls.refused)
         try:
             request = cls.model_validate(data, extra="allow" if ignore_unknown else "forbid")
@@ -146,26 +151,6 @@ def _unknown(value: Any) -> Iterator[str]:
             yield f"{name}.{path}"
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(body, parse_constant=_no_constant)
-        if b"\\ud" in body.lower():
-            json.dumps(data, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise bad_request(None, "the body holds half a surrogate pair") from None
-    except RecursionError:
-        raise bad_request(None, "the body is nested too deeply") from None
-    except ValueError as error:
-        raise bad_request(None, f"the body is not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise bad_request(None, "the body must be a JSON object")
-    return data
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 def _describe(model: type[RequestModel], details: dict[str, Any]) -> str:
     """One sentence about a pydantic error; unknown fields get the nearest known one."""
     match details["type"]:
@@ -173,7 +158,8 @@ def _describe(model: type[RequestModel], details: dict[str, Any]) -> str:
             return "is required"
         case "extra_forbidden":
             known = [*model.model_fields, *model.refused, *IGNORED]
-            near = difflib.get_close_matches(str(details["loc"][-1]), known, n=1)
+            name = str(details["loc"][-1])[:MAX_COMPARED_CHARS]
+            near = difflib.get_close_matches(name, known, n=1)
             return "unknown field" + (f"; did you mean {near[0]!r}?" if near else "")
         case "model_type":
             return "must be an object"

@@ -7,7 +7,6 @@ the source of every token. Bodies are built with `model_construct`: in a stream 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from openai.types.completion_usage import PromptTokensDetails
 
 from ..core.acceptance_rules import LOSSY
 from ..core.output import RequestMetrics
+from .api.json_text import write_json
 from .chunk_template import ChunkTemplate
 from .generation import Answer, Piece
 from .logprob_bodies import BytesOf, chat_logprobs, completion_logprobs, prompt_logprobs
@@ -47,8 +47,8 @@ class Heading:
         body = kind.model_construct(
             id=self.response_id, object=name, created=self.created, model=self.model, **fields
         )
-        data = body.model_dump(mode="json", exclude_unset=True, warnings=False)
-        return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        data = body.model_dump(exclude_unset=True, warnings=False)
+        return write_json(data)
 
 
 class ResponseFormat(Protocol):
@@ -203,7 +203,8 @@ class ChatFormat:
         if piece.log_probs is None:
             return None
         tokens = [token for token in piece.log_probs if token is not None]
-        return kind(content=chat_logprobs(tokens, self._bytes_of), refusal=None)
+        content: Any = chat_logprobs(tokens, self._bytes_of)
+        return kind.model_construct(content=content, refusal=None)
 
     def _chunk(self, choices: list[ChunkChoice], use: CompletionUsage | None, extra: Extra) -> str:
         return self.heading.body(

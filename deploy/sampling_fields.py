@@ -8,14 +8,15 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from ..core.errors import RequestError
+from ..core.request_checks import shortened
 from ..core.sampling_params import SamplingParams
 from ..core.structured_output import StructuredOutput
 from .errors import bad_request
-from .request_models import MAX_STOP_TEXTS, RequestModel
+from .request_models import RequestModel
 from .structured_fields import ResponseFormat, StructuredOutputs
 
 MAX_TOKEN_ID = 2**31 - 1
-MAX_CHOICES = 256
+MAX_ID_DIGITS = 10
 # Fields that `SamplingParams` has under the same name.
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "min_tokens",
@@ -27,7 +28,7 @@ SAME_NAMES = (
 class SamplingFields(RequestModel):
     """OpenAI's fields, and those that users of vLLM know."""
 
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int, Field(le=MAX_TOKEN_ID)] | None = None
@@ -62,8 +63,9 @@ class SamplingFields(RequestModel):
     @classmethod
     def _check_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for key in value or ():
-            if not key.isascii() or not key.isdigit() or int(key) > MAX_TOKEN_ID:
-                raise ValueError(f"{key!r} is not a token id")
+            is_id = len(key) <= MAX_ID_DIGITS and key.isascii() and key.isdigit()
+            if not is_id or int(key) > MAX_TOKEN_ID:
+                raise ValueError(f"{shortened(key)} is not a token id")
         return value
 
     @field_validator("stop", mode="before")
@@ -74,8 +76,6 @@ class SamplingFields(RequestModel):
             return None
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise ValueError("must be a text or a list of texts")
-        if len(texts) > MAX_STOP_TEXTS:
-            raise ValueError(f"at most {MAX_STOP_TEXTS} texts")
         return texts
 
     @model_validator(mode="after")
@@ -105,8 +105,11 @@ class SamplingFields(RequestModel):
         """Tokens whose log-probabilities stand beside each of the answer's; None: none at all."""
         ...
 
-    def sampling_params(self, max_tokens: int) -> SamplingParams:
-        """The sampling that this body asks for. Raises `ApiError` 400 naming the field."""
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+        """The sampling that this body asks for; None: as many tokens as fit.
+
+        Raises `ApiError` 400 naming the field.
+        """
         if max_tokens == 0 and not self.scores_prompt:
             name = self.token_limit[0]
             raise bad_request(name, "must be at least 1, or 0 with echo or prompt_logprobs")
@@ -148,5 +151,5 @@ def check_token_ids(value: list[Any]) -> tuple[int, ...]:
     """Token ids as a tuple. Raises `ValueError`."""
     for item in value:
         if type(item) is not int or not 0 <= item <= MAX_TOKEN_ID:
-            raise ValueError(f"{item!r} is not a token id")
+            raise ValueError(f"{shortened(item)} is not a token id")
     return tuple(value)

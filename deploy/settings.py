@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ..cluster.config import EngineConfig, Settings, unknown_key
 from ..core.errors import ConfigError
+from .api.schema.limits import RequestLimits
 from .api.tools.families import ReasoningParserName, ToolParserName
 from .tenants import TenantConfig, operator_keys, read_tenants, require_distinct
 
@@ -67,6 +68,14 @@ class ServerConfig(Settings):
         default=False,
         description="whether a request may bring a chat template, which is code: it runs in a "
         "sandbox for a bounded time, but may take memory",
+    )
+    limits: RequestLimits = Field(
+        default=RequestLimits(), description="what one request may hold; more is refused with 400"
+    )
+    min_priority: int = Field(
+        default=0,
+        description="least priority that the operator's requests may have, and everybody's where "
+        "there are no keys; requests of a lower number go first, so 0 lets nobody go before others",
     )
 
     allow_unauthenticated: bool = Field(
@@ -142,6 +151,13 @@ class ServerConfig(Settings):
         if self.cors_allow_credentials and "*" in self.cors_allow_origins:
             raise ConfigError("cors_allow_credentials", "needs origins that are named, not *")
         return self
+
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _read_limits(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return _build(RequestLimits, "limits", value)
 
     @field_validator("tenants", mode="before")
     @classmethod

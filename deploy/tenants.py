@@ -42,6 +42,11 @@ class TenantConfig(Settings):
         default=(), description="files that hold plain keys, one a line"
     )
     learn: bool = Field(default=True, description="false: nothing is learned of its requests")
+    min_priority: int = Field(
+        default=0,
+        description="least priority that its requests may have: those of a lower number go first, "
+        "so below 0 it may go before others",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+from ..cluster.loop_calls import off_loop
 from ..models.text.chat_template import ChatOptions, ChatTemplate
 from ..models.token_bytes import TokenBytes
 from .errors import bad_request
 
-# Above this many characters encoding takes milliseconds and must not hold up other streams.
-INLINE_CHARS = 20_000
+T = TypeVar("T")
+
+# Above so many characters or tokens, work takes milliseconds and must not hold up other streams.
+INLINE_CHARS = 4_000
+INLINE_TOKENS = 2_000
 # The same for templates, which take microseconds a message.
 INLINE_MESSAGES = 32
 TEMPLATE_TIMEOUT_S = 10.0
@@ -37,17 +40,24 @@ class TextCodec:
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Token ids of `text`; `special` adds the model's own special tokens."""
-        if len(text) <= INLINE_CHARS:
-            return self._encode(text, special)
-        return await asyncio.to_thread(self._encode, text, special)
+        return (await self.encode_all([text], special=special))[0]
+
+    async def encode_all(
+        self, texts: Sequence[str], *, special: bool = True
+    ) -> list[tuple[int, ...]]:
+        """Token ids of each text."""
+        is_short = sum(map(len, texts)) <= INLINE_CHARS
+
+        def encode() -> list[tuple[int, ...]]:
+            return [tuple(self.tokenizer.encode(one, add_special_tokens=special)) for one in texts]
+
+        return await _run(encode, is_short)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
         """The text of a chat. Raises `RequestError` as `ChatTemplate.render` does."""
         if _is_short(messages, options):
             return self.template.render(messages, options)
-        return await asyncio.to_thread(
-            self.template.render, messages, options, timeout_s=TEMPLATE_TIMEOUT_S
-        )
+        return await off_loop(self.template.render, messages, options, timeout_s=TEMPLATE_TIMEOUT_S)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
@@ -56,18 +66,23 @@ class TextCodec:
         text = await self.render_chat(messages, options or ChatOptions())
         return await self.encode(text, special=False)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included. Raises `ApiError` 400 for unknown ids."""
-        self._check(token_ids)
-        return self.tokenizer.decode(list(token_ids))
 
-    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        def decode() -> str:
+            self._check(token_ids)
+            return self.tokenizer.decode(list(token_ids))
+
+        return await _run(decode, len(token_ids) <= INLINE_TOKENS)
+
+    async def token_strs(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own spelling of each token."""
-        self._check(token_ids)
-        return self.tokenizer.convert_ids_to_tokens(list(token_ids))
 
-    def _encode(self, text: str, special: bool) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=special))
+        def spell() -> list[str]:
+            self._check(token_ids)
+            return self.tokenizer.convert_ids_to_tokens(list(token_ids))
+
+        return await _run(spell, len(token_ids) <= INLINE_TOKENS)
 
     def _check(self, token_ids: Sequence[int]) -> None:
         size = len(self.tokenizer)
@@ -85,3 +100,7 @@ def _is_short(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bo
     if any(not message.keys() <= {"role", "content", "name"} for message in messages):
         return False
     return sum(len(message["content"]) for message in messages) <= INLINE_CHARS
+
+
+async def _run(work: Callable[[], T], is_short: bool) -> T:
+    return work() if is_short else await off_loop(work)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
 from .api.bodies import Bodies
 from .api.chat_plan import ChatPlanner
+from .api.json_text import json_response
 from .engine_face import EngineFace
 from .protocol import DetokenizeRequest, TokenizeRequest
 from .settings import ServerConfig
@@ -32,12 +32,14 @@ class TokenRoutes:
             "count": len(tokens),
             "max_model_len": self._face.max_model_len,
             "tokens": tokens,
-            "token_strs": codec.token_strs(tokens) if body.return_token_strs else None,
+            "token_strs": await codec.token_strs(tokens) if body.return_token_strs else None,
         }
-        return self._bodies.tell_ignored(JSONResponse(answer), body)
+        response = await json_response(answer, len(tokens))
+        return self._bodies.tell_ignored(response, body)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
         body = await self._bodies.read(request, DetokenizeRequest)
-        answer = {"prompt": self._face.codec.decode(body.tokens)}
-        return self._bodies.tell_ignored(JSONResponse(answer), body)
+        text = await self._face.codec.decode(body.tokens)
+        response = await json_response({"prompt": text}, len(body.tokens))
+        return self._bodies.tell_ignored(response, body)

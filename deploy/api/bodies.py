@@ -12,6 +12,7 @@ from ..model_card import ServedModel
 from ..request_models import RequestModel
 from ..settings import ServerConfig
 from .ignored_fields import IgnoredFields
+from .parsing import parse_body
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
 
@@ -25,9 +26,15 @@ class Bodies:
         self._ignored = IgnoredFields(time.monotonic)
 
     async def read(self, request: Request, kind: type[RequestT]) -> RequestT:
-        """The body as a request of this kind. Raises `ApiError` 400, 404 or 413."""
-        data = await read_body(request, self._config.max_body_bytes)
-        body = kind.parse(data, ignore_unknown=self._config.ignore_unknown_fields)
+        """The body as a request of this kind.
+
+        Raises `ApiError` 400, 404 or 413, and `RequestError`.
+        """
+        config = self._config
+        data = await read_body(request, config.max_body_bytes)
+        body = await parse_body(
+            kind, data, config.limits, ignore_unknown=config.ignore_unknown_fields
+        )
         self._model.require(getattr(body, "model", None))
         return body
 

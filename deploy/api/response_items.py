@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from openai.types.chat import ChatCompletionTokenLogprob
+from ...core.output import TokenLogProb
+from .json_text import LazyList
 
 Data = dict[str, Any]
+Spell = Callable[[TokenLogProb], Data]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -33,16 +35,18 @@ class OutputItem(Protocol):
 class MessageItem:
     """Text for the user."""
 
-    def __init__(self) -> None:
+    def __init__(self, spell: Spell) -> None:
+        """`spell` gives the entry of a token's log-probability."""
         self.item_id = f"msg_{uuid.uuid4().hex}"
+        self._spell = spell
         self._text = ""
-        self._logprobs: list[Data] = []
+        self._tokens: list[TokenLogProb] = []
 
-    def add(self, text: str, logprobs: Sequence[ChatCompletionTokenLogprob]) -> Data:
-        """The event of more text."""
-        told = [one.model_dump() for one in logprobs]
+    def add(self, text: str, tokens: Sequence[TokenLogProb]) -> Data:
+        """The event of more text, with the log-probabilities of its tokens."""
+        told = [self._spell(token) for token in tokens]
         self._text += text
-        self._logprobs += told
+        self._tokens += tokens
         kind = "response.output_text.delta"
         return {"type": kind, "content_index": 0, "delta": text, "logprobs": told}
 
@@ -67,6 +71,10 @@ class MessageItem:
         done = {"type": "response.output_text.done", "content_index": 0}
         part = {"type": "response.content_part.done", "content_index": 0, "part": self._part}
         return [{**done, "text": self._text, "logprobs": self._logprobs}, part]
+
+    @property
+    def _logprobs(self) -> LazyList:
+        return LazyList(self._spell, list(self._tokens))
 
     @property
     def _part(self) -> Data:

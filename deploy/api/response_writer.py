@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from openai.types.chat import ChatCompletionTokenLogprob
 from openai.types.responses import Response, ResponseUsage
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
-from ...core.output import FinishReason, RequestMetrics
+from ...core.output import FinishReason, RequestMetrics, TokenLogProb
 from ..errors import ApiError
 from ..responses import Heading
-from .response_items import CallItem, Data, MessageItem, OutputItem, ReasoningItem, Status
+from .json_text import write_json
+from .response_items import (
+    CallItem,
+    Data,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    Spell,
+    Status,
+)
 from .schema.responses import ResponsesRequest
 from .tools.events import CallArguments, CallStart, Content, Event, Reasoning
 
@@ -22,7 +28,9 @@ from .tools.events import CallArguments, CallStart, Content, Event, Reasoning
 class ResponseWriter:
     """One response as it grows. Every call gives the events of what it adds."""
 
-    def __init__(self, heading: Heading, request: ResponsesRequest) -> None:
+    def __init__(self, heading: Heading, request: ResponsesRequest, spell: Spell) -> None:
+        """`spell` gives the entry of a token's log-probability."""
+        self._spell = spell
         self._heading = heading
         self._request = request
         self._ended: list[Data] = []
@@ -37,19 +45,22 @@ class ResponseWriter:
             self._event({"type": "response.in_progress", "response": self.body()}),
         ]
 
-    def add(
-        self, events: Iterable[Event], logprobs: Sequence[ChatCompletionTokenLogprob] = ()
-    ) -> list[Data]:
-        """The next parts of the answer. `logprobs` stand beside the text that comes first."""
+    def add(self, events: Iterable[Event], tokens: Sequence[TokenLogProb] = ()) -> list[Data]:
+        """The next parts of the answer. `tokens` stand beside the text that comes first."""
         told: list[Data] = []
         for event in events:
             match event:
                 case Content(text):
-                    item = self._item(MessageItem, told)
-                    told.append(self._placed(item.add(text, logprobs)))
-                    logprobs = ()
+                    if not isinstance(self._open, MessageItem):
+                        self._start(MessageItem(self._spell), told)
+                    assert isinstance(self._open, MessageItem)
+                    told.append(self._placed(self._open.add(text, tokens)))
+                    tokens = ()
                 case Reasoning(text):
-                    told.append(self._placed(self._item(ReasoningItem, told).add(text)))
+                    if not isinstance(self._open, ReasoningItem):
+                        self._start(ReasoningItem(), told)
+                    assert isinstance(self._open, ReasoningItem)
+                    told.append(self._placed(self._open.add(text)))
                 case CallStart(_, call_id, name):
                     self._start(CallItem(call_id, name), told)
                 case CallArguments(_, text):
@@ -61,7 +72,7 @@ class ResponseWriter:
         """The answer has ended. A response holds at least one item."""
         told: list[Data] = []
         if self._open is None:
-            self._start(MessageItem(), told)
+            self._start(MessageItem(self._spell), told)
         is_cut = reason == "length"
         self._end("incomplete" if is_cut else "completed", told)
         self._state = {"status": "incomplete" if is_cut else "completed", "usage": _usage(metrics)}
@@ -94,13 +105,7 @@ class ResponseWriter:
             **(_echo(request) | self._state),
             **(extra or {}),
         )
-        return response.model_dump(mode="json", exclude_unset=True, warnings=False)
-
-    def _item(self, kind: type[Any], told: list[Data]) -> Any:
-        """The open item, if it is of this kind, or a new one."""
-        if not isinstance(self._open, kind):
-            self._start(kind(), told)
-        return self._open
+        return response.model_dump(exclude_unset=True, warnings=False)
 
     def _start(self, item: OutputItem, told: list[Data]) -> None:
         if self._open is not None:
@@ -135,8 +140,7 @@ class ResponseWriter:
 
 def framed(event: Data) -> str:
     """An event as server-sent events spell it, with its name."""
-    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {event['type']}\ndata: {data}\n\n"
+    return f"event: {event['type']}\ndata: {write_json(event)}\n\n"
 
 
 def _echo(request: ResponsesRequest) -> Data:

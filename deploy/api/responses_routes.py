@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 
 from fastapi import Request, Response
 
+from ...cluster.loop_calls import off_loop
 from ...core.errors import RequestError
+from ..callers import caller_of
 from ..engine_face import EngineFace
 from ..errors import ApiError, to_api_error
 from ..event_stream import FramedEventStream, until_disconnect
 from ..generation import Answer, Job, Piece, run_job
 from ..generation_routes import GenerationRoutes
-from ..logprob_bodies import chat_logprobs
+from ..logprob_bodies import chat_logprob
 from ..metrics import ServerMetrics
 from ..model_card import ServedModel
 from ..responses import Heading, metrics_block
 from .bodies import Bodies
+from .json_text import write_json
 from .response_writer import ResponseWriter, framed
 from .schema.responses import ResponsesRequest, named_here
 from .tools.events import Parser
 from .tools.reasoning import PlainParser
+
+# A longer answer takes more than a millisecond to read and to write.
+INLINE_CHARS = 4_000
 
 
 class ResponsesRoutes:
@@ -53,13 +59,14 @@ class ResponsesRoutes:
             job, parser = await self._job(request, body, heading.response_id)
         except (ApiError, RequestError) as error:
             raise named_here(to_api_error(error)) from error
-        writer = _AnswerWriter(self._face, job, parser, ResponseWriter(heading, body))
+        spell = partial(chat_logprob, self._face.codec.bytes_of)
+        writer = _AnswerWriter(self._face, job, parser, ResponseWriter(heading, body, spell))
         if body.stream:
             events = writer.events(self._metrics)
             first = await until_disconnect(request.receive, anext(events))
             return self._bodies.tell_ignored(FramedEventStream(first, events), body)
-        text = await until_disconnect(request.receive, writer.whole(self._metrics))
-        return self._bodies.tell_ignored(Response(text, media_type="application/json"), body)
+        content = await until_disconnect(request.receive, writer.whole(self._metrics))
+        return self._bodies.tell_ignored(Response(content, media_type="application/json"), body)
 
     async def find(self, response_id: str) -> Response:
         """Nothing is found: responses are not kept."""
@@ -75,9 +82,12 @@ class ResponsesRoutes:
     ) -> tuple[Job, Parser]:
         """What to ask of the engine, and what reads its answer."""
         chat = body.chat()
+        options = caller_of(request).own(chat.request_options())
         plan = await self._generation.plan(chat)
         prompt = chat.cut_prompt(plan.prompt, self._face.max_model_len)
-        job = self._generation.job(request, chat, [prompt], response_id, shape=plan.shape)
+        job = await self._generation.job(
+            chat, [prompt], response_id, options=options, shape=plan.shape
+        )
         return job, PlainParser() if plan.new_parser is None else plan.new_parser()
 
 
@@ -93,14 +103,17 @@ class _AnswerWriter:
         self._response = response
         self._answer: Answer = job.answers()[0]
 
-    async def whole(self, metrics: ServerMetrics) -> str:
+    async def whole(self, metrics: ServerMetrics) -> bytes:
         """The body as JSON. Raises what `run_job` raises."""
         async with aclosing(run_job(self._face, self._job, metrics)) as deltas:
             async for _, delta in deltas:
                 self._answer.add(delta)
+        is_short = len(self._answer.text) <= INLINE_CHARS
+        return self._body() if is_short else await off_loop(self._body)
+
+    def _body(self) -> bytes:
         self._write(self._answer.whole())
-        body = self._response.body(metrics_block([self._answer]))
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        return write_json(self._response.body(metrics_block([self._answer]))).encode()
 
     async def events(self, metrics: ServerMetrics) -> AsyncGenerator[str, None]:
         """The events of a stream, with their names.
@@ -126,11 +139,10 @@ class _AnswerWriter:
     def _write(self, piece: Piece) -> list[dict[str, object]]:
         """The events of a piece."""
         tokens = [token for token in piece.log_probs or () if token is not None]
-        logprobs = chat_logprobs(tokens, self._face.codec.bytes_of)
         events = self._parser.push(piece.text)
         if piece.finish_reason is not None:
             events += self._parser.finish()
-        told = self._response.add(events, logprobs)
+        told = self._response.add(events, tokens)
         if piece.finish_reason is not None:
             metrics = [] if self._answer.metrics is None else [self._answer.metrics]
             told += self._response.finish(piece.finish_reason, metrics)
