@@ -51,9 +51,7 @@ async def plain_rate(engine: AsyncEngine, num_streams: int, num_tokens: int) -> 
 
 async def keep_constrained(engine: AsyncEngine, form: StructuredOutput, counts: list[int]) -> None:
     """One constrained request after the other; those that exceed a limit end with an error."""
-    params = SamplingParams(
-        max_tokens=300, min_tokens=200, temperature=1.0, structured_output=form
-    )
+    params = SamplingParams(max_tokens=300, min_tokens=200, temperature=1.0, structured_output=form)
     while True:
         try:
             async for delta in engine.stream("x = ", params):
@@ -77,6 +75,7 @@ async def beside(
 
 
 async def measure(args: argparse.Namespace) -> None:
+    """Print what each form leaves of the plain rate."""
     config = EngineConfig(model="demo", max_num_seqs=args.streams + 1)
     engine = AsyncEngine(config)
     await engine.start()

@@ -118,9 +118,16 @@ class EngineThread:
         Raises `CapacityError`; `StageLost`, `EngineFailed`, `EngineClosed` while it is down.
         """
         try:
-            self.call(self._add(request, stop)).result()
+            self.submit(request, stop).result()
         except CancelledError:
             raise EngineClosed("the engine was closed") from None
+
+    def submit(self, request: Request, stop: StopRule) -> Future[None]:
+        """Queue a request between two steps; the future raises what `add` raises.
+
+        It is cancelled where the thread ends first.
+        """
+        return self.call(self._add(request, stop))
 
     def cancel(self, request_id: str) -> None:
         """End a request soon; an unknown id is ignored. Does not wait."""

@@ -6,6 +6,27 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Threads that run Python keep the interpreter for 5 ms each time they get it: so many of them make
+# a loop wait for at most some 20 ms. Tokenizers and numpy run beside it.
+MAX_BUSY_THREADS = 4
+_busy = ThreadPoolExecutor(MAX_BUSY_THREADS, thread_name_prefix="draftline-work")
+
+
+async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of work that takes long enough to hold up a loop, in one of a few threads.
+
+    Work waits until a thread is free, so it must not block on anything but the processor. A single
+    call into C code that keeps the interpreter's lock holds up the loop from there, too.
+    """
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_busy, partial(function, *args, **kwargs))
 
 
 def call_on_loop(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..core.banned_sequences import BannedSequences
 from ..core.constraint import Constraint
 from ..core.errors import RequestError
 from ..core.request import Request, Sink
+from ..core.request_checks import shortened
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..core.stop import StopRule, stop_token_ids
@@ -20,6 +22,7 @@ from ..core.token_rules import TokenRules, rules_of
 from ..core.types import Int32
 from ..models.grammar import GrammarConstraint, GrammarFactory
 from ..models.model_info import ModelInfo
+from ..models.text.bad_words import bad_word_ids
 from ..models.tokenizer import TextStream
 
 Prompt = str | Sequence[int]
@@ -35,21 +38,25 @@ class RequestFactory:
     grammars: GrammarFactory
     random_seed: Callable[[], int] = lambda: secrets.randbits(62)
 
-    def build(  # noqa: PLR0917 - the parts of a request
+    def build(  # noqa: PLR0913 - the parts of a request
         self,
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
         sink: Sink,
         options: RequestOptions,
+        *,
         constraint: Constraint | None = None,
+        num_kv_slots: int | None = None,
     ) -> tuple[Request, StopRule]:
         """A request and its stop rule. Raises `RequestError` naming prompt or parameter.
 
-        constraint  of `params.structured_output`, where it is there already
+        constraint    of `params.structured_output`, where it is there already
+        num_kv_slots  tokens that the engine's KV cache holds; None: no bound
         """
         prompt_ids = self.prompt_ids(prompt)
-        max_tokens = self._max_tokens(len(prompt_ids), params)
+        max_tokens = self._max_tokens(len(prompt_ids), params, num_kv_slots)
+        params, sequences = self._without_bad_words(params)
         self._check_tokens(params)
         request = Request(
             request_id=request_id,
@@ -59,9 +66,13 @@ class RequestFactory:
             max_tokens=max_tokens,
             sink=sink,
             options=options,
-            rules=self._rules(params, constraint),
+            rules=self._rules(params, constraint, sequences),
         )
-        stream = TextStream(self.tokenizer, prompt_ids.tolist())
+        stream = TextStream(
+            self.tokenizer,
+            prompt_ids.tolist(),
+            skip_special_tokens=params.skip_special_tokens,
+        )
         return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
 
     def prompt_ids(self, prompt: Prompt) -> Int32:
@@ -76,13 +87,14 @@ class RequestFactory:
         return np.array(ids, dtype=np.int32)
 
     def _check_ids(self, ids: Sequence[object]) -> None:
+        size = self.info.vocab_size
         for index, token in enumerate(ids):
             if not isinstance(token, int) or isinstance(token, bool):
                 raise RequestError(f"prompt[{index}]", "must be a token id, a whole number")
-            if not 0 <= token < self.info.vocab_size:
+            if not 0 <= token < size:
                 raise RequestError(
                     f"prompt[{index}]",
-                    f"token id {token} is outside the vocabulary of {self.info.vocab_size}",
+                    f"token id {shortened(token)} is outside the vocabulary of {size}",
                 )
 
     def _check_tokens(self, params: SamplingParams) -> None:
@@ -104,6 +116,19 @@ class RequestFactory:
         ):
             raise RequestError("banned_token_ids", "leaves no token that may be chosen")
 
+    def _without_bad_words(
+        self, params: SamplingParams
+    ) -> tuple[SamplingParams, BannedSequences | None]:
+        """Bad words of one token become banned tokens, which drafters know of; the others."""
+        if not params.bad_words:
+            return params, None
+        size = self.info.vocab_size
+        words = bad_word_ids(params.bad_words, self.tokenizer)
+        single = [word[0] for word in words if len(word) == 1 and word[0] < size]
+        longer = [word for word in words if len(word) > 1]
+        params = replace(params, banned_token_ids=(*params.banned_token_ids, *single))
+        return params, BannedSequences(longer, size) if longer else None
+
     def constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
         """Begins to prepare the form of an answer, which may take seconds; None: it has none.
 
@@ -112,23 +137,37 @@ class RequestFactory:
         form = params.structured_output
         return None if form is None else self.grammars.constraint(form)
 
-    def _rules(self, params: SamplingParams, constraint: Constraint | None) -> TokenRules | None:
+    def _rules(
+        self,
+        params: SamplingParams,
+        constraint: Constraint | None,
+        sequences: BannedSequences | None,
+    ) -> TokenRules | None:
         if constraint is None and (preparing := self.constraint(params)) is not None:
             constraint = preparing.result()
         end_ids = stop_token_ids(params, self.info.eos_token_ids)
-        return rules_of(params, end_ids, self.info.vocab_size, constraint)
+        return rules_of(params, end_ids, self.info.vocab_size, constraint, sequences)
 
-    def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
-        room = self.max_model_len - prompt_len
-        if room < 1:
+    def _max_tokens(self, prompt_len: int, params: SamplingParams, num_kv_slots: int | None) -> int:
+        """Most tokens of the answer: what is asked for, or as many as fit."""
+        most, place = self.max_model_len, f"the context of {self.max_model_len}"
+        if num_kv_slots is not None and num_kv_slots < most:
+            most, place = num_kv_slots, f"the KV cache of {num_kv_slots} (kv_cache_tokens)"
+        room = most - prompt_len
+        if room < (params.max_tokens != 0):
             raise RequestError(
-                "prompt",
-                f"has {prompt_len} tokens; the context holds {self.max_model_len} with the answer",
+                "prompt", f"has {prompt_len} tokens, which leave no room for an answer in {place}"
             )
         if params.max_tokens is not None and params.max_tokens > room:
             raise RequestError(
                 "max_tokens",
-                f"{params.max_tokens} and the prompt's {prompt_len} tokens exceed the context of "
-                f"{self.max_model_len}; at most {room} fit",
+                f"{params.max_tokens} and the prompt's {prompt_len} tokens exceed {place}; at most "
+                f"{room} fit",
+            )
+        if params.min_tokens > room:
+            raise RequestError(
+                "min_tokens",
+                f"{params.min_tokens} and the prompt's {prompt_len} tokens exceed {place}; at most "
+                f"{room} fit",
             )
         return room if params.max_tokens is None else params.max_tokens

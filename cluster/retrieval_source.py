@@ -11,6 +11,7 @@ from ..core.learner import Ended, Learner
 from ..core.lookup import Lookup
 from ..models.fingerprint import tokenizer_hash
 from ..retrieval_store.learning_queue import LearningQueue
+from ..retrieval_store.lookup import load_compiled_lookup
 from ..retrieval_store.open_store import open_learning, open_store
 from ..retrieval_store.service import Expected, RetrievalService
 from .retrieval_client import GrpcLookup
@@ -41,6 +42,8 @@ def open_source(
     With `learns_for`, the served model, ended requests are learned, but for the namespaces in
     `learn_off`; a folder need not exist then. Raises `StoreError` and `ConfigError`.
     """
+    # The first lookup would compile its loops within a step.
+    load_compiled_lookup()
     expected = None
     if model is not None:
         from ..models.model_info import read_model_info  # noqa: PLC0415

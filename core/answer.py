@@ -46,4 +46,5 @@ class Answer:
             metrics=last.metrics,
             log_probs=tuple(one for delta in self.deltas for one in delta.log_probs),
             prompt_log_probs=self.deltas[0].prompt_log_probs,
+            stop_reason=last.stop_reason,
         )

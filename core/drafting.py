@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .acceptance_rules import COUPLED, rule_for
 from .budget import NodeBudget
-from .constraint import rows_in
+from .constraint import TreeForm, rows_in
 from .merge import merge_all
 from .ports import ProposalSource
 from .request import RequestState
@@ -131,6 +131,22 @@ class Drafting:
         )
         parts = zip(states, trees, proposals, limits, strict=True)
         return [OfferedTree(*part) for part in parts]
+
+    def allow(self, offered: OfferedTree, form: TreeForm | None) -> OfferedTree:
+        """The nodes that the request's rules allow: no other costs a row.
+
+        `form`: what its constraint allows, where it has one. Trees of draws stay as they are.
+        """
+        state, tree = offered.state, offered.tree
+        rules = state.request.rules
+        if rules is None or self._acceptance != COUPLED:
+            return offered
+        answered = state.last_answered(rules.lookback)
+        allowed = rules.allowed(tree, state.num_answered, answered, form)
+        masks = None
+        if form is not None:
+            masks = form.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
+        return replace(offered, tree=tree.keep(allowed), form=masks)
 
     def choose(self, offered: Sequence[OfferedTree], offers: Offers | None) -> list[TreeStep]:
         """The nodes that are worth their time, over all trees together."""

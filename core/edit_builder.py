@@ -27,7 +27,10 @@ def build_edits(
     choice does not depend on what was drafted beside it. None: nothing is changed.
     """
     params, rules = state.request.params, state.request.rules
-    mask = rules.masks(tree, state.num_answered, form) if rules is not None else None
+    mask = None
+    if rules is not None:
+        answered = state.last_answered(rules.lookback)
+        mask = rules.masks(tree, state.num_answered, answered, form)
     return edits_of(params, state.token_counts, mask, tree, first_row)
 
 

@@ -84,7 +84,7 @@ class EngineCore:
         self._clock = clock
         self._acceptance = acceptance
         self._trace = trace
-        self._forms = FormQueue(self._fail)
+        self._forms = FormQueue(self._drafting.allow, self._fail)
         self.deadline = StepDeadline(step_timeout_s)
         self._flights: deque[_Flight] = deque()
         self._states: dict[str, RequestState] = {}
@@ -321,6 +321,10 @@ class EngineCore:
             return
         state.first_token_time = self._clock()
         tokens = chosen.tokens.tolist()
+        if not state.stop.num_tokens_left:
+            # Only the prompt was to be computed.
+            self._emit(state, Advance(0, "", "length"), [], [], ())
+            return
         advance = state.stop.advance(tokens)
         self._append(state, tokens, {}, {})
         log_probs = chosen.logprobs_of([0], state.request.params.logprobs)
@@ -357,6 +361,7 @@ class EngineCore:
             sources=tuple(sources),
             text=advance.text,
             finish_reason=advance.finish_reason,
+            stop_reason=advance.stop_reason,
             log_probs=log_probs,
             prompt_log_probs=None if prompt_log_probs is None else tuple(prompt_log_probs),
         )

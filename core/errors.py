@@ -44,7 +44,16 @@ class DamagedError(StoreError):
 
 
 class CapacityError(DraftlineError):
-    """Queues or memory are full now; the same request may succeed later."""
+    """Queues or memory are full now; the same request may succeed later.
+
+    `retry_after_s`, where it is known, says when.
+    """
+
+    retry_after_s: int | None = None
+
+
+class ReaderTooSlow(DraftlineError):
+    """A stream's reader takes its deltas so slowly that they pile up; the request ends."""
 
 
 class ProtocolError(DraftlineError):
@@ -61,10 +70,6 @@ class StageError(DraftlineError):
 
 class StageLost(DraftlineError):
     """A pipeline stage died or hangs; the replica recovers and its requests go on."""
-
-
-class DeviceLost(StageLost):
-    """A device of this process can compute nothing any more; the process must be replaced."""
 
 
 class EngineFailed(DraftlineError):

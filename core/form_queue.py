@@ -16,6 +16,7 @@ from .request import RequestState
 # How long a step that only late requests could take part in waits before it looks for others.
 IDLE_WAIT_S = 0.01
 
+Allow = Callable[[OfferedTree, TreeForm | None], OfferedTree]
 Fail = Callable[[RequestState, DraftlineError], None]
 
 
@@ -32,10 +33,11 @@ class FormQueue:
     another's grammar. Its text does not depend on that.
     """
 
-    __slots__ = ("_fail", "_pending")
+    __slots__ = ("_allow", "_fail", "_pending")
 
-    def __init__(self, fail: Fail) -> None:
-        """`fail` ends a request whose form cannot be followed."""
+    def __init__(self, allow: Allow, fail: Fail) -> None:
+        """`allow` cuts a tree by its request's rules; `fail` ends a request where that fails."""
+        self._allow = allow
         self._fail = fail
         self._pending: dict[str, _Pending] = {}
 
@@ -80,17 +82,21 @@ class FormQueue:
             self._pending[state.request_id] = _Pending(offered, form)
 
     def _joined(self, offered: OfferedTree, most_nodes: int) -> OfferedTree | None:
-        """A request's tree with its form; the one that the form was asked for."""
+        """A request's tree by its rules; where it has a form, the one that the form was asked for.
+
+        None if the request was cancelled meanwhile, has failed, or its form is late.
+        """
         state = offered.state
         if _constraint(state) is None:
-            return offered
+            with Contained(state.request_id, partial(self._fail, state)):
+                return self._allow(offered, None)
+            return None
         pending = self._pending.get(state.request_id)
-        # Cancelled meanwhile, failed, or late.
         if pending is None or not pending.form.done():
             return None
         del self._pending[state.request_id]
         with Contained(state.request_id, partial(self._fail, state)):
-            formed = _formed(pending.offered, pending.form.result())
+            formed = self._allow(pending.offered, pending.form.result())
             return replace(formed, max_nodes=min(formed.max_nodes, most_nodes))
         return None
 
@@ -100,15 +106,6 @@ async def _wait(pending: Sequence[_Pending], seconds: float, *, for_any: bool = 
     if late:
         until = asyncio.FIRST_COMPLETED if for_any else asyncio.ALL_COMPLETED
         await asyncio.wait(late, timeout=seconds, return_when=until)
-
-
-def _formed(offered: OfferedTree, form: TreeForm) -> OfferedTree:
-    """The nodes that the request may take, with their masks: no other costs a row."""
-    rules = offered.state.request.rules
-    assert rules is not None
-    allowed = rules.allowed(offered.tree, offered.state.num_answered, form)
-    rows = [0, *(node + 1 for node in allowed.nonzero()[0].tolist())]
-    return replace(offered, tree=offered.tree.keep(allowed), form=form.masks[rows])
 
 
 def _constraint(state: RequestState) -> Constraint | None:

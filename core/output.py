@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "cancelled"]
+# The stop text or the stop token's id that ended an answer; None for any other end.
+StopReason = str | int | None
 
 # The source of a token that no drafter proposed: the target's own next token.
 TARGET_SOURCE = "target"
@@ -79,7 +81,7 @@ class Delta:
     log_probs, if they were asked for, run in parallel to them; those of the prompt, whose first
     token has none, come with the first delta.
     text is final: it never takes part in a later stop text, and may lag behind token_ids.
-    The last delta has a finish_reason and metrics.
+    The last delta has a finish_reason, its stop_reason and metrics.
     """
 
     request_id: str
@@ -90,6 +92,7 @@ class Delta:
     metrics: RequestMetrics | None = None
     log_probs: tuple[TokenLogProb, ...] = ()
     prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
+    stop_reason: StopReason = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +108,4 @@ class RequestOutput:
     metrics: RequestMetrics
     log_probs: tuple[TokenLogProb, ...] = ()
     prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
+    stop_reason: StopReason = None

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from .block_pool import BlockPool
-from .errors import CapacityError
+from .errors import CapacityError, RequestError
 from .prefix_keys import PrefixKeys
 from .request import RequestState
 from .step_builder import PromptChunk
@@ -64,6 +64,11 @@ class Scheduler:
         return self._pool.block_size
 
     @property
+    def num_slots(self) -> int:
+        """KV slots of the whole cache: most tokens of one request."""
+        return self._pool.num_blocks * self._pool.block_size
+
+    @property
     def max_probe_rows(self) -> int:
         """Rows that one request's drafters may probe with in a step."""
         return self._limits.max_probe_rows
@@ -74,13 +79,16 @@ class Scheduler:
         return self._pool.usage
 
     def add(self, state: RequestState) -> None:
-        """Queue a request. Raises `CapacityError` when the queue is full or it can never fit."""
+        """Queue a request.
+
+        Raises `RequestError` for one that can never fit, `CapacityError` when the queue is full.
+        """
         slots = state.prompt_len + state.request.max_tokens
-        if self._pool.blocks_for(slots) > self._pool.num_blocks:
-            raise CapacityError(
-                f"the request needs {slots} KV slots, the engine has "
-                f"{self._pool.num_blocks * self._pool.block_size}; lower max_tokens or raise "
-                "kv_cache_tokens"
+        if slots > self.num_slots:
+            raise RequestError(
+                "max_tokens",
+                f"{state.request.max_tokens} and the prompt's {state.prompt_len} tokens exceed the "
+                f"KV cache of {self.num_slots} (kv_cache_tokens of the server)",
             )
         most = self._limits.max_running + self._limits.max_waiting
         if len(self.running) + len(self.waiting) >= most:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from .output import FinishReason
+from .output import FinishReason, StopReason
 from .sampling_params import SamplingParams
+from .stop_texts import StopMatch, StopTexts
 
 
 class TextStream(Protocol):
@@ -28,11 +29,16 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: Sequence[int]) -> froz
 
 
 class Advance(NamedTuple):
-    """Offered tokens that belong to the answer, the text they make final, and why it ends."""
+    """Offered tokens that belong to the answer, the text they make final, and why it ends.
+
+    stop_reason  the stop text, or the id out of `stop_token_ids`, that ended it; None for anything
+                 else, as the model's end-of-sequence token
+    """
 
     num_tokens: int
     text: str
     finish_reason: FinishReason | None
+    stop_reason: StopReason = None
 
 
 class StopRule:
@@ -40,13 +46,14 @@ class StopRule:
 
     A stop token belongs to the answer's tokens but not to its text. A stop text ends the answer at
     the token that completes it and is cut from the text; text that may become the start of a stop
-    text is held back until that is decided. Before the answer's `min_tokens` nothing ends it but
-    its length: the target may not choose a stop token then (`core/token_rules.py`), and a stop text
-    is plain text.
+    text is held back until that is decided. With `include_stop_str_in_output` both stay in the
+    text, which ends with them. Before the answer's `min_tokens` nothing ends it but its length: the
+    target may not choose a stop token then (`core/token_rules.py`), and a stop text is plain text.
     """
 
     __slots__ = (
-        "_held", "_max_tokens", "_min_tokens", "_num_tokens", "_stop", "_stop_ids", "_stream",
+        "_eos_ids", "_includes_stop", "_max_tokens", "_min_tokens", "_num_tokens", "_stop_ids",
+        "_stop_texts", "_stream",
     )  # fmt: skip
 
     def __init__(
@@ -57,12 +64,13 @@ class StopRule:
         stream: TextStream,
     ) -> None:
         self._stop_ids = stop_token_ids(params, eos_token_ids)
+        self._eos_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
-        self._stop = params.stop
+        self._stop_texts = StopTexts(params.stop) if params.stop else None
         self._max_tokens = max_tokens
         self._stream = stream
         self._num_tokens = 0
-        self._held = ""
 
     @property
     def num_tokens_left(self) -> int:
@@ -82,47 +90,35 @@ class StopRule:
         text = ""
         for index, token_id in enumerate(token_ids):
             self._num_tokens += 1
-            stopped = token_id in self._stop_ids
-            if not stopped:
-                self._held += self._stream.push(token_id)
-            cut = self._find_stop() if self._stop else None
-            ended = stopped or cut is not None or self._num_tokens == self._max_tokens
-            if ended:
-                reason: FinishReason = "stop" if stopped or cut is not None else "length"
-                return Advance(index + 1, text + self._last_text(cut), reason)
-            text += self._release()
+            is_stop = token_id in self._stop_ids
+            is_hidden = is_stop and not self._includes_stop
+            new, match = self._feed("" if is_hidden else self._stream.push(token_id))
+            text += new
+            if match is not None and not is_stop:
+                return Advance(index + 1, text, "stop", match.text)
+            if is_stop or self._num_tokens == self._max_tokens:
+                text += self._rest() if match is None else ""
+                reason: FinishReason = "stop" if is_stop else "length"
+                return Advance(index + 1, text, reason, self._named(token_id) if is_stop else None)
         return Advance(len(token_ids), text, None)
 
     def _may_end(self, token_ids: Sequence[int]) -> bool:
         """False where no stop text is looked for and none of these tokens is the last."""
         is_long = self._num_tokens + len(token_ids) >= self._max_tokens
-        return bool(self._stop) or is_long or not self._stop_ids.isdisjoint(token_ids)
+        has_texts = self._stop_texts is not None
+        return has_texts or is_long or not self._stop_ids.isdisjoint(token_ids)
 
-    def _last_text(self, cut: int | None) -> str:
-        if cut is None:
-            self._held += self._stream.flush()
-            cut = self._find_stop()
-        return self._held if cut is None else self._held[:cut]
+    def _feed(self, piece: str) -> tuple[str, StopMatch | None]:
+        """Text that is final with this piece, and the stop text that ends it."""
+        if self._stop_texts is None or self._num_tokens <= self._min_tokens:
+            return piece, None
+        return self._stop_texts.feed(piece, keep_match=self._includes_stop)
 
-    def _find_stop(self) -> int | None:
-        """Where the earliest stop text begins in the text that is held back."""
-        if self._num_tokens <= self._min_tokens:
-            return None
-        starts = [start for text in self._stop if (start := self._held.find(text)) >= 0]
-        return min(starts, default=None)
+    def _rest(self) -> str:
+        """Text that an answer without further tokens still has."""
+        new, match = self._feed(self._stream.flush())
+        held = self._stop_texts.held if self._stop_texts is not None and match is None else ""
+        return new + held
 
-    def _release(self) -> str:
-        """Give out the held text but for a tail that a stop text might begin with."""
-        if not self._stop or self._num_tokens <= self._min_tokens:
-            released, self._held = self._held, ""
-            return released
-        keep = max((_overlap(self._held, text) for text in self._stop), default=0)
-        split = len(self._held) - keep
-        released, self._held = self._held[:split], self._held[split:]
-        return released
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that ends `text`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+    def _named(self, token_id: int) -> int | None:
+        return None if token_id in self._eos_ids else token_id

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.request_options import RequestOptions
+from ..core.errors import RequestError
+from ..core.request_options import MAX_PRIORITY, RequestOptions
 from ..retrieval_store.lookup import SHARED
 from .errors import ApiError
 from .settings import ServerConfig
-from .tenants import key_digest
 
 # Load balancers and Kubernetes probes come without a key.
 OPEN_PATHS = frozenset({"/health", "/ping"})
@@ -29,10 +29,12 @@ class Caller:
 
     namespace  a tenant's name, or `shared` for the operator and for a server without tenants
     learn      whether drafters may learn from its requests
+    min_priority  least priority that its requests may have; those of a lower number go first
     """
 
     namespace: str = SHARED
     learn: bool = True
+    min_priority: int = 0
 
     @property
     def is_tenant(self) -> bool:
@@ -40,7 +42,13 @@ class Caller:
         return self.namespace != SHARED
 
     def own(self, options: RequestOptions) -> RequestOptions:
-        """What a body asks for, as this caller's."""
+        """What a body asks for, as this caller's. Raises `RequestError` for its priority."""
+        if options.priority < self.min_priority:
+            raise RequestError(
+                "priority",
+                f"{options.priority} is more than this key allows; send a number from "
+                f"{self.min_priority} to {MAX_PRIORITY}: a lower one goes first",
+            )
         return replace(options, namespace=self.namespace, store=options.store and self.learn)
 
 
@@ -57,11 +65,16 @@ def require_operator(request: Request) -> None:
         )
 
 
+def operator_of(config: ServerConfig) -> Caller:
+    """Who sends requests with the operator's keys, and all requests where there are no keys."""
+    return Caller(min_priority=config.min_priority)
+
+
 def callers_by_key(config: ServerConfig) -> dict[str, Caller]:
     """SHA-256 of each key -> whose it is."""
-    found = {key_digest(key): Caller() for key in config.api_keys}
+    found = dict.fromkeys(config.api_key_sha256, operator_of(config))
     for tenant in config.tenants:
-        caller = Caller(namespace=tenant.name, learn=tenant.learn)
+        caller = Caller(namespace=tenant.name, learn=tenant.learn, min_priority=tenant.min_priority)
         found |= dict.fromkeys(tenant.key_sha256, caller)
     return found
 
@@ -69,11 +82,15 @@ def callers_by_key(config: ServerConfig) -> dict[str, Caller]:
 class ApiKeys:
     """Finds the caller by the bearer token; 401 for an unknown one.
 
-    callers  as of `callers_by_key`; without any, everything is open, and every caller `shared`
+    callers    as of `callers_by_key`; without any, everything is open, and all are `anonymous`
+    anonymous  who comes without a key where none is needed
     """
 
-    def __init__(self, app: ASGIApp, callers: Mapping[str, Caller]) -> None:
+    def __init__(
+        self, app: ASGIApp, callers: Mapping[str, Caller], anonymous: Caller = Caller()
+    ) -> None:
         self._app = app
+        self._anonymous = anonymous
         self._callers = [(digest.encode(), caller) for digest, caller in callers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +98,7 @@ class ApiKeys:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        caller = Caller()
+        caller = self._anonymous
         if self._callers and scope["path"] not in OPEN_PATHS:
             try:
                 caller = self._find(Headers(scope=scope).get("authorization", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -14,21 +15,28 @@ from transformers import PreTrainedTokenizerBase
 from ..cluster.assembly import Assembly, MakePipeline, ModelPlan, plan_model
 from ..cluster.config import EngineConfig
 from ..cluster.engine_thread import EngineThread, Health
+from ..cluster.loop_calls import off_loop
 from ..cluster.request_factory import Prompt, RequestFactory
 from ..core.acceptance_rules import COUPLED
 from ..core.answer import Answer
-from ..core.errors import DraftlineError, RequestError
+from ..core.errors import CapacityError, RequestError
 from ..core.output import Delta, RequestOutput
-from ..core.request import Sink
+from ..core.request import Request, Sink
+from ..core.request_checks import shortened
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
+from ..core.stop import StopRule
 from ..models.grammar import GrammarConstraint
 from ..models.model_info import ModelInfo
+from .delta_queue import DeltaQueue
 from .engine_stats import EngineStats
+from .finish_rate import FinishRate, retry_after_s
 from .placement import Placement, stages_have_gpu
 
 if TYPE_CHECKING:
     from ..actors.kept_actors import KeeperClient
+
+MAX_UNREAD_BYTES = 8 * 1024 * 1024
 
 
 class _Replica:
@@ -125,16 +133,8 @@ class _Replica:
         constraint: GrammarConstraint | None,
     ) -> tuple[int, ...]:
         """Queue a request; its prompt's token ids. Raises `RequestError`, `CapacityError`."""
-        try:
-            self._check_drafters(options)
-            request, stop = self._factory.build(
-                request_id, prompt, params, sink, options, constraint
-            )
-            self._thread.add(request, stop)
-        except BaseException:
-            if constraint is not None:
-                constraint.close()
-            raise
+        request, stop = self._prepare(request_id, prompt, params, sink, options, constraint)
+        self._thread.add(request, stop)
         return tuple(request.prompt_ids.tolist())
 
     def _constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
@@ -146,13 +146,40 @@ class _Replica:
             )
         return self._factory.constraint(params)
 
+    def _prepare(  # noqa: PLR0917 - the parts of a request
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Sink,
+        options: RequestOptions,
+        constraint: GrammarConstraint | None,
+    ) -> tuple[Request, StopRule]:
+        """A request that this engine can run. Raises `RequestError`."""
+        self._check_drafters(options)
+        return self._factory.build(
+            request_id,
+            prompt,
+            params,
+            sink,
+            options,
+            constraint=constraint,
+            num_kv_slots=self._num_kv_slots,
+        )
+
+    @property
+    def _num_kv_slots(self) -> int | None:
+        """Tokens whose KV the engine can hold; None before it has started."""
+        return None if self._assembly is None else self._assembly.scheduler.num_slots
+
     def _check_drafters(self, options: RequestOptions) -> None:
         known = [drafter.source for drafter in self.config.drafters]
         for name in options.drafters or ():
             if name not in known:
+                names = ", ".join(known) or "none"
                 raise RequestError(
                     "speculative.drafters",
-                    f"{name!r} is no drafter of this engine; known: {', '.join(known) or 'none'}",
+                    f"{shortened(name)} is no drafter of this engine; known: {names}",
                 )
 
 
@@ -211,7 +238,22 @@ class Engine(_Replica):
 
 
 class AsyncEngine(_Replica):
-    """An engine for servers: streams of deltas on the caller's event loop."""
+    """An engine for servers: streams of deltas on the caller's event loop.
+
+    `max_unread_bytes` bounds what waits for a stream's reader; more ends the request. None: 8 MiB.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        engine_id: str = "0",
+        pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
+        max_unread_bytes: int | None = None,
+    ) -> None:
+        super().__init__(config, engine_id=engine_id, pipelines=pipelines)
+        self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
+        self._rate = FinishRate()
 
     async def start(self) -> None:
         """Load stages and drafters. Raises `ConfigError`, `CheckpointError` or `StoreError`."""
@@ -235,42 +277,50 @@ class AsyncEngine(_Replica):
         """
         request_id = request_id or f"request-{uuid.uuid4().hex}"
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Delta | DraftlineError] = asyncio.Queue()
-
-        def hear(event: Delta | DraftlineError) -> None:
-            # A server that shuts down closes its loop before the engine's last word.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(events.put_nowait, event)
+        deltas = DeltaQueue(
+            loop, self._max_unread_bytes, on_full=lambda: self._thread.cancel(request_id)
+        )
 
         params = params or SamplingParams()
-        # Not in a thread of the pool that all requests are added by: it may take seconds.
+        # It may take seconds, in a process of its own.
         preparing = self._constraint(params)
         constraint = None if preparing is None else await asyncio.wrap_future(preparing)
-        adding = asyncio.create_task(
-            asyncio.to_thread(
-                self._add,
+
+        async def add() -> None:
+            request, stop = await off_loop(
+                self._prepare,
                 request_id,
                 prompt,
                 params,
-                hear,
+                deltas.hear,
                 options or RequestOptions(),
                 constraint,
             )
-        )
+            # Between two steps of the engine, which may take a while.
+            await asyncio.wrap_future(self._thread.submit(request, stop))
+
+        adding = asyncio.create_task(add())
         try:
             await asyncio.shield(adding)
             while True:
-                event = await events.get()
-                if isinstance(event, DraftlineError):
-                    raise event
-                yield event
-                if event.finish_reason is not None:
+                delta = await deltas.next()
+                if delta.finish_reason is not None:
+                    self._rate.finished(time.monotonic())
+                yield delta
+                if delta.finish_reason is not None:
                     return
+        except CapacityError as error:
+            error.retry_after_s = self._retry_after_s()
+            raise
         finally:
             # Whoever leaves while the request is still being added leaves it to be cancelled then.
             adding.add_done_callback(lambda task: self._cancel(request_id, task))
 
-    def _cancel(self, request_id: str, adding: asyncio.Task[tuple[int, ...]]) -> None:
+    def _retry_after_s(self) -> int:
+        stats, rate = self.stats(), self._rate.per_second(time.monotonic())
+        return retry_after_s(stats.num_waiting, stats.num_running, rate)
+
+    def _cancel(self, request_id: str, adding: asyncio.Task[None]) -> None:
         if not adding.cancelled() and adding.exception() is None:
             self._thread.cancel(request_id)
 
@@ -284,7 +334,8 @@ class AsyncEngine(_Replica):
     ) -> RequestOutput:
         """The whole answer of one prompt; as `stream`."""
         answer = Answer(request_id or f"request-{uuid.uuid4().hex}")
-        answer.prompt_ids = tuple(self._factory.prompt_ids(prompt).tolist())
+        ids = await off_loop(self._factory.prompt_ids, prompt)
+        answer.prompt_ids = tuple(ids.tolist())
         async for delta in self.stream(
             list(answer.prompt_ids),
             params,

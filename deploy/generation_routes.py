@@ -5,69 +5,104 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from fastapi import Request, Response
 
+from ..cluster.loop_calls import off_loop
+from ..core.request_options import RequestOptions
 from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
+from .api.bodies import Bodies
+from .api.chat_plan import ChatPlan, ChatPlanner
+from .api.logprob_limits import check_logprobs
+from .api.parsed_chat import ParsedChatFormat
 from .callers import caller_of
 from .engine_face import EngineFace
 from .errors import bad_request
 from .event_stream import EventStream, until_disconnect
 from .generation import Job
 from .metrics import ServerMetrics
-from .middleware import read_body
 from .model_card import ServedModel
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .responses import ChatFormat, CompletionFormat, Heading
-from .sampling_fields import MAX_CHOICES
 from .settings import ServerConfig
 
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Prompts = Sequence[Sequence[int]]
+
+# Adds to a request's sampling.
+Shape = Callable[[SamplingParams], SamplingParams]
+
+
+def as_it_is(params: SamplingParams) -> SamplingParams:
+    """The `Shape` that adds nothing."""
+    return params
 
 
 class GenerationRoutes:
     """The routes that generate text with one model."""
 
     def __init__(
-        self, face: EngineFace, config: ServerConfig, metrics: ServerMetrics, model: ServedModel
+        self,
+        face: EngineFace,
+        config: ServerConfig,
+        metrics: ServerMetrics,
+        model: ServedModel,
+        bodies: Bodies,
     ) -> None:
         self._face = face
         self._config = config
         self._metrics = metrics
         self._model = model
+        self._bodies = bodies
 
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
-        body = await self._read(request, CompletionRequest)
+        body = await self._bodies.read(request, CompletionRequest)
+        options = caller_of(request).own(body.request_options())
         codec = self._face.codec
-        prompts = [
-            await codec.encode(prompt) if isinstance(prompt, str) else prompt
-            for prompt in body.prompt
-        ]
+        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
+        whole = [next(encoded) if isinstance(one, str) else one for one in body.prompt]
+        prompts = [body.cut_prompt(prompt, self._face.max_model_len) for prompt in whole]
         echo = []
         if body.echo:
-            pairs = zip(body.prompt, prompts, strict=True)
-            echo = [own if isinstance(own, str) else codec.decode(ids) for own, ids in pairs]
+            pairs = zip(body.prompt, whole, prompts, strict=True)
+            echo = [
+                own if isinstance(own, str) and ids is kept else await codec.decode(kept)
+                for own, ids, kept in pairs
+            ]
         form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
-        return await self._answer(request, body, prompts, form, echo)
+        response_id = form.heading.response_id
+        job = await self.job(body, prompts, response_id, options=options, echo=echo)
+        return await self._answer(request, body, form, job)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
-        body = await self._read(request, ChatRequest)
-        messages = [message.for_template() for message in body.messages]
-        prompt = await self._face.codec.encode_chat(messages)
-        form = ChatFormat(self._heading("chatcmpl"), self._face.codec.bytes_of)
-        return await self._answer(request, body, [prompt], form)
+        body = await self._bodies.read(request, ChatRequest)
+        options = caller_of(request).own(body.request_options())
+        codec = self._face.codec
+        plan = await self.plan(body)
+        heading = self._heading("chatcmpl")
+        form = ChatFormat(heading, codec.bytes_of)
+        if plan.new_parser is not None:
+            form = ParsedChatFormat(
+                heading,
+                codec.bytes_of,
+                plan.new_parser,
+                include_reasoning=body.include_reasoning,
+            )
+        prompt = body.cut_prompt(plan.prompt, self._face.max_model_len)
+        response_id = heading.response_id
+        job = await self.job(body, [prompt], response_id, options=options, shape=plan.shape)
+        return await self._answer(request, body, form, job)
 
-    async def _read(self, request: Request, kind: type[RequestT]) -> RequestT:
-        body = kind.parse(await read_body(request, self._config.max_body_bytes))
-        self._model.require(body.model)
-        return body
+    async def plan(self, body: ChatRequest) -> ChatPlan:
+        """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
+        output = body.structured_output_form()
+        planner = ChatPlanner(self._face.codec, self._config)
+        return await planner.plan(body, body.messages, output)
 
     def _heading(self, prefix: str) -> Heading:
         return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
@@ -76,33 +111,51 @@ class GenerationRoutes:
         self,
         request: Request,
         body: GenerationRequest,
-        prompts: Prompts,
         form: CompletionFormat | ChatFormat,
-        echo: Sequence[str] = (),
+        job: Job,
     ) -> Response:
-        timeout = self._config.request_timeout_s
-        each = body.num_choices
-        if len(prompts) * each > MAX_CHOICES:
-            raise bad_request("n", f"at most {MAX_CHOICES} answers in one request")
-        job = Job(
-            request_id=form.heading.response_id,
-            prompts=[prompt for prompt in prompts for _ in range(each)],
-            params=_choices(self._params(body, prompts), each) * len(prompts),
-            num_choices=each,
-            echo=[text for text in echo for _ in range(each)],
-            options=caller_of(request).own(body.request_options()),
-            report=body.speculative.report,
-            deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
-        )
         if body.stream:
             events = answer_events(
                 self._face, job, form, self._metrics, include_usage=body.include_usage
             )
             first = await until_disconnect(request.receive, anext(events))
-            return EventStream(first, events)
+            return self._bodies.tell_ignored(EventStream(first, events), body)
         answer = whole_answer(self._face, job, form, self._metrics)
-        text = await until_disconnect(request.receive, answer)
-        return Response(text, media_type="application/json")
+        content = await until_disconnect(request.receive, answer)
+        return self._bodies.tell_ignored(Response(content, media_type="application/json"), body)
+
+    async def job(
+        self,
+        body: GenerationRequest,
+        prompts: Prompts,
+        response_id: str,
+        *,
+        options: RequestOptions,
+        echo: Sequence[str] = (),
+        shape: Shape = as_it_is,
+    ) -> Job:
+        """What a body asks of the engine.
+
+        `options` are the caller's, `shape` adds to the sampling. Raises `ApiError` 400 or
+        `RequestError`, naming the field.
+        """
+        timeout = self._config.request_timeout_s
+        each = body.num_choices
+        params = shape(self._params(body, prompts))
+        check_logprobs(params, prompts, each, self._face.max_model_len, self._config.limits)
+        choices = await off_loop(_choices, params, each) if each > 1 else [params]
+        return Job(
+            request_id=response_id,
+            prompts=[prompt for prompt in prompts for _ in range(each)],
+            params=choices * len(prompts),
+            num_choices=each,
+            echo=[text for text in echo for _ in range(each)],
+            options=options,
+            report=body.speculative.report,
+            wants_ids=bool(body.return_token_ids),
+            wants_usage=body.continuous_usage,
+            deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
+        )
 
     def _params(self, body: GenerationRequest, prompts: Prompts) -> SamplingParams:
         """The sampling; 400 where prompt and answer do not fit the model's context."""
@@ -111,19 +164,19 @@ class GenerationRoutes:
         if min(len(prompt) for prompt in prompts) == 0:
             raise bad_request("prompt", "must not be empty")
         room = context - longest
-        if room <= 0:
+        field, limit = body.token_limit
+        if room < 0 or (room == 0 and limit != 0):
             raise bad_request(
                 "prompt",
                 f"{longest} tokens leave no room in this model's context of {context} tokens",
             )
-        field, limit = body.token_limit
         if field in body.model_fields_set and limit is not None and limit > room:
             raise bad_request(
                 field,
                 f"{limit} tokens after a prompt of {longest} do not fit this model's context of "
                 f"{context} tokens; at most {room} fit",
             )
-        return body.sampling_params(room if limit is None else min(limit, room))
+        return body.sampling_params(None if limit is None else min(limit, room))
 
 
 def _choices(params: SamplingParams, count: int) -> list[SamplingParams]:

@@ -1,15 +1,15 @@
-"""Log-probabilities in the shapes of the two endpoints."""
+"""Log-probabilities in the shapes of the two endpoints, made where a body is written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from openai.types.chat import ChatCompletionTokenLogprob
-from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
 
 from ..core.output import TokenLogProb
+from .api.json_text import LazyList
 
 BytesOf = Callable[[int], bytes]
 
@@ -30,52 +30,44 @@ def completion_logprobs(
     for text in texts:
         offsets.append(text_offset)
         text_offset += len(text)
-    tops: list[Any] = [None if token is None else _top(token, bytes_of) for token in tokens]
     return Logprobs.model_construct(
         tokens=texts,
         token_logprobs=[None if token is None else token.log_prob for token in tokens],
-        top_logprobs=tops,
+        top_logprobs=LazyList(partial(_top, bytes_of), tokens),
         text_offset=offsets,
     )
 
 
-def chat_logprobs(
-    tokens: Sequence[TokenLogProb], bytes_of: BytesOf
-) -> list[ChatCompletionTokenLogprob]:
+def chat_logprobs(tokens: Sequence[TokenLogProb], bytes_of: BytesOf) -> LazyList:
     """One entry a token."""
-    return [
-        ChatCompletionTokenLogprob(
-            **_spelled(token.token_id, token.log_prob, bytes_of),
-            top_logprobs=[
-                TopLogprob(**_spelled(token_id, log_prob, bytes_of))
-                for token_id, log_prob in token.top
-            ],
-        )
-        for token in tokens
-    ]
+    return LazyList(partial(chat_logprob, bytes_of), tokens)
 
 
-def prompt_logprobs(
-    tokens: Sequence[TokenLogProb | None], bytes_of: BytesOf
-) -> list[dict[str, dict[str, Any]] | None]:
+def chat_logprob(bytes_of: BytesOf, token: TokenLogProb) -> dict[str, Any]:
+    """The entry of one token."""
+    top = [_spelled(token_id, log_prob, bytes_of) for token_id, log_prob in token.top]
+    return _spelled(token.token_id, token.log_prob, bytes_of) | {"top_logprobs": top}
+
+
+def prompt_logprobs(tokens: Sequence[TokenLogProb | None], bytes_of: BytesOf) -> LazyList:
     """vLLM's field of this name: by token id, the prompt's own token first."""
-    entries: list[dict[str, dict[str, Any]] | None] = []
-    for token in tokens:
+
+    def entry(token: TokenLogProb | None) -> dict[str, dict[str, Any]] | None:
         if token is None:
-            entries.append(None)
-            continue
+            return None
         pairs = {token.token_id: token.log_prob, **dict(token.top)}
-        entries.append(
-            {
-                str(token_id): {"logprob": log_prob, "decoded_token": _text(bytes_of(token_id))}
-                for token_id, log_prob in pairs.items()
-            }
-        )
-    return entries
+        return {
+            str(token_id): {"logprob": log_prob, "decoded_token": _text(bytes_of(token_id))}
+            for token_id, log_prob in pairs.items()
+        }
+
+    return LazyList(entry, tokens)
 
 
-def _top(token: TokenLogProb, bytes_of: BytesOf) -> dict[str, float]:
+def _top(bytes_of: BytesOf, token: TokenLogProb | None) -> dict[str, float] | None:
     """By text, the chosen token always among them."""
+    if token is None:
+        return None
     pairs = [*token.top, (token.token_id, token.log_prob)]
     return {_text(bytes_of(token_id)): log_prob for token_id, log_prob in pairs}
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+from ..core.request_checks import shortened
 from .errors import ApiError
 
 
@@ -23,7 +24,7 @@ class ServedModel:
         if asked is not None and asked != self.name:
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
-                f"model: {asked!r} is not served here; known: {self.name!r}",
+                f"model: {shortened(asked)} is not served here; known: {self.name!r}",
                 param="model",
             )
 

@@ -8,33 +8,37 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from ..core.errors import RequestError
+from ..core.request_checks import shortened
 from ..core.sampling_params import SamplingParams
 from ..core.structured_output import StructuredOutput
 from .errors import bad_request
-from .request_models import MAX_STOP_TEXTS, RequestModel
+from .request_models import RequestModel
 from .structured_fields import ResponseFormat, StructuredOutputs
 
 MAX_TOKEN_ID = 2**31 - 1
-MAX_CHOICES = 256
+MAX_ID_DIGITS = 10
 # Fields that `SamplingParams` has under the same name.
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "min_tokens",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_logprobs",
+    "skip_special_tokens", "include_stop_str_in_output",
 )  # fmt: skip
 
 
 class SamplingFields(RequestModel):
     """OpenAI's fields, and those that users of vLLM know."""
 
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int, Field(le=MAX_TOKEN_ID)] | None = None
     min_p: float | None = None
     typical_p: float | None = None
+    # -1 is vLLM's and SGLang's way to ask for any.
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -42,6 +46,8 @@ class SamplingFields(RequestModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     banned_token_ids: list[int] | None = None
     response_format: ResponseFormat | None = None
@@ -57,8 +63,9 @@ class SamplingFields(RequestModel):
     @classmethod
     def _check_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for key in value or ():
-            if not key.isascii() or not key.isdigit() or int(key) > MAX_TOKEN_ID:
-                raise ValueError(f"{key!r} is not a token id")
+            is_id = len(key) <= MAX_ID_DIGITS and key.isascii() and key.isdigit()
+            if not is_id or int(key) > MAX_TOKEN_ID:
+                raise ValueError(f"{shortened(key)} is not a token id")
         return value
 
     @field_validator("stop", mode="before")
@@ -69,8 +76,6 @@ class SamplingFields(RequestModel):
             return None
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise ValueError("must be a text or a list of texts")
-        if len(texts) > MAX_STOP_TEXTS:
-            raise ValueError(f"at most {MAX_STOP_TEXTS} texts")
         return texts
 
     @model_validator(mode="after")
@@ -90,18 +95,31 @@ class SamplingFields(RequestModel):
         return "max_tokens", self.max_tokens
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the answer tells of the prompt, so that it needs no token of its own."""
+        return self.prompt_logprobs is not None
+
+    @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """Tokens whose log-probabilities stand beside each of the answer's; None: none at all."""
         ...
 
-    def sampling_params(self, max_tokens: int) -> SamplingParams:
-        """The sampling that this body asks for. Raises `ApiError` 400 naming the field."""
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+        """The sampling that this body asks for; None: as many tokens as fit.
+
+        Raises `ApiError` 400 naming the field.
+        """
+        if max_tokens == 0 and not self.scores_prompt:
+            name = self.token_limit[0]
+            raise bad_request(name, "must be at least 1, or 0 with echo or prompt_logprobs")
         given = {name: getattr(self, name) for name in SAME_NAMES}
         given = {name: value for name, value in given.items() if value is not None}
         # Both ways of saying "off".
         if given.get("top_k") == -1:
             given["top_k"] = 0
+        if given.get("seed") == -1:
+            del given["seed"]
         allowed = self.allowed_token_ids
         try:
             return SamplingParams(
@@ -111,14 +129,16 @@ class SamplingFields(RequestModel):
                 logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
                 allowed_token_ids=None if allowed is None else tuple(allowed),
                 banned_token_ids=tuple(self.banned_token_ids or ()),
-                structured_output=self._structured_output(),
+                bad_words=tuple(self.bad_words or ()),
+                structured_output=self.structured_output_form(),
                 logprobs=self.num_logprobs,
                 **given,
             )
         except RequestError as error:
             raise bad_request(self._own_name(error.field), error.message) from error
 
-    def _structured_output(self) -> StructuredOutput | None:
+    def structured_output_form(self) -> StructuredOutput | None:
+        """The form of the answer in either spelling; None: any text. Raises `RequestError`."""
         if self.structured_outputs is not None:
             return self.structured_outputs.structured_output()
         return None if self.response_format is None else self.response_format.structured_output()
@@ -131,5 +151,5 @@ def check_token_ids(value: list[Any]) -> tuple[int, ...]:
     """Token ids as a tuple. Raises `ValueError`."""
     for item in value:
         if type(item) is not int or not 0 <= item <= MAX_TOKEN_ID:
-            raise ValueError(f"{item!r} is not a token id")
+            raise ValueError(f"{shortened(item)} is not a token id")
     return tuple(value)

@@ -26,6 +26,8 @@ from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .deployment_plan import engine_options, has_keeper, with_device
 from .engine_stats import EngineStats
+from .exposure import require_keys
+from .ray_runtime import serve_host
 from .ray_serve.heartbeat import with_heartbeats
 from .ray_serve.replica_health import ReplicaHealth
 from .settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
@@ -52,9 +54,12 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     Raises `ConfigError` naming the field.
     """
     checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
+    require_keys(checked.server, serve_host() or checked.server.host)
     checked = with_device(checked, has_gpus=bool(cluster_has_gpus()))
     options = engine_options(checked) | _keeper_options(checked)
-    engine = EngineReplica.options(**options).bind(checked.engine, checked.deployment)
+    engine = EngineReplica.options(**options).bind(
+        checked.engine, checked.deployment, checked.server.max_unread_bytes
+    )
     ingress = Ingress.options(
         num_replicas=checked.deployment.num_ingress_replicas,
         ray_actor_options={"num_cpus": checked.deployment.ingress_cpus},
@@ -84,14 +89,21 @@ def _keeper_options(args: ServeArgs) -> dict[str, Any]:
 class EngineReplica:
     """One engine with its stages and drafters."""
 
-    async def __init__(self, config: EngineConfig, deployment: DeploymentConfig) -> None:
+    async def __init__(
+        self,
+        config: EngineConfig,
+        deployment: DeploymentConfig,
+        max_unread_bytes: int | None = None,
+    ) -> None:
         # The ingress and the driver never load the engine's code.
         from .engine import AsyncEngine  # noqa: PLC0415
         from .engine_face import LocalFace  # noqa: PLC0415
 
         replica_id = serve.get_replica_context().replica_id.unique_id
         keeper = _find_keeper(replica_id) if has_keeper(config, deployment) else None
-        self._engine = AsyncEngine(config, engine_id=replica_id, keeper=keeper)
+        self._engine = AsyncEngine(
+            config, engine_id=replica_id, keeper=keeper, max_unread_bytes=max_unread_bytes
+        )
         self._health = ReplicaHealth(deployment.recovery_timeout_s, time.monotonic)
         self._heartbeat_s = deployment.replica_timeout_s * HEARTBEATS
         face = LocalFace(self._engine)
@@ -163,7 +175,7 @@ class Ingress:
         self._face = RayFace(engine, config, silence_s)
         self._server = server
         self._model_name = model_name
-        self._drafters = [drafter.source for drafter in config.drafters]
+        self._config = config
         self._drain = Drain()
 
     async def drain(self, timeout_s: float) -> None:
@@ -182,7 +194,7 @@ class Ingress:
             self._face,
             self._server,
             self._model_name,
-            drafters=self._drafters,
             drain=self._drain,
             behind_proxy=True,
+            engine=self._config,
         )

