@@ -92,7 +92,7 @@ class EngineReplica:
         replica_id = serve.get_replica_context().replica_id.unique_id
         keeper = _find_keeper(replica_id) if has_keeper(config, deployment) else None
         self._engine = AsyncEngine(config, engine_id=replica_id, keeper=keeper)
-        self._health = ReplicaHealth(deployment.recovery_timeout_s, time.monotonic)
+        self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)
         self._heartbeat_s = deployment.replica_timeout_s * HEARTBEATS
         face = LocalFace(self._engine)
         await face.start()
