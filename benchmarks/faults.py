@@ -2,9 +2,9 @@
 
     python -m draftline.benchmarks.faults [--cases stage:SIGKILL,coordinator:SIGSTOP]
 
-Serves the demo model over two stages and a drafter actor by `draftline serve`, as a user does. For each
-case it starts streams, sends the signal to one process, and polls `/health` and short requests. A
-process that was stopped and not killed by whoever noticed is killed at the end of its case. Prints
+Serves the demo model over two stages and a drafter actor by `draftline serve`, as a user does. For
+each case it starts streams, sends the signal to one process, and polls `/health` and short requests.
+A process that was stopped and not killed by whoever noticed is killed at the end of its case. Prints
 a table and writes JSON.
 """
 
@@ -83,6 +83,17 @@ class Case:
     served_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The server, its process, and what is asked of it."""
+
+    url: str
+    pid: int
+    num_streams: int
+    tokens: int
+    pause_s: float
+
+
 def main(
     *,
     cases: Annotated[str, typer.Option(help="victim:signal, comma-separated.")] = CASES,
@@ -102,10 +113,9 @@ def main(
     }
     chosen = [case.partition(":") for case in cases.split(",")]
     load = os.getloadavg()
-    with _server(settings) as url:
-        results = asyncio.run(
-            _run_all(url, [(victim, name) for victim, _, name in chosen], streams, tokens, pause_s)
-        )
+    with _server(settings) as (url, pid):
+        run = Run(url, pid, streams, tokens, pause_s)
+        results = asyncio.run(_run_all(run, [(victim, name) for victim, _, name in chosen]))
     report = {
         "command": f"python -m draftline.benchmarks.faults --cases {cases}",
         "machine": asdict(machine()),
@@ -121,8 +131,8 @@ def main(
 
 
 @contextmanager
-def _server(settings: dict[str, Any]) -> Iterator[str]:
-    """The URL of `draftline serve` with these settings."""
+def _server(settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The URL and the process id of `draftline serve` with these settings."""
     config = RESULTS.with_suffix(".settings.json")
     config.write_text(json.dumps(settings))
     command = [*COMMAND, "serve", "--config", str(config), "--port", "0"]
@@ -131,7 +141,7 @@ def _server(settings: dict[str, Any]) -> Iterator[str]:
             assert process.stdout is not None
             for line in process.stdout:
                 if found := re.search(r"ready: (http://\S+)/v1", line):
-                    yield found[1]
+                    yield found[1], process.pid
                     break
             else:
                 raise RuntimeError("the server did not start")
@@ -143,31 +153,29 @@ def _server(settings: dict[str, Any]) -> Iterator[str]:
             config.unlink()
 
 
-async def _run_all(
-    url: str, cases: list[tuple[str, str]], num_streams: int, tokens: int, pause_s: float
-) -> list[Case]:
-    prompts = [prompt.text for prompt in held_out_prompts(num_streams)]
-    async with httpx.AsyncClient(base_url=url, timeout=STREAM_TIMEOUT_S) as client:
-        plain = await asyncio.gather(*(_text(client, prompt, tokens) for prompt in prompts))
+async def _run_all(run: Run, cases: list[tuple[str, str]]) -> list[Case]:
+    prompts = [prompt.text for prompt in held_out_prompts(run.num_streams)]
+    async with httpx.AsyncClient(base_url=run.url, timeout=STREAM_TIMEOUT_S) as client:
+        plain = await asyncio.gather(*(_text(client, prompt, run.tokens) for prompt in prompts))
         expected = dict(zip(prompts, plain, strict=True))
         results = []
         for victim, name in cases:
-            await asyncio.sleep(pause_s)
-            results.append(await _run(client, victim, name, expected, tokens))
+            await asyncio.sleep(run.pause_s)
+            results.append(await _run(client, victim, name, expected, run))
         return results
 
 
 async def _run(
-    client: httpx.AsyncClient, victim: str, name: str, expected: dict[str, str], tokens: int
+    client: httpx.AsyncClient, victim: str, name: str, expected: dict[str, str], run: Run
 ) -> Case:
     fault: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     started = [asyncio.Event() for _ in expected]
     running = [
-        asyncio.ensure_future(_stream(client, prompt, text, tokens, begun, fault))
+        asyncio.ensure_future(_stream(client, text, _body(prompt, run.tokens), begun, fault))
         for (prompt, text), begun in zip(expected.items(), started, strict=True)
     ]
     await asyncio.gather(*(begun.wait() for begun in started))
-    pid = _pid_of(victim)
+    pid = max(_pids_of(victim, run.pid))
     fault.set_result(time.monotonic())
     os.kill(pid, getattr(signal, name))
     health = asyncio.ensure_future(_watch_health(client, fault.result()))
@@ -177,7 +185,7 @@ async def _run(
     await asyncio.sleep(1.0)
     health.cancel()
     unhealthy_s, healthy_s = await health
-    with suppress(ProcessLookupError):
+    if name == "SIGSTOP" and pid in _pids_of(victim, run.pid):
         os.kill(pid, signal.SIGKILL)
     return Case(
         victim=victim,
@@ -191,9 +199,8 @@ async def _run(
 
 async def _stream(
     client: httpx.AsyncClient,
-    prompt: str,
     expected: str,
-    tokens: int,
+    body: dict[str, Any],
     begun: asyncio.Event,
     fault: asyncio.Future[float],
 ) -> StreamEnd:
@@ -204,7 +211,7 @@ async def _stream(
 
     text = ""
     try:
-        async with _events(client, prompt, tokens) as events:
+        async with _events(client, body) as events:
             count = 0
             async for event in events:
                 if event == "[DONE]":
@@ -223,10 +230,10 @@ async def _stream(
 
 @asynccontextmanager
 async def _events(
-    client: httpx.AsyncClient, prompt: str, tokens: int
+    client: httpx.AsyncClient, body: dict[str, Any]
 ) -> AsyncIterator[AsyncIterator[str]]:
-    body = _body(prompt, tokens) | {"stream": True}
-    async with client.stream("POST", "/v1/completions", json=body) as response:
+    sent = body | {"stream": True}
+    async with client.stream("POST", "/v1/completions", json=sent) as response:
         lines = response.aiter_lines()
         yield (line.removeprefix("data: ") async for line in lines if line)
 
@@ -281,17 +288,23 @@ def _body(prompt: str, tokens: int) -> dict[str, Any]:
     }
 
 
-def _pid_of(victim: str) -> int:
-    """The youngest process of this kind; this machine must run no other Ray."""
+def _pids_of(victim: str, server: int) -> list[int]:
+    """The processes of this kind in the server's own Ray."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
-                if (folder / "cmdline").read_bytes().startswith(TITLES[victim]):
+                is_one = (folder / "cmdline").read_bytes().startswith(TITLES[victim])
+                if is_one and server in _ancestors(int(folder.name)):
                     found.append(int(folder.name))
-    if not found:
-        raise RuntimeError(f"there is no {victim}")
-    return max(found)
+    return found
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while pid > 1:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        pid = int(stat.rpartition(")")[2].split()[1])
+        yield pid
 
 
 def _versions() -> dict[str, str]:
