@@ -10,6 +10,7 @@ import signal
 from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, assert_never
 
 import ray
@@ -36,6 +37,8 @@ DEATH_TIMEOUT_S = 3.0
 # gives a process five seconds before it is made to end.
 SETTLE_SECONDS = (0.3, 6.0)
 ANSWER_SLACK_S = 1.0
+# How Ray calls the processes of stage actors.
+ACTOR_TITLE = b"ray::StageWorker"
 
 
 class RayPipeline:
@@ -187,16 +190,24 @@ class RayPipeline:
             return await asyncio.wait_for(settling, seconds + ANSWER_SLACK_S)
         except (TimeoutError, RayError) as error:
             logger.warning("event=stage_dropped stage=%d reason=%s", index, type(error).__name__)
+            if isinstance(error, TimeoutError):
+                self._end_process(index)
             await self._drop(index)
             return False
 
     async def _drop(self, index: int) -> None:
-        stage, place = self._stages.pop(index, None), self._places.pop(index, None)
-        if stage is None:
+        stage = self._stages.pop(index, None)
+        if stage is not None:
+            await self._source.drop(stage)
+
+    def _end_process(self, index: int) -> None:
+        """Where it is on this machine: Ray waits for seconds before it ends one that is stopped."""
+        place = self._places.get(index)
+        if place is None or place.node != ray.get_runtime_context().get_node_id():
             return
-        await self._source.drop(stage)
-        if place is not None and place.node == ray.get_runtime_context().get_node_id():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(OSError):
+            # Not whatever else has its number by now.
+            if Path(f"/proc/{place.pid}/cmdline").read_bytes().startswith(ACTOR_TITLE):
                 os.kill(place.pid, signal.SIGKILL)
 
     def _new_transport(self, places: Sequence[StagePlace]) -> StageTransport:

@@ -104,7 +104,7 @@ class EngineReplica:
         self._engine = AsyncEngine(
             config, engine_id=replica_id, keeper=keeper, max_unread_bytes=max_unread_bytes
         )
-        self._health = ReplicaHealth(deployment.recovery_timeout_s, time.monotonic)
+        self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)
         self._heartbeat_s = deployment.replica_timeout_s * HEARTBEATS
         face = LocalFace(self._engine)
         await face.start()

@@ -211,11 +211,6 @@ class DeploymentConfig(Settings):
     health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=5.0, description="no answer for this long, three times: the replica is replaced"
     )
-    recovery_timeout_s: Annotated[float, Field(ge=0)] = Field(
-        default=60.0,
-        description="how long a replica may replace lost stages itself before Ray Serve "
-        "replaces it",
-    )
     replica_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=5.0,
         description="a request whose replica gives no sign of life for so long ends with 503",

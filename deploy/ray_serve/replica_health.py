@@ -20,13 +20,13 @@ class ReplicaHealth:
     def problem(self, state: str) -> str | None:
         """Why the replica should be replaced; None: it should stay.
 
-        state  of the engine: starting, ready, recovering or failed
+        state  of the engine: starting, ready, recovering, failed or closed
         """
         if state == "ready":
             self._since = None
             return None
-        if state == "failed":
-            return "the engine has failed"
+        if state in ("failed", "closed"):
+            return f"the engine has {state}"
         now = self._clock()
         self._since = now if self._since is None else self._since
         if now - self._since <= self._recovery_timeout_s:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 
 def stage_pids() -> list[int]:
-    """Processes of stage actors that serve, oldest first; spare ones are none of them."""
-    serving = b"ray::StageWorker.serve"
-    return sorted(pid for pid, command in _commands() if command.startswith(serving))
+    """Processes of this process's stage actors that serve, oldest first; no spare ones."""
+    title = b"ray::StageWorker.serve"
+    # Others may run a Ray on this machine, too.
+    pids = [pid for pid, command in _commands() if command.startswith(title)]
+    return sorted(pid for pid in pids if os.getpid() in _ancestors(pid))
 
 
 def drafter_actor_pids() -> list[int]:
@@ -25,6 +27,11 @@ def drafter_pids() -> list[int]:
         for pid, command in _commands()
         if b"draftline.actors.drafter_server" in command and _parent(pid) == os.getpid()
     ]
+
+
+def _ancestors(pid: int | None) -> Iterator[int]:
+    while pid and (pid := _parent(pid)):
+        yield pid
 
 
 def _commands() -> Iterator[tuple[int, bytes]]:
