@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..core.banned_sequences import BannedSequences
 from ..core.errors import RequestError
 from ..core.request import Request, Sink
 from ..core.request_checks import shortened
@@ -19,6 +20,7 @@ from ..core.token_rules import TokenRules, rules_of
 from ..core.types import Int32
 from ..models.grammar import GrammarFactory
 from ..models.model_info import ModelInfo
+from ..models.text.bad_words import bad_word_ids
 from ..models.tokenizer import TextStream
 
 Prompt = str | Sequence[int]
@@ -50,6 +52,7 @@ class RequestFactory:
         """
         prompt_ids = self.prompt_ids(prompt)
         max_tokens = self._max_tokens(len(prompt_ids), params, num_kv_slots)
+        params, sequences = self._without_bad_words(params)
         self._check_tokens(params)
         request = Request(
             request_id=request_id,
@@ -59,9 +62,13 @@ class RequestFactory:
             max_tokens=max_tokens,
             sink=sink,
             options=options,
-            rules=self._rules(params),
+            rules=self._rules(params, sequences),
         )
-        stream = TextStream(self.tokenizer, prompt_ids.tolist())
+        stream = TextStream(
+            self.tokenizer,
+            prompt_ids.tolist(),
+            skip_special_tokens=params.skip_special_tokens,
+        )
         return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
 
     def prompt_ids(self, prompt: Prompt) -> Int32:
@@ -105,11 +112,26 @@ class RequestFactory:
         ):
             raise RequestError("banned_token_ids", "leaves no token that may be chosen")
 
-    def _rules(self, params: SamplingParams) -> TokenRules | None:
+    def _without_bad_words(
+        self, params: SamplingParams
+    ) -> tuple[SamplingParams, BannedSequences | None]:
+        """Bad words of one token become banned tokens, which drafters know of; the others."""
+        if not params.bad_words:
+            return params, None
+        size = self.info.vocab_size
+        words = bad_word_ids(params.bad_words, self.tokenizer)
+        single = [word[0] for word in words if len(word) == 1 and word[0] < size]
+        longer = [word for word in words if len(word) > 1]
+        params = replace(params, banned_token_ids=(*params.banned_token_ids, *single))
+        return params, BannedSequences(longer, size) if longer else None
+
+    def _rules(
+        self, params: SamplingParams, sequences: BannedSequences | None
+    ) -> TokenRules | None:
         form = params.structured_output
         constraint = None if form is None else self.grammars.constraint(form)
         end_ids = stop_token_ids(params, self.info.eos_token_ids)
-        return rules_of(params, end_ids, self.info.vocab_size, constraint)
+        return rules_of(params, end_ids, self.info.vocab_size, constraint, sequences)
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams, num_kv_slots: int | None) -> int:
         """Most tokens of the answer: what is asked for, or as many as fit."""
@@ -117,7 +139,7 @@ class RequestFactory:
         if num_kv_slots is not None and num_kv_slots < most:
             most, place = num_kv_slots, f"the KV cache of {num_kv_slots} (kv_cache_tokens)"
         room = most - prompt_len
-        if room < 1:
+        if room < (params.max_tokens != 0):
             raise RequestError(
                 "prompt", f"has {prompt_len} tokens, which leave no room for an answer in {place}"
             )

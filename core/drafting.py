@@ -168,7 +168,10 @@ def _is_wanted(drafter: str, states: Sequence[RequestState]) -> bool:
 def _allowed(state: RequestState, tree: TokenTree) -> TokenTree:
     """The nodes that the request may take: no other costs a row."""
     rules = state.request.rules
-    return tree if rules is None else tree.keep(rules.allowed(tree, state.num_answered))
+    if rules is None:
+        return tree
+    answered = state.last_answered(rules.lookback)
+    return tree.keep(rules.allowed(tree, state.num_answered, answered))
 
 
 def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:

@@ -23,7 +23,9 @@ def build_edits(state: RequestState, tree: TokenTree, first_row: int) -> LogitEd
     choice does not depend on what was drafted beside it. None: nothing is changed.
     """
     params, rules = state.request.params, state.request.rules
-    mask = rules.masks(tree, state.num_answered) if rules is not None else None
+    mask = None
+    if rules is not None:
+        mask = rules.masks(tree, state.num_answered, state.last_answered(rules.lookback))
     return edits_of(params, state.token_counts, mask, tree, first_row)
 
 

@@ -234,6 +234,10 @@ class EngineCore:
             return
         state.first_token_time = self._clock()
         tokens = chosen.tokens.tolist()
+        if not state.stop.num_tokens_left:
+            # Only the prompt was to be computed.
+            self._emit(state, Advance(0, "", "length"), [], [], ())
+            return
         advance = state.stop.advance(tokens)
         self._append(state, tokens, {}, {})
         log_probs = chosen.logprobs_of([0], state.request.params.logprobs)

@@ -40,7 +40,16 @@ class StoreError(DraftlineError):
 
 
 class CapacityError(DraftlineError):
-    """Queues or memory are full now; the same request may succeed later."""
+    """Queues or memory are full now; the same request may succeed later.
+
+    `retry_after_s`, where it is known, says when.
+    """
+
+    retry_after_s: int | None = None
+
+
+class ReaderTooSlow(DraftlineError):
+    """A stream's reader takes its deltas so slowly that they pile up; the request ends."""
 
 
 class ProtocolError(DraftlineError):

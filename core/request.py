@@ -103,6 +103,10 @@ class RequestState:
         """Tokens of the answer so far."""
         return len(self.token_ids) - self.prompt_len
 
+    def last_answered(self, count: int) -> list[int]:
+        """The last `count` tokens of the answer, or all of it."""
+        return self.token_ids[max(self.prompt_len, len(self.token_ids) - count) :]
+
     @property
     def has_answer(self) -> bool:
         """Whether a first token is known."""

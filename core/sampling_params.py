@@ -10,13 +10,16 @@ from .structured_output import StructuredOutput
 
 MAX_SEED = 2**63 - 1
 MAX_LOG_PROBS = 20
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(Shaping):
     """How to choose tokens and when to stop.
 
-    max_tokens      most tokens to generate; None: up to the model's context
+    max_tokens      most tokens to generate; None: up to the model's context; 0: the prompt is
+                    computed, for its log-probabilities, and nothing is generated
     temperature     0 is greedy
     top_k           keep the k most probable tokens; 0 is off
     top_p           keep the smallest set of tokens with at least this probability; 1 is off
@@ -35,7 +38,10 @@ class SamplingParams(Shaping):
     logit_bias          added to the logits of tokens, by id
     allowed_token_ids   the only tokens that may be chosen; None: all
     banned_token_ids    tokens that may not be chosen
+    bad_words           texts that the answer may not hold, as the tokenizer spells them at a text's
+                        start and after a space; another spelling of the same text may come
     structured_output   a form that the answer must have
+    skip_special_tokens whether special tokens have no text
     logprobs            log-probabilities of the answer's tokens and of so many of the most probable
                         beside each; None: none
     prompt_logprobs     the same of the prompt's tokens
@@ -51,6 +57,8 @@ class SamplingParams(Shaping):
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    bad_words: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
     structured_output: StructuredOutput | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -70,11 +78,14 @@ class SamplingParams(Shaping):
         require(listed, "stop", "must be a tuple of str")
         listed = are_token_ids(self.stop_token_ids)
         require(listed, "stop_token_ids", "must be a tuple of token ids")
+        words = self.bad_words
+        listed = isinstance(words, tuple) and all(isinstance(word, str) for word in words)
+        require(listed, "bad_words", "must be a tuple of str")
 
     def _check_limits(self) -> None:
         require(0 <= self.temperature <= 100, "temperature", "must be from 0 to 100")
         most = self.max_tokens
-        require(most is None or most >= 1, "max_tokens", "must be at least 1")
+        require(most is None or most >= 0, "max_tokens", "must be 0 or more")
         fits = most is None or self.min_tokens <= most
         require(fits, "min_tokens", "must not exceed max_tokens")
         for name in ("logprobs", "prompt_logprobs"):
@@ -90,3 +101,11 @@ class SamplingParams(Shaping):
             self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", "must be from 0 to 2**63 - 1"
         )
         require(all(self.stop), "stop", "must not hold an empty text")
+        self._check_bad_words()
+
+    def _check_bad_words(self) -> None:
+        words = self.bad_words
+        require(len(words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} texts")
+        require(all(word.strip() for word in words), "bad_words", "must not hold an empty text")
+        fits = all(len(word) <= MAX_BAD_WORD_CHARS for word in words)
+        require(fits, "bad_words", f"a text has at most {MAX_BAD_WORD_CHARS} characters")

@@ -17,12 +17,14 @@ class StructuredOutput:
     kind   json_object: any JSON object; json: a JSON schema; regex; choice: one of some texts;
            grammar: a context-free grammar in Lark's syntax
     value  the schema as JSON, the expression, the texts as a JSON list, or the grammar
+    field  the name of the request's field that asked for it, for errors
 
     Raises `RequestError`; whether the value can be used is checked with the model's tokenizer.
     """
 
     kind: Kind
     value: str = ""
+    field: str = "structured_outputs"
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

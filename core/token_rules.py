@@ -1,4 +1,5 @@
-"""Which tokens a request may take, node by node: lists of tokens, a least length and a grammar."""
+"""Which tokens a request may take, node by node: lists and sequences of tokens, a least length
+and a grammar."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from .banned_sequences import BannedSequences
 from .shaping import Shaping
 from .token_mask import contains, full_mask, mask_of
 from .tree import TokenTree
@@ -49,39 +51,52 @@ class TokenRules:
     ends        uint32 [words]  tokens that end the answer, which may not be chosen before
     min_tokens  so many tokens are there
     constraint  follows the answer; None: any form
+    sequences   that the answer may not hold; None: none
     """
 
     always: UInt32 | None
     ends: UInt32 | None
     min_tokens: int
     constraint: Constraint | None
+    sequences: BannedSequences | None = None
 
-    def masks(self, tree: TokenTree, num_answered: int) -> UInt32 | None:
+    @property
+    def lookback(self) -> int:
+        """Tokens of the answer that `masks` and `allowed` need to see."""
+        return 0 if self.sequences is None else self.sequences.lookback
+
+    def masks(
+        self, tree: TokenTree, num_answered: int, answered: Sequence[int] = ()
+    ) -> UInt32 | None:
         """uint32 [1 or 1 + nodes, words]: the tokens allowed after the root and after each node.
 
-        None where all are. `num_answered` tokens of the answer are committed. Where two rules leave
-        nothing together, a form goes before a list of tokens, and both before a least length.
+        None where all are. `num_answered` tokens of the answer are committed, of which `answered`
+        are the last `lookback` or more. Where two rules leave nothing together, a form goes before
+        a list of tokens, both before sequences, and all before a least length.
         """
         mask = None if self.always is None else self.always[None]
         if self.constraint is not None:
             form = self.constraint.masks(tree)
             mask = form if mask is None else _both(form, mask)
+        if self.sequences is not None:
+            mask = _together(mask, self.sequences.masks(tree, answered))
         ends = self._early_ends(num_answered)
         if ends is None:
             return mask
         lengths = num_answered + np.concatenate([FIRST, tree.depths])
         longer = np.where((lengths < self.min_tokens)[:, None], ~ends, EVERY)
-        return longer if mask is None else _both(mask, longer)
+        return _together(mask, longer)
 
-    def allowed(self, tree: TokenTree, num_answered: int) -> Bool:
+    def allowed(self, tree: TokenTree, num_answered: int, answered: Sequence[int] = ()) -> Bool:
         """bool [nodes]: whether a node and all above it may be chosen; see `Constraint.accepts`."""
         if (
             self.constraint is not None
             and self.always is None
+            and self.sequences is None
             and self._early_ends(num_answered) is None
         ):
             return self.constraint.accepts(tree)
-        masks = self.masks(tree, num_answered)
+        masks = self.masks(tree, num_answered, answered)
         allowed = np.ones(len(tree), dtype=np.bool_)
         if masks is None or not len(tree):
             return allowed
@@ -107,6 +122,7 @@ def rules_of(
     end_ids: Iterable[int],
     vocab_size: int,
     constraint: Constraint | None = None,
+    sequences: BannedSequences | None = None,
 ) -> TokenRules | None:
     """The rules of a request whose answer ends with `end_ids`; None: all tokens may be chosen.
 
@@ -119,9 +135,16 @@ def rules_of(
         always &= ~mask_of(banned, vocab_size)
     if shaping.min_tokens:
         ends = mask_of(end_ids, vocab_size)
-    if always is None and ends is None and constraint is None:
+    if always is None and ends is None and constraint is None and sequences is None:
         return None
-    return TokenRules(always, ends, shaping.min_tokens, constraint)
+    return TokenRules(always, ends, shaping.min_tokens, constraint, sequences)
+
+
+def _together(first: UInt32 | None, second: UInt32 | None) -> UInt32 | None:
+    """As `_both`; None allows everything."""
+    if first is None or second is None:
+        return second if first is None else first
+    return _both(first, second)
 
 
 def _both(first: UInt32, second: UInt32) -> UInt32:

@@ -97,17 +97,21 @@ class _ChunkWriter:
     async def chunks(self, index: int, delta: Delta) -> list[str]:
         """The chunk of a delta, or nothing where it has nothing to say."""
         piece = self.answers[index].add(delta)
-        says = piece.text or piece.finish_reason or piece.log_probs
+        says = piece.text or piece.finish_reason or piece.log_probs or piece.token_ids
         if not (piece.is_first or says or self._report):
             return []
-        self.has_begun = True
         extra: Extra = {}
         if self._report:
             stream = self._texts[index]
             extra["draftline"] = source_report(delta.token_ids, delta.sources, stream)
         if _size(piece, self._job) <= INLINE_SIZE:
-            return [self._form.chunk(index, piece, extra)]
-        return [await off_loop(self._form.chunk, index, piece, extra)]
+            chunk = self._form.chunk(index, piece, extra)
+        else:
+            chunk = await off_loop(self._form.chunk, index, piece, extra)
+        if not chunk:
+            return []
+        self.has_begun = True
+        return [chunk]
 
 
 def source_report(

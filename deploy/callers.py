@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import RequestError
+from ..core.request_checks import shortened
 from ..core.request_options import MAX_PRIORITY, RequestOptions
 from ..retrieval_store.lookup import SHARED
 from .errors import ApiError
 from .settings import ServerConfig
-from .tenants import key_digest
 
 # Load balancers and Kubernetes probes come without a key.
 OPEN_PATHS = frozenset({"/health", "/ping"})
@@ -43,14 +43,17 @@ class Caller:
         return self.namespace != SHARED
 
     def own(self, options: RequestOptions) -> RequestOptions:
-        """What a body asks for, as this caller's. Raises `RequestError` for its priority."""
-        if options.priority < self.min_priority:
+        """What a body asks for, as this caller's."""
+        return replace(options, namespace=self.namespace, store=options.store and self.learn)
+
+    def check_priority(self, priority: int) -> None:
+        """Raise `RequestError` for a priority that this caller's requests may not have."""
+        if not self.min_priority <= priority <= MAX_PRIORITY:
             raise RequestError(
                 "priority",
-                f"{options.priority} is more than this key allows; send a number from "
-                f"{self.min_priority} to {MAX_PRIORITY}: a lower one goes first",
+                f"{shortened(priority)} is not allowed with this key; send a number from "
+                f"{self.min_priority} to {MAX_PRIORITY}: requests of a lower one go first",
             )
-        return replace(options, namespace=self.namespace, store=options.store and self.learn)
 
 
 def caller_of(request: Request) -> Caller:
@@ -73,7 +76,7 @@ def operator_of(config: ServerConfig) -> Caller:
 
 def callers_by_key(config: ServerConfig) -> dict[str, Caller]:
     """SHA-256 of each key -> whose it is."""
-    found = {key_digest(key): operator_of(config) for key in config.api_keys}
+    found = dict.fromkeys(config.api_key_sha256, operator_of(config))
     for tenant in config.tenants:
         caller = Caller(namespace=tenant.name, learn=tenant.learn, min_priority=tenant.min_priority)
         found |= dict.fromkeys(tenant.key_sha256, caller)

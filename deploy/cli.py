@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -74,9 +75,35 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         list[str] | None,
         typer.Option(
             envvar="DRAFTLINE_API_KEY",
-            help="Bearer token to ask for; may be repeated. Those of tenants are in the settings' "
-            "file, server.tenants.",
+            help="Bearer token to ask for; may be repeated. All users of this machine see the "
+            "command line: rather set DRAFTLINE_API_KEY, or give --api-key-file. Those of tenants "
+            "are in the settings' file, server.tenants.",
         ),
+    ] = None,
+    api_key_file: Annotated[
+        list[str] | None, typer.Option(help="File of bearer tokens, one a line; may be repeated.")
+    ] = None,
+    allow_unauthenticated: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-unauthenticated",
+            help="Without any key, listen beyond this machine all the same.",
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int | None, typer.Option(help="Connections open at once. Default: 1024.")
+    ] = None,
+    stream_interval_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens of each event of a stream, whatever was drafted. Default: off."),
+    ] = None,
+    stream_interval_ms: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds from event to event of a stream. Default: off."),
+    ] = None,
+    cors_allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Web site whose pages may call the API, or *; may be repeated."),
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API.")] = None,
     max_model_len: Annotated[
@@ -107,11 +134,37 @@ def serve(  # noqa: PLR0913 - one parameter a flag
         ),
     ] = None,
     request_timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which a request ends with 408.")
+        float | None,
+        typer.Option(help="Seconds after which a request ends with 408. Default: 600."),
+    ] = None,
+    ignore_unknown_fields: Annotated[
+        bool | None,
+        typer.Option(
+            "--ignore-unknown-fields",
+            help="Leave out unknown fields of requests, where they would be refused with 400.",
+        ),
     ] = None,
     drain_timeout: Annotated[
         float | None,
         typer.Option(help="Seconds that running requests may take after SIGTERM or ctrl-c."),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model calls tools: hermes (Qwen, too), llama3_json, mistral, none, or "
+            "auto (the default): as its chat template tells."
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model thinks: deepseek_r1, qwen3 or none (the default)."),
+    ] = None,
+    trust_request_chat_template: Annotated[
+        bool | None,
+        typer.Option(
+            "--trust-request-chat-template",
+            help="Let requests bring chat templates, which are code in a sandbox.",
+        ),
     ] = None,
     trace_steps: Annotated[
         Path | None, typer.Option(help="File for one JSON line a step; see draftline trace.")
@@ -125,8 +178,10 @@ def serve(  # noqa: PLR0913 - one parameter a flag
     ] = None,
 ) -> None:
     """Serve a model with the OpenAI API."""
+    from .exposure import check_key_variable
     from .serving import run_server
 
+    check_key_variable(os.environ)
     flags = {
         "model": model,
         "backend": backend,
@@ -150,8 +205,18 @@ def serve(  # noqa: PLR0913 - one parameter a flag
             "host": host,
             "port": port,
             "api_keys": tuple(api_key) if api_key else None,
+            "api_key_file": tuple(api_key_file) if api_key_file else None,
+            "allow_unauthenticated": allow_unauthenticated,
+            "max_connections": max_connections,
+            "stream_interval_tokens": stream_interval_tokens,
+            "stream_interval_ms": stream_interval_ms,
+            "cors_allow_origins": tuple(cors_allow_origin) if cors_allow_origin else None,
             "request_timeout_s": request_timeout,
             "drain_timeout_s": drain_timeout,
+            "ignore_unknown_fields": ignore_unknown_fields,
+            "tool_call_parser": tool_call_parser,
+            "reasoning_parser": reasoning_parser,
+            "trust_request_chat_template": trust_request_chat_template,
         },
     }
     run_server(command_settings(flags, config, speculative_config), ray_address, console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from ..cluster.loop_calls import off_loop
 from ..cluster.request_factory import Prompt, RequestFactory
 from ..core.acceptance_rules import COUPLED
 from ..core.answer import Answer
-from ..core.errors import DraftlineError, RequestError
+from ..core.errors import CapacityError, RequestError
 from ..core.output import Delta, RequestOutput
 from ..core.request import Request, Sink
 from ..core.request_checks import shortened
@@ -25,8 +26,12 @@ from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from ..core.stop import StopRule
 from ..models.model_info import ModelInfo
+from .delta_queue import DeltaQueue
 from .engine_stats import EngineStats
+from .finish_rate import FinishRate, retry_after_s
 from .placement import Placement, stages_have_gpu
+
+MAX_UNREAD_BYTES = 8 * 1024 * 1024
 
 
 class _Replica:
@@ -204,7 +209,22 @@ class Engine(_Replica):
 
 
 class AsyncEngine(_Replica):
-    """An engine for servers: streams of deltas on the caller's event loop."""
+    """An engine for servers: streams of deltas on the caller's event loop.
+
+    `max_unread_bytes` bounds what waits for a stream's reader; more ends the request. None: 8 MiB.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        engine_id: str = "0",
+        pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
+        max_unread_bytes: int | None = None,
+    ) -> None:
+        super().__init__(config, engine_id=engine_id, pipelines=pipelines)
+        self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
+        self._rate = FinishRate()
 
     async def start(self) -> None:
         """Load stages and drafters. Raises `ConfigError`, `CheckpointError` or `StoreError`."""
@@ -228,12 +248,9 @@ class AsyncEngine(_Replica):
         """
         request_id = request_id or f"request-{uuid.uuid4().hex}"
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Delta | DraftlineError] = asyncio.Queue()
-
-        def hear(event: Delta | DraftlineError) -> None:
-            # A server that shuts down closes its loop before the engine's last word.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(events.put_nowait, event)
+        deltas = DeltaQueue(
+            loop, self._max_unread_bytes, on_full=lambda: self._thread.cancel(request_id)
+        )
 
         async def add() -> None:
             request, stop = await off_loop(
@@ -241,7 +258,7 @@ class AsyncEngine(_Replica):
                 request_id,
                 prompt,
                 params or SamplingParams(),
-                hear,
+                deltas.hear,
                 options or RequestOptions(),
             )
             # Between two steps of the engine, which may take a while.
@@ -251,15 +268,22 @@ class AsyncEngine(_Replica):
         try:
             await asyncio.shield(adding)
             while True:
-                event = await events.get()
-                if isinstance(event, DraftlineError):
-                    raise event
-                yield event
-                if event.finish_reason is not None:
+                delta = await deltas.next()
+                if delta.finish_reason is not None:
+                    self._rate.finished(time.monotonic())
+                yield delta
+                if delta.finish_reason is not None:
                     return
+        except CapacityError as error:
+            error.retry_after_s = self._retry_after_s()
+            raise
         finally:
             # Whoever leaves while the request is still being added leaves it to be cancelled then.
             adding.add_done_callback(lambda task: self._cancel(request_id, task))
+
+    def _retry_after_s(self) -> int:
+        stats, rate = self.stats(), self._rate.per_second(time.monotonic())
+        return retry_after_s(stats.num_waiting, stats.num_running, rate)
 
     def _cancel(self, request_id: str, adding: asyncio.Task[None]) -> None:
         if not adding.cancelled() and adding.exception() is None:

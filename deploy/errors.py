@@ -6,14 +6,23 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from ..core.errors import CapacityError, EngineClosed, FieldError, RequestError, StageLost
+from ..core.errors import (
+    CapacityError,
+    EngineClosed,
+    FieldError,
+    ReaderTooSlow,
+    RequestError,
+    StageLost,
+)
 
 logger = logging.getLogger(__name__)
 
+# Where no queue says when: the server is about to be replaced, or recovers.
 RETRY_AFTER_S = 1
 # Names of fields, and what libraries say of a grammar or a template, may hold a client's own text.
 MAX_MESSAGE_CHARS = 400
 MAX_PARAM_CHARS = 100
+TIMEOUT_MESSAGE = "Request server side timeout"
 
 # The names that vLLM and OpenAI clients know (peers: `{"error": {"type": ...}}`).
 ERROR_TYPES = {
@@ -24,6 +33,7 @@ ERROR_TYPES = {
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
     HTTPStatus.REQUEST_TIMEOUT: "TimeoutError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "RequestTooLargeError",
     HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
@@ -89,7 +99,8 @@ def to_api_error(error: Exception) -> ApiError:
         case RequestError():
             return bad_request(error.field, error.message)
         case CapacityError():
-            return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), retry_after_s=RETRY_AFTER_S)
+            seconds = error.retry_after_s or RETRY_AFTER_S
+            return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), retry_after_s=seconds)
         case StageLost() | EngineClosed():
             is_lost = isinstance(error, StageLost)
             reason = "the model is recovering" if is_lost else "the server is shutting down"
@@ -98,8 +109,10 @@ def to_api_error(error: Exception) -> ApiError:
                 f"{reason}, please retry ({error})",
                 retry_after_s=RETRY_AFTER_S,
             )
-        case TimeoutError():
-            return ApiError(HTTPStatus.REQUEST_TIMEOUT, "Request server side timeout")
+        case ReaderTooSlow() | TimeoutError():
+            is_slow = isinstance(error, ReaderTooSlow)
+            reason = f"the client reads too slowly: {error}" if is_slow else TIMEOUT_MESSAGE
+            return ApiError(HTTPStatus.REQUEST_TIMEOUT, reason)
     field = error.field if isinstance(error, FieldError) else None
     logger.error("event=request_failed field=%s", field, exc_info=error)
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal server error; see the server log")

@@ -71,11 +71,21 @@ class EventStream(Response):
                 "headers": self.raw_headers,
             }
         )
-        await send(_part(self._first))
+        await send(self._part(self._first))
         async for event in self._events:
-            await send(_part(event))
+            await send(self._part(event))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    def _part(self, event: str) -> dict[str, Any]:
+        body = self._frame(event).encode()
+        return {"type": "http.response.body", "body": body, "more_body": True}
 
-def _part(event: str) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True}
+    def _frame(self, event: str) -> str:
+        return f"data: {event}\n\n"
+
+
+class FramedEventStream(EventStream):
+    """The same for events that come with the lines around their data."""
+
+    def _frame(self, event: str) -> str:
+        return event

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ..core.errors import StageLost
-from ..core.output import Delta, FinishReason, RequestMetrics, TokenLogProb
+from ..core.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
 from .engine_face import EngineFace
@@ -24,6 +24,8 @@ class Job:
     echo         texts of the prompts, to begin the answers with; none: they begin with themselves
     deadline     time of the event loop's clock after which the request ends with 408; None: never
     report       whether the answer names the source of every token
+    wants_ids    whether the answer names its tokens and those of the prompt
+    wants_usage  whether every part of a stream counts the tokens so far
     """
 
     request_id: str
@@ -34,13 +36,22 @@ class Job:
     options: RequestOptions
     report: bool
     deadline: float | None
+    wants_ids: bool = False
+    wants_usage: bool = False
 
     def answers(self) -> list[Answer]:
         """One for each prompt, with nothing in it yet."""
         echo = self.echo or [None] * len(self.prompts)
         parts = zip(self.prompts, self.params, echo, strict=True)
         return [
-            Answer(prompt_ids=prompt, params=params, echo=text) for prompt, params, text in parts
+            Answer(
+                prompt_ids=prompt,
+                params=params,
+                echo=text,
+                wants_ids=self.wants_ids,
+                wants_usage=self.wants_usage,
+            )
+            for prompt, params, text in parts
         ]
 
 
@@ -52,6 +63,9 @@ class Piece:
     text_offset      characters that came before it
     log_probs        of its tokens, None for the first token of an echoed prompt; None: not wanted
     prompt_log_probs of the prompt, where they are wanted beside the answer
+    token_ids        its tokens; None: not wanted
+    num_answered     tokens of the answer up to its end, where they are to be counted
+    stop_reason      the stop text or token that ended the answer
     """
 
     text: str
@@ -61,11 +75,18 @@ class Piece:
     prompt_ids: Sequence[int]
     log_probs: Sequence[TokenLogProb | None] | None
     prompt_log_probs: Sequence[TokenLogProb | None] | None
+    token_ids: Sequence[int] | None = None
+    num_answered: int | None = None
+    stop_reason: StopReason = None
 
     @property
     def is_plain(self) -> bool:
         """Whether it has nothing to say but its text and its end."""
-        return not self.is_first and self.log_probs is None and self.prompt_log_probs is None
+        further = (
+            self.log_probs, self.prompt_log_probs, self.token_ids, self.num_answered,
+            self.stop_reason,
+        )  # fmt: skip
+        return not self.is_first and all(value is None for value in further)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,10 +96,13 @@ class Answer:
     prompt_ids: Sequence[int]
     params: SamplingParams
     echo: str | None
+    wants_ids: bool = False
+    wants_usage: bool = False
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason = None
     metrics: RequestMetrics | None = None
     log_probs: list[TokenLogProb | None] = field(default_factory=list)
     prompt_log_probs: Sequence[TokenLogProb | None] | None = None
@@ -97,15 +121,22 @@ class Answer:
         self.token_ids += delta.token_ids
         self.sources += delta.sources
         self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
         self.metrics = delta.metrics
-        return self._piece(text, log_probs, is_first, offset)
+        return self._piece(text, log_probs, delta.token_ids, is_first=is_first, offset=offset)
 
     def whole(self) -> Piece:
         """All of it."""
-        return self._piece(self.text, self.log_probs, True, 0)
+        return self._piece(self.text, self.log_probs, self.token_ids, is_first=True, offset=0)
 
     def _piece(
-        self, text: str, log_probs: list[TokenLogProb | None], is_first: bool, offset: int
+        self,
+        text: str,
+        log_probs: list[TokenLogProb | None],
+        token_ids: Sequence[int],
+        *,
+        is_first: bool,
+        offset: int,
     ) -> Piece:
         params = self.params
         return Piece(
@@ -116,6 +147,9 @@ class Answer:
             prompt_ids=self.prompt_ids,
             log_probs=None if params.logprobs is None else log_probs,
             prompt_log_probs=self.prompt_log_probs if self.echo is None else None,
+            token_ids=list(token_ids) if self.wants_ids else None,
+            num_answered=len(self.token_ids) if self.wants_usage else None,
+            stop_reason=self.stop_reason,
         )
 
 
@@ -172,6 +206,8 @@ async def _merge(
                 if delta is not None:
                     waiting[asyncio.create_task(_next(streams[index]))] = index
                     yield index, delta
+                    # Many may come at once: what is done with each must not add up for others.
+                    await asyncio.sleep(0)
     finally:
         for task in waiting:
             task.cancel()

@@ -5,31 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from fastapi import Request, Response
 
 from ..cluster.loop_calls import off_loop
-from ..core.request_options import RequestOptions
 from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
+from .api.bodies import Bodies
+from .api.chat_plan import ChatPlan, ChatPlanner
 from .api.logprob_limits import check_logprobs
-from .api.parsing import parse_body
+from .api.parsed_chat import ParsedChatFormat
 from .callers import caller_of
 from .engine_face import EngineFace
 from .errors import bad_request
 from .event_stream import EventStream, until_disconnect
 from .generation import Job
 from .metrics import ServerMetrics
-from .middleware import read_body
 from .model_card import ServedModel
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .responses import ChatFormat, CompletionFormat, Heading
 from .settings import ServerConfig
 
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Prompts = Sequence[Sequence[int]]
 
 
@@ -37,42 +35,59 @@ class GenerationRoutes:
     """The routes that generate text with one model."""
 
     def __init__(
-        self, face: EngineFace, config: ServerConfig, metrics: ServerMetrics, model: ServedModel
+        self,
+        face: EngineFace,
+        config: ServerConfig,
+        metrics: ServerMetrics,
+        model: ServedModel,
+        bodies: Bodies,
     ) -> None:
         self._face = face
         self._config = config
         self._metrics = metrics
         self._model = model
+        self._bodies = bodies
 
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
-        body = await self._read(request, CompletionRequest)
-        options = caller_of(request).own(body.request_options())
+        body = await self._bodies.read(request, CompletionRequest)
         codec = self._face.codec
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
-        encoded = iter(await codec.encode_all(texts))
-        prompts = [next(encoded) if isinstance(one, str) else one for one in body.prompt]
+        encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
+        whole = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
+        prompts = [body.cut_prompt(prompt, self._face.max_model_len) for prompt in whole]
         echo = []
         if body.echo:
-            pairs = zip(body.prompt, prompts, strict=True)
-            echo = [own if isinstance(own, str) else await codec.decode(ids) for own, ids in pairs]
+            pairs = zip(body.prompt, whole, prompts, strict=True)
+            echo = [
+                own if isinstance(own, str) and ids is kept else await codec.decode(kept)
+                for own, ids, kept in pairs
+            ]
         form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
-        return await self._answer(request, body, prompts, form, options=options, echo=echo)
+        return await self._answer(request, body, prompts, form, echo)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
-        body = await self._read(request, ChatRequest)
-        options = caller_of(request).own(body.request_options())
-        messages = [message.for_template() for message in body.messages]
-        prompt = await self._face.codec.encode_chat(messages)
-        form = ChatFormat(self._heading("chatcmpl"), self._face.codec.bytes_of)
-        return await self._answer(request, body, [prompt], form, options=options)
+        body = await self._bodies.read(request, ChatRequest)
+        codec = self._face.codec
+        plan = await self.plan(body)
+        heading = self._heading("chatcmpl")
+        form = ChatFormat(heading, codec.bytes_of)
+        if plan.new_parser is not None:
+            form = ParsedChatFormat(
+                heading,
+                codec.bytes_of,
+                plan.new_parser,
+                include_reasoning=body.include_reasoning,
+            )
+        prompt = body.cut_prompt(plan.prompt, self._face.max_model_len)
+        return await self._answer(request, body, [prompt], form, shape=plan.shape)
 
-    async def _read(self, request: Request, kind: type[RequestT]) -> RequestT:
-        data = await read_body(request, self._config.max_body_bytes)
-        body = await parse_body(kind, data, self._config.limits)
-        self._model.require(body.model)
-        return body
+    async def plan(self, body: ChatRequest) -> ChatPlan:
+        """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
+        output = body.structured_output_form()
+        planner = ChatPlanner(self._face.codec, self._config)
+        return await planner.plan(body, body.messages, output)
 
     def _heading(self, prefix: str) -> Heading:
         return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
@@ -83,34 +98,51 @@ class GenerationRoutes:
         body: GenerationRequest,
         prompts: Prompts,
         form: CompletionFormat | ChatFormat,
-        *,
-        options: RequestOptions,
         echo: Sequence[str] = (),
+        *,
+        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
     ) -> Response:
-        timeout = self._config.request_timeout_s
-        each = body.num_choices
-        params = self._params(body, prompts)
-        check_logprobs(params, prompts, each, self._face.max_model_len, self._config.limits)
-        choices = await off_loop(_choices, params, each) if each > 1 else [params]
-        job = Job(
-            request_id=form.heading.response_id,
-            prompts=[prompt for prompt in prompts for _ in range(each)],
-            params=choices * len(prompts),
-            num_choices=each,
-            echo=[text for text in echo for _ in range(each)],
-            options=options,
-            report=body.speculative.report,
-            deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
-        )
+        response_id = form.heading.response_id
+        job = await self.job(request, body, prompts, response_id, echo=echo, shape=shape)
         if body.stream:
             events = answer_events(
                 self._face, job, form, self._metrics, include_usage=body.include_usage
             )
             first = await until_disconnect(request.receive, anext(events))
-            return EventStream(first, events)
+            return self._bodies.tell_ignored(EventStream(first, events), body)
         answer = whole_answer(self._face, job, form, self._metrics)
         content = await until_disconnect(request.receive, answer)
-        return Response(content, media_type="application/json")
+        return self._bodies.tell_ignored(Response(content, media_type="application/json"), body)
+
+    async def job(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        prompts: Prompts,
+        response_id: str,
+        *,
+        echo: Sequence[str] = (),
+        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+    ) -> Job:
+        """What a body asks of the engine. Raises `ApiError` 400 or `RequestError`."""
+        timeout = self._config.request_timeout_s
+        each = body.num_choices
+        params = shape(self._params(body, prompts))
+        check_logprobs(params, prompts, each, self._face.max_model_len, self._config.limits)
+        # Each of them is checked, with all lists of tokens in it.
+        choices = [params] if each == 1 else await off_loop(_choices, params, each)
+        return Job(
+            request_id=response_id,
+            prompts=[prompt for prompt in prompts for _ in range(each)],
+            params=choices * len(prompts),
+            num_choices=each,
+            echo=[text for text in echo for _ in range(each)],
+            options=caller_of(request).own(body.request_options()),
+            report=body.speculative.report,
+            wants_ids=bool(body.return_token_ids),
+            wants_usage=body.continuous_usage,
+            deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
+        )
 
     def _params(self, body: GenerationRequest, prompts: Prompts) -> SamplingParams:
         """The sampling; 400 where prompt and answer do not fit the model's context."""
@@ -119,12 +151,12 @@ class GenerationRoutes:
         if min(len(prompt) for prompt in prompts) == 0:
             raise bad_request("prompt", "must not be empty")
         room = context - longest
-        if room <= 0:
+        field, limit = body.token_limit
+        if room < 0 or (room == 0 and limit != 0):
             raise bad_request(
                 "prompt",
                 f"{longest} tokens leave no room in this model's context of {context} tokens",
             )
-        field, limit = body.token_limit
         if field in body.model_fields_set and limit is not None and limit > room:
             raise bad_request(
                 field,

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from ..core.errors import ConfigError
+from .api.connections import BoundedProtocol, ConnectionLimits, ConnectionPool
 from .drain import Drain
 from .settings import ServerConfig
 
+logger = logging.getLogger(__name__)
+
 # What is left when requests were ended, such as sending their errors, gets so long.
 SHUTDOWN_TIMEOUT_S = 3
+# What the system keeps for a client that does not read; left alone, it grows to megabytes each.
+SEND_BUFFER_BYTES = 256 * 1024
+# Of files and sockets that are no client's connections: stages, drafters, logs.
+OTHER_FILES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +64,8 @@ def bind(config: ServerConfig) -> socket.socket:
         raise ConfigError("server.host", f"{config.host!r}: {error.strerror}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
     except OSError as error:
         listener.close()
@@ -66,24 +81,51 @@ def free_port(config: ServerConfig) -> int:
         return listener.getsockname()[1]
 
 
+def allow_connections(number: int) -> None:
+    """Raise the process's own limit on open files, if need be, so that it can hold `number`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        logger.warning("event=few_open_files limit=%d wanted=%d", hard, wanted)
+        wanted = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def server_config(app: ASGIApp, pool: ConnectionPool) -> uvicorn.Config:
+    """How uvicorn serves `app` to the connections of `pool`."""
+    protocol: Any = partial(BoundedProtocol, pool=pool)
+    return uvicorn.Config(
+        cast("Any", app),
+        http=protocol,
+        # An upgraded connection would leave the limits behind; no route upgrades.
+        ws="none",
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        timeout_keep_alive=math.ceil(pool.limits.keep_alive_s),
+    )
+
+
 def serve_local(
-    app: FastAPI, listener: socket.socket, on_ready: Callable[[], None], shutdown: Shutdown
+    app: FastAPI,
+    listener: socket.socket,
+    limits: ConnectionLimits,
+    on_ready: Callable[[], None],
+    shutdown: Shutdown,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain. Raises what the app's start raises."""
-    asyncio.run(_serve(app, listener, on_ready, shutdown))
+    allow_connections(limits.connections)
+    config = server_config(app, ConnectionPool(limits))
+    asyncio.run(_serve(app, listener, config, on_ready, shutdown))
 
 
 class _Server(uvicorn.Server):
     """Leaves signals to `on_signal`; uvicorn itself would stop listening at once."""
 
-    def __init__(self, app: FastAPI, on_signal: Callable[[], None]) -> None:
-        config = uvicorn.Config(
-            app,
-            log_level="error",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-        )
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_signal = on_signal
 
@@ -93,7 +135,11 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    app: FastAPI, listener: socket.socket, on_ready: Callable[[], None], shutdown: Shutdown
+    app: FastAPI,
+    listener: socket.socket,
+    config: uvicorn.Config,
+    on_ready: Callable[[], None],
+    shutdown: Shutdown,
 ) -> None:
     loop = asyncio.get_running_loop()
 
@@ -102,7 +148,7 @@ async def _serve(
         if not loop.is_closed():
             loop.call_soon_threadsafe(shutdown.drain.begin)
 
-    server = _Server(app, begin)
+    server = _Server(config, begin)
     # Also while the model loads and while it is closed, when uvicorn does not listen to signals.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)

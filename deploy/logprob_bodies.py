@@ -40,12 +40,13 @@ def completion_logprobs(
 
 def chat_logprobs(tokens: Sequence[TokenLogProb], bytes_of: BytesOf) -> LazyList:
     """One entry a token."""
+    return LazyList(partial(chat_entry, bytes_of), tokens)
 
-    def entry(token: TokenLogProb) -> dict[str, Any]:
-        top = [_spelled(token_id, log_prob, bytes_of) for token_id, log_prob in token.top]
-        return _spelled(token.token_id, token.log_prob, bytes_of) | {"top_logprobs": top}
 
-    return LazyList(entry, tokens)
+def chat_entry(bytes_of: BytesOf, token: TokenLogProb) -> dict[str, Any]:
+    """A `ChatCompletionTokenLogprob`."""
+    top = [_spelled(token_id, log_prob, bytes_of) for token_id, log_prob in token.top]
+    return _spelled(token.token_id, token.log_prob, bytes_of) | {"top_logprobs": top}
 
 
 def prompt_logprobs(tokens: Sequence[TokenLogProb | None], bytes_of: BytesOf) -> LazyList:

@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
+from ..cluster.config import EngineConfig
 from ..core.errors import DraftlineError
+from .api.bodies import Bodies
+from .api.ignored_fields import HEADER as IGNORED_FIELDS_HEADER
+from .api.not_served import no_such_route
+from .api.openapi import describe
+from .api.responses_routes import ResponsesRoutes
+from .api.schema.responses import ResponsesRequest
+from .api.server_info import server_info, server_load
+from .api.stream_pace import Pace, PacedFace
 from .callers import ApiKeys, callers_by_key, operator_of, require_operator
 from .drain import Drain, RefuseWhileDraining
 from .engine_face import EngineFace
 from .errors import ApiError, to_api_error
 from .generation_routes import GenerationRoutes
 from .metrics import CONTENT_TYPE, ServerMetrics
-from .middleware import RequestIds
+from .middleware import REQUEST_ID_HEADER, BodyLimits, RequestIds
 from .model_card import ServedModel
+from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .request_models import RequestModel
 from .settings import ServerConfig
 from .token_routes import TokenRoutes
+
+BODIES: dict[str, type[RequestModel]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+# Of responses that were kept; here none is.
+RESPONSE_PATHS = (
+    ("/v1/responses/{response_id}", "GET"),
+    ("/v1/responses/{response_id}", "DELETE"),
+    ("/v1/responses/{response_id}/cancel", "POST"),
+    ("/v1/responses/{response_id}/input_items", "GET"),
+)
 
 
 def create_app(
@@ -31,16 +59,18 @@ def create_app(
     model_name: str,
     *,
     drain: Drain | None = None,
-    drafters: Sequence[str] = (),
     behind_proxy: bool = False,
+    engine: EngineConfig | None = None,
 ) -> FastAPI:
     """The API of one model. The app's start starts `face`, its end closes it.
 
     drain         counts requests, and refuses new ones once it has begun
-    drafters      the names that `/v1/models` tells clients
     behind_proxy  what stands before the app answers with request ids already
+    engine        its settings, of which `/v1/models` and `/server_info` tell
     """
     drain = drain or Drain()
+    pace = Pace.of(config)
+    face = face if pace is None else PacedFace(face, pace)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -51,24 +81,57 @@ def create_app(
             await face.close()
 
     app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
+    drafters = [] if engine is None else [drafter.source for drafter in engine.drafters]
     model = ServedModel(model_name, drafters)
     metrics = ServerMetrics(model_name)
-    generation = GenerationRoutes(face, config, metrics, model)
-    tokens = TokenRoutes(face, config, model)
-    app.add_api_route("/v1/completions", generation.completions, methods=["POST"])
-    app.add_api_route("/v1/chat/completions", generation.chat_completions, methods=["POST"])
-    app.add_api_route("/tokenize", tokens.tokenize, methods=["POST"])
-    app.add_api_route("/detokenize", tokens.detokenize, methods=["POST"])
+    _add_text_routes(app, face, config, metrics, model)
     _add_model_routes(app, face, model)
     _add_operator_routes(app, face, metrics, drain)
+    _add_info_routes(app, face, {"server": config, "engine": engine})
+    describe(app, BODIES)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the outermost: a refused request has an id too.
+    app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(RefuseWhileDraining, drain=drain)
     app.add_middleware(ApiKeys, callers=callers_by_key(config), anonymous=operator_of(config))
+    if config.cors_allow_origins:
+        _allow_origins(app, config)
     if not behind_proxy:
         app.add_middleware(RequestIds)
     return app
+
+
+def _add_text_routes(
+    app: FastAPI,
+    face: EngineFace,
+    config: ServerConfig,
+    metrics: ServerMetrics,
+    model: ServedModel,
+) -> None:
+    bodies = Bodies(config, model)
+    generation = GenerationRoutes(face, config, metrics, model, bodies)
+    responses = ResponsesRoutes(face, metrics, model, bodies, generation)
+    tokens = TokenRoutes(face, config, bodies)
+    app.add_api_route("/v1/completions", generation.completions, methods=["POST"])
+    app.add_api_route("/v1/chat/completions", generation.chat_completions, methods=["POST"])
+    app.add_api_route("/v1/responses", responses.create, methods=["POST"])
+    for path, method in RESPONSE_PATHS:
+        app.add_api_route(path, responses.find, methods=[method])
+    app.add_api_route("/tokenize", tokens.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", tokens.detokenize, methods=["POST"])
+
+
+def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
+    """Answer browsers that ask what a page may send; they ask without a key."""
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=config.cors_allow_origins,
+        allow_methods=config.cors_allow_methods,
+        allow_headers=config.cors_allow_headers,
+        allow_credentials=config.cors_allow_credentials,
+        expose_headers=(REQUEST_ID_HEADER, "retry-after", IGNORED_FIELDS_HEADER),
+    )
 
 
 def _add_model_routes(app: FastAPI, face: EngineFace, model: ServedModel) -> None:
@@ -87,6 +150,9 @@ def _add_model_routes(app: FastAPI, face: EngineFace, model: ServedModel) -> Non
 def _add_operator_routes(
     app: FastAPI, face: EngineFace, metrics: ServerMetrics, drain: Drain
 ) -> None:
+    @app.post("/ping", include_in_schema=False)
+    @app.head("/ping", include_in_schema=False)
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     @app.get("/ping")
     async def health() -> Response:
@@ -109,9 +175,27 @@ def _add_operator_routes(
         return {"version": __version__}
 
 
-def _answer_error(_request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        # Starlette's own: no such route, wrong method.
+def _add_info_routes(
+    app: FastAPI, face: EngineFace, settings: Mapping[str, BaseModel | None]
+) -> None:
+    @app.get("/server_info")
+    async def info(request: Request) -> dict[str, Any]:
+        """Versions and settings, without secrets, for the operator."""
+        require_operator(request)
+        return server_info(settings, await face.stats())
+
+    @app.get("/load")
+    async def load(request: Request) -> dict[str, int]:
+        """Requests that run or wait, for the operator."""
+        require_operator(request)
+        return server_load(await face.stats())
+
+
+def _answer_error(request: Request, error: Exception) -> Response:
+    # Starlette's own: no such route, wrong method.
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        answer = no_such_route(request.method, request.url.path)
+    elif isinstance(error, HTTPException):
         answer = ApiError(error.status_code, str(error.detail))
     else:
         answer = to_api_error(error)

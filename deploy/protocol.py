@@ -6,28 +6,35 @@ client) have vLLM's names, but for `speculative`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from ..core.errors import RequestError
 from ..core.request_options import RequestOptions
 from ..core.sampling_params import SamplingParams
+from .api.schema.chat import ChatFields
+from .api.schema.messages import ChatMessage
 from .errors import bad_request
-from .refused_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+from .refused_fields import CHAT_REFUSED, COMPLETION_REFUSED, Refused
 from .request_models import RequestModel, StrictModel
-from .sampling_fields import SamplingFields, check_token_ids
+from .sampling_fields import MAX_TOKEN_ID, SamplingFields, check_token_ids
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_TOP_LOGPROBS = 20
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+_LISTS = [{"type": "array", "items": item, "minItems": 1} for item in (_TEXT, _TOKENS)]
+PROMPT_SCHEMA = {"anyOf": [_TEXT, _TOKENS, *_LISTS]}
 
 
 class StreamOptions(StrictModel):
     """What a stream carries besides text."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
 
 
@@ -55,6 +62,8 @@ class GenerationRequest(SamplingFields):
     priority: int = 0
     cache_salt: str = ""
     store: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
+    return_token_ids: bool | None = None
     speculative: SpeculativeOptions = SpeculativeOptions()
 
     @model_validator(mode="after")
@@ -65,10 +74,34 @@ class GenerationRequest(SamplingFields):
             raise ValueError("prompt_logprobs does not go with a stream")
         return self
 
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _check_truncation(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("must be at least 1, or -1: as many as fit")
+        return value
+
     @property
     def include_usage(self) -> bool:
         """Whether the stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of the stream has the usage so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
+    def cut_prompt(self, prompt: Sequence[int], context: int) -> Sequence[int]:
+        """The last tokens of the prompt, as many as `truncate_prompt_tokens` leaves.
+
+        -1 leaves as many as fit a context of so many tokens with the answer.
+        """
+        most = self.truncate_prompt_tokens
+        if most == -1:
+            limit = self.token_limit[1]
+            most = max(context - (1 if limit is None else limit), 1)
+        return prompt if most is None or len(prompt) <= most else prompt[len(prompt) - most :]
 
     def request_options(self) -> RequestOptions:
         """How to serve this body. Raises `ApiError` 400 naming the field."""
@@ -93,11 +126,25 @@ def _as_tuple(names: list[str] | None) -> tuple[str, ...] | None:
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`; the prompt is a text, a list of token ids, or a list of either."""
 
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = COMPLETION_NEUTRAL
-    prompt: Any
+    refused: ClassVar[Mapping[str, Refused]] = COMPLETION_REFUSED
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
     logprobs: int | None = None
     echo: bool | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    @field_validator("best_of")
+    @classmethod
+    def _check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, info.data.get("n") or 1):
+            raise ValueError("not supported: leave it out or send the value of n")
+        return value
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Also where the prompt is echoed."""
+        return bool(self.echo) or super().scores_prompt
 
     @field_validator("prompt")
     @classmethod
@@ -129,33 +176,16 @@ def _one_prompt(value: Any) -> str | tuple[int, ...]:
     raise ValueError("must be a text, a list of token ids, or a list of either")
 
 
-class TextPart(StrictModel):
-    """A piece of a message; only text."""
+class ChatRequest(GenerationRequest, ChatFields):
+    """`POST /v1/chat/completions`; without a limit the answer may fill the context.
 
-    type: Literal["text"]
-    text: str
+    include_reasoning  whether reasoning is sent, where the server tells it apart
+    """
 
-
-class ChatMessage(StrictModel):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates expect it."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": self.role, "content": text}
-
-
-class ChatRequest(GenerationRequest):
-    """`POST /v1/chat/completions`; without a limit the answer may fill the context."""
-
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_NEUTRAL
+    refused: ClassVar[Mapping[str, Refused]] = CHAT_REFUSED
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: int | None = None
+    include_reasoning: bool = True
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
@@ -185,14 +215,13 @@ class ChatRequest(GenerationRequest):
         return "max_tokens", self.max_tokens
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(RequestModel, ChatFields):
     """`POST /tokenize`: a text, or the messages of a chat."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ..core.errors import DraftlineError
 from .deployment_plan import placement_bundles
-from .settings import ServeArgs
+from .settings import ServeArgs, ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ APP_NAME = "draftline"
 START_ATTEMPTS = 3
 # Beyond the time of the requests: what it takes to end the rest and to hear of it.
 DRAIN_SLACK_S = 10.0
+# A request that ran out of time ends in the application; the proxy's own end is for what hangs.
+PROXY_SLACK_S = 30.0
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 # Ray reads these when it is imported or started. They silence lines that are of no use to users,
 # and give stages the priority of this process: Ray's default of nice 15 starves them on a machine
@@ -66,11 +68,12 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
 
     quiet_libraries()
     logs = LoggingConfig(log_level="ERROR", enable_access_log=False)
-    http = {"host": args.server.host, "port": args.server.port}
     is_deployed = False
     try:
         _start_ray(args, address)
-        serve.start(proxy_location="HeadOnly", http_options=http, logging_config=logs)
+        serve.start(
+            proxy_location="HeadOnly", http_options=http_options(args.server), logging_config=logs
+        )
         try:
             serve.run(build_app(args), name=APP_NAME, logging_config=logs)
         except RuntimeError as error:
@@ -84,6 +87,33 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
         if is_deployed or (address is not None and ray.is_initialized()):
             serve.delete(APP_NAME)
         ray.shutdown()
+
+
+def http_options(config: ServerConfig) -> dict[str, Any]:
+    """Options of Ray Serve's proxies, by its names: all that they can be told of limits.
+
+    Their time for a request is longer than ours, which ends a stream with an error and not within
+    an event.
+    """
+    options = {
+        "host": config.host,
+        "port": config.port,
+        "keep_alive_timeout_s": math.ceil(config.keep_alive_timeout_s),
+    }
+    if config.request_timeout_s is None:
+        return options
+    return options | {"request_timeout_s": config.request_timeout_s + PROXY_SLACK_S}
+
+
+def serve_host() -> str | None:
+    """The address that the running Ray Serve's proxies listen on; None: there is none."""
+    import ray  # noqa: PLC0415
+    from ray.serve.context import _get_global_client  # noqa: PLC0415 - told in no other way
+
+    if not ray.is_initialized():
+        return None
+    client = _get_global_client(raise_if_no_controller_running=False)
+    return None if client is None else client.http_config.host
 
 
 def _drain(timeout_s: float) -> None:

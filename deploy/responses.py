@@ -59,7 +59,7 @@ class ResponseFormat(Protocol):
         ...
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
-        """A part of a stream: the next piece of choice `index`."""
+        """A part of a stream: the next piece of choice `index`; empty: nothing can be told yet."""
         ...
 
     def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
@@ -83,7 +83,7 @@ class CompletionFormat:
         """A part of a stream."""
         if piece.is_plain and not extra:
             return self._template.chunk(index, piece)
-        return self._completion([self._choice(index, piece)], None, extra)
+        return self._completion([self._choice(index, piece)], usage_so_far(piece), extra)
 
     @cached_property
     def _template(self) -> ChunkTemplate:
@@ -96,7 +96,9 @@ class CompletionFormat:
         return self._completion([], usage(answers, num_choices), extra)
 
     def _choice(self, index: int, piece: Piece) -> CompletionChoice:
-        extra: Extra = {}
+        extra: Extra = further_fields(piece)
+        if piece.is_first and piece.token_ids is not None:
+            extra["prompt_token_ids"] = list(piece.prompt_ids)
         if piece.prompt_log_probs is not None:
             extra["prompt_logprobs"] = prompt_logprobs(piece.prompt_log_probs, self._bytes_of)
         logprobs = None
@@ -128,17 +130,8 @@ class ChatFormat:
     def body(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The whole answer."""
         pieces = [answer.whole() for answer in answers]
-        choices = [
-            Choice.model_construct(
-                index=index,
-                message=ChatCompletionMessage.model_construct(
-                    role="assistant", content=piece.text, refusal=None
-                ),
-                logprobs=self._logprobs(piece, ChoiceLogprobs),
-                finish_reason=piece.finish_reason,
-            )
-            for index, piece in enumerate(pieces)
-        ]
+        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
+        extra = extra | self._prompt_ids(pieces[0])
         if pieces[0].prompt_log_probs is not None:
             of_prompt = prompt_logprobs(pieces[0].prompt_log_probs, self._bytes_of)
             extra = extra | {"prompt_logprobs": of_prompt}
@@ -146,6 +139,23 @@ class ChatFormat:
         return self.heading.body(
             ChatCompletion, "chat.completion", choices=choices, usage=use, **extra
         )
+
+    def _choice(self, index: int, piece: Piece) -> Choice:
+        message, finish_reason = self._message(piece)
+        return Choice.model_construct(
+            index=index,
+            message=message,
+            logprobs=self._logprobs(piece, ChoiceLogprobs),
+            finish_reason=finish_reason,
+            **further_fields(piece),
+        )
+
+    def _message(self, piece: Piece) -> tuple[ChatCompletionMessage, str | None]:
+        """A whole answer's message, and why it ended."""
+        message = ChatCompletionMessage.model_construct(
+            role="assistant", content=piece.text, refusal=None
+        )
+        return message, piece.finish_reason
 
     def chunk(self, index: int, piece: Piece, extra: Extra) -> str:
         """A part of a stream; the first one tells the role."""
@@ -159,17 +169,35 @@ class ChatFormat:
 
     def _full_chunk(self, index: int, piece: Piece, extra: Extra) -> str:
         role: dict[str, Any] = {"role": "assistant"} if piece.is_first else {}
+        delta = {**role, "content": piece.text}
+        return self._delta_chunk(index, delta, piece, piece.finish_reason, extra)
+
+    def _delta_chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        piece: Piece,
+        finish_reason: str | None,
+        extra: Extra,
+    ) -> str:
         choice = ChunkChoice.model_construct(
             index=index,
-            delta=ChoiceDelta.model_construct(**role, content=piece.text),
+            delta=ChoiceDelta.model_construct(**delta),
             logprobs=self._logprobs(piece, ChunkLogprobs),
-            finish_reason=piece.finish_reason,
+            finish_reason=finish_reason,
+            **further_fields(piece),
         )
-        return self._chunk([choice], None, extra)
+        return self._chunk([choice], usage_so_far(piece), extra | self._prompt_ids(piece))
 
     def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
         """The usage chunk that ends a stream."""
         return self._chunk([], usage(answers, num_choices), extra)
+
+    def _prompt_ids(self, piece: Piece) -> Extra:
+        """All choices of a chat answer one prompt, so it stands beside them."""
+        if piece.token_ids is None or not piece.is_first:
+            return {}
+        return {"prompt_token_ids": list(piece.prompt_ids)}
 
     def _logprobs(self, piece: Piece, kind: type[LogprobsT]) -> LogprobsT | None:
         if piece.log_probs is None:
@@ -182,6 +210,28 @@ class ChatFormat:
         return self.heading.body(
             ChatCompletionChunk, "chat.completion.chunk", choices=choices, usage=use, **extra
         )
+
+
+def further_fields(piece: Piece) -> Extra:
+    """vLLM's fields of a choice: what stopped it, where something did; its tokens, if wanted."""
+    extra: Extra = {}
+    if piece.stop_reason is not None:
+        extra["stop_reason"] = piece.stop_reason
+    if piece.token_ids is not None:
+        extra["token_ids"] = list(piece.token_ids)
+    return extra
+
+
+def usage_so_far(piece: Piece) -> CompletionUsage | None:
+    """Tokens of the piece's prompt and of its answer up to its end, where they are wanted."""
+    if piece.num_answered is None:
+        return None
+    prompt = len(piece.prompt_ids)
+    return CompletionUsage(
+        prompt_tokens=prompt,
+        completion_tokens=piece.num_answered,
+        total_tokens=prompt + piece.num_answered,
+    )
 
 
 def usage(answers: Sequence[Answer], num_choices: int) -> CompletionUsage:

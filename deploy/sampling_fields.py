@@ -21,6 +21,7 @@ MAX_ID_DIGITS = 10
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "min_tokens",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_logprobs",
+    "skip_special_tokens", "include_stop_str_in_output",
 )  # fmt: skip
 
 
@@ -33,9 +34,11 @@ class SamplingFields(RequestModel):
     top_k: Annotated[int, Field(le=MAX_TOKEN_ID)] | None = None
     min_p: float | None = None
     typical_p: float | None = None
+    # -1 is vLLM's and SGLang's way to ask for any.
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -43,6 +46,8 @@ class SamplingFields(RequestModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     banned_token_ids: list[int] | None = None
     response_format: ResponseFormat | None = None
@@ -90,6 +95,11 @@ class SamplingFields(RequestModel):
         return "max_tokens", self.max_tokens
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the answer tells of the prompt, so that it needs no token of its own."""
+        return self.prompt_logprobs is not None
+
+    @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """Tokens whose log-probabilities stand beside each of the answer's; None: none at all."""
@@ -100,11 +110,16 @@ class SamplingFields(RequestModel):
 
         Raises `ApiError` 400 naming the field.
         """
+        if max_tokens == 0 and not self.scores_prompt:
+            name = self.token_limit[0]
+            raise bad_request(name, "must be at least 1, or 0 with echo or prompt_logprobs")
         given = {name: getattr(self, name) for name in SAME_NAMES}
         given = {name: value for name, value in given.items() if value is not None}
         # Both ways of saying "off".
         if given.get("top_k") == -1:
             given["top_k"] = 0
+        if given.get("seed") == -1:
+            del given["seed"]
         allowed = self.allowed_token_ids
         try:
             return SamplingParams(
@@ -114,14 +129,16 @@ class SamplingFields(RequestModel):
                 logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
                 allowed_token_ids=None if allowed is None else tuple(allowed),
                 banned_token_ids=tuple(self.banned_token_ids or ()),
-                structured_output=self._structured_output(),
+                bad_words=tuple(self.bad_words or ()),
+                structured_output=self.structured_output_form(),
                 logprobs=self.num_logprobs,
                 **given,
             )
         except RequestError as error:
             raise bad_request(self._own_name(error.field), error.message) from error
 
-    def _structured_output(self) -> StructuredOutput | None:
+    def structured_output_form(self) -> StructuredOutput | None:
+        """The form of the answer in either spelling; None: any text. Raises `RequestError`."""
         if self.structured_outputs is not None:
             return self.structured_outputs.structured_output()
         return None if self.response_format is None else self.response_format.structured_output()

@@ -25,8 +25,10 @@ from .deployment_plan import engine_options, with_device
 from .drain import Drain
 from .engine_face import LocalFace
 from .engine_stats import EngineStats
+from .exposure import require_keys
 from .openai_api import create_app
 from .ray_face import RayFace
+from .ray_runtime import serve_host
 from .settings import ServeArgs, ServerConfig, build_serve_args
 
 ENGINE_NAME = "engine"
@@ -43,9 +45,10 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
     Raises `ConfigError` naming the field.
     """
     checked = args if isinstance(args, ServeArgs) else build_serve_args({"backend": "ray", **args})
+    require_keys(checked.server, serve_host() or checked.server.host)
     checked = with_device(checked, has_gpus=bool(cluster_has_gpus()))
     options = engine_options(checked)
-    engine = EngineReplica.options(**options).bind(checked.engine)
+    engine = EngineReplica.options(**options).bind(checked.engine, checked.server.max_unread_bytes)
     ingress = Ingress.options(
         num_replicas=checked.deployment.num_ingress_replicas,
         ray_actor_options={"num_cpus": checked.deployment.ingress_cpus},
@@ -57,12 +60,12 @@ def build_app(args: Mapping[str, Any] | ServeArgs) -> Application:
 class EngineReplica:
     """One engine with its stages and drafters."""
 
-    async def __init__(self, config: EngineConfig) -> None:
+    async def __init__(self, config: EngineConfig, max_unread_bytes: int | None = None) -> None:
         # The ingress and the driver never load the engine's code.
         from .engine import AsyncEngine  # noqa: PLC0415
 
         replica_id = serve.get_replica_context().replica_id.unique_id
-        self._engine = AsyncEngine(config, engine_id=replica_id)
+        self._engine = AsyncEngine(config, engine_id=replica_id, max_unread_bytes=max_unread_bytes)
         face = LocalFace(self._engine)
         await face.start()
         self._face = face
@@ -114,7 +117,7 @@ class Ingress:
         self._face = RayFace(engine, config)
         self._server = server
         self._model_name = model_name
-        self._drafters = [drafter.source for drafter in config.drafters]
+        self._config = config
         self._drain = Drain()
 
     async def drain(self, timeout_s: float) -> None:
@@ -130,7 +133,7 @@ class Ingress:
             self._face,
             self._server,
             self._model_name,
-            drafters=self._drafters,
             drain=self._drain,
             behind_proxy=True,
+            engine=self._config,
         )

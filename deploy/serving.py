@@ -15,6 +15,7 @@ from rich.console import Console
 from .. import __version__
 from ..cluster.assembly import plan_model
 from .engine_face import LocalFace
+from .exposure import require_keys
 from .local_server import Shutdown, bind, free_port, serve_local
 from .placement import stages_have_gpu
 from .ray_runtime import quiet_libraries, serve_on_ray
@@ -27,6 +28,7 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     """Serve until SIGINT or SIGTERM. Raises `DraftlineError` for what is wrong at start."""
     quiet_libraries()
     args = build_serve_args(settings)
+    require_keys(args.server, args.server.host)
     # Mistakes in the settings must show before anything is started.
     plan_model(args.engine, has_gpu=stages_have_gpu(args.engine))
     console.print(describe(args))
@@ -56,12 +58,10 @@ def base_url(args: ServeArgs) -> str:
 
 
 def curl_line(args: ServeArgs) -> str:
-    """A command that works as it is printed, but for the key of a tenant, which is not known."""
+    """A command that works as it is printed, but for the key: terminals are logged and shared."""
     body = {"model": args.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
     parts = ["curl", f"{base_url(args)}/v1/completions", "-H", "Content-Type: application/json"]
-    if args.server.api_keys:
-        parts += ["-H", f"Authorization: Bearer {args.server.api_keys[0]}"]
-    elif args.server.tenants:
+    if args.server.has_keys:
         parts += ["-H", "Authorization: Bearer KEY"]
     return shlex.join([*parts, "-d", json.dumps(body)])
 
@@ -73,14 +73,15 @@ def with_port(args: ServeArgs, port: int) -> ServeArgs:
 
 def _serve_here(args: ServeArgs, console: Console) -> None:
     # Each takes a second to import, which the other backend need not wait for.
+    from .api.connections import ConnectionLimits  # noqa: PLC0415
     from .drain import Drain  # noqa: PLC0415
     from .engine import AsyncEngine  # noqa: PLC0415
     from .openai_api import create_app  # noqa: PLC0415
 
     with bind(args.server) as listener:
         bound = with_port(args, listener.getsockname()[1])
-        face = LocalFace(AsyncEngine(args.engine))
-        drafters = [drafter.source for drafter in bound.engine.drafters]
+        engine = AsyncEngine(args.engine, max_unread_bytes=args.server.max_unread_bytes)
+        face = LocalFace(engine)
         shutdown = Shutdown(
             drain=Drain(),
             timeout_s=bound.server.drain_timeout_s,
@@ -88,9 +89,14 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
             on_drain=lambda count: _print_draining(count, bound, console),
         )
         app = create_app(
-            face, bound.server, bound.model_name, drain=shutdown.drain, drafters=drafters
+            face,
+            bound.server,
+            bound.model_name,
+            drain=shutdown.drain,
+            engine=bound.engine,
         )
-        serve_local(app, listener, lambda: _print_ready(bound, console), shutdown)
+        limits = ConnectionLimits.of(bound.server)
+        serve_local(app, listener, limits, lambda: _print_ready(bound, console), shutdown)
 
 
 def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:

@@ -18,7 +18,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from ..cluster.config import EngineConfig, Settings, unknown_key
 from ..core.errors import ConfigError
 from .api.schema.limits import RequestLimits
-from .tenants import TenantConfig, read_tenants, require_distinct
+from .api.tools.families import ReasoningParserName, ToolParserName
+from .tenants import TenantConfig, operator_keys, read_tenants, require_distinct
 
 DEMO_FILE = Path(__file__).parent / "demo.yaml"
 
@@ -35,16 +36,23 @@ class ServerConfig(Settings):
     api_keys: tuple[str, ...] = Field(
         default=(),
         description="bearer tokens of the operator, whose requests are of `shared`; without any, "
-        "and without tenants: no check",
+        "and without tenants: no check. Read, and kept as digests only",
     )
     tenants: tuple[TenantConfig, ...] = Field(
         default=(), description="who has keys and a namespace of its own"
     )
     request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="a request that takes longer ends with 408"
+        default=600.0,
+        description="a request that takes longer, with the time that it waits, ends with 408; "
+        "null: none does",
     )
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=20.0, description="how long running requests may take when the server stops"
+    )
+    ignore_unknown_fields: bool = Field(
+        default=False,
+        description="leave out what a request has beyond the known fields, named in the header "
+        "x-draftline-ignored-fields, where it would be refused with 400",
     )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=4 * 1024 * 1024, description="longer bodies are refused with 413"
@@ -57,14 +65,92 @@ class ServerConfig(Settings):
         description="least priority that the operator's requests may have, and everybody's where "
         "there are no keys; requests of a lower number go first, so 0 lets nobody go before others",
     )
+    tool_call_parser: ToolParserName = Field(
+        default="auto",
+        description="how the model spells calls of tools; auto: as its chat template tells",
+    )
+    reasoning_parser: ReasoningParserName = Field(
+        default="none", description="how the model marks its reasoning, which answers tell apart"
+    )
+    trust_request_chat_template: bool = Field(
+        default=False,
+        description="whether a request may bring a chat template, which is code: it runs in a "
+        "sandbox for a bounded time, but may take memory",
+    )
 
-    @field_validator("api_keys")
+    allow_unauthenticated: bool = Field(
+        default=False,
+        description="listen beyond this machine without any key, and serve whoever comes",
+    )
+    api_key_sha256: tuple[str, ...] = Field(
+        default=(),
+        description="SHA-256 of the operator's keys, in hexadecimal; once made, of all of them",
+    )
+    api_key_env: tuple[str, ...] = Field(
+        default=(), description="environment variables that hold a key of the operator each"
+    )
+    api_key_file: tuple[str, ...] = Field(
+        default=(), description="files that hold keys of the operator, one a line"
+    )
+    max_connections: Annotated[int, Field(ge=1)] = Field(
+        default=1024,
+        description="open at once; one more closes the longest idle one, or gets 503",
+    )
+    max_header_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=32 * 1024, description="of a request's line and headers; more is refused with 431"
+    )
+    max_header_count: Annotated[int, Field(ge=8)] = Field(
+        default=100, description="headers of a request; more are refused with 431"
+    )
+    header_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=10.0, description="from a connection's start to the end of the headers; then 408"
+    )
+    body_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=60.0, description="how long a body may take to come; then 408"
+    )
+    keep_alive_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=75.0, description="how long a connection may be idle between two requests"
+    )
+    write_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=30.0,
+        description="a client that reads nothing for so long is disconnected, its request ended",
+    )
+    max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
+        default=8 * 1024 * 1024,
+        description="of an answer, what may wait for a client that reads slowly; then it ends",
+    )
+    stream_interval_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="each event of a stream but an answer's last has so many tokens, whatever was "
+        "drafted",
+    )
+    stream_interval_ms: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="events of a stream leave on this beat, whatever was drafted"
+    )
+    cors_allow_origins: tuple[str, ...] = Field(
+        default=(), description="web sites whose pages may call the API; *: all; none: no CORS"
+    )
+    cors_allow_methods: tuple[str, ...] = Field(
+        default=("GET", "POST"), description="what they may call it with"
+    )
+    cors_allow_headers: tuple[str, ...] = Field(
+        default=("authorization", "content-type"), description="headers that they may send"
+    )
+    cors_allow_credentials: bool = Field(
+        default=False, description="whether browsers send cookies along; not with origin *"
+    )
+
+    @model_validator(mode="before")
     @classmethod
-    def _check_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(value):
-            # Not a ValueError, which would be told with all keys.
-            raise ConfigError("api_keys", "a key must not be empty")
-        return value
+    def _read_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        # Plain keys end here: nothing that shows, sends or stores these settings has them.
+        return {**values, **operator_keys(values)}
+
+    @model_validator(mode="after")
+    def _check_origins(self) -> Self:
+        if self.cors_allow_credentials and "*" in self.cors_allow_origins:
+            raise ConfigError("cors_allow_credentials", "needs origins that are named, not *")
+        return self
 
     @field_validator("limits", mode="before")
     @classmethod
@@ -80,8 +166,13 @@ class ServerConfig(Settings):
 
     @model_validator(mode="after")
     def _check_tenants(self) -> Self:
-        require_distinct(self.api_keys, self.tenants)
+        require_distinct(self.api_key_sha256, self.tenants)
         return self
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers are told apart; without keys everybody is served."""
+        return bool(self.api_key_sha256 or self.tenants)
 
 
 class DeploymentConfig(Settings):

@@ -12,11 +12,11 @@ from .request_models import StrictModel
 
 
 class JsonSchemaFormat(StrictModel):
-    """`json_schema` of a response format; the form is always strict."""
+    """`json_schema` of a response format. The form is exact, also where `strict` does not ask."""
 
     name: str
     description: str | None = None
-    json_schema: dict[str, Any] = Field(alias="schema")
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
@@ -33,11 +33,11 @@ class ResponseFormat(StrictModel):
         return self
 
     def structured_output(self) -> StructuredOutput | None:
-        """The form of the answer; None: any text."""
-        if self.json_schema is not None:
+        """The form of the answer; None: any text. A schema that is left out allows any object."""
+        if self.json_schema is not None and self.json_schema.json_schema is not None:
             schema = json.dumps(self.json_schema.json_schema)
             return StructuredOutput(kind="json", value=schema)
-        return StructuredOutput(kind="json_object") if self.type == "json_object" else None
+        return None if self.type == "text" else StructuredOutput(kind="json_object")
 
 
 class StructuredOutputs(StrictModel):

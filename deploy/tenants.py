@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,10 @@ class TenantConfig(Settings):
     @classmethod
     def _read_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
         given = {name: _texts(name, values.get(name)) for name in KEY_FIELDS}
-        digests = [_checked_digest(text) for text in given["key_sha256"]]
-        keys = [_variable(name) for name in given["key_env"]]
-        keys += [key for path in given["key_file"] for key in _lines(path)]
-        digests += [key_digest(key) for key in keys]
+        digests = _all_digests(values, KEY_FIELDS)
         if not digests:
             raise ConfigError(KEY_FIELDS[0], f"is missing; give one of {', '.join(KEY_FIELDS)}")
-        return values | given | {"key_sha256": tuple(dict.fromkeys(digests))}
+        return values | given | {"key_sha256": digests}
 
     @field_validator("name")
     @classmethod
@@ -72,6 +70,7 @@ class TenantConfig(Settings):
 
 
 KEY_FIELDS = ("key_sha256", "key_env", "key_file")
+OPERATOR_KEY_FIELDS = ("api_key_sha256", "api_key_env", "api_key_file")
 
 
 def key_digest(key: str) -> str:
@@ -86,9 +85,20 @@ def read_tenants(value: object) -> tuple[TenantConfig, ...]:
     return tuple(_tenant(index, item) for index, item in enumerate(value))
 
 
+def operator_keys(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The settings of a server that name the operator's keys, with digests in place of plain keys.
+
+    Raises `ConfigError`, which shows no key.
+    """
+    plain = [key_digest(key) for key in _texts("api_keys", values.get("api_keys"))]
+    given = {field: _texts(field, values.get(field)) for field in OPERATOR_KEY_FIELDS}
+    digests = dict.fromkeys([*plain, *_all_digests(values, OPERATOR_KEY_FIELDS)])
+    return given | {"api_keys": (), "api_key_sha256": tuple(digests)}
+
+
 def require_distinct(api_keys: tuple[str, ...], tenants: tuple[TenantConfig, ...]) -> None:
-    """Raise `ConfigError` unless every name is one tenant's, and every key too."""
-    owners = {key_digest(key): "api_keys" for key in api_keys}
+    """Raise `ConfigError` unless every name is one tenant's, and every digest of a key too."""
+    owners = dict.fromkeys(api_keys, "api_keys")
     names: set[str] = set()
     for tenant in tenants:
         if tenant.name in names:
@@ -112,6 +122,16 @@ def _tenant(index: int, item: object) -> TenantConfig:
         raise ConfigError(f"{field}.{error.field}", error.message) from error
 
 
+def _all_digests(values: Mapping[str, Any], fields: tuple[str, str, str]) -> tuple[str, ...]:
+    """Digests of all keys that three fields name: digests, environment variables, files."""
+    as_digest, as_variable, as_file = fields
+    texts = {field: _texts(field, values.get(field)) for field in fields}
+    digests = [_checked_digest(as_digest, text) for text in texts[as_digest]]
+    keys = [_variable(as_variable, name) for name in texts[as_variable]]
+    keys += [key for path in texts[as_file] for key in _lines(as_file, path)]
+    return tuple(dict.fromkeys([*digests, *map(key_digest, keys)]))
+
+
 def _texts(field: str, value: object) -> tuple[str, ...]:
     texts = () if value is None else (value,) if isinstance(value, str) else value
     if isinstance(texts, list | tuple) and all(isinstance(one, str) and one for one in texts):
@@ -119,27 +139,27 @@ def _texts(field: str, value: object) -> tuple[str, ...]:
     raise ConfigError(field, "must be a text or a list of texts, none of them empty")
 
 
-def _checked_digest(text: str) -> str:
+def _checked_digest(field: str, text: str) -> str:
     if SHA256.fullmatch(text.lower()) is None:
-        raise ConfigError("key_sha256", "must be 64 hexadecimal digits: printf %s KEY | sha256sum")
+        raise ConfigError(field, "must be 64 hexadecimal digits: printf %s KEY | sha256sum")
     return text.lower()
 
 
-def _variable(name: str) -> str:
+def _variable(field: str, name: str) -> str:
     key = os.environ.get(name, "").strip()
     if not key:
-        raise ConfigError("key_env", f"the environment variable {name} is not set, or empty")
+        raise ConfigError(field, f"the environment variable {name} is not set, or empty")
     return key
 
 
-def _lines(path: str) -> list[str]:
+def _lines(field: str, path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError("key_file", f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(field, f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError("key_file", f"{path} is not a text file") from error
+        raise ConfigError(field, f"{path} is not a text file") from error
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
-        raise ConfigError("key_file", f"{path} holds no key")
+        raise ConfigError(field, f"{path} holds no key")
     return keys

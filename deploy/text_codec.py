@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
-from jinja2 import TemplateError
-
 from ..cluster.loop_calls import off_loop
+from ..models.text.chat_template import ChatOptions, ChatTemplate
 from ..models.token_bytes import TokenBytes
 from .errors import bad_request
 
 T = TypeVar("T")
 
-# Above so many characters or tokens, work takes milliseconds and must not hold up other streams.
+# Above so many characters, tokens or messages, work takes milliseconds and must not hold up other
+# streams.
 INLINE_CHARS = 4_000
 INLINE_TOKENS = 2_000
 INLINE_MESSAGES = 32
+TEMPLATE_TIMEOUT_S = 10.0
 
 
 class TextCodec:
@@ -25,6 +27,16 @@ class TextCodec:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.bytes_of = TokenBytes(tokenizer)
+        self.template = ChatTemplate(tokenizer)
+
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """The special tokens, which have no text unless it is asked for, by their spelling."""
+        ids = dict(
+            zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True)
+        )
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return ids | {token.content: key for key, token in added.items() if token.special}
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Token ids of `text`; `special` adds the model's own special tokens."""
@@ -41,29 +53,17 @@ class TextCodec:
 
         return await _run(encode, is_short)
 
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
+        """The text of a chat. Raises `RequestError` as `ChatTemplate.render` does."""
+        if _is_short(messages, options):
+            return self.template.render(messages, options)
+        return await off_loop(self.template.render, messages, options, timeout_s=TEMPLATE_TIMEOUT_S)
+
     async def encode_chat(
-        self, messages: Sequence[dict[str, str]], *, generate: bool = True
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
     ) -> tuple[int, ...]:
-        """Token ids of a chat; `generate` opens the assistant's answer.
-
-        Raises `ApiError` 400 if the model has no chat template or its template refuses the chat.
-        """
-        if not self.tokenizer.chat_template:
-            raise bad_request(
-                "messages", "this model has no chat template; use /v1/completions with a prompt"
-            )
-
-        def render() -> str:
-            return self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=generate, tokenize=False
-            )
-
-        num_chars = sum(len(message["content"]) for message in messages)
-        is_short = len(messages) <= INLINE_MESSAGES and num_chars <= INLINE_CHARS
-        try:
-            text = await _run(render, is_short)
-        except TemplateError as error:
-            raise bad_request("messages", f"the chat template refuses them: {error}") from error
+        """Token ids of a chat. Raises `RequestError` as `ChatTemplate.render` does."""
+        text = await self.render_chat(messages, options or ChatOptions())
         return await self.encode(text, special=False)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
@@ -93,3 +93,14 @@ class TextCodec:
 
 async def _run(work: Callable[[], T], is_short: bool) -> T:
     return work() if is_short else await off_loop(work)
+
+
+def _is_short(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bool:
+    """Whether the template takes well under a millisecond; a client's own one never counts so."""
+    if len(messages) > INLINE_MESSAGES or options.template is not None:
+        return False
+    if options.tools or options.documents or options.variables:
+        return False
+    if any(not message.keys() <= {"role", "content", "name"} for message in messages):
+        return False
+    return sum(len(message["content"]) for message in messages) <= INLINE_CHARS

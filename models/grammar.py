@@ -37,10 +37,10 @@ class GrammarFactory:
         # A grammar that repeats without end or grows too large fails here, within bounds.
         problem = LLMatcher.validate_grammar(grammar, tokenizer)
         if problem:
-            raise RequestError(FIELD, f"{output.kind}: {problem.strip()}")
+            raise RequestError(output.field, f"{output.kind}: {problem.strip()}")
         matcher = LLMatcher(tokenizer, grammar)
         if matcher.is_error():
-            raise RequestError(FIELD, f"{output.kind}: {matcher.get_error().strip()}")
+            raise RequestError(output.field, f"{output.kind}: {matcher.get_error().strip()}")
         return GrammarConstraint(matcher, self._vocab_size, self._eos_token_ids)
 
     def _prepare(self) -> LLTokenizer:

@@ -14,6 +14,7 @@ from draftline.bench.endpoint import Ask
 from draftline.bench.engine_endpoint import EngineEndpoint
 from draftline.bench.http_endpoint import HttpEndpoint
 from draftline.bench.setting import Setting
+from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.core.output import Delta
 from draftline.core.request_options import RequestOptions
@@ -26,6 +27,7 @@ from support.fake_engine import FakeEngine
 TEXT = "def f(x):\n    return x\n"
 TARGET, SPECTRA = Setting("target", ()), Setting("spectra", ("spectra",))
 ASK = Ask(name="a", prompt="abc", setting=SPECTRA, max_tokens=99, temperature=0.5, seed=4, salt="s")
+DRAFTED = EngineConfig(model="tiny", drafters=(DrafterConfig(kind="spectra"),))
 
 
 class PromptEngine(FakeEngine):
@@ -48,7 +50,7 @@ class PromptEngine(FakeEngine):
 @asynccontextmanager
 async def draftline_server(engine: FakeEngine) -> AsyncIterator[HttpEndpoint]:
     face = LocalFace(engine)  # pyright: ignore[reportArgumentType]
-    app = create_app(face, ServerConfig(), "tiny", drafters=("spectra",))
+    app = create_app(face, ServerConfig(), "tiny", engine=DRAFTED)
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),

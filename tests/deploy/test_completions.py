@@ -153,7 +153,7 @@ async def test_chat_body(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = ChatCompletion.model_validate(response.json())
     assert answer.choices[0].message.content == TEXT
     prompt, params, _ = engine.calls[0]
-    assert engine.tokenizer.decode(prompt) == "<system>be\n<user>hi\n<assistant>"
+    assert engine.tokenizer.decode(prompt) == "<system>be\n<user>h\ni\n<assistant>"
     assert params.max_tokens is None, "as many as fit is for the engine to know"
 
 

@@ -129,3 +129,56 @@ def test_a_request_chooses_its_drafters(engine: Engine) -> None:
     (one,) = engine.generate(prompt, PARAMS, RequestOptions(drafters=("prompt_lookup",)))
     assert one.token_ids == plain.token_ids
     assert set(one.metrics.drafted_by_source) <= {"prompt_lookup"}
+
+
+LETTERS = "abcdefgh"
+
+
+def letters_of(engine: Engine) -> tuple[int, ...]:
+    return tuple(engine.tokenizer.encode(LETTERS))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bad_words_of_several_tokens_never_come(engine: Engine, temperature: float) -> None:
+    params = replace(
+        PARAMS, allowed_token_ids=letters_of(engine), temperature=temperature, seed=3, max_tokens=40
+    )
+    (free,) = engine.generate(["xyz"], params)
+    words = (free.text[3:5], free.text[10:13])
+    (drafted,) = engine.generate(["xyz"], replace(params, bad_words=words))
+    plain = RequestOptions(speculative=False)
+    (undrafted,) = engine.generate(["xyz"], replace(params, bad_words=words), plain)
+    assert not any(word in drafted.text for word in words)
+    assert drafted.token_ids == undrafted.token_ids != free.token_ids
+    assert drafted.metrics.num_draft_tokens > 0
+
+
+def test_bad_words_are_those_of_transformers(engine: Engine, peer: PreTrainedModel) -> None:
+    allowed = letters_of(engine)
+    params = replace(PARAMS, allowed_token_ids=allowed, max_tokens=24)
+    (free,) = engine.generate(["xyz"], params)
+    words = (free.text[2:4], free.text[7:10], free.text[0])
+    (out,) = engine.generate(["xyz"], replace(params, bad_words=words))
+    others = [[token] for token in range(256) if token not in allowed]
+    expected = peer.generate(
+        torch.tensor([out.prompt_token_ids]),
+        do_sample=False,
+        max_new_tokens=params.max_tokens,
+        bad_words_ids=others + [engine.tokenizer.encode(word) for word in words],
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert [*out.prompt_token_ids, *out.token_ids] == expected[0].tolist()
+
+
+def test_no_tokens_are_generated_where_only_the_prompt_is_scored(engine: Engine) -> None:
+    params = replace(PARAMS, prompt_logprobs=1)
+    (scored,) = engine.generate(["abcabc"], params)
+    (only,) = engine.generate(["abcabc"], replace(params, max_tokens=0))
+    assert (only.token_ids, only.text, only.finish_reason) == ((), "", "length")
+    assert only.prompt_log_probs == scored.prompt_log_probs
+    assert only.metrics.generated_tokens == 0
+    full = [[1] * engine.max_model_len]
+    assert len(engine.generate(full, replace(params, max_tokens=0))[0].prompt_token_ids) == 128
+    with pytest.raises(RequestError, match="prompt"):
+        engine.generate(full, params)

@@ -21,6 +21,7 @@ from draftline.deploy.settings import (
     read_settings,
 )
 from draftline.deploy.speculative_config import read_speculative_config
+from draftline.deploy.tenants import key_digest
 from draftline.models.graph_runner import GraphOptions
 from draftline.models.stage_options import StageOptions
 from ray import PlacementGroupID
@@ -83,7 +84,7 @@ def test_sections() -> None:
         }
     )
     assert args.model_name == "name"
-    assert args.server.api_keys == ("k",)
+    assert args.server.api_key_sha256 == (key_digest("k"),)
     assert args.deployment.num_replicas == 2
 
 

@@ -86,7 +86,9 @@ class FakeEngine:
         error: Exception | None = None,
         error_at: int = 0,
         max_running: int = 64,
+        stop_reason: str | int | None = None,
     ) -> None:
+        self._stop_reason = stop_reason
         self.model_info = FakeModelInfo()
         self.max_model_len = self.model_info.max_context_len
         self.tokenizer = byte_tokenizer(chat=chat)
@@ -149,10 +151,10 @@ class FakeEngine:
     def _deltas(
         self, prompt: Sequence[int], params: SamplingParams, request_id: str
     ) -> list[Delta]:
-        limit = params.max_tokens or len(self._answer)
+        limit = len(self._answer) if params.max_tokens is None else params.max_tokens
         tokens = self._answer[:limit]
         reason: FinishReason = "length" if len(tokens) == limit else "stop"
-        pairs = [tokens[start : start + 2] for start in range(0, len(tokens), 2)]
+        pairs = [tokens[start : start + 2] for start in range(0, len(tokens), 2)] or [()]
         accepted = tuple(len(pair) - 1 for pair in pairs[1:])
         metrics = RequestMetrics(
             prompt_tokens=len(prompt),
@@ -171,9 +173,10 @@ class FakeEngine:
             Delta(
                 request_id=request_id,
                 token_ids=pair,
-                sources=("spectra", TARGET_SOURCE)[-len(pair) :],
+                sources=("spectra", TARGET_SOURCE)[2 - len(pair) :],
                 text=self.tokenizer.decode(pair),
                 finish_reason=reason if index == len(pairs) - 1 else None,
+                stop_reason=self._stop_reason if index == len(pairs) - 1 else None,
                 metrics=metrics if index == len(pairs) - 1 else None,
                 log_probs=log_probs(pair, params.logprobs),
                 prompt_log_probs=None

@@ -1,0 +1,338 @@
+"""HTTP connections that are bounded before anything is known of who opened them.
+
+uvicorn's protocol over httptools reads heads of any size, waits for them for ever, takes any number
+of connections and keeps what a client does not read. `BoundedProtocol` is that protocol with limits
+on bytes, time and number; what is parsed, and how, stays uvicorn's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from ..errors import RETRY_AFTER_S, ApiError
+
+logger = logging.getLogger(__name__)
+
+# What a client still sends after its request was answered is read and dropped for so long, so that
+# it finds the answer and not a reset connection.
+LINGER_S = 5.0
+# Requests that may be read while an earlier one of the same connection is answered.
+MAX_PIPELINED = 16
+# Of each piece of a chunked body, so much may be framing.
+FRAMING_BYTES = 32
+
+
+class LimitSettings(Protocol):
+    """The settings that bound connections; `ServerConfig` has them."""
+
+    max_connections: int
+    max_header_bytes: int
+    max_header_count: int
+    header_timeout_s: float
+    keep_alive_timeout_s: float
+    write_timeout_s: float
+    max_body_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What one connection may take.
+
+    connections      open at once; one more closes the one that has been idle longest
+    header_bytes     request line, headers and trailers together
+    headers          number of them
+    header_s         from opening, or from a request's first byte, to the end of its headers
+    keep_alive_s     from an answer to the next request's first byte
+    write_s          how long a client may leave unread what fills the connection's buffers
+    linger_bytes     of a refused request that are read and dropped
+    """
+
+    connections: int
+    header_bytes: int
+    headers: int
+    header_s: float
+    keep_alive_s: float
+    write_s: float
+    linger_bytes: int
+
+    @classmethod
+    def of(cls, settings: LimitSettings) -> ConnectionLimits:
+        """The limits that a server's settings name."""
+        return cls(
+            connections=settings.max_connections,
+            header_bytes=settings.max_header_bytes,
+            headers=settings.max_header_count,
+            header_s=settings.header_timeout_s,
+            keep_alive_s=settings.keep_alive_timeout_s,
+            write_s=settings.write_timeout_s,
+            linger_bytes=settings.max_body_bytes,
+        )
+
+
+class ConnectionPool:
+    """The open connections of one server; of the idle ones, the longest idle stands first."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._open: set[BoundedProtocol] = set()
+        self._idle: dict[BoundedProtocol, None] = {}
+
+    @property
+    def num_open(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
+    def enter(self, connection: BoundedProtocol) -> bool:
+        """Take a new connection; False if all others are busy and there is no room."""
+        if len(self._open) >= self.limits.connections:
+            oldest = next(iter(self._idle), None)
+            if oldest is None:
+                return False
+            self.leave(oldest)
+            oldest.close()
+        self._open.add(connection)
+        self.rest(connection)
+        return True
+
+    def rest(self, connection: BoundedProtocol) -> None:
+        """The connection has no request that runs."""
+        if connection in self._open:
+            self._idle.pop(connection, None)
+            self._idle[connection] = None
+
+    def work(self, connection: BoundedProtocol) -> None:
+        """A request of the connection runs."""
+        self._idle.pop(connection, None)
+
+    def leave(self, connection: BoundedProtocol) -> None:
+        """The connection is closed, or about to be."""
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+
+
+class _RefusedError(Exception):
+    """Ends the parser's work from within one of its callbacks."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection under the limits of its pool."""
+
+    def __init__(self, *, pool: ConnectionPool, **uvicorn_arguments: Any) -> None:
+        super().__init__(**uvicorn_arguments)
+        self._pool = pool
+        self._limits = pool.limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        # Bytes of this request that were not its body.
+        self._num_head_bytes = 0
+        # Bytes that came after the request was answered.
+        self._num_dropped = 0
+        self._in_head = False
+        self._running: RequestResponseCycle | None = None
+        self._is_refused = False
+        self._refusal = ApiError(HTTPStatus.BAD_REQUEST, "this is no valid HTTP request")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by asyncio."""
+        super().connection_made(transport)
+        _bound_unsent(transport, self._limits.write_s)
+        if self._pool.enter(self):
+            self._arm(self._limits.header_s, self._head_is_late)
+            return
+        self._refuse(
+            ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"the server has {self._limits.connections} connections, all of them busy",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        self._pool.leave(self)
+        self._disarm()
+        self._end_write_timer()
+        # uvicorn tells the request that came last, behind which another one may run.
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        if self._is_refused or (self.cycle is not None and self._is_lingering):
+            self._num_dropped += len(data)
+            if self._num_dropped > self._limits.linger_bytes:
+                self.transport.abort()
+                return
+        if self._is_refused:
+            return
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if not self._is_refused and self._num_head_bytes > self._limits.header_bytes:
+            self._refuse(self._head_too_large())
+
+    def on_message_begin(self) -> None:
+        """Called by the parser at the first byte of a request."""
+        super().on_message_begin()
+        self._in_head = True
+        self._arm(self._limits.header_s, self._head_is_late)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser for each header and trailer."""
+        super().on_header(name, value)
+        if len(self.headers) > self._limits.headers:
+            self._refusal = ApiError(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"the request has more than {self._limits.headers} headers",
+            )
+            raise _RefusedError
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._limits.header_bytes:
+            self._refusal = self._head_too_large()
+            raise _RefusedError
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _RefusedError
+        self._in_head = False
+        self._num_dropped = 0
+        self._disarm()
+        self._pool.work(self)
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser for each piece of a body."""
+        self._num_head_bytes = max(0, self._num_head_bytes - len(body) - FRAMING_BYTES)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser at the last byte of a request."""
+        self._num_head_bytes = 0
+        was_lingering = self._is_lingering
+        super().on_message_complete()
+        if was_lingering:
+            self.cycle.more_body = False
+            self._wait_for_next()
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn when a request is answered."""
+        self._running = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._arm(self._limits.write_s, self.transport.abort)
+        elif self.cycle.response_complete:
+            self._wait_for_next()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+        """Called by uvicorn when the parser gives up."""
+        self._refuse(self._refusal)
+
+    def pause_writing(self) -> None:
+        """Called by asyncio when the client does not read what it is sent."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._limits.write_s, self._reader_is_slow)
+
+    def resume_writing(self) -> None:
+        """Called by asyncio when the client reads again."""
+        super().resume_writing()
+        self._end_write_timer()
+
+    def close(self) -> None:
+        """Close the connection once what was sent is read; drop what is not read in time."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._arm(self._limits.write_s, self.transport.abort)
+
+    @property
+    def _is_lingering(self) -> bool:
+        """Whether the request was answered before all of it came."""
+        return self.cycle is not None and self.cycle.response_complete and self.cycle.more_body
+
+    def _wait_for_next(self) -> None:
+        self._pool.rest(self)
+        if not self._in_head:
+            seconds = LINGER_S if self._is_lingering else self._limits.keep_alive_s
+            self._arm(seconds, self.close)
+
+    def _head_is_late(self) -> None:
+        if self._num_head_bytes:
+            self._refuse(
+                ApiError(
+                    HTTPStatus.REQUEST_TIMEOUT,
+                    f"the headers took longer than {self._limits.header_s:g} s",
+                )
+            )
+        else:
+            self.close()
+
+    def _head_too_large(self) -> ApiError:
+        return ApiError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"the headers have more than {self._limits.header_bytes} bytes",
+        )
+
+    def _reader_is_slow(self) -> None:
+        logger.warning("event=client_does_not_read seconds=%g", self._limits.write_s)
+        self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer, hear no more of the client, and close."""
+        self._is_refused = True
+        self._pool.leave(self)
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Another answer is on its way, which this one would be taken for a part of.
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.transport.write(_answer(error))
+            self.transport.write_eof()
+            self._arm(LINGER_S, self.transport.abort)
+
+    def _arm(self, seconds: float, call: Callable[[], None]) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, call)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+def _bound_unsent(transport: asyncio.Transport, seconds: float) -> None:
+    """Have the system end a connection whose peer takes nothing, or is gone, for so long."""
+    connection = cast("socket.socket | None", transport.get_extra_info("socket"))
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if connection is not None and option is not None and connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
+
+
+def _answer(error: ApiError) -> bytes:
+    status = HTTPStatus(error.status)
+    body = json.dumps(error.body, separators=(",", ":")).encode()
+    headers = error.headers | {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    }
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,0 +1,250 @@
+"""Calls of tools in the text that a model writes freely, by the family of its chat template.
+
+A call is told when it is whole: what turns out to be none, or is cut off, is content, and no text
+is lost. A call names one of the tools that were offered.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import ClassVar
+
+from .call_output import CallOutput
+from .events import Event
+from .json_objects import Call, ObjectScanner, State, read_arguments, read_call
+
+
+class CallParser(ABC):
+    """Finds calls after a tag.
+
+    The buffer begins at what is not decided yet: text that the tag may begin in, a call with all
+    that led to it, or what follows a call.
+    """
+
+    tag: ClassVar[str]
+
+    def __init__(
+        self, names: Collection[str], new_id: Callable[[], str], limit: int | None = None
+    ) -> None:
+        """names: of the tools; limit: most calls, or None."""
+        self._names = frozenset(names)
+        self._out = CallOutput(new_id, limit)
+        self._buffer = ""
+        self._at_end = False
+        self._scanner = ObjectScanner()
+        self._scan_start = 0
+        self._state: Callable[[], bool] = self._text
+
+    def push(self, text: str) -> list[Event]:
+        """What the next piece of text makes certain."""
+        self._buffer += text
+        self._run()
+        return self._out.take()
+
+    def finish(self) -> list[Event]:
+        """What is left when the answer has ended."""
+        self._at_end = True
+        self._run()
+        self._out.text(self._buffer)
+        self._buffer = ""
+        self._out.finish()
+        return self._out.take()
+
+    def _run(self) -> None:
+        while self._state():
+            pass
+
+    # A state decides about the start of the buffer; it returns whether it got further.
+
+    def _text(self) -> bool:
+        start = self._buffer.find(self.tag)
+        if start < 0:
+            keep = overlap(self._buffer, self.tag)
+            self._out.text(self._take(len(self._buffer) - keep))
+            return False
+        self._out.text(self._take(start))
+        self._state = self._opened
+        return True
+
+    @abstractmethod
+    def _opened(self) -> bool:
+        """The buffer begins with the tag."""
+
+    @abstractmethod
+    def _after_call(self) -> bool:
+        """The buffer begins behind a call."""
+
+    def _take(self, count: int) -> str:
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
+
+    def _skip_space(self, start: int) -> int | None:
+        """Where the next character stands; None: it has not come."""
+        rest = self._buffer[start:]
+        return None if not rest.strip() else start + len(rest) - len(rest.lstrip())
+
+    def _scan(self, start: int) -> bool:
+        """Read the object at `start`, now and as it grows."""
+        self._scanner = ObjectScanner()
+        self._scan_start = start
+        self._state = self._object
+        return True
+
+    def _object(self) -> bool:
+        scanner = self._scanner
+        end = scanner.feed(self._buffer, self._scan_start + scanner.length)
+        if scanner.state is State.OPEN:
+            return False
+        call = None
+        if scanner.state is State.ENDED:
+            call = self._read(self._buffer[self._scan_start : end], scanner.cuts)
+        if call is None:
+            return self._refuse()
+        self._out.call(*call)
+        self._take(end)
+        self._state = self._after_call
+        return True
+
+    def _read(self, text: str, cuts: list[int]) -> Call | None:
+        return read_call(text, cuts, self._names)
+
+    def _refuse(self) -> bool:
+        """No call begins here: the tag, or the first character, is text."""
+        has_tag = self._buffer.startswith(self.tag)
+        self._out.text(self._take(len(self.tag) if has_tag else 1))
+        self._state = self._text
+        return True
+
+    def _resume_text(self) -> bool:
+        self._state = self._text
+        return True
+
+
+class HermesParser(CallParser):
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and Qwen 3."""
+
+    tag = "<tool_call>"
+    close: ClassVar[str] = "</tool_call>"
+
+    def _opened(self) -> bool:
+        start = self._skip_space(len(self.tag))
+        return False if start is None else self._scan(start)
+
+    def _after_call(self) -> bool:
+        rest = self._buffer.lstrip()
+        if rest.startswith(self.close):
+            self._buffer = rest[len(self.close) :]
+        elif self.close.startswith(rest):
+            # The tag is still coming, or was cut off.
+            self._buffer = "" if self._at_end else self._buffer
+            return False
+        return self._resume_text()
+
+
+class LlamaParser(CallParser):
+    """`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`: Llama 3.
+
+    Several calls are separated by semicolons.
+    """
+
+    tag = "<|python_tag|>"
+
+    def __init__(
+        self, names: Collection[str], new_id: Callable[[], str], limit: int | None = None
+    ) -> None:
+        super().__init__(names, new_id, limit)
+        self._state = self._begin
+
+    def _begin(self) -> bool:
+        start = self._skip_space(0)
+        if start is None:
+            return False
+        if self._buffer[start] != "{":
+            return self._resume_text()
+        self._out.text(self._take(start))
+        return self._scan(0)
+
+    def _opened(self) -> bool:
+        start = self._skip_space(len(self.tag))
+        return False if start is None else self._scan(start)
+
+    def _after_call(self) -> bool:
+        start = self._skip_space(0)
+        if start is None:
+            return False
+        if self._buffer[start] != ";":
+            return self._resume_text()
+        start = self._skip_space(start + 1)
+        if start is None:
+            # A separator with nothing behind it says nothing.
+            self._buffer = "" if self._at_end else self._buffer
+            return False
+        return self._scan(start) if self._buffer[start] == "{" else self._resume_text()
+
+
+class MistralParser(CallParser):
+    """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and the newer
+    `[TOOL_CALLS]name[ARGS]{...}`: Mistral."""
+
+    tag = "[TOOL_CALLS]"
+    _header = re.compile(r"\s*([a-zA-Z0-9_.-]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?\s*(?=\{)")
+    _LONGEST_HEADER = 512
+
+    def __init__(
+        self, names: Collection[str], new_id: Callable[[], str], limit: int | None = None
+    ) -> None:
+        super().__init__(names, new_id, limit)
+        self._name: str | None = None
+        self._in_list = False
+
+    def _opened(self) -> bool:
+        start = self._skip_space(len(self.tag))
+        if start is None:
+            return False
+        self._name = None
+        self._in_list = self._buffer[start] == "["
+        if self._in_list:
+            start = self._skip_space(start + 1)
+            return False if start is None else self._scan(start)
+        if self._buffer[start] == "{":
+            return self._scan(start)
+        return self._named(start)
+
+    def _named(self, start: int) -> bool:
+        brace = self._buffer.find("{", start)
+        if brace < 0 and len(self._buffer) - start < self._LONGEST_HEADER:
+            return False
+        is_near = 0 <= brace - start < self._LONGEST_HEADER
+        header = self._header.match(self._buffer, start) if is_near else None
+        if header is None or header[1] not in self._names:
+            return self._refuse()
+        self._name = header[1]
+        return self._scan(header.end())
+
+    def _read(self, text: str, cuts: list[int]) -> Call | None:
+        if self._name is None:
+            return super()._read(text, cuts)
+        arguments = read_arguments(text)
+        return None if arguments is None else Call(self._name, arguments)
+
+    def _after_call(self) -> bool:
+        if not self._in_list:
+            return self._resume_text()
+        start = self._skip_space(0)
+        if start is None:
+            return False
+        if self._buffer[start] == "]":
+            self._take(start + 1)
+            return self._resume_text()
+        if self._buffer[start] != ",":
+            return self._resume_text()
+        start = self._skip_space(start + 1)
+        return False if start is None else self._scan(start)
+
+
+def overlap(text: str, tag: str) -> int:
+    """Length of the longest proper prefix of `tag` that ends `text`."""
+    longest = min(len(text), len(tag) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)

@@ -1,0 +1,161 @@
+"""A model's chat template: the text that a chat becomes, and what the template knows of."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import FrameType
+from typing import Any
+
+from jinja2 import TemplateError, meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers import PreTrainedTokenizerBase
+
+from ...core.errors import RequestError
+
+# What a template can raise over messages it was not written for, besides its own exceptions.
+TEMPLATE_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError,
+    RecursionError,
+)  # fmt: skip
+# Messages that a template's error repeats from a request are cut to this many characters.
+MAX_ERROR_CHARS = 200
+TEMPLATE_FILE = "<template>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a chat becomes a prompt.
+
+    tools           JSON schemas of the tools, for templates that know them; None: no tools
+    documents       texts to answer from, for templates that know them
+    open_answer     open the assistant's answer at the end
+    continue_final  leave the last message open, to be continued
+    variables       further variables of the template
+    template        a template to use in place of the model's own
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    open_answer: bool = True
+    continue_final: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+
+
+class ChatTemplate:
+    """The template of a tokenizer, run in jinja's sandbox."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer: Any = tokenizer
+
+    @cached_property
+    def source(self) -> str:
+        """The template's own text, that for tools where there are several; "": there is none."""
+        template = self._tokenizer.chat_template
+        if isinstance(template, Mapping):
+            return template.get("tool_use") or template.get("default") or ""
+        return template or ""
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads and does not set itself, such as `tools`."""
+        environment = ImmutableSandboxedEnvironment(
+            extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"]
+        )
+        try:
+            return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
+        except TemplateError:
+            # A dialect of the template's own, such as transformers' `generation` blocks.
+            return frozenset(name for name in ("tools", "documents") if name in self.source)
+
+    @cached_property
+    def reserved(self) -> frozenset[str]:
+        """Names that a request's own variables must not have: they mean something already."""
+        taken = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        return frozenset(taken) | {"conversations", "messages", "self"}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: ChatOptions,
+        *,
+        timeout_s: float | None = None,
+    ) -> str:
+        """The prompt of a chat.
+
+        timeout_s ends a template that runs longer, which makes it slower: the thread is traced.
+        Raises `RequestError` if there is no template, or it refuses the chat.
+        """
+        if not (options.template or self.source):
+            raise RequestError(
+                "messages", "this model has no chat template; use /v1/completions with a prompt"
+            )
+        self._check_variables(options.variables)
+        try:
+            with _deadline(timeout_s):
+                return self._render(messages, options)
+        except TEMPLATE_ERRORS as error:
+            reason = str(error)[:MAX_ERROR_CHARS] or type(error).__name__
+            raise RequestError("messages", f"the chat template refuses them: {reason}") from error
+        except _TooLong:
+            raise RequestError(
+                "messages", f"the chat template ran longer than {timeout_s:g} s"
+            ) from None
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
+        given = {"chat_template": options.template} if options.template is not None else {}
+        return self._tokenizer.apply_chat_template(
+            [_known_role(message, options.template or self.source) for message in messages],
+            tools=None if options.tools is None else list(options.tools),
+            documents=None if options.documents is None else list(options.documents),
+            add_generation_prompt=options.open_answer,
+            continue_final_message=options.continue_final,
+            tokenize=False,
+            **given,
+            **options.variables,
+        )
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        for name in variables:
+            if name in self.reserved:
+                raise RequestError(
+                    "chat_template_kwargs", f"{name!r} is not a variable of the template"
+                )
+
+
+def _known_role(message: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Templates that know no developer know a system."""
+    if message["role"] == "developer" and "developer" not in source:
+        return {**message, "role": "system"}
+    return dict(message)
+
+
+class _TooLong(BaseException):
+    """A template's time is over. No `Exception`, which a template's own calls might swallow."""
+
+
+@contextmanager
+def _deadline(timeout_s: float | None) -> Iterator[None]:
+    """End what a template does in this thread after so long; other code is not looked at."""
+    if timeout_s is None:
+        yield
+        return
+    end = time.monotonic() + timeout_s
+
+    def trace(frame: FrameType, _event: str, _argument: object) -> Any:
+        if time.monotonic() > end:
+            raise _TooLong
+        return trace if frame.f_code.co_filename == TEMPLATE_FILE else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
