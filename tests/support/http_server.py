@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,10 +111,8 @@ class RawClient:
     async def close(self) -> None:
         """Close the connection."""
         self._writer.close()
-        try:
+        with suppress(ConnectionError):
             await self._writer.wait_closed()
-        except ConnectionError:
-            pass
 
 
 @asynccontextmanager
