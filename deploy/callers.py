@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import RequestError
+from ..core.request_checks import shortened
 from ..core.request_options import MAX_PRIORITY, RequestOptions
 from ..retrieval_store.lookup import SHARED
 from .errors import ApiError
@@ -42,14 +43,17 @@ class Caller:
         return self.namespace != SHARED
 
     def own(self, options: RequestOptions) -> RequestOptions:
-        """What a body asks for, as this caller's. Raises `RequestError` for its priority."""
-        if options.priority < self.min_priority:
+        """What a body asks for, as this caller's."""
+        return replace(options, namespace=self.namespace, store=options.store and self.learn)
+
+    def check_priority(self, priority: int) -> None:
+        """Raise `RequestError` for a priority that this caller's requests may not have."""
+        if not self.min_priority <= priority <= MAX_PRIORITY:
             raise RequestError(
                 "priority",
-                f"{options.priority} is more than this key allows; send a number from "
-                f"{self.min_priority} to {MAX_PRIORITY}: a lower one goes first",
+                f"{shortened(priority)} is not allowed with this key; send a number from "
+                f"{self.min_priority} to {MAX_PRIORITY}: requests of a lower one go first",
             )
-        return replace(options, namespace=self.namespace, store=options.store and self.learn)
 
 
 def caller_of(request: Request) -> Caller:

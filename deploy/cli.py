@@ -283,8 +283,21 @@ def doctor() -> None:
     sys.exit(run_doctor(console))
 
 
+def _hide_keys() -> None:
+    """Start again with the keys of the command line in the environment."""
+    from .exposure import KEY_VARIABLE, without_keys
+
+    arguments, keys = without_keys(sys.orig_argv)
+    # Keys in the variable are separated by spaces. What is no key gets its error message later.
+    if keys and all(key.split() == [key] for key in keys):
+        os.environ[KEY_VARIABLE] = " ".join(keys)
+        os.execv(sys.executable, [sys.executable, *arguments[1:]])
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit code 2."""
+    if sys.argv[1:2] == ["serve"]:
+        _hide_keys()
     try:
         app()
     except DraftlineError as error:

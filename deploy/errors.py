@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 # Where no queue says when: the server is about to be replaced, or recovers.
 RETRY_AFTER_S = 1
-TIMEOUT_MESSAGE = "Request server side timeout"
 # Names of fields, and what libraries say of a grammar or a template, may hold a client's own text.
 MAX_MESSAGE_CHARS = 400
 MAX_PARAM_CHARS = 100
+TIMEOUT_MESSAGE = "Request server side timeout"
 
 # The names that vLLM and OpenAI clients know (peers: `{"error": {"type": ...}}`).
 ERROR_TYPES = {

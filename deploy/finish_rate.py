@@ -40,5 +40,5 @@ def retry_after_s(num_waiting: int, num_running: int, finished_per_s: float) -> 
         return MIN_RETRY_S
     if finished_per_s <= 0:
         return UNKNOWN_RETRY_S
-    seconds = math.ceil(max(num_waiting, 1) / finished_per_s)
-    return min(max(seconds, MIN_RETRY_S), MAX_RETRY_S)
+    seconds = min(max(num_waiting, 1) / finished_per_s, MAX_RETRY_S)
+    return max(math.ceil(seconds), MIN_RETRY_S)

@@ -206,6 +206,8 @@ async def _merge(
                 if delta is not None:
                     waiting[asyncio.create_task(_next(streams[index]))] = index
                     yield index, delta
+                    # Many may come at once: what is done with each must not add up for others.
+                    await asyncio.sleep(0)
     finally:
         for task in waiting:
             task.cancel()

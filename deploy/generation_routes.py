@@ -11,7 +11,6 @@ from dataclasses import replace
 from fastapi import Request, Response
 
 from ..cluster.loop_calls import off_loop
-from ..core.request_options import RequestOptions
 from ..core.sampling_params import MAX_SEED, SamplingParams
 from .answers import answer_events, whole_answer
 from .api.bodies import Bodies
@@ -30,14 +29,6 @@ from .responses import ChatFormat, CompletionFormat, Heading
 from .settings import ServerConfig
 
 Prompts = Sequence[Sequence[int]]
-
-# Adds to a request's sampling.
-Shape = Callable[[SamplingParams], SamplingParams]
-
-
-def as_it_is(params: SamplingParams) -> SamplingParams:
-    """The `Shape` that adds nothing."""
-    return params
 
 
 class GenerationRoutes:
@@ -60,11 +51,10 @@ class GenerationRoutes:
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
         body = await self._bodies.read(request, CompletionRequest)
-        options = caller_of(request).own(body.request_options())
         codec = self._face.codec
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
-        whole = [next(encoded) if isinstance(one, str) else one for one in body.prompt]
+        whole = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
         prompts = [body.cut_prompt(prompt, self._face.max_model_len) for prompt in whole]
         echo = []
         if body.echo:
@@ -74,14 +64,11 @@ class GenerationRoutes:
                 for own, ids, kept in pairs
             ]
         form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
-        response_id = form.heading.response_id
-        job = await self.job(body, prompts, response_id, options=options, echo=echo)
-        return await self._answer(request, body, form, job)
+        return await self._answer(request, body, prompts, form, echo)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
         body = await self._bodies.read(request, ChatRequest)
-        options = caller_of(request).own(body.request_options())
         codec = self._face.codec
         plan = await self.plan(body)
         heading = self._heading("chatcmpl")
@@ -94,9 +81,7 @@ class GenerationRoutes:
                 include_reasoning=body.include_reasoning,
             )
         prompt = body.cut_prompt(plan.prompt, self._face.max_model_len)
-        response_id = heading.response_id
-        job = await self.job(body, [prompt], response_id, options=options, shape=plan.shape)
-        return await self._answer(request, body, form, job)
+        return await self._answer(request, body, [prompt], form, shape=plan.shape)
 
     async def plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
@@ -111,9 +96,14 @@ class GenerationRoutes:
         self,
         request: Request,
         body: GenerationRequest,
+        prompts: Prompts,
         form: CompletionFormat | ChatFormat,
-        job: Job,
+        echo: Sequence[str] = (),
+        *,
+        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
     ) -> Response:
+        response_id = form.heading.response_id
+        job = await self.job(request, body, prompts, response_id, echo=echo, shape=shape)
         if body.stream:
             events = answer_events(
                 self._face, job, form, self._metrics, include_usage=body.include_usage
@@ -126,31 +116,28 @@ class GenerationRoutes:
 
     async def job(
         self,
+        request: Request,
         body: GenerationRequest,
         prompts: Prompts,
         response_id: str,
         *,
-        options: RequestOptions,
         echo: Sequence[str] = (),
-        shape: Shape = as_it_is,
+        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
     ) -> Job:
-        """What a body asks of the engine.
-
-        `options` are the caller's, `shape` adds to the sampling. Raises `ApiError` 400 or
-        `RequestError`, naming the field.
-        """
+        """What a body asks of the engine. Raises `ApiError` 400 or `RequestError`."""
         timeout = self._config.request_timeout_s
         each = body.num_choices
         params = shape(self._params(body, prompts))
         check_logprobs(params, prompts, each, self._face.max_model_len, self._config.limits)
-        choices = await off_loop(_choices, params, each) if each > 1 else [params]
+        # Each of them is checked, with all lists of tokens in it.
+        choices = [params] if each == 1 else await off_loop(_choices, params, each)
         return Job(
             request_id=response_id,
             prompts=[prompt for prompt in prompts for _ in range(each)],
             params=choices * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
-            options=options,
+            options=caller_of(request).own(body.request_options()),
             report=body.speculative.report,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import threading
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from rich.console import Console
 from .. import __version__
 from ..cluster.assembly import plan_model
 from .engine_face import LocalFace
-from .exposure import require_keys
+from .exposure import KEY_VARIABLE, require_keys
 from .local_server import Shutdown, bind, free_port, serve_local
 from .placement import stages_have_gpu
 from .ray_runtime import quiet_libraries, serve_on_ray
@@ -29,6 +30,8 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     quiet_libraries()
     args = build_serve_args(settings)
     require_keys(args.server, args.server.host)
+    # Only digests are needed from here on, by no child either.
+    os.environ.pop(KEY_VARIABLE, None)
     # Mistakes in the settings must show before anything is started.
     plan_model(args.engine, has_gpu=stages_have_gpu(args.engine))
     console.print(describe(args))

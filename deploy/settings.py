@@ -57,6 +57,14 @@ class ServerConfig(Settings):
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=4 * 1024 * 1024, description="longer bodies are refused with 413"
     )
+    limits: RequestLimits = Field(
+        default=RequestLimits(), description="what one request may hold; more is refused with 400"
+    )
+    min_priority: int = Field(
+        default=0,
+        description="least priority that the operator's requests may have, and everybody's where "
+        "there are no keys; requests of a lower number go first, so 0 lets nobody go before others",
+    )
     tool_call_parser: ToolParserName = Field(
         default="auto",
         description="how the model spells calls of tools; auto: as its chat template tells",
@@ -68,14 +76,6 @@ class ServerConfig(Settings):
         default=False,
         description="whether a request may bring a chat template, which is code: it runs in a "
         "sandbox for a bounded time, but may take memory",
-    )
-    limits: RequestLimits = Field(
-        default=RequestLimits(), description="what one request may hold; more is refused with 400"
-    )
-    min_priority: int = Field(
-        default=0,
-        description="least priority that the operator's requests may have, and everybody's where "
-        "there are no keys; requests of a lower number go first, so 0 lets nobody go before others",
     )
 
     allow_unauthenticated: bool = Field(

@@ -13,7 +13,8 @@ from .errors import bad_request
 
 T = TypeVar("T")
 
-# Above so many characters or tokens, work takes milliseconds and must not hold up other streams.
+# Above so many characters, tokens or messages, work takes milliseconds and must not hold up other
+# streams.
 INLINE_CHARS = 4_000
 INLINE_TOKENS = 2_000
 # The same for templates, which take microseconds a message.
@@ -91,6 +92,10 @@ class TextCodec:
             raise bad_request("tokens", f"{unknown} is not a token id; the last one is {size - 1}")
 
 
+async def _run(work: Callable[[], T], is_short: bool) -> T:
+    return work() if is_short else await off_loop(work)
+
+
 def _is_short(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bool:
     """Whether the template takes well under a millisecond; a client's own one never counts so."""
     if len(messages) > INLINE_MESSAGES or options.template is not None:
@@ -100,7 +105,3 @@ def _is_short(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bo
     if any(not message.keys() <= {"role", "content", "name"} for message in messages):
         return False
     return sum(len(message["content"]) for message in messages) <= INLINE_CHARS
-
-
-async def _run(work: Callable[[], T], is_short: bool) -> T:
-    return work() if is_short else await off_loop(work)

@@ -34,12 +34,10 @@ class TokenRoutes:
             "tokens": tokens,
             "token_strs": await codec.token_strs(tokens) if body.return_token_strs else None,
         }
-        response = await json_response(answer, len(tokens))
-        return self._bodies.tell_ignored(response, body)
+        return self._bodies.tell_ignored(await json_response(answer, len(tokens)), body)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
         body = await self._bodies.read(request, DetokenizeRequest)
-        text = await self._face.codec.decode(body.tokens)
-        response = await json_response({"prompt": text}, len(body.tokens))
-        return self._bodies.tell_ignored(response, body)
+        answer = {"prompt": await self._face.codec.decode(body.tokens)}
+        return self._bodies.tell_ignored(await json_response(answer, len(body.tokens)), body)

@@ -74,9 +74,12 @@ class _Decoder(json.JSONDecoder):
 
     def use_python(self) -> None:
         """Read lists and objects by the code in Python."""
-        self.parse_object = decoder.JSONObject
-        self.parse_array = decoder.JSONArray
-        self.scan_once = scanner.py_make_scanner(self)
+        # Type stubs leave them out, as the standard library's documentation does.
+        python: Any = decoder
+        self.parse_object = python.JSONObject
+        self.parse_array = python.JSONArray
+        python = scanner
+        self.scan_once = python.py_make_scanner(self)
 
 
 def _no_constant(name: str) -> float:

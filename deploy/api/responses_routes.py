@@ -13,7 +13,6 @@ from fastapi import Request, Response
 
 from ...cluster.loop_calls import off_loop
 from ...core.errors import RequestError
-from ..callers import caller_of
 from ..engine_face import EngineFace
 from ..errors import ApiError, to_api_error
 from ..event_stream import FramedEventStream, until_disconnect
@@ -29,9 +28,6 @@ from .response_writer import ResponseWriter, framed
 from .schema.responses import ResponsesRequest, named_here
 from .tools.events import Parser
 from .tools.reasoning import PlainParser
-
-# A longer answer takes more than a millisecond to read and to write.
-INLINE_CHARS = 4_000
 
 
 class ResponsesRoutes:
@@ -82,12 +78,9 @@ class ResponsesRoutes:
     ) -> tuple[Job, Parser]:
         """What to ask of the engine, and what reads its answer."""
         chat = body.chat()
-        options = caller_of(request).own(chat.request_options())
         plan = await self._generation.plan(chat)
         prompt = chat.cut_prompt(plan.prompt, self._face.max_model_len)
-        job = await self._generation.job(
-            chat, [prompt], response_id, options=options, shape=plan.shape
-        )
+        job = await self._generation.job(request, chat, [prompt], response_id, shape=plan.shape)
         return job, PlainParser() if plan.new_parser is None else plan.new_parser()
 
 
@@ -108,8 +101,7 @@ class _AnswerWriter:
         async with aclosing(run_job(self._face, self._job, metrics)) as deltas:
             async for _, delta in deltas:
                 self._answer.add(delta)
-        is_short = len(self._answer.text) <= INLINE_CHARS
-        return self._body() if is_short else await off_loop(self._body)
+        return await off_loop(self._body)
 
     def _body(self) -> bytes:
         self._write(self._answer.whole())

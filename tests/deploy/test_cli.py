@@ -162,12 +162,18 @@ def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.net
 @pytest.mark.timeout(600)
 def test_serve_until_sigterm(checkpoint: Path) -> None:
-    """The official client works against `draftline serve`; SIGTERM ends it cleanly."""
+    """The official client works against `draftline serve`; SIGTERM ends it cleanly.
+
+    Its key is not in the process's command line, which everybody can read.
+    """
     arguments = [str(checkpoint), "--served-model-name", "tiny", "-pp", "2"]
     arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
     with served_model(*arguments) as served:
         assert len(served.lines) <= 3
         check_client(served.url, "secret")
+        command_line = Path(f"/proc/{served.process.pid}/cmdline").read_bytes().split(b"\0")
+        assert b"--served-model-name" in command_line
+        assert b"secret" not in command_line
         served.process.send_signal(signal.SIGTERM)
         assert served.process.stdout is not None
         assert served.process.stdout.read() == "stopped\n"

@@ -215,6 +215,20 @@ async def test_one_failing_prompt_ends_the_others(serving: Any) -> None:
         assert len(engine.cancelled) == 2
 
 
+async def test_the_deadline_counts_the_time_in_the_queue(serving: Any) -> None:
+    class FullEngine(FakeEngine):
+        """Never begins with a request."""
+
+        async def stream(self, *_: Any, **__: Any) -> Any:
+            await asyncio.Event().wait()
+            yield
+
+    async with serving(FullEngine(), request_timeout_s=0.05) as client:
+        for stream in (False, True):
+            response = await client.post(COMPLETIONS, json={"prompt": "a", "stream": stream})
+            assert response.status_code == 408
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_deadline(serving: Any, stream: bool) -> None:
     engine = FakeEngine(hold=asyncio.Event())

@@ -132,24 +132,28 @@ async def test_a_body_that_never_ends_is_refused_in_time() -> None:
 
 
 async def test_a_body_announced_as_too_large_is_not_read() -> None:
-    async with http_server(FakeEngine(), max_body_bytes=2048) as server:
-        async with raw_client(server.port) as client:
-            await client.send(
-                b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2049\r\n\r\n"
-            )
-            assert (await client.answer())[0] == 413
+    async with (
+        http_server(FakeEngine(), max_body_bytes=2048) as server,
+        raw_client(server.port) as client,
+    ):
+        await client.send(
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2049\r\n\r\n"
+        )
+        assert (await client.answer())[0] == 413
 
 
 async def test_a_large_body_finds_its_answer() -> None:
-    async with http_server(FakeEngine(), max_body_bytes=10**6) as server:
-        async with raw_client(server.port) as client:
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-            piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
-            await client.send(head + piece * 20 + b"0\r\n\r\n")
-            assert (await client.answer())[0] == 413
-            # All of it has come, so the connection is of use.
-            await client.send(HEALTH)
-            assert (await client.answer())[0] == 200
+    async with (
+        http_server(FakeEngine(), max_body_bytes=10**6) as server,
+        raw_client(server.port) as client,
+    ):
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
+        await client.send(head + piece * 20 + b"0\r\n\r\n")
+        assert (await client.answer())[0] == 413
+        # All of it has come, so the connection is of use.
+        await client.send(HEALTH)
+        assert (await client.answer())[0] == 200
 
 
 async def test_no_body_is_read_without_a_key() -> None:
@@ -194,15 +198,18 @@ async def test_1000_idle_connections_harm_nobody() -> None:
 
 
 async def test_the_longest_idle_connection_makes_room() -> None:
-    async with http_server(FakeEngine(), max_connections=2) as server:
-        async with raw_client(server.port) as first, raw_client(server.port) as second:
-            for client in (second, first):
-                await client.send(HEALTH)
-                assert (await client.answer())[0] == 200
-            assert await is_answering(server.port)
-            assert await second.read_all() == b""
-            await first.send(HEALTH)
-            assert (await first.answer())[0] == 200
+    async with (
+        http_server(FakeEngine(), max_connections=2) as server,
+        raw_client(server.port) as first,
+        raw_client(server.port) as second,
+    ):
+        for client in (second, first):
+            await client.send(HEALTH)
+            assert (await client.answer())[0] == 200
+        assert await is_answering(server.port)
+        assert await second.read_all() == b""
+        await first.send(HEALTH)
+        assert (await first.answer())[0] == 200
 
 
 async def test_busy_connections_make_no_room() -> None:

@@ -54,7 +54,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     settings = tmp_path_factory.mktemp("settings") / "settings.yaml"
     settings.write_text(json.dumps(SETTINGS))
     with (
-        served_model("--config", str(settings)) as served,
+        served_model("--config", str(settings), "--ignore-unknown-fields") as served,
         openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client,
     ):
         yield client
@@ -300,3 +300,11 @@ def test_a_prompt_is_scored_alone(client: openai.OpenAI) -> None:
     scores = alone.logprobs.token_logprobs
     assert scores[0] is None
     assert scores[1:] == pytest.approx(first.logprobs.token_logprobs[1:count], abs=1e-4)
+
+
+def test_unknown_fields_are_left_out_where_the_server_is_told_so(client: openai.OpenAI) -> None:
+    raw = client.completions.with_raw_response.create(
+        model=MODEL, prompt=PROMPT, max_tokens=2, extra_body={"future": 1, "speculative": {"x": 2}}
+    )
+    assert raw.headers["x-draftline-ignored-fields"] == "future, speculative.x"
+    assert raw.parse().choices[0].finish_reason == "length"

@@ -21,6 +21,25 @@ async def test_health_follows_the_engine(client: httpx.AsyncClient, engine: Fake
         assert response.json()["error"]["type"] == "ServiceUnavailableError"
 
 
+@pytest.mark.parametrize(
+    ("method", "path"), [("HEAD", "/health"), ("HEAD", "/ping"), ("POST", "/ping")]
+)
+async def test_probes_may_ask_in_other_ways(
+    serving: Any, engine: FakeEngine, method: str, path: str
+) -> None:
+    async with serving(engine, api_keys=("key",)) as client:
+        assert (await client.request(method, path)).status_code == 200
+        engine.healthy = False
+        answer = await client.request(method, path)
+        assert answer.status_code == 503
+    assert "head" not in (await openapi_paths(serving, engine))["/health"]
+
+
+async def openapi_paths(serving: Any, engine: FakeEngine) -> dict[str, Any]:
+    async with serving(engine) as client:
+        return (await client.get("/openapi.json")).json()["paths"]
+
+
 async def test_models(client: httpx.AsyncClient) -> None:
     cards = (await client.get("/v1/models")).json()
     assert cards["object"] == "list"
@@ -89,6 +108,37 @@ async def test_api_key(serving: Any, engine: FakeEngine) -> None:
         for key in ("first", "second"):
             header = {"Authorization": f"Bearer {key}"}
             assert (await client.get("/v1/models", headers=header)).status_code == 200
+
+
+ASKS = {
+    "Origin": "https://a.example",
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}
+
+
+async def test_pages_of_named_sites_may_call(serving: Any, engine: FakeEngine) -> None:
+    options = {"api_keys": ("key",), "cors_allow_origins": ("https://a.example",)}
+    async with serving(engine, **options) as client:
+        asked = await client.options("/v1/completions", headers=ASKS)
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-origin"] == "https://a.example"
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        other = await client.options(
+            "/v1/completions", headers=ASKS | {"Origin": "https://b.example"}
+        )
+        assert other.status_code == 400
+        # A page must be able to read why it was refused.
+        refused = await client.get("/v1/models", headers={"Origin": "https://a.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://a.example"
+
+
+async def test_no_site_may_call_by_default(serving: Any, engine: FakeEngine) -> None:
+    async with serving(engine) as client:
+        assert (await client.options("/v1/completions", headers=ASKS)).status_code == 405
+        answer = await client.get("/v1/models", headers={"Origin": "https://a.example"})
+        assert "access-control-allow-origin" not in answer.headers
 
 
 async def test_request_id(client: httpx.AsyncClient) -> None:

@@ -19,6 +19,7 @@ from support.ray_cluster import living_actors, no_actors_left, ray_cluster
 # Far more than a replica that stops has time for.
 MAX_TOKENS = 16_000
 BODY = {"prompt": "abc", "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+KEY = "hunter2hunter2"
 REASON = "please retry (the replica of this request died)"
 
 
@@ -50,6 +51,23 @@ def num_running(client: httpx.Client) -> float:
     return sum(map(float, re.findall(r"^vllm:num_requests_running{.*} (\S+)$", text, re.MULTILINE)))
 
 
+def shown_by_ray_serve() -> str:
+    """What the dashboard and `serve status` show, and what the controller keeps of deployments."""
+    import ray
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client()
+    assert client is not None
+    controller = client._controller
+    details = ray.get(controller.get_serve_instance_details.remote())
+    kept = ray.get(controller.list_deployments_internal.remote())
+    texts = [
+        info.replica_config.serialized_init_args.decode("latin-1") for info, *_ in kept.values()
+    ]
+    assert len(texts) == 2
+    return str(details) + "".join(texts)
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 # Ray Serve's modules warn when they are imported, so they are imported in here.
@@ -57,16 +75,22 @@ def num_running(client: httpx.Client) -> float:
 def test_requests_of_a_stopped_replica_end_with_503(
     long_checkpoint: Path, ray_serve_url: str
 ) -> None:
+    from draftline.deploy.ray_runtime import serve_host
     from draftline.deploy.serve_app import build_app
     from ray import serve
 
+    # By it an application knows whom it would serve without keys.
+    assert serve_host() == "127.0.0.1"
     settings = {
         "model": str(long_checkpoint),
         "kv_cache_tokens": 4 * MAX_TOKENS,
         "deployment": {"graceful_shutdown_timeout_s": 0.5},
+        "server": {"api_keys": [KEY]},
     }
     serve.run(build_app(settings), name="draftline")
-    with ThreadPoolExecutor() as pool, httpx.Client(base_url=ray_serve_url, timeout=60) as client:
+    assert KEY not in shown_by_ray_serve()
+    options = {"headers": {"Authorization": f"Bearer {KEY}"}, "timeout": 60}
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=ray_serve_url, **options) as client:
         whole = pool.submit(client.post, "/v1/completions", json=BODY)
         with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as stream:
             events = (line.removeprefix("data: ") for line in stream.iter_lines() if line)

@@ -32,6 +32,11 @@ def test_defaults() -> None:
     args = build_serve_args({})
     assert (args.server.host, args.server.port) == ("127.0.0.1", 8000)
     assert args.model_name == args.engine.model == "demo"
+    assert args.server.request_timeout_s == 600
+    assert not args.server.has_keys
+    assert (
+        build_serve_args({"server": {"request_timeout_s": None}}).server.request_timeout_s is None
+    )
 
 
 @pytest.mark.parametrize(("written", "read"), [("on", "on"), ("off", "off"), ("'on'", "on")])
@@ -104,6 +109,13 @@ def test_sections() -> None:
         ({"server": {"tenants": {"a": {}}}}, "server.tenants", "list of tenants"),
         ({"server": {"tenants": ["a"]}}, "server.tenants[0]", "mapping"),
         ({"server": {"request_timeout_s": 0}}, "server.request_timeout_s", "greater"),
+        ({"server": {"max_connections": 0}}, "server.max_connections", "greater"),
+        ({"server": {"stream_interval_ms": 0}}, "server.stream_interval_ms", "greater"),
+        (
+            {"server": {"cors_allow_origins": ["*"], "cors_allow_credentials": True}},
+            "server.cors_allow_credentials",
+            "named",
+        ),
         ({"server": 3}, "server", "mapping"),
         ({"deployment": {"num_replica": 1}}, "deployment.num_replica", "num_replicas"),
         (

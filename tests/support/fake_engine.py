@@ -126,7 +126,7 @@ class FakeEngine:
     ) -> AsyncGenerator[Delta, None]:
         assert not isinstance(prompt, str)
         assert request_id is not None
-        if any(token_id >= self.model_info.vocab_size for token_id in prompt):
+        if any(token_id >= len(self.tokenizer) for token_id in prompt):
             raise RequestError("prompt", "holds a token id outside the vocabulary")
         if len(self._running) >= self._max_running:
             raise CapacityError("the queue is full")
