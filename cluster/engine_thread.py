@@ -44,6 +44,7 @@ HOUR_S = 3600.0
 # step's own limit goes first where the event loop is alive.
 GRACE_S = 1.0
 CLOSE_TIMEOUT_S = 20.0
+STUCK_TIMEOUT_S = 2.0
 
 
 class EngineParts(Protocol):
@@ -77,7 +78,7 @@ class EngineThread:
         *,
         recovery_timeout_s: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
-        on_failure: Callable[[str], None] = lambda _reason: None,
+        on_failure: Callable[[str], object] = lambda _reason: None,
     ) -> None:
         self._build = build
         self._recovery_timeout_s = recovery_timeout_s
@@ -153,10 +154,12 @@ class EngineThread:
         """End all requests and the thread, in bounded time; twice is once."""
         if self._thread.is_alive():
             call_on_loop(self._loop, self._ask_to_close)
-            self._thread.join(CLOSE_TIMEOUT_S)
+            # One that is stuck may stay so for ever.
+            seconds = STUCK_TIMEOUT_S if self._health == "failed" else CLOSE_TIMEOUT_S
+            self._thread.join(seconds)
             if self._thread.is_alive():
                 self._end_calls(EngineClosed("the engine was closed"))
-                logger.warning("event=engine_thread_lingers seconds=%s", CLOSE_TIMEOUT_S)
+                logger.warning("event=engine_thread_lingers seconds=%s", seconds)
         self._watchdog.close()
         if self._health != "failed":
             self._health = "closed"

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from .. import __version__
-from ..core.errors import DraftlineError
+from ..core.errors import DraftlineError, EngineFailed
 from .bench_cli import bench, lossless
 from .cli_options import ConfigFile, Model, Speculative, Stages, command_settings
 from .corpus_cli import corpus_app
@@ -302,6 +302,7 @@ def main() -> None:
         app()
     except DraftlineError as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        # A supervisor starts the process again; a user's mistake would stay one.
+        sys.exit(1 if isinstance(error, EngineFailed) else 2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -49,11 +49,13 @@ class _Replica:
         engine_id: str = "0",
         keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
+        on_failure: Callable[[str], object] = lambda _reason: None,
     ) -> None:
         """What is not said by `config`.
 
-        keeper     of stages and drafters on Ray; without one they end with this process
-        pipelines  takes what makes the pipeline of `config`, gives what makes the one used
+        keeper      of stages and drafters on Ray; without one they end with this process
+        pipelines   takes what makes the pipeline of `config`, gives what makes the one used
+        on_failure  called once, from any thread, with the reason when the engine cannot go on
         """
         self.config = config
         self.engine_id = engine_id
@@ -62,7 +64,9 @@ class _Replica:
         own = self._placement.make_pipeline
         self._make_pipeline: MakePipeline = own if pipelines is None else pipelines(own)
         self._factory: RequestFactory = self._plan.request_factory()
-        self._thread = EngineThread(self._build, recovery_timeout_s=config.recovery_timeout_s)
+        self._thread = EngineThread(
+            self._build, recovery_timeout_s=config.recovery_timeout_s, on_failure=on_failure
+        )
         self._assembly: Assembly | None = None
 
     @property
@@ -248,10 +252,14 @@ class AsyncEngine(_Replica):
         config: EngineConfig,
         *,
         engine_id: str = "0",
+        keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
+        on_failure: Callable[[str], object] = lambda _reason: None,
         max_unread_bytes: int | None = None,
     ) -> None:
-        super().__init__(config, engine_id=engine_id, pipelines=pipelines)
+        super().__init__(
+            config, engine_id=engine_id, keeper=keeper, pipelines=pipelines, on_failure=on_failure
+        )
         self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
         self._rate = FinishRate()
 

@@ -6,12 +6,14 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
+from ..core.containment import place_of
 from ..core.errors import (
     CapacityError,
     EngineClosed,
-    FieldError,
+    EngineFailed,
     ReaderTooSlow,
     RequestError,
+    RequestFailed,
     StageLost,
 )
 
@@ -101,18 +103,25 @@ def to_api_error(error: Exception) -> ApiError:
         case CapacityError():
             seconds = error.retry_after_s or RETRY_AFTER_S
             return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), retry_after_s=seconds)
-        case StageLost() | EngineClosed():
-            is_lost = isinstance(error, StageLost)
-            reason = "the model is recovering" if is_lost else "the server is shutting down"
-            return ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{reason}, please retry ({error})",
-                retry_after_s=RETRY_AFTER_S,
-            )
+        case StageLost() | EngineClosed() | EngineFailed():
+            reason = f"{_unavailable(error)}, please retry ({error})"
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            return ApiError(status, reason, retry_after_s=RETRY_AFTER_S)
         case ReaderTooSlow() | TimeoutError():
             is_slow = isinstance(error, ReaderTooSlow)
             reason = f"the client reads too slowly: {error}" if is_slow else TIMEOUT_MESSAGE
             return ApiError(HTTPStatus.REQUEST_TIMEOUT, reason)
-    field = error.field if isinstance(error, FieldError) else None
-    logger.error("event=request_failed field=%s", field, exc_info=error)
+    if isinstance(error, RequestFailed):
+        return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+    # Not its message, which may quote the request.
+    logger.error("event=request_failed error=%s", place_of(error))
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal server error; see the server log")
+
+
+def _unavailable(error: StageLost | EngineClosed | EngineFailed) -> str:
+    match error:
+        case StageLost():
+            return "the model is recovering"
+        case EngineClosed():
+            return "the server is shutting down"
+    return "the server is about to be replaced"

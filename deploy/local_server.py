@@ -9,7 +9,8 @@ import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -18,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, EngineFailed
 from .api.connections import BoundedProtocol, ConnectionLimits, ConnectionPool
 from .drain import Drain
 from .settings import ServerConfig
@@ -40,12 +41,14 @@ class Shutdown:
     timeout_s  how long running requests may take
     end_rest   ends those that take longer, with an error
     on_drain   told how many requests are waited for, if any
+    failure    gets the reason where the engine cannot go on; nothing is waited for then
     """
 
     drain: Drain
     timeout_s: float
     end_rest: Callable[[], Awaitable[None]]
     on_drain: Callable[[int], None]
+    failure: Future[str] = field(default_factory=Future)
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -116,7 +119,10 @@ def serve_local(
     on_ready: Callable[[], None],
     shutdown: Shutdown,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. Raises what the app's start raises."""
+    """Serve until SIGINT or SIGTERM, then drain.
+
+    Raises what the app's start raises; `EngineFailed` where the engine cannot go on.
+    """
     allow_connections(limits.connections)
     config = server_config(app, ConnectionPool(limits))
     asyncio.run(_serve(app, listener, config, on_ready, shutdown))
@@ -160,13 +166,22 @@ async def _serve(
         stopping = asyncio.create_task(_stop(server, shutdown))
         await server.serve(sockets=[listener])
         await stopping
+        if shutdown.failure.done():
+            raise EngineFailed(shutdown.failure.result())
 
 
 async def _stop(server: uvicorn.Server, shutdown: Shutdown) -> None:
     """Wait for a signal and for the requests that run then; stop the server."""
     drain = shutdown.drain
-    await drain.begun()
+    begun = asyncio.ensure_future(drain.begun())
+    failed = asyncio.wrap_future(shutdown.failure)
+    await asyncio.wait([begun, failed], return_when=asyncio.FIRST_COMPLETED)
     try:
+        if failed.done():
+            # What ran has been told.
+            begun.cancel()
+            drain.begin()
+            return
         if drain.num_running:
             shutdown.on_drain(drain.num_running)
         if not await drain.finish(shutdown.timeout_s):

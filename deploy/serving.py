@@ -7,6 +7,7 @@ import os
 import shlex
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -83,13 +84,19 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
 
     with bind(args.server) as listener:
         bound = with_port(args, listener.getsockname()[1])
-        engine = AsyncEngine(args.engine, max_unread_bytes=args.server.max_unread_bytes)
+        failure: Future[str] = Future()
+        engine = AsyncEngine(
+            args.engine,
+            max_unread_bytes=args.server.max_unread_bytes,
+            on_failure=failure.set_result,
+        )
         face = LocalFace(engine)
         shutdown = Shutdown(
             drain=Drain(),
             timeout_s=bound.server.drain_timeout_s,
             end_rest=face.close,
             on_drain=lambda count: _print_draining(count, bound, console),
+            failure=failure,
         )
         app = create_app(
             face,
