@@ -2,10 +2,10 @@
 
     python -m draftline.benchmarks.faults [--cases stage:SIGKILL,coordinator:SIGSTOP]
 
-Serves the demo model over two stages and a drafter actor by `draftline serve`, as a user does. For
-each case it starts streams, sends the signal to one process, and polls `/health` and short requests.
-A process that was stopped and not killed by whoever noticed is killed at the end of its case. Prints
-a table and writes JSON.
+Serves the demo model over two stages and a drafter actor by `draftline serve`, as a user does.
+For each case it starts streams, sends the signal to one process, and polls `/health` and short
+requests. A process that was stopped, and that nobody killed, is killed at the end of its case.
+Prints a table and writes JSON.
 """
 
 from __future__ import annotations
