@@ -123,7 +123,10 @@ async def _measure(
     """All transports are open at once and take turns, block by block, in whatever load there is."""
     pipelines: dict[TransportName, RayPipeline] = {
         name: RayPipeline(
-            _specs(num_stages), KeptStages(OwnKeeper()), transport=name, max_in_flight=max(IN_FLIGHT)
+            _specs(num_stages),
+            KeptStages(OwnKeeper()),
+            transport=name,
+            max_in_flight=max(IN_FLIGHT),
         )
         for name in TRANSPORTS
     }

@@ -59,10 +59,6 @@ class StageLost(DraftlineError):
     """A pipeline stage died or hangs; the replica recovers and its requests go on."""
 
 
-class DeviceLost(StageLost):
-    """A device of this process can compute nothing any more; the process must be replaced."""
-
-
 class EngineFailed(DraftlineError):
     """The engine cannot go on; its process must be replaced."""
 
