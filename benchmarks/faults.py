@@ -2,10 +2,10 @@
 
     python -m draftline.benchmarks.faults [--cases stage:SIGKILL,coordinator:SIGSTOP]
 
-Serves the demo model over two stages and a drafter actor by `draftline serve`, as a user does. For
-each case it starts streams, sends the signal to one process, and polls `/health` and short requests.
-A process that was stopped and not killed by whoever noticed is killed at the end of its case. Prints
-a table and writes JSON.
+Serves the demo model over two stages and a drafter actor by `draftline serve`, as a user does.
+For each case it starts streams, sends the signal to one process, and polls `/health` and short
+requests. A process that was stopped, and that nobody killed, is killed at the end of its case.
+Prints a table and writes JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -111,22 +111,27 @@ def main(
         "step_timeout_s": step_timeout_s,
         "drafters": [{"kind": "spectra", "transport": "grpc"}],
     }
-    chosen = [case.partition(":") for case in cases.split(",")]
-    load = os.getloadavg()
-    with _server(settings) as (url, pid):
-        run = Run(url, pid, streams, tokens, pause_s)
-        results = asyncio.run(_run_all(run, [(victim, name) for victim, _, name in chosen]))
     report = {
         "command": f"python -m draftline.benchmarks.faults --cases {cases}",
-        "machine": asdict(machine()),
-        "versions": _versions(),
-        "load_average_before": load,
+        "machine": machine().fields(),
+        "versions": {name: metadata.version(name) for name in ("draftline", "ray")},
+        "load_average_before": os.getloadavg(),
         "settings": settings,
         "streams": streams,
         "tokens": tokens,
-        "cases": [asdict(case) for case in results],
     }
-    output.write_text(json.dumps(report, indent=1) + "\n")
+    results: list[Case] = []
+
+    def note(case: Case) -> None:
+        # A case that is never done must not cost those before it.
+        results.append(case)
+        done = report | {"cases": [asdict(one) for one in results]}
+        output.write_text(json.dumps(done, indent=1) + "\n")
+
+    chosen = [case.partition(":") for case in cases.split(",")]
+    with _server(settings) as (url, pid):
+        run = Run(url, pid, streams, tokens, pause_s)
+        asyncio.run(_run_all(run, [(victim, name) for victim, _, name in chosen], note))
     Console().print(_table(results))
 
 
@@ -153,16 +158,14 @@ def _server(settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
             config.unlink()
 
 
-async def _run_all(run: Run, cases: list[tuple[str, str]]) -> list[Case]:
+async def _run_all(run: Run, cases: list[tuple[str, str]], note: Callable[[Case], None]) -> None:
     prompts = [prompt.text for prompt in held_out_prompts(run.num_streams)]
     async with httpx.AsyncClient(base_url=run.url, timeout=STREAM_TIMEOUT_S) as client:
         plain = await asyncio.gather(*(_text(client, prompt, run.tokens) for prompt in prompts))
         expected = dict(zip(prompts, plain, strict=True))
-        results = []
         for victim, name in cases:
             await asyncio.sleep(run.pause_s)
-            results.append(await _run(client, victim, name, expected, run))
-        return results
+            note(await _run(client, victim, name, expected, run))
 
 
 async def _run(
@@ -305,11 +308,6 @@ def _ancestors(pid: int) -> Iterator[int]:
         stat = Path(f"/proc/{pid}/stat").read_text()
         pid = int(stat.rpartition(")")[2].split()[1])
         yield pid
-
-
-def _versions() -> dict[str, str]:
-    names = ("draftline", "ray", "torch", "transformers")
-    return {name: metadata.version(name) for name in names}
 
 
 def _table(cases: list[Case]) -> Table:

@@ -197,6 +197,7 @@ class RayPipeline:
 
     async def _drop(self, index: int) -> None:
         stage = self._stages.pop(index, None)
+        self._places.pop(index, None)
         if stage is not None:
             await self._source.drop(stage)
 
