@@ -17,7 +17,7 @@ from ..cluster.grpc_link import NoAnswer
 from ..cluster.links.tokens import Access, new_token
 from ..cluster.loop_calls import in_daemon_thread
 from ..cluster.stage_failure import end_process
-from ..cluster.tls_files import TlsFiles
+from ..cluster.tls_files import TlsFiles, drafter_tls
 from ..core.errors import DrafterError, DraftlineError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def actor_tls(config: DrafterConfig) -> TlsFiles | None:
 
     Its clients need a certificate then, too.
     """
-    files = config.tls_files
+    files = drafter_tls(config)
     if files is None or None in (files.ca, files.certificate, files.key):
         return None
     return files

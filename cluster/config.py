@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ..core.errors import ConfigError
 from .shown_values import redacted, shown
-from .tls_files import TlsFiles
 
 Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "block", "traversal", "k_seq", "typical"]
@@ -128,20 +127,15 @@ class DrafterConfig(Settings):
         for field in ("token_env", "token_file"):
             if getattr(self, field) is not None and not calls_others:
                 raise ConfigError(field, "needs address or server: which server asks for it?")
-        if self.tls_files is not None and not calls_others and self.transport != "grpc":
+        if self.has_tls and not calls_others and self.transport != "grpc":
             raise ConfigError("tls_ca", "needs address, server or transport: grpc")
         return self
 
     @property
-    def tls_files(self) -> TlsFiles | None:
-        """Of its connections; None: plain text."""
-        files = TlsFiles(
-            ca=self.tls_ca,
-            certificate=self.tls_certificate,
-            key=self.tls_key,
-            server_name=self.tls_server_name,
-        )
-        return None if files == TlsFiles() else files
+    def has_tls(self) -> bool:
+        """Whether its connections take TLS; see `drafter_tls` for the files."""
+        given = (self.tls_ca, self.tls_certificate, self.tls_key, self.tls_server_name)
+        return given != (None, None, None, None)
 
     @property
     def source(self) -> str:
@@ -305,7 +299,7 @@ class EngineConfig(Settings):
             )
         for index, drafter in enumerate(self.drafters):
             is_here = drafter.is_spawned and self.backend == "local"
-            if is_here and drafter.tls_files is not None and "server" not in drafter.options:
+            if is_here and drafter.has_tls and "server" not in drafter.options:
                 raise ConfigError(
                     f"drafters[{index}].tls_ca",
                     "its server is a child process on loopback, which takes no TLS; leave it out",

@@ -129,6 +129,7 @@ def _may_use_gpu(recipe: _Recipe) -> bool:
 
 def _retrieval(recipe: _Recipe) -> Drafter:
     from .retrieval_source import open_servers, open_source  # noqa: PLC0415
+    from .tls_files import drafter_tls  # noqa: PLC0415
 
     model = None if recipe.engine is None else recipe.engine.model
     options: RetrievalOptions = recipe.options
@@ -141,7 +142,7 @@ def _retrieval(recipe: _Recipe) -> Drafter:
         servers = recipe.require("server", "host:port of a retrieval server; commas between more")
         config = recipe.config
         token = read_token(config.token_env, config.token_file)
-        source = open_servers(servers.split(","), learns_for, config.tls_files, token)
+        source = open_servers(servers.split(","), learns_for, drafter_tls(config), token)
     else:
         url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
         source = open_source(url, model, learns_for, _names(recipe.values["learn_off"]))

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 
 from ..core.errors import ConfigError
+from .config import DrafterConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,18 @@ class TlsFiles:
         return grpc.ssl_server_credentials(
             [(key, certificate)], root_certificates=ca, require_client_auth=ca is not None
         )
+
+
+def drafter_tls(config: DrafterConfig) -> TlsFiles | None:
+    """Of the connections of a drafter; None: plain text."""
+    if not config.has_tls:
+        return None
+    return TlsFiles(
+        ca=config.tls_ca,
+        certificate=config.tls_certificate,
+        key=config.tls_key,
+        server_name=config.tls_server_name,
+    )
 
 
 def _read(field: str, path: str | None) -> bytes | None:

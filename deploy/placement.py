@@ -15,6 +15,7 @@ from ..cluster.grpc_link import AddressProvider, GrpcLink, GrpcOptions
 from ..cluster.inproc_link import InprocLink
 from ..cluster.links.tokens import new_token, read_token
 from ..cluster.pipeline import Pipeline, StageSpec
+from ..cluster.tls_files import drafter_tls
 from ..core.errors import ConfigError, DrafterError, DraftlineError
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Placement:
 def _link_to_other(drafter: DrafterConfig, address: str) -> GrpcLink:
     """A link to a server that somebody else runs. Raises `ConfigError` for its credentials."""
     token = read_token(drafter.token_env, drafter.token_file)
-    tls = drafter.tls_files
+    tls = drafter_tls(drafter)
     if tls is not None:
         # What cannot be read is the user's error now, not a drafter that fails again and again.
         tls.channel_credentials()

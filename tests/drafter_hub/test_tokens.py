@@ -30,7 +30,7 @@ from draftline.cluster.links.tokens import (
     read_token,
     token_metadata,
 )
-from draftline.cluster.tls_files import TlsFiles
+from draftline.cluster.tls_files import TlsFiles, drafter_tls
 from draftline.core.errors import ConfigError
 from draftline.deploy.placement import Placement
 from support.fake_drafters import CountingDrafter
@@ -209,4 +209,4 @@ async def test_wrong_credentials_name_the_setting(drafter: dict[str, str], messa
 
 def test_server_name_is_no_certificate():
     assert TlsFiles(server_name="a").channel_options() == [("grpc.ssl_target_name_override", "a")]
-    assert DrafterConfig(kind="suffix").tls_files is None
+    assert drafter_tls(DrafterConfig(kind="suffix")) is None
