@@ -61,7 +61,7 @@ class DirectoryDeltaLog:
             ]
             # A time to come is of a clock that was wrong, and must not keep an event for ever.
             kept = [
-                replace(logged, time=min(logged.time, now))
+                logged if logged.time <= now else replace(logged, time=now)
                 for logged in (*old.events, *added)
                 if logged.time >= oldest
             ]
@@ -139,8 +139,10 @@ class DirectoryDeltaLog:
                 stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
                 seen = self._seen.get(path)
                 if seen is None or seen[0] != stamp:
-                    seen = self._seen[path] = (stamp, decode_log(path.read_bytes(), str(path)))
-                    for place in seen[1].damaged:
+                    known = {} if seen is None else seen[1].lines
+                    content = decode_log(path.read_bytes(), str(path), known)
+                    seen = self._seen[path] = (stamp, content)
+                    for place in content.damaged:
                         self.damage.add(namespace, place)
             except FileNotFoundError:
                 self._seen.pop(path, None)

@@ -15,7 +15,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,8 @@ UNSOUND = (ValueError, KeyError, TypeError, AttributeError, RecursionError, Dama
 class LogContent:
     """What a file holds.
 
-    damaged  names of the lines that were passed over; they tell nothing of the content
+    damaged  names of the lines that were passed over
+    lines    line -> its event, of which the next reading decodes none again
     """
 
     epoch: str
@@ -38,6 +39,7 @@ class LogContent:
     folded: Folded = field(default_factory=Folded)
     events: tuple[LoggedEvent, ...] = ()
     damaged: tuple[str, ...] = ()
+    lines: Mapping[bytes, LoggedEvent] = field(default_factory=dict)
 
 
 def encode_log(content: LogContent) -> bytes:
@@ -48,11 +50,11 @@ def encode_log(content: LogContent) -> bytes:
     return b"".join(_line(json.dumps(row).encode()) for row in rows)
 
 
-def decode_log(data: bytes, origin: str) -> LogContent:
-    """All that is sound of a file of either kind."""
+def decode_log(data: bytes, origin: str, known: Mapping[bytes, LoggedEvent]) -> LogContent:
+    """All that is sound of a file of either kind; `known` are `lines` of an earlier reading."""
     if data.startswith(b"{"):
         return _decode_older(data, origin)
-    decoder = _Decoder(origin)
+    decoder = _Decoder(origin, known)
     for line in data.removesuffix(b"\n").split(b"\n"):
         decoder.add(line)
     return decoder.content(data)
@@ -69,8 +71,10 @@ def _sum(data: bytes) -> str:
 class _Decoder:
     """Takes lines in turn."""
 
-    def __init__(self, origin: str) -> None:
+    def __init__(self, origin: str, known: Mapping[bytes, LoggedEvent]) -> None:
         self._origin = origin
+        self._known = known
+        self._lines: dict[bytes, LoggedEvent] = {}
         self._epoch = ""
         self._next = 1
         self._folded: Folded | None = None
@@ -79,13 +83,14 @@ class _Decoder:
 
     def add(self, line: bytes) -> None:
         """One line, sound or not."""
-        digits, _, text = line.partition(b" ")
+        event = self._known.get(line)
         try:
-            if digits.decode() != _sum(text):
-                raise ValueError("checksum")
-            self._take(json.loads(text))
+            event = event or self._decoded(line)
         except UNSOUND:
             self._damaged.append(f"line {_sum(line)}")
+        if event is not None:
+            self._lines[line] = event
+            self._events.append(event)
 
     def content(self, data: bytes) -> LogContent:
         """Of all lines of `data`."""
@@ -97,15 +102,21 @@ class _Decoder:
             self._folded or Folded(),
             tuple(self._events),
             tuple(self._damaged) or (() if self._epoch else ("head",)),
+            self._lines,
         )
 
-    def _take(self, row: Any) -> None:
+    def _decoded(self, line: bytes) -> LoggedEvent | None:
+        digits, _, text = line.partition(b" ")
+        if digits.decode() != _sum(text):
+            raise ValueError("checksum")
+        row = json.loads(text.decode())
         if isinstance(row, list):
-            self._events.append(_event(row))
-        elif "folded" in row:
+            return _event(row)
+        if "folded" in row:
             self._folded = Folded.from_json(row["folded"], self._origin)
         else:
             self._epoch, self._next = str(row["epoch"]), int(row["next"])
+        return None
 
 
 def _decode_older(data: bytes, origin: str) -> LogContent:

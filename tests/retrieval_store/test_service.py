@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 from draftline.core.errors import StoreError
+from draftline.retrieval_store import service as service_module
 from draftline.retrieval_store.directory_store import DirectoryStore
 from draftline.retrieval_store.segment import Segment
 from draftline.retrieval_store.service import Expected, RetrievalService
 from draftline.retrieval_store.store import Manifest
 from support.segments import context, make_segment
+from support.steady_lookups import wait_until
 
 AFTER_12 = {token: make_segment([[1, 2, token]]) for token in (10, 11, 12)}
 
@@ -114,6 +116,36 @@ def test_segments_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     assert service.refresh()
     assert not service.refresh()
     assert answer(service) == {12}
+
+
+def test_a_damaged_segment_keeps_nobody_elses_changes_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a start."""
+    monkeypatch.setattr(service_module, "RETRY_PAUSE_S", 3600.0)
+    store = DirectoryStore(tmp_path)
+    bad = store.put("tenant", AFTER_12[11])
+    path = tmp_path / "tenant" / f"{bad}.segment"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    store.put("shared", AFTER_12[10])
+    service = RetrievalService(store, poll_seconds=0.01)
+    assert service.refresh()
+    assert answer(service) == {10}
+    assert service.status.refused == (f"tenant/{bad}",)
+    service.start()
+    try:
+        for token, wanted in ((12, {10, 12}), (13, {10, 12, 13})):
+            store.put("shared", make_segment([[1, 2, token]]))
+            wait_until(lambda wanted=wanted: answer(service) == wanted, "others are followed")
+        # It is not read again and again.
+        assert service.status.num_refusals == 1
+        assert service.status.last_error
+    finally:
+        service.stop()
+    path.write_bytes(whole)
+    assert service.refresh()
+    assert service.status.refused == ()
 
 
 def test_the_last_good_content_is_served_until_the_next_one_can_be() -> None:
