@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..core.errors import DraftlineError
@@ -67,6 +68,7 @@ def create_app(
     _add_operator_routes(app, face, metrics, drain)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     # The last one added is the outermost: a refused request has an id too.
     app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(RefuseWhileDraining, drain=drain)
@@ -129,6 +131,11 @@ def _add_operator_routes(
     async def version() -> dict[str, str]:
         """draftline's version."""
         return {"version": __version__}
+
+
+def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    """The client has left: nobody reads this, and nothing is wrong."""
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 def _answer_error(_request: Request, error: Exception) -> Response:
