@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..cluster.config import EngineConfig
@@ -91,6 +92,7 @@ def create_app(
     describe(app, BODIES)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     # The last one added is the outermost: a refused request has an id too.
     app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(RefuseWhileDraining, drain=drain)
@@ -189,6 +191,11 @@ def _add_info_routes(
         """Requests that run or wait, for the operator."""
         require_operator(request)
         return server_load(await face.stats())
+
+
+def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    """The client has left: nobody reads this, and nothing is wrong."""
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 def _answer_error(request: Request, error: Exception) -> Response:

@@ -294,10 +294,16 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer, hear no more of the client, and close."""
         self._is_refused = True
         self._pool.leave(self)
-        if self.cycle is not None and not self.cycle.response_complete:
+        running = self._running
+        if self.pipeline or (running is not None and running.response_started):
             # Another answer is on its way, which this one would be taken for a part of.
             self.transport.abort()
-        elif not self.transport.is_closing():
+            return
+        if running is not None:
+            # The request of which too much came, or something that is no HTTP: it is over.
+            running.disconnected = True
+            running.message_event.set()
+        if not self.transport.is_closing():
             self.transport.write(_answer(error))
             self.transport.write_eof()
             self._arm(LINGER_S, self.transport.abort)

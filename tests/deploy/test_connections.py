@@ -175,7 +175,9 @@ async def test_trailers_are_headers() -> None:
             head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
             with suppress(ConnectionError):
                 await client.send(head + b"2\r\n{}\r\n0\r\nx-long: ")
+            reading = asyncio.create_task(client.read_all())
             assert await send_all(client, MEGABYTE, 150) < 150
+            assert (await reading).startswith(b"HTTP/1.1 431")
         await until(lambda: server.pool.num_open == 0)
     assert engine.calls == []
 
@@ -229,7 +231,9 @@ async def test_busy_connections_make_no_room() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_half_closed_connection_ends_its_request(stream: bool) -> None:
+async def test_a_half_closed_connection_ends_its_request(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = FakeEngine(hold=asyncio.Event())
     async with http_server(engine) as server:
         async with raw_client(server.port) as client:
@@ -238,6 +242,22 @@ async def test_a_half_closed_connection_ends_its_request(stream: bool) -> None:
             client.end_sending()
             await until(lambda: engine.cancelled == [request])
         await until(lambda: server.pool.num_open == 0)
+    # A client that leaves is no error.
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_client_that_leaves_within_a_body_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with http_server(FakeEngine()) as server:
+        async with raw_client(server.port) as client:
+            await client.send(
+                b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"
+            )
+            await until(lambda: server.pool.num_open == 1)
+        await until(lambda: server.pool.num_open == 0)
+        assert await is_answering(server.port)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_request_ends_with_its_connection_though_another_waits_behind_it() -> None:
@@ -284,6 +304,30 @@ async def test_what_is_no_http_gets_an_error_in_our_shape(garbage: bytes) -> Non
             assert b'"type":"BadRequestError"' in body
             assert await client.read_all() == b""
         assert await is_answering(server.port)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"CONNECT a:80 HTTP/1.1",
+        b"OPTIONS * HTTP/1.1",
+        b"GET http://a/health HTTP/1.1",
+        b"GET /\xff\xfe HTTP/1.1",
+        b"GET /%ff%00 HTTP/1.1",
+        b"GET / HTTP/9.9",
+        b"PRI * HTTP/2.0",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999999",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1",
+        b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: x",
+    ],
+)
+async def test_odd_requests_get_an_answer(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with http_server(FakeEngine(), body_timeout_s=0.2) as server:
+        async with raw_client(server.port) as client:
+            await client.send(line + b"\r\nHost: a\r\n\r\n")
+            assert (await client.answer())[0] in {200, 400, 404, 405, 408}
+        assert await is_answering(server.port)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_no_connection_is_upgraded_beyond_the_limits() -> None:
