@@ -124,9 +124,7 @@ class ChatTemplate:
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         for name in variables:
             if name in self.reserved:
-                raise RequestError(
-                    "chat_template_kwargs", f"{name!r} is not a variable of the template"
-                )
+                raise RequestError("chat_template_kwargs", f"{name!r} cannot be set by a request")
 
 
 def _known_role(message: Mapping[str, Any], source: str) -> dict[str, Any]:

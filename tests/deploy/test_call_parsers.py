@@ -227,6 +227,31 @@ def test_reasoning(kind: str, text: str, reasoning: str, content: str) -> None:
     assert (answer.reasoning, answer.content) == (reasoning, content)
 
 
+@pytest.mark.parametrize("kind", ["hermes", "llama3_json", "mistral", "plain+outside"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * 3000 + "<think>a</think>b",
+        "<tool_call>" + " " * 3000 + '{"name": "f"}</tool_call>',
+        '<tool_call>{"name": "f"}' + " " * 3000 + "</tool_call>",
+        '<tool_call>{"x": "' + '<tool_call>{"name": 3}</tool_call>' * 300 + '"y}',
+        "[TOOL_CALLS]" + "a" * 3000 + "{}",
+        '{"name": "f", "parameters": {"a": "' + 'x\\"' * 3000 + '"}}',
+    ],
+    ids=["space first", "space in", "space behind", "tags in a text", "long name", "long text"],
+)
+def test_long_texts_in_pieces(kind: str, text: str) -> None:
+    expected = whole(kind, text)
+    for size in (1, 7, 1000, len(text)):
+        parser, answer = new_parser(kind), ParsedAnswer()
+        for start in range(0, len(text), size):
+            answer.add(parser.push(text[start : start + size]))
+        answer.add(parser.finish())
+        assert answer == expected
+    if not (expected.calls or expected.reasoning):
+        assert expected.content == text
+
+
 def test_calls_after_reasoning() -> None:
     text = (
         'I call <tool_call>.</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'

@@ -56,8 +56,11 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder = tmp_path_factory.mktemp("model") / "demo"
     shutil.copytree(demo_path(), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with served_model(str(folder), "--speculative-config", '[{"kind": "spectra"}]') as served:
-        yield openai.OpenAI(base_url=served.url, api_key="-", max_retries=0)
+    with (
+        served_model(str(folder), "--speculative-config", '[{"kind": "spectra"}]') as served,
+        openai.OpenAI(base_url=served.url, api_key="-", max_retries=0) as client,
+    ):
+        yield client
 
 
 def create(client: openai.OpenAI, **fields: Any) -> Any:

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from ...request_models import StrictModel
 
 MAX_PARTS = 1024
+MAX_SHOWN = 64
 MAX_CALLS_PER_MESSAGE = 128
 
 # What servers add to an assistant's message, and the values that say nothing.
@@ -147,7 +148,7 @@ def _check_part(index: int, part: Any) -> None:
     """Raises `ValueError` that names a part by its place and kind."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in _PART_KEYS:
-        shown = repr(kind) if isinstance(kind, str) else "no known type"
+        shown = repr(kind[:MAX_SHOWN]) if isinstance(kind, str) else "no known type"
         raise ValueError(f"part {index} has {shown}; this model takes parts of type 'text' only")
     if not isinstance(part.get(_PART_KEYS[kind]), str):
         raise ValueError(f"part {index} needs a text in {_PART_KEYS[kind]!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from ...request_models import StrictModel
 
@@ -46,7 +46,7 @@ class Tool(StrictModel):
 class FunctionName(StrictModel):
     """A function by its name."""
 
-    name: str
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
 class NamedTool(StrictModel):
@@ -70,7 +70,20 @@ class AllowedToolsChoice(StrictModel):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
+def _kind(choice: Any) -> str:
+    """Which of its forms a choice has; errors name the field in that form."""
+    if isinstance(choice, str):
+        return "mode"
+    kind = choice.get("type") if isinstance(choice, Mapping) else choice.type
+    return "allowed" if kind == "allowed_tools" else "named"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[NamedTool, Tag("named")]
+    | Annotated[AllowedToolsChoice, Tag("allowed")],
+    Discriminator(_kind),
+]
 
 
 class ToolFields(StrictModel):

@@ -19,7 +19,7 @@ class CallOutput:
         self._limit = limit
         # Calls that are complete.
         self.num_calls = 0
-        self._space = ""
+        self._space: list[str] = []
         self._events: list[Event] = []
 
     def take(self) -> list[Event]:
@@ -29,15 +29,16 @@ class CallOutput:
 
     def text(self, text: str) -> None:
         """Text that belongs to no call."""
-        text = self._space + text
         told = text.rstrip()
-        self._space = text[len(told) :]
         if told:
-            self._events.append(Content(told))
+            self._events.append(Content("".join([*self._space, told])))
+            self._space.clear()
+        if len(told) < len(text):
+            self._space.append(text[len(told) :])
 
     def start(self, name: str) -> None:
         """A call begins."""
-        self._space = ""
+        self._space.clear()
         if not self._is_full:
             self._events.append(CallStart(self.num_calls, self._new_id(), name))
 
@@ -59,8 +60,8 @@ class CallOutput:
     def finish(self) -> None:
         """The answer has ended; space at its end is content where there was no call."""
         if self._space and not self.num_calls:
-            self._events.append(Content(self._space))
-        self._space = ""
+            self._events.append(Content("".join(self._space)))
+        self._space.clear()
 
     @property
     def _is_full(self) -> bool:

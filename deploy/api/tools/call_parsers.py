@@ -15,6 +15,11 @@ from .call_output import CallOutput
 from .events import Event
 from .json_objects import Call, ObjectScanner, State, read_arguments, read_call
 
+# More white space than this does not belong to a call.
+MAX_SPACE = 1024
+# What begins like a call and breaks off later than this is not looked through for other calls.
+MAX_RESCAN = 4096
+
 
 class CallParser(ABC):
     """Finds calls after a tag.
@@ -32,6 +37,8 @@ class CallParser(ABC):
         self._names = frozenset(names)
         self._out = CallOutput(new_id, limit)
         self._buffer = ""
+        # What came after the buffer while an object is read: it may become long.
+        self._pieces: list[str] = []
         self._at_end = False
         self._scanner = ObjectScanner()
         self._scan_start = 0
@@ -39,18 +46,32 @@ class CallParser(ABC):
 
     def push(self, text: str) -> list[Event]:
         """What the next piece of text makes certain."""
-        self._buffer += text
+        if self._state == self._object:
+            self._pieces.append(text)
+            self._scanner.feed(text)
+            if self._scanner.state is State.OPEN:
+                return []
+            self._join()
+        else:
+            self._buffer += text
         self._run()
         return self._out.take()
 
     def finish(self) -> list[Event]:
         """What is left when the answer has ended."""
         self._at_end = True
-        self._run()
+        if self._pieces:
+            self._join()
+        else:
+            self._run()
         self._out.text(self._buffer)
         self._buffer = ""
         self._out.finish()
         return self._out.take()
+
+    def _join(self) -> None:
+        self._buffer += "".join(self._pieces)
+        self._pieces.clear()
 
     def _run(self) -> None:
         while self._state():
@@ -83,25 +104,29 @@ class CallParser(ABC):
     def _skip_space(self, start: int) -> int | None:
         """Where the next character stands; None: it has not come."""
         rest = self._buffer[start:]
-        return None if not rest.strip() else start + len(rest) - len(rest.lstrip())
+        num_spaces = len(rest) - len(rest.lstrip())
+        if num_spaces > MAX_SPACE:
+            return start
+        return None if num_spaces == len(rest) else start + num_spaces
 
     def _scan(self, start: int) -> bool:
         """Read the object at `start`, now and as it grows."""
         self._scanner = ObjectScanner()
         self._scan_start = start
         self._state = self._object
+        self._scanner.feed(self._buffer, start)
         return True
 
     def _object(self) -> bool:
         scanner = self._scanner
-        end = scanner.feed(self._buffer, self._scan_start + scanner.length)
+        end = self._scan_start + scanner.length
         if scanner.state is State.OPEN:
             return False
         call = None
         if scanner.state is State.ENDED:
             call = self._read(self._buffer[self._scan_start : end], scanner.cuts)
         if call is None:
-            return self._refuse()
+            return self._refuse(end)
         self._out.call(*call)
         self._take(end)
         self._state = self._after_call
@@ -110,10 +135,10 @@ class CallParser(ABC):
     def _read(self, text: str, cuts: list[int]) -> Call | None:
         return read_call(text, cuts, self._names)
 
-    def _refuse(self) -> bool:
-        """No call begins here: the tag, or the first character, is text."""
-        has_tag = self._buffer.startswith(self.tag)
-        self._out.text(self._take(len(self.tag) if has_tag else 1))
+    def _refuse(self, end: int = 0) -> bool:
+        """No call begins here: the tag, or the first character, is text; so is a long object."""
+        count = len(self.tag) if self._buffer.startswith(self.tag) else 1
+        self._out.text(self._take(end if end > MAX_RESCAN else count))
         self._state = self._text
         return True
 
@@ -133,9 +158,12 @@ class HermesParser(CallParser):
         return False if start is None else self._scan(start)
 
     def _after_call(self) -> bool:
-        rest = self._buffer.lstrip()
-        if rest.startswith(self.close):
-            self._buffer = rest[len(self.close) :]
+        start = self._skip_space(0)
+        if start is None:
+            return False
+        rest = self._buffer[start : start + len(self.close)]
+        if rest == self.close:
+            self._take(start + len(self.close))
         elif self.close.startswith(rest):
             # The tag is still coming, or was cut off.
             self._buffer = "" if self._at_end else self._buffer

@@ -38,6 +38,9 @@ class CallArguments:
     text: str
 
 
+# Long texts are read in pieces of this length.
+PIECE_CHARS = 4096
+
 Event = Content | Reasoning | CallStart | CallArguments
 
 
@@ -72,21 +75,26 @@ class ParsedAnswer:
 
     def add(self, events: Iterable[Event]) -> None:
         """Append what is new."""
+        content, reasoning = [], []
         for event in events:
             match event:
                 case Content(text):
-                    self.content += text
+                    content.append(text)
                 case Reasoning(text):
-                    self.reasoning += text
+                    reasoning.append(text)
                 case CallStart(_, call_id, name):
                     self.calls.append(ParsedCall(call_id, name))
                 case CallArguments(index, text):
                     self.calls[index].arguments += text
+        self.content += "".join(content)
+        self.reasoning += "".join(reasoning)
 
 
 def parse_whole(parser: Parser, text: str) -> ParsedAnswer:
     """The parts of a finished answer; `parser` must be new."""
     answer = ParsedAnswer()
-    answer.add(parser.push(text))
+    # Parsers copy what they have not decided about yet.
+    for start in range(0, len(text), PIECE_CHARS):
+        answer.add(parser.push(text[start : start + PIECE_CHARS]))
     answer.add(parser.finish())
     return answer

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 # What JSON has outside of strings: brackets, separators, spaces, numbers, true, false and null.
 _PLAIN = frozenset("{}[]:, \t\r\n0123456789+-.eEtrufalsn")
-_STRING_MARK = re.compile(r'["\\]')
+# Runs that change nothing: in a string, between an object's own values, and deeper.
+_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_SHALLOW = re.compile(r"[0-9 \t\r\n+\-.eEtrufalsn]*")
+_DEEP = re.compile(r"[0-9 \t\r\n+\-.eEtrufalsn:,]*")
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -41,24 +44,24 @@ class ObjectScanner:
 
     def feed(self, text: str, start: int = 0) -> int:
         """Read `text` from `start` to the object's end; where reading stopped."""
-        index = start
-        while index < len(text):
-            if self._in_string and not self._escaped:
-                # Most of long arguments is text without quotes.
-                found = _STRING_MARK.search(text, index)
-                skipped = (found.start() if found else len(text)) - index
-                index += skipped
-                self.length += skipped
-                if found is None:
-                    break
-            self._step(text[index])
-            index += 1
-            self.length += 1
-            if self.state is not State.OPEN:
-                break
+        index, first = start, self.length - start
+        while index < len(text) and self.state is State.OPEN:
+            index = self._skip(text, index)
+            if index < len(text):
+                self._step(text[index], first + index)
+                index += 1
+        self.length = first + index
         return index
 
-    def _step(self, char: str) -> None:
+    def _skip(self, text: str, index: int) -> int:
+        """Past what changes nothing: most of long arguments."""
+        if self._escaped or not self._depth:
+            return index
+        runs = _IN_STRING if self._in_string else _SHALLOW if self._depth == 1 else _DEEP
+        found = runs.match(text, index)
+        return index if found is None else found.end()
+
+    def _step(self, char: str, place: int) -> None:
         if self._in_string:
             self._step_in_string(char)
         elif char == '"' and self._depth:
@@ -71,7 +74,7 @@ class ObjectScanner:
             self._depth -= 1
             self.state = State.OPEN if self._depth else State.ENDED
         elif char in ":," and self._depth == 1:
-            self.cuts.append(self.length)
+            self.cuts.append(place)
 
     def _step_in_string(self, char: str) -> None:
         if self._escaped:

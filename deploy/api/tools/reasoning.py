@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .call_parsers import overlap
+from .call_parsers import MAX_SPACE, overlap
 from .events import Content, Event, Parser, Reasoning
 
 THINK_OPEN = "<think>"
@@ -58,11 +58,12 @@ class ReasoningParser:
 
     def _begin(self) -> list[Event] | None:
         text = self._buffer.lstrip()
-        if text.startswith(THINK_OPEN):
+        is_near = len(self._buffer) - len(text) <= MAX_SPACE
+        if is_near and text.startswith(THINK_OPEN):
             self._buffer = text[len(THINK_OPEN) :]
             self._inside = True
             self._state = self._thinking
-        elif THINK_OPEN.startswith(text):
+        elif is_near and THINK_OPEN.startswith(text):
             return None
         else:
             self._buffer = text if self._inside else self._buffer
