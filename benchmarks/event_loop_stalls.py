@@ -29,6 +29,7 @@ from rich.table import Table
 
 from ..bench.machine import machine
 from ..cluster.config import EngineConfig
+from ..cluster.loop_calls import spare_collector
 from ..deploy.api.schema.limits import RequestLimits
 from ..deploy.engine import AsyncEngine
 from ..deploy.engine_face import LocalFace
@@ -127,6 +128,8 @@ class ServedModel:
         config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
         async with app.router.lifespan_context(app):
+            # As a server does.
+            spare_collector()
             beating = asyncio.create_task(self.heartbeat.run())
             self._ready.set()
             await self._server.serve(sockets=[self._listener])
@@ -153,8 +156,9 @@ def _prompts(limits: RequestLimits, context: int) -> Iterator[Case]:
     few = {"max_tokens": 1}
     yield Case("prompts", COMPLETIONS, {"prompt": prompts} | few)
     yield Case("prompts, in a stream", COMPLETIONS, {"prompt": prompts, "stream": True} | few)
-    num_ids = min(context - 8, limits.max_json_values // limits.max_prompts - 8)
-    ids = [[1 + index % 99] * num_ids for index in range(limits.max_prompts)]
+    # Refused once it is read, for the engine would take minutes.
+    num_prompts = min(limits.max_prompts, (limits.max_json_values - 8) // (context + 2))
+    ids = [[1 + index % 99] * context for index in range(num_prompts)]
     yield Case("prompts of token ids", COMPLETIONS, {"prompt": ids} | few)
     yield Case("one long prompt", COMPLETIONS, {"prompt": long} | few)
     yield Case("one long prompt, no words", COMPLETIONS, {"prompt": "a" * len(long)} | few)
@@ -276,7 +280,11 @@ def main(
             console.print(json.dumps(asdict(rows[-1])), soft_wrap=True)
     console.print(_shown(rows))
     if out is not None:
-        result = {"machine": machine(), "rounds": rounds, "rows": [asdict(row) for row in rows]}
+        result = {
+            "machine": asdict(machine()),
+            "rounds": rounds,
+            "rows": [asdict(row) for row in rows],
+        }
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

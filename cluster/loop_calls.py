@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,16 @@ def call_on_loop(
     """Run `function` on the loop soon; nothing where the loop is closed and nobody waits."""
     with contextlib.suppress(RuntimeError):  # the loop may close between any check and the call
         loop.call_soon_threadsafe(function, *args)
+
+
+def spare_collector() -> None:
+    """Keep the garbage collector away from what a process has loaded by now, for good.
+
+    A full collection looks at every object, and nothing else runs meanwhile: with torch and
+    transformers loaded that is some tenths of a second, at times that depend on requests.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 async def in_daemon_thread(function: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from ..cluster.loop_calls import spare_collector
 from ..core.errors import ConfigError, EngineFailed
 from .api.connections import BoundedProtocol, ConnectionLimits, ConnectionPool
 from .drain import Drain
@@ -162,6 +163,7 @@ async def _serve(
     async with app.router.lifespan_context(app):
         # From here on connections are kept until uvicorn takes them.
         listener.listen()
+        spare_collector()
         on_ready()
         stopping = asyncio.create_task(_stop(server, shutdown))
         await server.serve(sockets=[listener])

@@ -18,6 +18,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from ..cluster.config import EngineConfig
+from ..cluster.loop_calls import spare_collector
 from ..core.errors import CapacityError, EngineClosed, StageLost
 from ..core.output import Delta
 from ..core.request_options import RequestOptions
@@ -51,6 +52,7 @@ class RayFace:
         info = await asyncio.to_thread(read_model_info, self._config.model)
         self._max_model_len = self._config.max_model_len or info.max_context_len
         self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, info.path))
+        spare_collector()
 
     async def close(self) -> None:
         """Nothing to release: Ray Serve owns the replicas."""

@@ -20,6 +20,7 @@ from ray.serve.config import DeploymentActorConfig
 from ray.serve.handle import DeploymentHandle
 
 from ..cluster.config import EngineConfig
+from ..cluster.loop_calls import spare_collector
 from ..cluster.ray_gpus import cluster_has_gpus
 from ..core.output import Delta
 from ..core.request_options import RequestOptions
@@ -109,6 +110,7 @@ class EngineReplica:
         face = LocalFace(self._engine)
         await face.start()
         self._face = face
+        spare_collector()
 
     async def stream(
         self,

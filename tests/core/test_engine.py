@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from draftline.core.errors import CapacityError, StageLost
+from draftline.core.errors import CapacityError, RequestError, StageLost
 from draftline.core.output import TARGET_SOURCE, Delta
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,8 +155,9 @@ async def test_a_full_queue_refuses() -> None:
 
 async def test_a_request_that_can_never_fit_is_refused() -> None:
     bench = Bench(num_blocks=8)
-    with pytest.raises(CapacityError, match="max_tokens"):
+    with pytest.raises(RequestError, match="KV cache of 32") as caught:
         bench.add("a", [1], 1000)
+    assert caught.value.field == "max_tokens"
     bench.check_empty()
 
 

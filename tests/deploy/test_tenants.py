@@ -160,3 +160,41 @@ async def test_metrics_are_for_the_operator(serving: Any, engine: FakeEngine) ->
             assert own.status_code == 200
         refused = await client.get("/metrics", headers={"Authorization": "Bearer key b"})
         assert refused.json()["error"]["type"] == "PermissionDeniedError"
+
+
+@pytest.mark.parametrize(
+    ("key", "lowest"), [("key a", -5), ("key b", 0), ("operator", -9)], ids=["a", "b", "operator"]
+)
+async def test_priority_is_what_a_key_allows(
+    serving: Any, engine: FakeEngine, key: str, lowest: int
+) -> None:
+    tenants = [TENANTS[0] | {"min_priority": -5}, TENANTS[1]]
+    headers = {"Authorization": f"Bearer {key}"}
+    async with serving(engine, tenants=tenants, api_keys=["operator"], min_priority=-9) as client:
+        for priority in (lowest, 0, 7, None):
+            body = {"prompt": "a", "priority": priority}
+            response = await client.post("/v1/completions", json=body, headers=headers)
+            assert response.status_code == 200, response.text
+        assert [call[2].priority for call in engine.calls] == [lowest, 0, 7, 0]
+        for path, prompt in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ):
+            body = prompt | {"priority": lowest - 1}
+            response = await client.post(path, json=body, headers=headers)
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["param"] == "priority"
+            assert f"from {lowest} to" in error["message"]
+    assert len(engine.calls) == 4
+
+
+async def test_without_keys_nobody_goes_before_others(serving: Any, engine: FakeEngine) -> None:
+    async with serving(engine) as client:
+        response = await client.post("/v1/completions", json={"prompt": "a", "priority": -1})
+        assert response.status_code == 400
+        response = await client.post("/v1/completions", json={"prompt": "a", "priority": 1})
+        assert response.status_code == 200
+    async with serving(engine, min_priority=-1) as client:
+        response = await client.post("/v1/completions", json={"prompt": "a", "priority": -1})
+        assert response.status_code == 200

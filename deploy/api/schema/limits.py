@@ -33,7 +33,7 @@ class RequestLimits(Settings):
     max_prompts: AtLeastOne = Field(default=256, description="prompts of a completion")
     max_answers: AtLeastOne = Field(default=256, description="answers: n times the prompts")
     max_prompt_chars: AtLeastOne = Field(
-        default=2_000_000, description="characters of all prompts, or of all messages, together"
+        default=1_000_000, description="characters of all prompts, or of all messages, together"
     )
     max_messages: AtLeastOne = Field(default=4096, description="messages of a chat")
     max_content_parts: AtLeastOne = Field(
