@@ -111,11 +111,13 @@ def to_api_error(error: Exception) -> ApiError:
             is_slow = isinstance(error, ReaderTooSlow)
             reason = f"the client reads too slowly: {error}" if is_slow else TIMEOUT_MESSAGE
             return ApiError(HTTPStatus.REQUEST_TIMEOUT, reason)
+    message = "internal server error; see the server log"
     if isinstance(error, RequestFailed):
-        return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
-    # Not its message, which may quote the request.
-    logger.error("event=request_failed error=%s", place_of(error))
-    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal server error; see the server log")
+        message = str(error)
+    else:
+        # Not its message, which may quote the request.
+        logger.error("event=request_failed error=%s", place_of(error))
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message)
 
 
 def _unavailable(error: StageLost | EngineClosed | EngineFailed) -> str:
