@@ -33,15 +33,15 @@ WIDE_LIMITS = {"max_choices": 100_000, "max_grammar_bytes": 10_000_000, "max_jso
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    engine = AsyncEngine(
-        EngineConfig(model="demo", drafters=[DrafterConfig(kind="prompt_lookup")])
-    )
+    engine = AsyncEngine(EngineConfig(model="demo", drafters=[DrafterConfig(kind="prompt_lookup")]))
     config = ServerConfig(limits=WIDE_LIMITS, max_body_bytes=10_000_000)
     app = create_app(LocalFace(engine), config, "demo")
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with app.router.lifespan_context(app):
-        async with httpx.AsyncClient(transport=transport, base_url="http://a", timeout=120) as found:
-            yield found
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://a", timeout=120) as found,
+    ):
+        yield found
 
 
 async def complete(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
