@@ -79,7 +79,7 @@ async def test_a_form_that_fails_in_a_stream_ends_alone_and_is_told_there(
     assert answer.status_code == 200
     events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
     error = json.loads(events[-2])["error"]
-    assert (error["code"], error["param"]) == (400, "structured_outputs.choice")
+    assert (error["code"], error["param"]) == (400, "structured_outputs")
     assert events[-1] == "[DONE]"
     assert (await client.get("/health")).status_code == 200
     assert (await complete(client)).json()["choices"][0]["text"] == before
