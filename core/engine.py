@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,43 +14,27 @@ import numpy as np
 from .acceptance_rules import COUPLED
 from .budget import NodeBudget, StepOutcome
 from .containment import Contained, as_request_failure, place_of
-from .drafting import Drafting, OfferedTree, Offers
+from .drafting import Drafting, OfferedTree
 from .errors import DraftlineError, RequestError, StageLost
 from .form_queue import FormQueue
 from .output import TARGET_SOURCE, Delta, TokenLogProb
 from .ports import ProposalSource, StepPipeline
 from .request import Request, RequestState
 from .scheduler import Scheduler
-from .step_answers import Chosen, StepAnswers, TreeAnswers
-from .step_builder import PromptChunk, TreeStep, build_step, edits_for, slots_of
+from .step_answers import Chosen, TreeAnswers
+from .step_builder import PromptChunk, TreeStep, build_step, edits_for, kv_moves
 from .step_deadline import StepDeadline
-from .step_trace import StepTrace, TracedStep
+from .step_in_flight import StepInFlight
+from .step_trace import StepTrace
 from .stop import Advance, StopRule
-from .types import Int32, LogitEdits, StepCommit, StepOutput, Successors
-from .verify import Walk, walks_of
+from .types import Int32, LogitEdits, StepCommit, Successors
+from .verify import Walk
 
 logger = logging.getLogger(__name__)
 
 # So many steps of a request may be lost with a stage, one after the other, before it is taken for
 # the cause and ends.
 MAX_LOSSES = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Flight:
-    """A step on its way through the pipeline."""
-
-    trees: list[TreeStep]
-    chunks: list[PromptChunk]
-    answer: Awaitable[StepOutput]
-    offers: Offers | None
-    num_rows: int
-    sent_at: float
-    traced: TracedStep | None
-
-    @property
-    def states(self) -> list[RequestState]:
-        return [part.state for part in (*self.trees, *self.chunks)]
 
 
 class EngineCore:
@@ -86,7 +69,7 @@ class EngineCore:
         self._trace = trace
         self._forms = FormQueue(self._drafting.allow, self._fail)
         self.deadline = StepDeadline(step_timeout_s)
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[StepInFlight] = deque()
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
@@ -179,18 +162,18 @@ class EngineCore:
             traced = self._trace.submitting(planned_at, step, trees, chunks, offers)
         sent_at = self._clock()
         answer = self._pipeline.submit(step)
-        flight = _Flight(trees, chunks, answer, offers, len(step.token_ids), sent_at, traced)
+        flight = StepInFlight(trees, chunks, answer, offers, len(step.token_ids), sent_at, traced)
         for state in flight.states:
             state.in_flight += 1
         self._flights.append(flight)
         self.num_steps += 1
         return True
 
-    async def _commit(self, flight: _Flight) -> None:
+    async def _commit(self, flight: StepInFlight) -> None:
         """Take a step's answer into its requests."""
         try:
-            output = await self._answer(flight)
-            walks, answers, chosen = self._read(flight, output)
+            output = await flight.wait(self._answered_at, self._clock, self.deadline.limit_s)
+            walks, answers, chosen = flight.read(output)
             outcome = self._outcome(flight)
         except StageLost:
             # It is among those that the loss is told of.
@@ -213,32 +196,6 @@ class EngineCore:
         self._budget.note_step(outcome)
         if flight.traced is not None:
             flight.traced.committed()
-
-    async def _answer(self, flight: _Flight) -> StepOutput:
-        """The step's answer. Raises `StageLost` where it takes too long."""
-        answer = asyncio.ensure_future(flight.answer)
-        if not answer.done():
-            left = max(flight.sent_at, self._answered_at) + self.deadline.limit_s - self._clock()
-            await asyncio.wait([answer], timeout=None if math.isinf(left) else max(left, 0.0))
-        if answer.done():
-            return answer.result()
-        raise StageLost(
-            f"no answer to a step for {self.deadline.limit_s:.0f} s (step_timeout_s): a stage hangs"
-        )
-
-    def _read(
-        self, flight: _Flight, output: StepOutput
-    ) -> tuple[list[Walk], list[TreeAnswers], list[Chosen]]:
-        """A step's answer, cut into those of its trees and chunks, in this order."""
-        has_rule = any(step.candidates is not None for step in flight.trees)
-        assert has_rule == (output.verdicts is not None), "the stage did not do what it was asked"
-        answers = StepAnswers(output)
-        walks = walks_of([step.tree for step in flight.trees], output)
-        return (
-            walks,
-            [answers.of_tree(step) for step in flight.trees],
-            [answers.of_chunk(chunk) for chunk in flight.chunks],
-        )
 
     def _admit(self) -> None:
         for state in self._scheduler.admit():
@@ -282,7 +239,7 @@ class EngineCore:
                 fitting.append(self._drafting.bare(state, tree.form))
         return fitting
 
-    def _outcome(self, flight: _Flight) -> StepOutcome:
+    def _outcome(self, flight: StepInFlight) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(flight.sent_at, before)
@@ -309,7 +266,7 @@ class EngineCore:
         self._append(state, tokens[:taken], answer.probe_ids, answer.successors)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
-            state.moves = _moves(state, rows, self._scheduler.block_size)
+            state.moves = kv_moves(state, rows, self._scheduler.block_size)
         log_probs = answer.chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
         self._emit(state, advance, tokens[:taken], sources[:taken], log_probs)
 
@@ -379,7 +336,7 @@ class EngineCore:
     def _contain(self, state: RequestState) -> Contained:
         return Contained(state.request_id, partial(self._fail, state))
 
-    def _fail_step(self, flight: _Flight, error: Exception) -> None:
+    def _fail_step(self, flight: StepInFlight, error: Exception) -> None:
         for state in flight.states:
             state.in_flight -= 1
             self._fail(state, as_request_failure(error, state.request_id))
@@ -401,8 +358,7 @@ class EngineCore:
 
     def _drop_flights(self) -> None:
         for flight in self._flights:
-            # Nobody waits for these answers any more; whatever they raise has been told.
-            asyncio.ensure_future(flight.answer).add_done_callback(_ignore)
+            flight.give_up()
             for state in flight.states:
                 state.in_flight -= 1
         self._flights.clear()
@@ -432,21 +388,3 @@ class EngineCore:
 
     def _is_alive(self, state: RequestState) -> bool:
         return self._states.get(state.request_id) is state
-
-
-def _ignore(answer: asyncio.Future[StepOutput]) -> None:
-    if not answer.cancelled():
-        answer.exception()
-
-
-def _moves(state: RequestState, rows: Sequence[int], block_size: int) -> list[tuple[int, int]]:
-    """KV copies that bring the rows of the root and the accepted nodes together, in order.
-
-    A row's KV stands as many slots behind the root's as the row does in the step.
-    """
-    last = rows[-1]
-    if last == len(rows) - 1:
-        return []
-    root_position = len(state.token_ids) - len(rows) - 1
-    slots = slots_of(state.blocks, root_position, last + 1, block_size).tolist()
-    return [(slots[row], slots[place]) for place, row in enumerate(rows) if row != place]

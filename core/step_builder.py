@@ -111,6 +111,20 @@ def slots_of(blocks: Sequence[int], first: int, count: int, block_size: int) -> 
     return slots.ravel()[offset : offset + count]
 
 
+def kv_moves(state: RequestState, rows: Sequence[int], block_size: int) -> list[tuple[int, int]]:
+    """KV copies that bring the rows of the root and the accepted nodes together, in order.
+
+    To be called after the commit. A row's KV stands as many slots behind the root's as the row does
+    in the step.
+    """
+    last = rows[-1]
+    if last == len(rows) - 1:
+        return []
+    root_position = len(state.token_ids) - len(rows) - 1
+    slots = slots_of(state.blocks, root_position, last + 1, block_size).tolist()
+    return [(slots[row], slots[place]) for place, row in enumerate(rows) if row != place]
+
+
 def block_tables(blocks: Sequence[Sequence[int]]) -> Int32:
     """int32 [requests, most blocks]: the blocks of each, with zeros behind them."""
     width = max(map(len, blocks))

@@ -1,0 +1,70 @@
+"""A step on its way through the pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from .drafting import Offers
+from .errors import StageLost
+from .request import RequestState
+from .step_answers import Chosen, StepAnswers, TreeAnswers
+from .step_builder import PromptChunk, TreeStep
+from .step_trace import TracedStep
+from .types import StepOutput
+from .verify import Walk, walks_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInFlight:
+    """What was submitted, when, and the answer to come."""
+
+    trees: list[TreeStep]
+    chunks: list[PromptChunk]
+    answer: Awaitable[StepOutput]
+    offers: Offers | None
+    num_rows: int
+    sent_at: float
+    traced: TracedStep | None
+
+    @property
+    def states(self) -> list[RequestState]:
+        """Its requests; those that were cancelled meanwhile, too."""
+        return [part.state for part in (*self.trees, *self.chunks)]
+
+    async def wait(
+        self, answered_at: float, clock: Callable[[], float], limit_s: float
+    ) -> StepOutput:
+        """The answer. Raises what the pipeline raises; `StageLost` where it takes too long.
+
+        `limit_s` counts from when it was sent, or the step before it was answered (`answered_at`).
+        """
+        answer = asyncio.ensure_future(self.answer)
+        if not answer.done():
+            left = max(self.sent_at, answered_at) + limit_s - clock()
+            await asyncio.wait([answer], timeout=None if math.isinf(left) else max(left, 0.0))
+        if answer.done():
+            return answer.result()
+        raise StageLost(f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs")
+
+    def read(self, output: StepOutput) -> tuple[list[Walk], list[TreeAnswers], list[Chosen]]:
+        """The answer, cut into those of the trees and the chunks, in this order."""
+        has_rule = any(step.candidates is not None for step in self.trees)
+        assert has_rule == (output.verdicts is not None), "the stage did not do what it was asked"
+        answers = StepAnswers(output)
+        return (
+            walks_of([step.tree for step in self.trees], output),
+            [answers.of_tree(step) for step in self.trees],
+            [answers.of_chunk(chunk) for chunk in self.chunks],
+        )
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more; whatever it raises has been told."""
+        asyncio.ensure_future(self.answer).add_done_callback(_ignore)
+
+
+def _ignore(answer: asyncio.Future[StepOutput]) -> None:
+    if not answer.cancelled():
+        answer.exception()
