@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
+from . import hard
 from .garbage import Garbage, garbage
 from .hints import COMMON, RESPONSES
 from .schema import Schemas
@@ -78,7 +79,10 @@ def _requests(document: Mapping[str, Any]) -> st.SearchStrategy[Request]:
     key = id(document)
     if key not in _MADE:
         _MADE[key] = st.one_of(
-            *(_posts(document, path) for path in (*PATHS[:3], *PATHS[:2], *PATHS)), _texts()
+            *(_posts(document, path) for path in (*PATHS[:3], *PATHS[:3], *PATHS)),
+            _grammars(),
+            _grammars(),
+            _texts(),
         )
     return _MADE[key]
 
@@ -114,6 +118,29 @@ def _posts(draw: st.DrawFn, document: Mapping[str, Any], path: str) -> Request:
         leave_after=draw(st.integers(0, 6)) if leaves == "events" else None,
         leave_s=draw(st.floats(0, 0.2)) if leaves == "seconds" else None,
     )
+
+
+@st.composite
+def _grammars(draw: st.DrawFn) -> Request:
+    """Longer answers in forms that are costly to keep to."""
+    path = draw(st.sampled_from(PATHS[:2]))
+    most = draw(st.sampled_from([4, 30, 60]))
+    body: dict[str, Any] = {
+        "max_tokens": most,
+        "min_tokens": draw(st.sampled_from([0, most])),
+        "ignore_eos": draw(st.booleans()),
+        "temperature": draw(st.sampled_from([0, 1.0, 2.0])),
+        "stream": draw(st.booleans()),
+        "structured_outputs": draw(hard.structured_outputs),
+    }
+    if path == "/v1/completions":
+        body["prompt"] = MARKER
+    else:
+        body["messages"] = [{"role": "user", "content": MARKER}]
+        if draw(st.booleans()):
+            del body["structured_outputs"]
+            body |= {"tools": draw(hard.tools), "tool_choice": draw(hard.tool_choices)}
+    return Request(kind="grammar", path=path, body=_encoded(body))
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:

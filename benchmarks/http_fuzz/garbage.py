@@ -62,14 +62,19 @@ ODD = [
     POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + b"a: b\r\n" * 3000 + b"\r\n",
     POST + b"transfer-encoding: gzip\r\n\r\n" + BODY, POST + b"content-encoding: gzip\r\n\r\n",
     POST + b"\r\n", POST[:30], WHOLE[:-4], WHOLE, WHOLE * 3, WHOLE * 40, GET * 200, WHOLE + GET,
+    b"GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer \xff" + KEY + b"\r\n",
+    b"GET /load HTTP/1.1\r\nhost: a\r\n" + KEY + b"range: bytes=5-\r\n\r\n",
+    b"DELETE /v1/responses/" + MARKER.encode() + b" HTTP/1.1\r\nhost: a\r\n" + KEY + b"\r\n",
+    b"PUT /v1/completions HTTP/1.1\r\nhost: a\r\n" + KEY + b"content-length: 0\r\n\r\n",
+    b"HEAD /health HTTP/1.1\r\nhost: a\r\n\r\n", b"POST /ping HTTP/1.1\r\nhost: a\r\n\r\n",
     GET + b"garbage " + MARKER.encode() + b"\r\n\r\n" + GET,
 ]  # fmt: skip
 
 
 @st.composite
 def _garbage(draw: st.DrawFn) -> Garbage:
-    whole = draw(st.sampled_from(ODD) | st.binary(max_size=400))
-    if draw(st.booleans()) and whole:
+    whole = draw(st.one_of(st.sampled_from(ODD), st.sampled_from(ODD), st.binary(max_size=400)))
+    if draw(st.sampled_from([False, False, True])) and whole:
         # A few bytes changed.
         changed = bytearray(whole)
         for _ in range(draw(st.integers(1, 3))):

@@ -15,7 +15,7 @@ from .cases import Case, Request, make_cases
 from .client import ANSWER_TIMEOUT_S, Outcome, send
 from .garbage import Garbage
 from .health import HealthWatch
-from .server import Holdings, Server, holdings, served
+from .server import KEY_HEADER, Holdings, Server, holdings, served
 from .steady import SteadyStreams, steady_bodies, text_of
 from .values import MARKER
 
@@ -62,7 +62,8 @@ def fuzz(num_cases: int, folder: Path, *, seed: int = SEED, workers: int = WORKE
     workers  cases that are under way at once
     """
     with served(folder) as server:
-        document = httpx.get(f"{server.url}/openapi.json").raise_for_status().json()
+        answer = httpx.get(f"{server.url}/openapi.json", headers=KEY_HEADER)
+        document = answer.raise_for_status().json()
         warm_up = make_cases(document, WARM_UP_CASES, WARM_UP_SEED)
         cases = make_cases(document, num_cases, seed)
         return asyncio.run(_run(server, warm_up, cases, workers))
@@ -71,12 +72,12 @@ def fuzz(num_cases: int, folder: Path, *, seed: int = SEED, workers: int = WORKE
 async def _run(server: Server, warm_up: list[Case], cases: list[Case], workers: int) -> FuzzReport:
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(
-        base_url=server.url, timeout=ANSWER_TIMEOUT_S, limits=limits
+        base_url=server.url, headers=KEY_HEADER, timeout=ANSWER_TIMEOUT_S, limits=limits
     ) as client:
         bodies = steady_bodies()
         expected = [await text_of(client, body, drafted=False) for body in bodies]
         steady = SteadyStreams(bodies, expected)
-        await asyncio.gather(_until_done(steady, client, warm_up, workers))
+        await _until_done(steady, client, warm_up, workers)
         before = await _settled(server, None)
         begun = time.monotonic()
         with HealthWatch(server.url) as health:

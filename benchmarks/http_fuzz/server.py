@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from .values import MARKER
+
 COMMAND = (sys.executable, "-c", "from draftline.deploy.cli import main; main()")
 # Little of everything, so that limits are met.
 SETTINGS: dict[str, Any] = {
@@ -35,7 +37,8 @@ SETTINGS: dict[str, Any] = {
 }
 START_TIMEOUT_S = 180.0
 POLL_S = 0.1
-KV_USAGE = re.compile(r"^vllm:kv_cache_usage_perc\S* (\S+)$", re.M)
+# What callers must not see in the log either.
+KEY_HEADER = {"authorization": f"Bearer {MARKER}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a server holds: of the system, and of its own."""
+    """What a server holds, of the system and of its own; and drafted tokens accepted so far."""
 
     fds: int
     threads: int
@@ -57,6 +60,7 @@ class Holdings:
     running: int
     waiting: int
     kv_usage: float
+    accepted_tokens: float
 
 
 @contextmanager
@@ -65,7 +69,7 @@ def served(folder: Path) -> Iterator[Server]:
     config, log = folder / "fuzz.settings.json", folder / "fuzz.log"
     config.write_text(json.dumps(SETTINGS))
     command = [*COMMAND, "serve", "--config", str(config), "--port", "0"]
-    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    env = os.environ | {"PYTHONUNBUFFERED": "1", "DRAFTLINE_API_KEY": MARKER}
     with (
         log.open("wb") as out,
         subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env) as process,
@@ -93,15 +97,24 @@ def holdings(server: Server) -> Holdings:
     process = Path("/proc") / str(server.pid)
     threads = re.search(r"^Threads:\s+(\d+)$", (process / "status").read_text(), re.M)
     assert threads is not None
-    with httpx.Client(base_url=server.url, headers={"connection": "close"}) as client:
+    headers = {"connection": "close", **KEY_HEADER}
+    with httpx.Client(base_url=server.url, headers=headers) as client:
         load = client.get("/load").raise_for_status().json()
-        usage = KV_USAGE.search(client.get("/metrics").raise_for_status().text)
-    assert usage is not None
+        metrics = client.get("/metrics").raise_for_status().text
     return Holdings(
         fds=len(list((process / "fd").iterdir())),
         threads=int(threads[1]),
-        processes=len((process / "task" / str(server.pid) / "children").read_text().split()),
+        processes=sum(
+            len(file.read_text().split()) for file in (process / "task").glob("*/children")
+        ),
         running=load["num_running"],
         waiting=load["num_waiting"],
-        kv_usage=float(usage[1]),
+        kv_usage=_metric(metrics, "vllm:kv_cache_usage_perc"),
+        accepted_tokens=_metric(metrics, "vllm:spec_decode_num_accepted_tokens_total"),
     )
+
+
+def _metric(text: str, name: str) -> float:
+    """The sum of a metric's samples; 0.0 where it has none."""
+    found = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.M)
+    return sum(map(float, found))

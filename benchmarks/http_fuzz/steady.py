@@ -88,8 +88,12 @@ class SteadyStreams:
                     data = line.removeprefix("data: ")
                     is_done = is_done or data == "[DONE]"
                     if data and not is_done:
-                        text += json.loads(data)["choices"][0]["text"]
-        except (httpx.HTTPError, KeyError) as error:
+                        event = json.loads(data)
+                        if "error" in event:
+                            self.faults.append(f"stream {index}: {event['error']['message']}")
+                            return text
+                        text += event["choices"][0]["text"]
+        except httpx.HTTPError as error:
             self.faults.append(f"stream {index}: {type(error).__name__}")
         if not is_done:
             self.faults.append(f"stream {index}: no end")

@@ -33,4 +33,5 @@ def test_no_request_hurts_another(
     assert report.cases == num_cases
     assert report.statuses[200] > LEAST_ANSWERED * num_cases
     assert report.steady_streams > 0
+    assert report.after.accepted_tokens > report.before.accepted_tokens
     assert report.health_polls > 0
