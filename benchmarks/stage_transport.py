@@ -55,6 +55,9 @@ class EchoStage:
     is_last: bool
     num_blocks: int = 1
 
+    def reset(self) -> None:
+        """Nothing is kept."""
+
     def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
         """Nothing is computed; a step id of `DEATH` kills the last stage."""
         if not self.is_last:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
+from ..core.containment import place_of
 from ..core.types import StepInput, StepOutput
 from .stage_failure import stage_failure
 
@@ -159,7 +160,10 @@ def guarded(index: int, step: StepInput, work: Callable[[], T]) -> T:
     try:
         return work()
     except Exception as error:
-        logger.exception("event=stage_failed stage=%d step_id=%d", index, step.step_id)
+        # Not its message, which may quote what a request holds.
+        place = place_of(error)
+        logger.error("event=stage_failed stage=%d step_id=%d error=%s", index, step.step_id, place)
+        logger.debug("event=stage_failed stage=%d", index, exc_info=True)
         raise stage_failure(index, step.step_id, error) from error
 
 

@@ -150,10 +150,7 @@ class Drafting:
 
     def choose(self, offered: Sequence[OfferedTree], offers: Offers | None) -> list[TreeStep]:
         """The nodes that are worth their time, over all trees together."""
-        if not offered:
-            # All of those that drafters were asked for have left, or wait for their forms.
-            return []
-        if offers is None and not any(len(one.tree) for one in offered):
+        if not offered or (offers is None and not any(len(one.tree) for one in offered)):
             return [self.bare(one.state, one.form) for one in offered]
         if self._acceptance != COUPLED:
             return [self._as_drawn(one) for one in offered]

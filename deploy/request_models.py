@@ -119,7 +119,7 @@ def _first_error(error: ValidationError, data: Any) -> tuple[dict[str, Any], lis
 
     A field of several types has errors of each; the deepest is of the type that was meant.
     """
-    found = [dict(details) for details in error.errors(include_url=False)]
+    found: list[dict[str, Any]] = [{**details} for details in error.errors(include_url=False)]
     found = [details for details in found if details["loc"][:1] == found[0]["loc"][:1]]
     placed = [(details, list(_path(data, details))) for details in found]
     return max(placed, key=lambda pair: (len(pair[1]), not pair[0]["type"].endswith("_type")))

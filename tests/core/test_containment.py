@@ -17,7 +17,7 @@ from draftline.core.sampling_params import SamplingParams
 from draftline.core.step_deadline import StepDeadline
 from draftline.core.stop import StopRule
 from draftline.core.tree import TokenTree
-from draftline.core.types import StepInput, StepOutput, UInt32
+from draftline.core.types import Bool, StepInput, StepOutput
 from support.fake_bench import Bench, NoText
 from support.fake_target import FakeTarget, plain_answer
 
@@ -50,11 +50,15 @@ class BrokenRules:
     """Rules whose masks fail."""
 
     constraint = None
+    lookback = 0
 
     def __init__(self) -> None:
         self.broken = Broken(3)
 
-    def masks(self, _tree: TokenTree, _num_answered: int, _form: UInt32 | None) -> None:
+    def allowed(self, tree: TokenTree, *_: object) -> Bool:
+        return np.ones(len(tree), dtype=np.bool_)
+
+    def masks(self, *_: object) -> None:
         self.broken()
 
     def advance(self, _token_ids: Sequence[int]) -> None:

@@ -116,7 +116,7 @@ def test_chats_with_log_probabilities(client: openai.OpenAI, sampling: dict[str,
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_form(client: openai.OpenAI, sampling: dict[str, Any], strict: bool) -> None:
-    form = {**FORMAT, "json_schema": {**FORMAT["json_schema"], "strict": strict}}
+    form: Any = {**FORMAT, "json_schema": {**FORMAT["json_schema"], "strict": strict}}
 
     def chat(speculative: dict[str, Any], **more: Any) -> Any:
         return client.chat.completions.create(
@@ -241,7 +241,7 @@ def test_two_turns(client: openai.OpenAI) -> None:
     first = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_completion_tokens=16, temperature=0
     )
-    message = first.choices[0].message
+    message: Any = first.choices[0].message
     turn: Any = {"role": "user", "content": "and another"}
     second = client.chat.completions.create(
         model=MODEL, messages=[*MESSAGES, message, turn], max_completion_tokens=8
@@ -307,4 +307,5 @@ def test_unknown_fields_are_left_out_where_the_server_is_told_so(client: openai.
         model=MODEL, prompt=PROMPT, max_tokens=2, extra_body={"future": 1, "speculative": {"x": 2}}
     )
     assert raw.headers["x-draftline-ignored-fields"] == "future, speculative.x"
-    assert raw.parse().choices[0].finish_reason == "length"
+    answer: Any = raw.parse()
+    assert answer.choices[0].finish_reason == "length"

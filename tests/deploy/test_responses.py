@@ -29,8 +29,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 @pytest.fixture
 async def official(client: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
+    http: Any = client
     async with openai.AsyncOpenAI(
-        api_key="x", base_url="http://test/v1", http_client=client, max_retries=0
+        api_key="x", base_url="http://test/v1", http_client=http, max_retries=0
     ) as official:
         yield official
 
@@ -75,7 +76,7 @@ async def test_a_text_gets_a_response(official: openai.AsyncOpenAI, engine: Fake
     assert answer.usage is not None
     assert answer.usage.output_tokens == len(TEXT)
     prompt, params, options = engine.calls[0]
-    assert engine.tokenizer.decode(prompt) == "<system>be brief\n<user>hi\n<assistant>"
+    assert engine.tokenizer.decode([*prompt]) == "<system>be brief\n<user>hi\n<assistant>"
     assert (params.temperature, params.top_p, params.seed) == (0.5, 0.9, 7)
     assert params.max_tokens == 60
     assert not options.speculative
@@ -90,7 +91,7 @@ async def test_a_conversation_goes_on(official: openai.AsyncOpenAI, engine: Fake
     )
     second = await official.responses.create(model="tiny", input=items, max_output_tokens=20)
     assert second.status == "incomplete"
-    prompt = engine.tokenizer.decode(engine.calls[1][0])
+    prompt = engine.tokenizer.decode([*engine.calls[1][0]])
     assert prompt == f"<user>hi\n<assistant>{TEXT}\n<user>on\n<assistant>"
 
 
@@ -163,7 +164,7 @@ async def test_a_stream(
     text = "".join(event.delta for event in deltas)
     assert text == TEXT[:limit]
     assert "".join(one.token for event in deltas for one in event.logprobs) == text
-    end = found[-1]
+    end: Any = found[-1]
     assert isinstance(end, kind)
     assert end.response.output_text == text
     assert end.response.usage is not None

@@ -281,7 +281,7 @@ async def test_a_named_tool_is_the_only_one_in_the_grammar(serving: Serving) -> 
         (
             {"tools": [WEATHER],
              "tool_choice": {"type": "function", "function": {"name": "a" * 1000}}},
-            "tool_choice.named.function.name", "at most 128",
+            "tool_choice.function.name", "at most 128",
         ),
         (
             {"tools": [WEATHER], "tool_choice": "required",

@@ -25,7 +25,6 @@ from draftline.cluster.grpc_link import GrpcLink, GrpcOptions
 from draftline.cluster.links.tokens import (
     Access,
     Scope,
-    new_token,
     read_access,
     read_token,
     token_metadata,
@@ -37,7 +36,8 @@ from support.fake_drafters import CountingDrafter
 from support.hub_session import LIMITS, HubSession
 from support.self_signed import self_signed_files
 
-TOKEN, OTHER = new_token(), new_token()
+# Constant, since tests are named after them: workers must collect the same.
+TOKEN, OTHER = "token-of-this-test-1", "token-of-this-test-2"
 
 
 def test_a_token_has_the_scope_of_its_line(tmp_path: Path):

@@ -13,7 +13,7 @@ from draftline.actors.retrieval_server import RetrievalServer
 from draftline.cluster.config import DrafterConfig
 from draftline.cluster.drafter_factory import build_drafter
 from draftline.cluster.links.denied_namespaces import FORGET_S, DeniedNamespaces
-from draftline.cluster.links.tokens import Access, Scope, new_token, token_metadata
+from draftline.cluster.links.tokens import Access, Scope, token_metadata
 from draftline.cluster.retrieval_client import GrpcLookup
 from draftline.core.errors import DrafterError
 from draftline.core.learner import Ended
@@ -28,7 +28,8 @@ from support.self_signed import self_signed_files
 
 pytestmark = pytest.mark.net
 
-ENGINE, ACME = new_token(), new_token()
+# Constant, since tests are named after them: workers must collect the same.
+ENGINE, ACME = "token-of-the-engine", "token-of-tenant-acme"
 ACCESS = Access([(ENGINE, Scope()), (ACME, Scope(frozenset({"acme", "acme-2"})))])
 LOOKUP = SegmentLookup(
     {
@@ -83,7 +84,7 @@ async def test_a_denied_namespace_is_asked_for_and_said_once(
     assert caplog.text.count("namespace_denied") == 1
 
 
-@pytest.mark.parametrize("token", [None, new_token()])
+@pytest.mark.parametrize("token", [None, "token-of-a-stranger"])
 async def test_strangers_are_refused_and_told_the_setting(address: str, token: str | None) -> None:
     with pytest.raises(DrafterError, match=r"UNAUTHENTICATED .*token_env or token_file"):
         await found(address, token)

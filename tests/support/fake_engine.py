@@ -153,8 +153,7 @@ class FakeEngine:
     ) -> list[Delta]:
         limit = len(self._answer) if params.max_tokens is None else params.max_tokens
         tokens = self._answer[:limit]
-        is_cut = params.max_tokens is not None and len(tokens) == limit
-        reason: FinishReason = "length" if is_cut else "stop"
+        reason: FinishReason = "length" if len(tokens) == params.max_tokens else "stop"
         pairs = [tokens[start : start + 2] for start in range(0, len(tokens), 2)] or [()]
         accepted = tuple(len(pair) - 1 for pair in pairs[1:])
         metrics = RequestMetrics(

@@ -9,10 +9,12 @@ from pathlib import Path
 
 def stage_pids() -> list[int]:
     """Processes of this process's stage actors that serve, oldest first; no spare ones."""
-    title = b"ray::StageWorker.serve"
-    # Others may run a Ray on this machine, too.
-    pids = [pid for pid, command in _commands() if command.startswith(title)]
-    return sorted(pid for pid in pids if os.getpid() in _ancestors(pid))
+    return _actor_pids(b"ray::StageWorker.serve")
+
+
+def coordinator_pids() -> list[int]:
+    """Processes of this process's engine replicas on Ray Serve, oldest first."""
+    return _actor_pids(b"ray::ServeReplica:draftline:engine")
 
 
 def drafter_actor_pids() -> list[int]:
@@ -27,6 +29,12 @@ def drafter_pids() -> list[int]:
         for pid, command in _commands()
         if b"draftline.actors.drafter_server" in command and _parent(pid) == os.getpid()
     ]
+
+
+def _actor_pids(title: bytes) -> list[int]:
+    # Others may run a Ray on this machine, too.
+    pids = [pid for pid, command in _commands() if command.startswith(title)]
+    return sorted(pid for pid in pids if os.getpid() in _ancestors(pid))
 
 
 def _ancestors(pid: int | None) -> Iterator[int]:
