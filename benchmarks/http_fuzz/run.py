@@ -23,7 +23,7 @@ from .values import MARKER
 SEED = 15
 WORKERS = 6
 # The first cases fill what is made on demand: pools of threads, files that libraries keep open.
-WARM_UP_CASES = 40
+WARM_UP_CASES = 24
 WARM_UP_SEED = 1
 # Files and threads that are made on demand and kept, though a server at rest may not have made them
 # yet: connections that the system still ends; asyncio's pool of threads (the processors and 4), that

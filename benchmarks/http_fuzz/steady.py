@@ -80,7 +80,9 @@ class SteadyStreams:
         """The text; None: the server was full."""
         text, is_done = "", False
         try:
-            async with client.stream("POST", "/v1/completions", json=body | STREAMED) as response:
+            async with client.stream(
+                "POST", "/v1/completions", json={**body, **STREAMED}
+            ) as response:
                 if response.status_code in BUSY:
                     self.num_refused += 1
                     return None
