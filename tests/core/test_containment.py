@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -229,3 +230,24 @@ def test_the_limit_of_a_step_follows_how_long_steps_take() -> None:
     assert deadline.limit_s < 1.5
     assert math.isclose(deadline.patience_s, 0.005, rel_tol=0.01)
     assert StepDeadline(math.inf).limit_s == math.inf
+
+
+async def test_who_leaves_while_drafters_are_asked_costs_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only one that drafts are for leaves, while another's prompt is computed."""
+    bench = Bench()
+    exchange = bench.drafters.exchange
+
+    async def leave(*asked: Any) -> Any:
+        found = await exchange(*asked)
+        if asked[1] and "bb" not in bench.heard:
+            add(bench, "bb", "none")
+            bench.core.cancel("a")
+        return found
+
+    monkeypatch.setattr(bench.drafters, "exchange", leave)
+    add(bench, "a", "none")
+    await bench.run()
+    assert_whole(bench, "bb")
+    bench.check_empty()

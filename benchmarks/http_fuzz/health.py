@@ -1,0 +1,67 @@
+"""How long `/health` takes, all the while."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+PERIOD_S = 0.02
+TIMEOUT_S = 30.0
+
+
+class HealthWatch:
+    """Asks for `/health` again and again, in a thread of its own, over one connection.
+
+    slowest  how long the slowest answer took, and when it was asked for (`time.monotonic`)
+    faults   answers that were not 200
+    """
+
+    def __init__(self, url: str) -> None:
+        address = urlsplit(url)
+        self._host, self._port = address.hostname or "", address.port
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.times: list[tuple[float, float]] = []
+        self.faults: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def slowest(self) -> tuple[float, float]:
+        """Seconds of the slowest answer, and when it was asked for."""
+        return max(self.times, default=(0.0, 0.0))
+
+    def _run(self) -> None:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        while not self._stop.wait(PERIOD_S):
+            begun = time.monotonic()
+            try:
+                connection.request("GET", "/health")
+                answer = connection.getresponse()
+                body = answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                # A full server may close an idle connection just when a request comes.
+                is_late = time.monotonic() - begun >= TIMEOUT_S
+                if is_late or not isinstance(error, ConnectionError):
+                    self.faults.append(f"/health: {type(error).__name__}")
+                connection.close()
+                continue
+            self.times.append((time.monotonic() - begun, begun))
+            if answer.status != http.client.OK and b"all of them busy" not in body:
+                self.faults.append(f"/health: {answer.status}")
+        connection.close()
