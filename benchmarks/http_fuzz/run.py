@@ -25,9 +25,9 @@ WORKERS = 6
 # The first cases fill what is made on demand: pools of threads, files that libraries keep open.
 WARM_UP_CASES = 24
 WARM_UP_SEED = 1
-# Files and threads that are made on demand and kept, though a server at rest may not have made them
-# yet: connections that the system still ends; asyncio's pool of threads (the processors and 4), that
-# of `off_loop` (4) and the tokenizer's own. A leak is one for each of many cases.
+# Files and threads that are made on demand and kept, though a server at rest may not have made
+# them yet: connections that the system still ends; asyncio's pool of threads (the processors and
+# 4), that of `off_loop` (4) and the tokenizer's own. A leak is one for each of many cases.
 SLACK_FDS = 4
 SLACK_THREADS = 8 + 2 * (os.cpu_count() or 1)
 SETTLE_TIMEOUT_S = 30.0
