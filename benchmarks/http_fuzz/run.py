@@ -29,6 +29,8 @@ WARM_UP_SEED = 1
 # the system still ends; the threads of asyncio's pool (the processors and 4), of `off_loop`'s (4)
 # and of the tokenizer's. A leak is one for each of many cases.
 SLACK_FDS = 4
+# The one that follows forms: started when the first form comes, and anew when it was stuck.
+OWN_PROCESSES = 1
 SLACK_THREADS = 8 + 2 * (os.cpu_count() or 1)
 SETTLE_TIMEOUT_S = 30.0
 SHOWN_CHARS = 300
@@ -149,7 +151,7 @@ def left_behind(before: Holdings, after: Holdings) -> list[str]:
     most = {
         "fds": before.fds + SLACK_FDS,
         "threads": before.threads + SLACK_THREADS,
-        "processes": before.processes,
+        "processes": max(before.processes, OWN_PROCESSES),
         "running": 0,
         "waiting": 0,
         "kv_usage": 0.0,
