@@ -144,7 +144,9 @@ class EngineThread:
         with self._lock:
             if self._ended or not self._thread.is_alive():
                 work.close()
-                raise self._refusal or EngineClosed("the engine is closed")
+                if isinstance(self._refusal, EngineFailed):
+                    raise self._refusal
+                raise EngineClosed("the engine is closed")
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             self._calls.add(future)
         future.add_done_callback(self._calls.discard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import threading
@@ -42,10 +43,12 @@ def spare_collector() -> None:
     """Keep the garbage collector away from what a process has loaded by now, for good.
 
     A full collection looks at every object, and nothing else runs meanwhile: with torch and
-    transformers loaded that is some tenths of a second, at times that depend on requests.
+    transformers loaded that is some tenths of a second, at times that depend on requests. At the
+    process's end it is let at them again: some libraries complain about what is left then.
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 async def in_daemon_thread(function: Callable[[], None]) -> None:

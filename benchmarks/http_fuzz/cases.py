@@ -130,7 +130,6 @@ def _grammars(draw: st.DrawFn) -> Request:
     body: dict[str, Any] = {
         "max_tokens": most,
         "min_tokens": draw(st.sampled_from([0, most])),
-        "ignore_eos": draw(st.booleans()),
         "temperature": draw(st.sampled_from([0, 1.0, 2.0])),
         "stream": draw(st.booleans()),
         "structured_outputs": draw(hard.structured_outputs),

@@ -68,7 +68,7 @@ async def _post(client: httpx.AsyncClient, case: Request) -> tuple[int, str]:
         if status != HTTPStatus.OK:
             return status, error_fault(status, await response.aread())
         if response.headers["content-type"].startswith("text/event-stream"):
-            return status, await _stream_fault(response.aiter_lines(), case.leave_after)
+            return status, await stream_fault(response.aiter_lines(), case.leave_after)
         return status, _json_fault(await response.aread())
 
 
@@ -102,7 +102,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-async def _stream_fault(lines: AsyncIterator[str], leave_after: int | None) -> str:
+async def stream_fault(lines: AsyncIterator[str], leave_after: int | None) -> str:
     """What is wrong with a stream's events; the client leaves after some of them."""
     count, last = 0, ""
     async for line in lines:
@@ -161,7 +161,7 @@ async def _send_raw(url: httpx.URL, case: Garbage) -> tuple[int, str]:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
-    return _raw_fault(answer)
+    return raw_fault(answer)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -173,7 +173,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     return bytes(answer)
 
 
-def _raw_fault(answer: bytes) -> tuple[int, str]:
+def raw_fault(answer: bytes) -> tuple[int, str]:
     """The first status of what was answered, and the first fault of all answers."""
     statuses = []
     while answer:

@@ -5,27 +5,41 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
+
+from .server import Server, cpu_seconds
 
 PERIOD_S = 0.02
 TIMEOUT_S = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """How long an answer took, when it was asked for (`time.monotonic`), and how long the server's
+    threads computed meanwhile, all together."""
+
+    seconds: float
+    begun: float
+    cpu_s: float
+
+
 class HealthWatch:
     """Asks for `/health` again and again, in a thread of its own, over one connection.
 
-    slowest  how long the slowest answer took, and when it was asked for (`time.monotonic`)
-    faults   answers that were not 200
+    polls   every answer
+    faults  answers that were not 200
     """
 
-    def __init__(self, url: str) -> None:
-        address = urlsplit(url)
+    def __init__(self, server: Server) -> None:
+        address = urlsplit(server.url)
+        self._pid = server.pid
         self._host, self._port = address.hostname or "", address.port
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.times: list[tuple[float, float]] = []
+        self.polls: list[Poll] = []
         self.faults: list[str] = []
 
     def __enter__(self) -> Self:
@@ -42,14 +56,14 @@ class HealthWatch:
         self._thread.join()
 
     @property
-    def slowest(self) -> tuple[float, float]:
-        """Seconds of the slowest answer, and when it was asked for."""
-        return max(self.times, default=(0.0, 0.0))
+    def slowest(self) -> Poll:
+        """The slowest answer."""
+        return max(self.polls, key=lambda poll: poll.seconds, default=Poll(0.0, 0.0, 0.0))
 
     def _run(self) -> None:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         while not self._stop.wait(PERIOD_S):
-            begun = time.monotonic()
+            begun, cpu_s = time.monotonic(), cpu_seconds(self._pid)
             try:
                 connection.request("GET", "/health")
                 answer = connection.getresponse()
@@ -61,7 +75,8 @@ class HealthWatch:
                     self.faults.append(f"/health: {type(error).__name__}")
                 connection.close()
                 continue
-            self.times.append((time.monotonic() - begun, begun))
+            seconds = time.monotonic() - begun
+            self.polls.append(Poll(seconds, begun, cpu_seconds(self._pid) - cpu_s))
             if answer.status != http.client.OK and b"all of them busy" not in body:
                 self.faults.append(f"/health: {answer.status}")
         connection.close()

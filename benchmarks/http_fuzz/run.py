@@ -25,10 +25,12 @@ WORKERS = 6
 # The first cases fill what is made on demand: pools of threads, files that libraries keep open.
 WARM_UP_CASES = 24
 WARM_UP_SEED = 1
-# Files and threads that are made on demand and kept, though a server at rest may not have made
-# them yet: connections that the system still ends; asyncio's pool of threads (the processors and
-# 4), that of `off_loop` (4) and the tokenizer's own. A leak is one for each of many cases.
+# What is made on demand and kept, and may not have been needed before the cases: connections that
+# the system still ends; the threads of asyncio's pool (the processors and 4), of `off_loop`'s (4)
+# and of the tokenizer's. A leak is one for each of many cases.
 SLACK_FDS = 4
+# The one that follows forms: started when the first form comes, and anew when it was stuck.
+OWN_PROCESSES = 1
 SLACK_THREADS = 8 + 2 * (os.cpu_count() or 1)
 SETTLE_TIMEOUT_S = 30.0
 SHOWN_CHARS = 300
@@ -41,7 +43,8 @@ class FuzzReport:
     faults          of answers, streams, `/health`, and of what was left behind: one line each
     statuses        how often each HTTP status was answered; 0: the client had left
     steady_streams  ended steady streams; `steady_refused` times the server was full for one
-    health_max_s    the slowest answer of `/health`, and `health_cases` what ran meanwhile
+    health_max_s    the slowest answer of `/health`; the server computed for `health_max_cpu_s` of
+                    it, in all of its threads together, and `health_cases` ran meanwhile
     """
 
     cases: int
@@ -53,6 +56,7 @@ class FuzzReport:
     health_polls: int
     health_max_s: float
     health_p99_s: float
+    health_max_cpu_s: float
     health_cases: tuple[str, ...]
     slowest_case_s: float
     slowest_case: str
@@ -84,15 +88,15 @@ async def _run(server: Server, warm_up: list[Case], cases: list[Case], workers: 
         await _until_done(steady, client, warm_up, workers)
         before = await _settled(server, None)
         begun = time.monotonic()
-        with HealthWatch(server.url) as health:
+        with HealthWatch(server) as health:
             outcomes = await _until_done(steady, client, cases, workers)
         seconds = time.monotonic() - begun
         after = await _settled(server, before)
-    slowest_s, slowest_at = health.slowest
+    worst = health.slowest
     faults = [f"{outcome.fault}: {shown(outcome.case)}" for outcome in outcomes if outcome.fault]
     faults += [*steady.faults, *health.faults, *left_behind(before, after), *logged(server.log)]
     slowest = max(outcomes, key=lambda one: one.ended - one.begun)
-    times = sorted(seconds for seconds, _ in health.times)
+    times = sorted(poll.seconds for poll in health.polls)
     return FuzzReport(
         cases=len(outcomes),
         seconds=round(seconds, 1),
@@ -101,9 +105,10 @@ async def _run(server: Server, warm_up: list[Case], cases: list[Case], workers: 
         steady_streams=steady.num_streams,
         steady_refused=steady.num_refused,
         health_polls=len(times),
-        health_max_s=round(slowest_s, 4),
+        health_max_s=round(worst.seconds, 4),
         health_p99_s=round(times[int(0.99 * len(times))], 4) if times else 0.0,
-        health_cases=tuple(_during(outcomes, slowest_at, slowest_at + slowest_s)),
+        health_max_cpu_s=round(worst.cpu_s, 2),
+        health_cases=tuple(_during(outcomes, worst.begun, worst.begun + worst.seconds)),
         slowest_case_s=round(slowest.ended - slowest.begun, 2),
         slowest_case=shown(slowest.case),
         before=before,
@@ -146,7 +151,7 @@ def left_behind(before: Holdings, after: Holdings) -> list[str]:
     most = {
         "fds": before.fds + SLACK_FDS,
         "threads": before.threads + SLACK_THREADS,
-        "processes": before.processes,
+        "processes": max(before.processes, OWN_PROCESSES),
         "running": 0,
         "waiting": 0,
         "kv_usage": 0.0,

@@ -114,6 +114,12 @@ def holdings(server: Server) -> Holdings:
     )
 
 
+def cpu_seconds(pid: int) -> float:
+    """For how long a process has computed, in all of its threads together."""
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _metric(text: str, name: str) -> float:
     """The sum of a metric's samples; 0.0 where it has none."""
     found = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.M)

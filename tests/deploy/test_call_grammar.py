@@ -176,6 +176,9 @@ def test_what_needs_no_grammar_of_its_own() -> None:
 def test_a_bad_schema_is_told_by_the_tools_name() -> None:
     output = StructuredOutput(kind="grammar", value="start: nothing", field="tools")
     factory = GrammarFactory(PLAIN, len(PLAIN), [0])
-    with pytest.raises(RequestError) as caught:
-        factory.constraint(output)
+    try:
+        with pytest.raises(RequestError) as caught:
+            factory.constraint(output).result(60)
+    finally:
+        factory.close()
     assert caught.value.field == "tools"
