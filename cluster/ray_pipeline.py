@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import signal
 from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -168,7 +169,8 @@ class RayPipeline:
             self._stages[index] = taken.worker
             if taken.is_kept and not await self._settle(index, SETTLE_SECONDS[-1]):
                 await self._drop(index)
-        building: Any = self._stages[index].build.remote(index, self._specs[index])
+        packed = pickle.dumps(self._specs[index])
+        building: Any = self._stages[index].build.remote(index, packed)
         self._places[index] = place = await building
         return place
 

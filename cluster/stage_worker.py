@@ -43,17 +43,25 @@ class StageWorker:
         self._stage: StageRunner | None = None
         self._distributed: DistributedStage | None = None
         self._is_serving = threading.Lock()
+        # transformers cannot be imported by two threads at once: one may see half of it.
+        self._importing = threading.Lock()
         self._watched = threading.Event()
 
     def prepare(self) -> None:
         """Import what a stage needs, which takes far longer than to load a small one."""
-        importlib.import_module("..models.stage", __package__)
-        importlib.import_module(".distributed_stage", __package__)
+        with self._importing:
+            importlib.import_module("..models.stage", __package__)
+            importlib.import_module(".distributed_stage", __package__)
 
-    def build(self, index: int, spec: StageSpec) -> StagePlace:
-        """Load the stage, or empty the KV cache of the same one; returns where it is."""
-        import torch  # noqa: PLC0415
+    def build(self, index: int, packed: bytes) -> StagePlace:
+        """Load the stage, or empty the KV cache of the same one; returns where it is.
 
+        `packed`: its `StageSpec`, pickled, since to unpickle it imports what `prepare` does.
+        """
+        with self._importing:
+            import torch  # noqa: PLC0415
+
+            spec: StageSpec = pickle.loads(packed)
         if spec.device == "cpu":
             # Stages of one machine run at once; more threads than cores slow all of them down.
             torch.set_num_threads(max(1, int(spec.num_cpus)))

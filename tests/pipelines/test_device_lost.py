@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 import torch
-from draftline.actors.stage_actor import spawn_stage
+from draftline.actors.kept_actors import KeptStages, OwnKeeper
 from draftline.cluster.config import TransportName
 from draftline.cluster.local_pipeline import LocalPipeline
 from draftline.cluster.ray_pipeline import RayPipeline
@@ -14,7 +14,7 @@ from draftline.cluster.stage_failure import OUT_OF_MEMORY, stage_failure
 from draftline.core.errors import DeviceLost, StageError, StageLost
 from support.fake_stage import LOSE_DEVICE_TOKEN, OUT_OF_MEMORY_TOKEN, fake_specs, fake_step
 from support.hub_session import until
-from support.processes import stage_pids
+from support.processes import stage_worker_pids
 from support.ray_cluster import no_actors_left
 
 
@@ -79,16 +79,17 @@ async def test_a_local_pipeline_says_that_its_process_must_be_replaced(num_stage
 async def test_a_stage_whose_device_is_lost_ends_its_process(
     transport: TransportName, is_apart: bool, victim: int
 ) -> None:
-    pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), spawn_stage, transport=transport)
+    specs = fake_specs(2, is_apart=is_apart)
+    pipeline = RayPipeline(specs, KeptStages(OwnKeeper()), transport=transport)
     await pipeline.start()
-    before = set(stage_pids())
+    before = set(stage_worker_pids())
     with pytest.raises(StageError, match="OutOfMemoryError"):
         await pipeline.submit(fake_step(0, token=OUT_OF_MEMORY_TOKEN, position=victim))
     with pytest.raises(StageLost, match=f"stage {victim}"):
         await pipeline.submit(fake_step(1, token=LOSE_DEVICE_TOKEN, position=victim))
 
     async def is_gone() -> bool:
-        return len(before & set(stage_pids())) < len(before)
+        return len(before & set(stage_worker_pids())) < len(before)
 
     async with asyncio.timeout(10):
         await until(is_gone)

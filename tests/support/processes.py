@@ -12,6 +12,11 @@ def stage_pids() -> list[int]:
     return _actor_pids(b"ray::StageWorker.serve")
 
 
+def stage_worker_pids() -> list[int]:
+    """Processes of this process's stage actors, spare ones and those of any transport."""
+    return _actor_pids(b"ray::StageWorker")
+
+
 def coordinator_pids() -> list[int]:
     """Processes of this process's engine replicas on Ray Serve, oldest first."""
     return _actor_pids(b"ray::ServeReplica:draftline:engine")
