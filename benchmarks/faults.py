@@ -112,7 +112,8 @@ def main(
         "drafters": [{"kind": "spectra", "transport": "grpc"}],
     }
     report = {
-        "command": f"python -m draftline.benchmarks.faults --cases {cases}",
+        "command": f"python -m draftline.benchmarks.faults --cases {cases} --streams {streams} "
+        f"--tokens {tokens} --step-timeout-s {step_timeout_s:g} --pause-s {pause_s:g}",
         "machine": machine().fields(),
         "versions": {name: metadata.version(name) for name in ("draftline", "ray")},
         "load_average_before": os.getloadavg(),
