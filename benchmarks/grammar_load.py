@@ -33,7 +33,9 @@ WIDE = json.dumps(
     }
 )
 CHOICES = json.dumps([f"text number {index} {index * 7919}" for index in range(20_000)])
-FORMS = {
+# The first is what any ninth stream costs the other eight.
+FORMS: dict[str, StructuredOutput | None] = {
+    "no form": None,
     "ambiguous": StructuredOutput(kind="grammar", value=AMBIGUOUS),
     "any_of_400": StructuredOutput(kind="json", value=WIDE),
     "choice_20000": StructuredOutput(kind="choice", value=CHOICES),
@@ -49,7 +51,9 @@ async def plain_rate(engine: AsyncEngine, num_streams: int, num_tokens: int) -> 
     return sum(len(out.token_ids) for out in outputs) / (time.perf_counter() - began)
 
 
-async def keep_constrained(engine: AsyncEngine, form: StructuredOutput, counts: list[int]) -> None:
+async def keep_constrained(
+    engine: AsyncEngine, form: StructuredOutput | None, counts: list[int]
+) -> None:
     """One constrained request after the other; those that exceed a limit end with an error."""
     params = SamplingParams(max_tokens=300, min_tokens=200, temperature=1.0, structured_output=form)
     while True:
@@ -61,7 +65,7 @@ async def keep_constrained(engine: AsyncEngine, form: StructuredOutput, counts: 
 
 
 async def beside(
-    engine: AsyncEngine, form: StructuredOutput, num_streams: int, num_tokens: int
+    engine: AsyncEngine, form: StructuredOutput | None, num_streams: int, num_tokens: int
 ) -> tuple[float, list[int]]:
     """The plain rate beside constrained requests, and these requests' tokens and errors."""
     counts = [0, 0]

@@ -7,8 +7,8 @@ SLOWEST = 20.0
 # Weight of the newest step.
 WEIGHT = 0.05
 # Share of a step that is waited for what only some of its requests need, and its bounds, seconds.
-PATIENCE = 0.1
-LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.001, 0.02
+PATIENCE = 0.05
+LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.0005, 0.02
 
 
 class StepDeadline:
