@@ -150,14 +150,23 @@ class GrammarProcess:
             call.settled.wait()
 
     def _send_call(self, call: _Call) -> None:
-        try:
-            self._ensure_process()
-        except (OSError, EOFError, TimeoutError) as error:
-            logger.error("event=grammar_process_failed error=%s", type(error).__name__)
-            _settle(call, RequestFailed("structured outputs cannot be had now; try again"))
-            return
+        message: Follow | None = None
+        while message is None:
+            try:
+                self._ensure_process()
+            except (OSError, EOFError, TimeoutError) as error:
+                logger.error("event=grammar_process_failed error=%s", type(error).__name__)
+                _settle(call, RequestFailed("structured outputs cannot be had now; try again"))
+                return
+            message = self._begin(call)
+        self._send(message)
+
+    def _begin(self, call: _Call) -> Follow | None:
+        """The call's message, now that a reader waits for its answer; None: the process is gone."""
         form = call.form
         with self._lock:
+            if self._process is None:
+                return None
             is_known = form.generation == self._generation
             first = form.num_known if is_known else 0
             committed = tuple(form.committed[first:])
@@ -165,7 +174,7 @@ class GrammarProcess:
             self._num_calls += 1
             call.deadline = self._clock() + self._timeout_s
             self._calls[self._num_calls] = call
-            message = Follow(
+            return Follow(
                 self._num_calls,
                 form.form_id,
                 None if is_known else form.grammar,
@@ -173,7 +182,6 @@ class GrammarProcess:
                 call.tree.tokens.tolist(),
                 call.tree.parents.tolist(),
             )
-        self._send(message)
 
     def _send(self, message: Follow | Close) -> None:
         connection = self._connection
@@ -184,6 +192,8 @@ class GrammarProcess:
 
     def _ensure_process(self) -> None:
         with self._lock:
+            if self._is_closed:
+                raise EOFError
             if self._process is not None:
                 return
         ours, theirs = socket.socketpair()

@@ -34,7 +34,6 @@ class Worker:
             setup.tokenizer, n_vocab=setup.vocab_size, eos_token=list(setup.end_ids)
         )
         self._matchers: dict[int, Matcher] = {}
-        self._closed: set[int] = set()
         self._lock = threading.Lock()
 
     def follow(self, call: Follow) -> Followed:
