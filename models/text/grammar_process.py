@@ -221,6 +221,9 @@ class GrammarProcess:
         with self._lock:
             self._process, self._connection = process, connection
             self._generation += 1
+            if self._is_closed:
+                # Its reader clears up.
+                process.kill()
         threading.Thread(target=self._read_all, args=(process, connection), daemon=True).start()
 
     def _read_all(self, process: subprocess.Popen[bytes], connection: Connection) -> None:
