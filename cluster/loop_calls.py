@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,6 +20,7 @@ T = TypeVar("T")
 # a loop wait for at most some 20 ms. Tokenizers and numpy run beside it.
 MAX_BUSY_THREADS = 4
 _busy = ThreadPoolExecutor(MAX_BUSY_THREADS, thread_name_prefix="draftline-work")
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -28,7 +30,13 @@ async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     call into C code that keeps the interpreter's lock holds up the loop from there, too.
     """
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_busy, partial(function, *args, **kwargs))
+    turns = _turns.get(loop)
+    if turns is None:
+        turns = _turns[loop] = asyncio.Semaphore(MAX_BUSY_THREADS)
+    # It waits here rather than in the pool: to hand over hundreds of pieces of work at once, and to
+    # be told of their ends at once, each time against busy threads, holds up the loop, too.
+    async with turns:
+        return await loop.run_in_executor(_busy, partial(function, *args, **kwargs))
 
 
 def call_on_loop(

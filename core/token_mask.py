@@ -18,8 +18,9 @@ def num_words(vocab_size: int) -> int:
 
 def mask_of(token_ids: Iterable[int], vocab_size: int) -> UInt32:
     """uint32 [words] with the bits of these tokens; ids outside the vocabulary are left out."""
+    ids = np.fromiter(token_ids, dtype=np.int64)
     allowed = np.zeros(num_words(vocab_size) * 32, dtype=np.bool_)
-    allowed[[token for token in token_ids if 0 <= token < vocab_size]] = True
+    allowed[ids[(ids >= 0) & (ids < vocab_size)]] = True
     return np.packbits(allowed, bitorder="little").view(WORD).astype(np.uint32)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from draftline.cluster import loop_calls
 from draftline.cluster.loop_calls import MAX_BUSY_THREADS, off_loop
 from draftline.deploy import logprob_bodies
 from draftline.deploy.api import json_text
@@ -98,6 +101,27 @@ async def test_few_threads_do_the_work() -> None:
     assert 1 <= len(names) <= MAX_BUSY_THREADS
     with pytest.raises(ZeroDivisionError):
         await off_loop(lambda: 1 // 0)
+
+
+async def test_work_waits_on_the_loop_not_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    outstanding, most = 0, 0
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+            nonlocal outstanding, most
+            outstanding += 1
+            most = max(most, outstanding)
+            return super().submit(*args, **kwargs)
+
+    async def call() -> None:
+        nonlocal outstanding
+        await off_loop(lambda: None)
+        outstanding -= 1
+
+    with Pool(MAX_BUSY_THREADS) as pool:
+        monkeypatch.setattr(loop_calls, "_busy", pool)
+        await asyncio.gather(*(call() for _ in range(8 * MAX_BUSY_THREADS)))
+    assert most == MAX_BUSY_THREADS
 
 
 def test_bodies_are_written_in_slices_that_make_the_same_text() -> None:
