@@ -7,7 +7,7 @@ import atexit
 import contextlib
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -20,6 +20,9 @@ T = TypeVar("T")
 # a loop wait for at most some 20 ms. Tokenizers and numpy run beside it.
 MAX_BUSY_THREADS = 4
 _busy = ThreadPoolExecutor(MAX_BUSY_THREADS, thread_name_prefix="draftline-work")
+_pause_lock = threading.Lock()
+# Whether the collector was at work when each of the pauses that last began.
+_pauses: list[bool] = []
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -57,6 +60,25 @@ def spare_collector() -> None:
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Nothing looks for garbage meanwhile, in any thread: for work that makes very many objects.
+
+    A collection looks at all of them, again and again while they become more, and keeps the
+    interpreter's lock from all other threads until it is done.
+    """
+    with _pause_lock:
+        _pauses.append(gc.isenabled())
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _pause_lock:
+            was_enabled = _pauses.pop()
+            if was_enabled and not _pauses:
+                gc.enable()
 
 
 async def in_daemon_thread(function: Callable[[], None]) -> None:

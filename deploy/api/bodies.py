@@ -7,13 +7,14 @@ from typing import TypeVar
 
 from fastapi import Request, Response
 
-from ...cluster.loop_calls import off_loop
+from ...cluster.loop_calls import collector_paused, off_loop
 from ..callers import caller_of
 from ..middleware import read_body
 from ..model_card import ServedModel
 from ..request_models import RequestModel
 from ..settings import ServerConfig
 from .ignored_fields import IgnoredFields
+from .schema.limits import RequestLimits
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
 
@@ -41,8 +42,15 @@ class Bodies:
         limits, ignores = self._config.limits, self._config.ignore_unknown_fields
         if len(data) <= INLINE_BYTES:
             return kind.parse(data, limits, ignore_unknown=ignores)
-        return await off_loop(kind.parse, data, limits, ignore_unknown=ignores)
+        return await off_loop(_parse_large, kind, data, limits, ignores=ignores)
 
     def tell_ignored(self, response: Response, body: RequestModel) -> Response:
         """The response to this body, which names the fields that were left out."""
         return self._ignored.tell(response, body.ignored_fields)
+
+
+def _parse_large(
+    kind: type[RequestT], data: bytes, limits: RequestLimits, *, ignores: bool
+) -> RequestT:
+    with collector_paused():
+        return kind.parse(data, limits, ignore_unknown=ignores)

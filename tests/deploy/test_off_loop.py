@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -132,3 +133,35 @@ def test_bodies_are_written_in_slices_that_make_the_same_text() -> None:
     written = json_text.write_json({"a": lazy, "b": [lazy]})
     squares = [{"square": 1}, {"square": 4}, {"square": 9}]
     assert json.loads(written) == {"a": squares, "b": [squares]}
+
+
+async def test_nothing_collects_while_a_large_body_is_read(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    parse = RequestModel.build.__func__
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen.append(gc.isenabled())
+        return parse(*args, **kwargs)
+
+    monkeypatch.setattr(RequestModel, "build", classmethod(watched))
+    for prompt in ("hi", LONG * 10):
+        await client.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 1})
+    assert seen == [True, False]
+    assert gc.isenabled()
+
+
+def test_the_collector_works_again_when_the_last_pause_has_ended() -> None:
+    with loop_calls.collector_paused():
+        with pytest.raises(ZeroDivisionError), loop_calls.collector_paused():
+            _ = 1 // 0
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with loop_calls.collector_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
