@@ -64,7 +64,7 @@ class RecordedAnswer:
             seed=seed,
             prompt_ids=output.prompt_token_ids,
             answer_ids=output.token_ids,
-            successors=tuple(tuple(token for token, _ in one.top) for one in output.log_probs),
+            successors=tuple(one.top_ids for one in output.log_probs),
         )
 
 

@@ -203,7 +203,7 @@ def _log_probs(output: RequestOutput) -> list[float]:
         value
         for token in tokens
         if token is not None
-        for value in (token.log_prob, *(log_prob for _, log_prob in token.top))
+        for value in (token.log_prob, *token.top_log_probs)
     ]
 
 

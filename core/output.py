@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -65,12 +65,19 @@ class RequestMetrics:
 class TokenLogProb(NamedTuple):
     """A token's log-probability by the target's own law, nats, and the most probable tokens'.
 
-    top  pairs of a token id and its log-probability, best first
+    top_ids        the most probable tokens, best first
+    top_log_probs  theirs; not in pairs, which were many objects for the garbage collector
     """
 
     token_id: int
     log_prob: float
-    top: tuple[tuple[int, float], ...]
+    top_ids: tuple[int, ...] = ()
+    top_log_probs: tuple[float, ...] = ()
+
+    @property
+    def top(self) -> Iterator[tuple[int, float]]:
+        """Pairs of a token id and its log-probability, best first."""
+        return zip(self.top_ids, self.top_log_probs, strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,8 +110,8 @@ class StepAnswers:
 def _token(
     token: int, log_probs: Float32, top: TopTokens | None, row: int, num_top: int
 ) -> TokenLogProb:
-    pairs: list[tuple[int, float]] = []
-    if top is not None:
-        ids, values = top.ids[row, :num_top].tolist(), top.log_probs[row, :num_top].tolist()
-        pairs = list(zip(ids, values, strict=True))
-    return TokenLogProb(token, float(log_probs[row]), tuple(pairs))
+    log_prob = float(log_probs[row])
+    if top is None:
+        return TokenLogProb(token, log_prob)
+    ids, values = top.ids[row, :num_top], top.log_probs[row, :num_top]
+    return TokenLogProb(token, log_prob, tuple(ids.tolist()), tuple(values.tolist()))

@@ -71,5 +71,5 @@ def delta_bytes(delta: Delta) -> int:
 
 
 def _log_prob_bytes(tokens: Sequence[TokenLogProb | None]) -> int:
-    alternatives = sum(len(token.top) for token in tokens if token is not None)
+    alternatives = sum(len(token.top_ids) for token in tokens if token is not None)
     return TOKEN_BYTES * len(tokens) + ALTERNATIVE_BYTES * alternatives

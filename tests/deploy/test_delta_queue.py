@@ -55,12 +55,12 @@ async def test_one_large_delta_passes() -> None:
 
 
 def test_alternatives_count() -> None:
-    top = tuple((token, -1.0) for token in range(20))
+    token = TokenLogProb(1, -1.0, tuple(range(20)), (-1.0,) * 20)
     plain = delta()
     rich = Delta(
         request_id="r", token_ids=(1,), sources=("target",), text="",
-        log_probs=(TokenLogProb(1, -1.0, top),),
-        prompt_log_probs=(None, TokenLogProb(1, -1.0, top)),
+        log_probs=(token,),
+        prompt_log_probs=(None, token),
     )  # fmt: skip
     assert delta_bytes(rich) > delta_bytes(plain) + 40 * 50
 

@@ -54,9 +54,7 @@ def test_log_probabilities_are_those_of_transformers(engine: Engine, peer: PreTr
         assert token.log_prob == pytest.approx(float(law[position - 1, token.token_id]), abs=1e-4)
         count = 2 if position < len(out.prompt_token_ids) else 3
         best = law[position - 1].topk(count)
-        assert [log_prob for _, log_prob in token.top] == pytest.approx(
-            best.values.tolist(), abs=1e-4
-        )
+        assert token.top_log_probs == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 def test_repetition_penalty_is_that_of_transformers(engine: Engine, peer: PreTrainedModel) -> None:

@@ -43,7 +43,7 @@ def deltas_of(text: str, sizes: Sequence[int], lag: int = 0) -> list[Delta]:
                 text=known[num_chars:],
                 finish_reason="stop" if is_last else None,
                 metrics=METRICS if is_last else None,
-                log_probs=tuple(TokenLogProb(token, -0.5, ()) for token in part),
+                log_probs=tuple(TokenLogProb(token, -0.5) for token in part),
                 prompt_log_probs=None if number else (None,),
             )
         )

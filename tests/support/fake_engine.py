@@ -43,8 +43,9 @@ def log_probs(tokens: Sequence[int], num_top: int | None) -> tuple[TokenLogProb,
     """-0.25 for every token, and falling values for the first tokens of the vocabulary."""
     if num_top is None:
         return ()
-    top = tuple((token, -1.0 - token) for token in range(num_top))
-    return tuple(TokenLogProb(token, -0.25, top) for token in tokens)
+    top = tuple(range(num_top))
+    values = tuple(-1.0 - token for token in top)
+    return tuple(TokenLogProb(token, -0.25, top, values) for token in tokens)
 
 
 @dataclass(frozen=True, slots=True)
