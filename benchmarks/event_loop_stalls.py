@@ -4,9 +4,10 @@
 
 Serves the demo model in this process and sends one request after the other, each as large as the
 limits allow. Beside them a task of the server's loop sleeps for 1 ms again and again: what it
-oversleeps is the time for which no other request was looked at. Prints the longest such gap of
-every request, over all rounds, and the longest that this process itself computed for: on a machine
-with other work the first one holds the wait for a processor, too. Writes JSON.
+oversleeps is the time for which no other request was looked at. Prints the longest such gap that
+every request made, in the median round and over all rounds, and the longest that this process
+itself computed for: on a machine with other work the others hold the wait for a processor, too.
+Writes JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import http.client
 import json
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -54,13 +56,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one request did: the longest gap of the loop over all rounds, and the last round."""
+    """What one request did: the longest gaps of the loop in all rounds, and the last round."""
 
     name: str
     body_bytes: int
     status: int
     answer_bytes: int
     seconds: float
+    median_gap_ms: float
     longest_gap_ms: float
     longest_own_gap_ms: float
 
@@ -233,7 +236,8 @@ def _tokens(limits: RequestLimits) -> Iterator[Case]:
 def measure(served: ServedModel, case: Case, rounds: int) -> Row:
     """Send one case several times."""
     body = json.dumps(case.body).encode()
-    longest, own, status, size, seconds = 0.0, 0.0, 0, 0, 0.0
+    status, size, seconds = 0, 0, 0.0
+    gaps, own_gaps = [], []
     for _ in range(rounds):
         # The gap that the writing of the body made ends a beat later.
         time.sleep(0.05)
@@ -243,21 +247,24 @@ def measure(served: ServedModel, case: Case, rounds: int) -> Row:
         # A gap is known when it has ended.
         time.sleep(0.05)
         seconds = time.perf_counter() - start - 0.05
-        gaps = served.heartbeat.take()
-        longest, own = max(longest, gaps[0]), max(own, gaps[1])
+        gap, own = served.heartbeat.take()
+        gaps.append(gap)
+        own_gaps.append(own)
     return Row(
         name=case.name,
         body_bytes=len(body),
         status=status,
         answer_bytes=size,
         seconds=round(seconds, 2),
-        longest_gap_ms=round(1e3 * longest, 1),
-        longest_own_gap_ms=round(1e3 * own, 1),
+        median_gap_ms=round(1e3 * statistics.median(gaps), 1),
+        longest_gap_ms=round(1e3 * max(gaps), 1),
+        longest_own_gap_ms=round(1e3 * max(own_gaps), 1),
     )
 
 
 def _shown(rows: list[Row]) -> Table:
-    table = Table("request", "sent", "status", "answer", "seconds", "longest gap (ms)", "own (ms)")
+    gaps = ("median gap (ms)", "longest", "own")
+    table = Table("request", "sent", "status", "answer", "seconds", *gaps)
     for row in rows:
         table.add_row(*(str(value) for value in asdict(row).values()))
     return table
