@@ -8,10 +8,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .cluster.config import DrafterConfig, EngineConfig
+    from .core.request.sampling_params import SamplingParams
     from .core.request_options import RequestOptions
-    from .core.sampling_params import SamplingParams
-    from .deploy.engine import AsyncEngine, Engine
-    from .models.bundled import demo_path
+    from .deploy.engine.engine import AsyncEngine, Engine
+    from .models.load.bundled import demo_path
 
 __all__ = [
     "AsyncEngine",
@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncEngine": ".deploy.engine",
+    "AsyncEngine": ".deploy.engine.engine",
     "DrafterConfig": ".cluster.config",
-    "Engine": ".deploy.engine",
+    "Engine": ".deploy.engine.engine",
     "EngineConfig": ".cluster.config",
     "RequestOptions": ".core.request_options",
-    "SamplingParams": ".core.sampling_params",
-    "demo_path": ".models.bundled",
+    "SamplingParams": ".core.request.sampling_params",
+    "demo_path": ".models.load.bundled",
 }
 
 

@@ -11,13 +11,13 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from ..cluster.bundle import Bundle, strategy_of
 from ..cluster.config import DrafterConfig, EngineConfig
-from ..cluster.grpc_link import NoAnswer
+from ..cluster.links.grpc_link import NoAnswer
+from ..cluster.links.tls_files import TlsFiles, drafter_tls
 from ..cluster.links.tokens import Access, new_token
 from ..cluster.loop_calls import in_daemon_thread
-from ..cluster.stage_failure import end_process
-from ..cluster.tls_files import TlsFiles, drafter_tls
+from ..cluster.pipeline.bundle import Bundle, strategy_of
+from ..cluster.transport.stage_failure import end_process
 from ..core.errors import DrafterError, DraftlineError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class DrafterActor:
 
 
 def _build(config: DrafterConfig, engine: EngineConfig | None) -> Drafter:
-    from ..cluster.drafter_factory import build_drafter  # noqa: PLC0415
+    from ..cluster.drafting.factory import build_drafter  # noqa: PLC0415
 
     return build_drafter(config, engine)
 

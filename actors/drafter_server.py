@@ -9,16 +9,16 @@ import sys
 from collections.abc import Callable
 
 from ..cluster.config import DrafterConfig, EngineConfig
-from ..cluster.drafter_factory import build_drafter
-from ..cluster.drafter_service import DrafterService
+from ..cluster.drafting.factory import build_drafter
+from ..cluster.links.service import DrafterService
+from ..cluster.links.tls_files import TlsFiles
 from ..cluster.links.tokens import Access
-from ..cluster.stage_failure import end_process
-from ..cluster.tls_files import TlsFiles
-from ..cluster.wire import DEFAULT_MAX_BYTES
+from ..cluster.links.wire import DEFAULT_MAX_BYTES
+from ..cluster.transport.stage_failure import end_process
 from ..core.drafter import Drafter
 from ..core.errors import ConfigError
-from .grpc_listener import GrpcListener, run_server, serve_until_signal
-from .server_arguments import add_listen_arguments, listen_settings, require_whole_scopes
+from .server.arguments import add_listen_arguments, listen_settings, require_whole_scopes
+from .server.listener import GrpcListener, run_server, serve_until_signal
 
 
 class DrafterServer:

@@ -10,7 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
-from ..cluster.keeper import Holder, Keeper, Taken, Wanted
+from ..cluster.pipeline.keeper import Holder, Keeper, Taken, Wanted
 from .stage_actor import spawn_beside
 
 # An actor that answers nothing for so long is taken for one that lives.

@@ -13,11 +13,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
-from ..cluster.bundle import Bundle, at_node, node_of
 from ..cluster.config import DrafterConfig, EngineConfig
-from ..cluster.keeper import Holder, Taken, Wanted, key_of
-from ..cluster.pipeline import StageSpec
-from ..cluster.stage_source import TakenStage
+from ..cluster.pipeline.bundle import Bundle, at_node, node_of
+from ..cluster.pipeline.keeper import Holder, Taken, Wanted, key_of
+from ..cluster.pipeline.stage_source import TakenStage
+from ..cluster.transport.stage_spec import StageSpec
 from ..core.errors import StageLost
 from .drafter_actor import DrafterActor, RayDrafter
 from .keeper_actor import new_keeper

@@ -12,23 +12,23 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ..cluster.links.denied_namespaces import DENIED_KEY
+from ..cluster.links.tls_files import TlsFiles
 from ..cluster.links.tokens import Access, Scope
-from ..cluster.tls_files import TlsFiles
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
 from ..core.learner import Ended
 from ..core.lookup import Lookup
-from ..retrieval_store.fitness import Fitness
-from ..retrieval_store.learn_wire import LEARN_METHOD, decode_learn
-from ..retrieval_store.lookup import load_compiled_lookup
-from ..retrieval_store.lookup_queue import LookupQueue
-from ..retrieval_store.open_store import open_learning, open_store
+from ..retrieval_store.delta.fitness import Fitness
+from ..retrieval_store.learning.wire import LEARN_METHOD, decode_learn
 from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest
-from ..retrieval_store.service import Expected, RetrievalService
+from ..retrieval_store.search.lookup import load_compiled_lookup
+from ..retrieval_store.search.lookup_queue import LookupQueue
+from ..retrieval_store.serving.open_store import open_learning, open_store
+from ..retrieval_store.serving.service import Expected, RetrievalService
 from ..retrieval_store.store import NAMESPACE
 from ..retrieval_store.wire import METHOD, REFUSED, decode_request, encode_reply
-from .grpc_listener import GrpcListener, run_server, serve_until_signal
-from .health_check import health_handler
-from .server_arguments import add_listen_arguments, listen_settings
+from .server.arguments import add_listen_arguments, listen_settings
+from .server.health_check import health_handler
+from .server.listener import GrpcListener, run_server, serve_until_signal
 
 SERVICE, _, METHOD_NAME = METHOD.strip("/").partition("/")
 LEARN_METHOD_NAME = LEARN_METHOD.rpartition("/")[2]
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
         learning = None
         if given.learn_for:
             # It imports torch, which a server that only answers does without.
-            from ..cluster.model_fitness import model_fitness  # noqa: PLC0415
+            from ..cluster.retrieval.model_fitness import model_fitness  # noqa: PLC0415
 
             learning = open_learning(url, model_fitness(given.learn_for), given.learn_off)
         store = open_store(url, must_exist=learning is None)

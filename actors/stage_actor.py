@@ -7,8 +7,8 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from ..cluster.bundle import Bundle, at_node, strategy_of
-from ..cluster.stage_worker import StageWorker
+from ..cluster.pipeline.bundle import Bundle, at_node, strategy_of
+from ..cluster.transport.stage_worker import StageWorker
 
 StageActor = ray.remote(StageWorker)
 # `watch` and `serve` take a thread each for as long as the stage runs; the others are for `settle`,

@@ -1,1 +1,4 @@
-"""The algorithms, pure: standard library and numpy only."""
+"""The algorithms, pure: standard library, numpy and numba.
+
+Start with `engine.py`, whose `step` calls all others.
+"""

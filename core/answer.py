@@ -6,12 +6,12 @@ import threading
 from dataclasses import dataclass, field
 
 from .errors import DraftlineError
-from .output import Delta, RequestOutput
+from .request.output import Delta, RequestOutput
 
 
 @dataclass(slots=True)
 class Answer:
-    """A sink (`core/request.py`) that is heard on the engine's thread and waited for on another."""
+    """A sink (`core/request/request.py`), told on the engine's thread, waited for on another."""
 
     request_id: str
     prompt_ids: tuple[int, ...] = ()

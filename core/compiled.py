@@ -35,7 +35,7 @@ def _own_folder() -> str:
     """
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for file in sorted(package.glob("*/*.py")):
+    for file in sorted(package.glob("*/**/*.py")):
         source = file.read_bytes()
         if b"import compiled" in source or file == Path(__file__):
             digest.update(source)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .acceptance_rules import COUPLED, rule_for
-from .budget import NodeBudget
-from .constraint import TreeForm, rows_in
-from .merge import merge_all
-from .ports import ProposalSource
-from .request import RequestState
-from .scheduler import Scheduler
-from .step_builder import TreeStep
-from .tree import NO_TREE, TokenTree
+from .interfaces import ProposalSource
+from .request.constraint import TreeForm, rows_in
+from .request.request import RequestState
+from .schedule.budget import NodeBudget
+from .schedule.scheduler import Scheduler
+from .step.builder import TreeStep
+from .tree.merge import merge_all
+from .tree.tree import NO_TREE, TokenTree
 from .types import Probe, Proposal, Query, StepCommit, UInt32
-from .verification import candidates_of, no_candidates
+from .verify.rules import COUPLED, rule_for
+from .verify.verification import candidates_of, no_candidates
 
 # A budget can only choose where more is offered than a tree may hold.
 OFFERED_TREES = 2

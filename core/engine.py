@@ -11,24 +11,24 @@ from functools import partial
 
 import numpy as np
 
-from .acceptance_rules import COUPLED
-from .budget import NodeBudget, StepOutcome
 from .containment import Contained, as_request_failure, place_of
 from .drafting import Drafting, OfferedTree
 from .errors import DraftlineError, RequestError, StageLost
 from .form_queue import FormQueue
-from .output import TARGET_SOURCE, Delta, TokenLogProb
-from .ports import ProposalSource, StepPipeline
-from .request import Request, RequestState
-from .scheduler import Scheduler
-from .step_answers import Chosen, TreeAnswers
-from .step_builder import PromptChunk, TreeStep, build_step, edits_for, kv_moves
-from .step_deadline import StepDeadline
+from .interfaces import ProposalSource, StepPipeline
+from .request.output import TARGET_SOURCE, Delta, TokenLogProb
+from .request.request import Request, RequestState
+from .request.stop import Advance, StopRule
+from .schedule.budget import NodeBudget, StepOutcome
+from .schedule.scheduler import Scheduler
+from .step.answers import Chosen, TreeAnswers
+from .step.builder import PromptChunk, TreeStep, build_step, edits_for, kv_moves
+from .step.deadline import StepDeadline
 from .step_in_flight import StepInFlight
-from .step_trace import StepTrace
-from .stop import Advance, StopRule
+from .trace import StepTrace
 from .types import Int32, LogitEdits, StepCommit, Successors
-from .verify import Walk
+from .verify.rules import COUPLED
+from .verify.walk import Walk
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class EngineCore:
         trace: StepTrace | None = None,
         step_timeout_s: float = math.inf,
     ) -> None:
-        """`acceptance`: the rule that decides about drafts (`core/acceptance_rules.py`).
+        """`acceptance`: the rule that decides about drafts (`core/verify/rules.py`).
 
         A step whose answer takes longer than `step_timeout_s`, and many times longer than steps
         take, is a lost stage's.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .constraint import Constraint, TreeForm
 from .containment import Contained
 from .drafting import OfferedTree
 from .errors import DraftlineError
-from .request import RequestState
+from .request.constraint import Constraint, TreeForm
+from .request.request import RequestState
 
 # How long a step that only late requests could take part in waits before it looks for others.
 IDLE_WAIT_S = 0.01

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from .drafting import Offers
 from .errors import StageLost
-from .request import RequestState
-from .step_answers import Chosen, StepAnswers, TreeAnswers
-from .step_builder import PromptChunk, TreeStep
-from .step_trace import TracedStep
+from .request.request import RequestState
+from .step.answers import Chosen, StepAnswers, TreeAnswers
+from .step.builder import PromptChunk, TreeStep
+from .trace import TracedStep
 from .types import StepOutput
-from .verify import Walk, walks_of
+from .verify.walk import Walk, walks_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ from .shaping import UNSHAPED, Shaping
 
 if TYPE_CHECKING:
     from .candidates import Verdict
-    from .verification import Verification
+    from .verify.verification import Verification
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -180,7 +180,7 @@ class DraftRequest:
 
     token_ids   int32 [n]  all committed tokens: the prompt and what was generated so far
     prompt_len  how many of them are the prompt
-    seed        of the request's sampling noise (`core/noise.py`)
+    seed        of the request's sampling noise (`core/sampling/noise.py`)
     namespace   whose retrieval data may be read besides `shared`
     shaping     what else changes the law of its tokens
     end_ids     tokens that end the answer, which are not chosen before `shaping.min_tokens`
@@ -333,7 +333,7 @@ class LogitEdits:
 class TreeRows:
     """What the rows of one request see besides the committed context.
 
-    ancestors  uint64 [rows of the request, words]  a bit a column (`core/ancestor_bits.py`)
+    ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/ancestor_bits.py`)
     slots      int32 [columns]  KV slot of each column
     positions  int32 [columns]  absolute position of each column
 

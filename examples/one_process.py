@@ -8,16 +8,16 @@ what was accepted.
 
 from __future__ import annotations
 
-from draftline.cluster.assembly import Assembly, local_pipeline, plan_model
 from draftline.cluster.config import EngineConfig
-from draftline.cluster.engine_thread import EngineThread
-from draftline.cluster.inproc_link import InprocLink
+from draftline.cluster.engine.assembly import Assembly, local_pipeline, plan_model
+from draftline.cluster.engine.engine_thread import EngineThread
+from draftline.cluster.links.inproc_link import InprocLink
 from draftline.core.answer import Answer
+from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request_options import RequestOptions
-from draftline.core.sampling_params import SamplingParams
-from draftline.drafters.model import load_model_drafter
-from draftline.drafters.prompt_lookup import PromptLookupDrafter
-from draftline.drafters.spectra import SpectraDrafter
+from draftline.drafters.model.drafter import load_model_drafter
+from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter
+from draftline.drafters.ngram.spectra import SpectraDrafter
 
 PROMPT = (
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"

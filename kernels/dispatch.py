@@ -96,9 +96,9 @@ def runs_triton(machine: Machine) -> bool:
 def load_int8_linear(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """`int8_reference.int8_linear` of `triton` or `reference`."""
     if name == "reference":
-        from . import int8_reference as product  # noqa: PLC0415
+        from .int8 import reference as product  # noqa: PLC0415
     else:
-        from . import int8_product as product  # noqa: PLC0415
+        from .int8 import product  # noqa: PLC0415
     return product.int8_linear
 
 
@@ -120,11 +120,11 @@ def choose_for_fp8(machine: Machine, wanted: str = "auto") -> AttentionChoice:
 def load_ops(name: str) -> KernelOps:
     """The operators of `triton` or `reference`; Triton is imported only where it is used."""
     if name == "reference":
-        from . import attention_reference as attention  # noqa: PLC0415
-        from . import kv_reference as kv  # noqa: PLC0415
+        from .attention import reference as attention  # noqa: PLC0415
+        from .kv import reference as kv  # noqa: PLC0415
     else:
-        from . import paged_attention as attention  # noqa: PLC0415
-        from . import paged_kv_ops as kv  # noqa: PLC0415
+        from .attention import paged_attention as attention  # noqa: PLC0415
+        from .kv import ops as kv  # noqa: PLC0415
     return KernelOps(attention.paged_attention, kv.write_kv, kv.move_kv, kv.copy_blocks)
 
 

@@ -1,1 +1,4 @@
-"""Corpus, refinement, trie segments, segment stores and lookups."""
+"""Retrieval stores: corpora, trie segments, learning, lookups.
+
+Start with `store.py`, the interface of both kinds of store.
+"""

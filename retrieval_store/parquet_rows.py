@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError
-from .document_rows import FIELDS, read_row
-from .documents import Chat, Document, Unreadable
+from .corpus.document_rows import FIELDS, read_row
+from .corpus.documents import Chat, Document, Unreadable
 
 # Rows in memory at once.
 ROWS_AT_ONCE = 1024

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..core.errors import ConfigError, DamagedError, StoreError
-from .segment import Segment
+from .segment.segment import Segment
 
 SEGMENT_ID = re.compile(r"[0-9a-f]{32}")
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

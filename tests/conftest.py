@@ -33,7 +33,17 @@ if "CI" not in os.environ:
     settings.load_profile("local")
 
 UNIT_AREAS = frozenset(
-    {"bench", "core", "drafters", "kernels", "models", "retrieval_store", "training", "unit_guard"}
+    {
+        "benchmarks",
+        "measure",
+        "core",
+        "drafters",
+        "kernels",
+        "models",
+        "retrieval_store",
+        "training",
+        "unit_guard",
+    }
 )
 OUTSIDE_MARKERS = ("cluster", "redis", "net")
 # One Ray at a time; and a process builds the C++ code but once.

@@ -148,7 +148,7 @@ def main(
 ) -> None:
     """Train the bundled demo models; an interrupted run goes on where it stopped."""
     for name in names or MODELS:
-        folder = ROOT / "deploy" / "models" / name
+        folder = ROOT / "deploy" / "assets" / "models" / name
         perplexity = build(MODELS[name], ROOT / "training" / "runs" / name, folder, threads)
         typer.echo(f"{name}: held-out perplexity {perplexity:.2f}, written to {folder}")
 

@@ -17,7 +17,7 @@ import typer
 
 from .corpus import SourceFile, held_out_files
 
-OUTPUT = Path(__file__).parent.parent / "deploy" / "prompts" / "held_out.jsonl"
+OUTPUT = Path(__file__).parent.parent / "deploy" / "assets" / "prompts" / "held_out.jsonl"
 MIN_CHARS, MAX_CHARS = 300, 450
 # What must follow the cut, so that there is something to continue with.
 MIN_CHARS_AFTER = 400

@@ -20,18 +20,18 @@ import typer
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from ...bench.machine import machine
 from ...core.errors import ConfigError
 from ...kernels.dispatch import Machine as AttentionMachine
 from ...kernels.dispatch import choose_attention
-from .clock import Clock, Repeats, TimeBudget
+from ...measure.records.machine import machine
 from .device_facts import device_facts
 from .findings import Findings
 from .goals import goals
+from .instruments.clock import Clock, Repeats, TimeBudget
+from .instruments.roofline import write_roofline
 from .parts import measure_all
 from .plan import FULL_PLAN, TINY_PLAN
 from .report import print_report, write_json
-from .roofline import write_roofline
 from .setting import DTYPE, Setting
 
 ROOT = Path(__file__).parents[2]

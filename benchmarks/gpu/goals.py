@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import measure_attention, measure_sampling
 from .findings import Findings
+from .measure import attention as measure_attention
+from .measure import sampling as measure_sampling
 from .plan import Plan
 
 # Times the floor, times the one-token step, share of the floor's rate, seconds, share of a step.

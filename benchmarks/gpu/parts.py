@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .findings import Findings, free_memory
-from .measure_attention import measure_attention
-from .measure_products import measure_products
-from .measure_rates import measure_rates
-from .measure_sampling import measure_sampling
-from .measure_steps import measure_part, measure_whole
+from .measure.attention import measure_attention
+from .measure.products import measure_products
+from .measure.rates import measure_rates
+from .measure.sampling import measure_sampling
+from .measure.steps import measure_part, measure_whole
 from .setting import Setting
 
 Part = Callable[[Setting, Findings], None]
@@ -43,7 +43,7 @@ def measure_all(setting: Setting, findings: Findings, after_each: Callable[[str]
 def _demo(setting: Setting, findings: Findings) -> None:
     try:
         # The engine needs packages that kernels do not.
-        from .measure_demo import measure_demo  # noqa: PLC0415
+        from .measure.demo import measure_demo  # noqa: PLC0415
     except ModuleNotFoundError as error:
         findings.skip("demo", f"{error}; pip install draftline")
         return

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from ...models.model_info import head_dim, num_kv_heads
-from ...models.partition import LayerSpan
+from ...models.load.model_info import head_dim, num_kv_heads
+from ...models.load.partition import LayerSpan
 from .floors import HeadShape, StageShape
 
 ITEMSIZE = 2

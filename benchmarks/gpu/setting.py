@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .clock import Clock, TimeBudget
+from .instruments.clock import Clock, TimeBudget
 from .plan import Plan, StepCase
 
 DTYPE = torch.bfloat16

@@ -19,7 +19,7 @@ import httpx
 
 from .values import MARKER
 
-COMMAND = (sys.executable, "-c", "from draftline.deploy.cli import main; main()")
+COMMAND = (sys.executable, "-c", "from draftline.deploy.cli.main import main; main()")
 # Little of everything, so that limits are met.
 SETTINGS: dict[str, Any] = {
     "model": "demo",

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from ...deploy.held_out_prompts import held_out_prompts
+from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 
 STREAMS = 8
 TOKENS = 48

@@ -23,11 +23,10 @@ import torch
 import typer
 from rich.console import Console
 
-from ...bench.machine import machine
-from ...bench.matched import Plan
 from ...core.errors import DraftlineError
-from ...deploy.bench_prompts import bench_prompts
-from ..transformers_peer import TransformersPeer
+from ...deploy.cli.bench.prompts import bench_prompts
+from ...measure.records.machine import machine
+from ...measure.runs.matched import Plan
 from .environment import PeerEnvironment
 from .measure import Plans, make_plans, measure_server, measure_transformers
 from .report import Rows, fields, print_table
@@ -41,6 +40,7 @@ from .servers import (
     running,
     vllm_server,
 )
+from .transformers_peer import TransformersPeer
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"

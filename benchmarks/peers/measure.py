@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from ...bench.http_endpoint import HttpEndpoint
-from ...bench.load import Load, run_load
-from ...bench.matched import Plan
-from ...bench.record import Record
-from ...bench.run_metrics import RunMetrics, run_metrics
-from ...bench.setting import Setting
-from ...bench.spec_counts import total
 from ...core.errors import ConfigError
-from ..transformers_peer import TransformersPeer
+from ...measure.clients.http_endpoint import HttpEndpoint
+from ...measure.clients.load import Load, run_load
+from ...measure.clients.setting import Setting
+from ...measure.records.record import Record
+from ...measure.records.run_metrics import RunMetrics, run_metrics
+from ...measure.records.spec_counts import total
+from ...measure.runs.matched import Plan
+from .transformers_peer import TransformersPeer
 
 # Prompts of the warm-up.
 WARM_UP = 2

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from ...core.errors import DraftlineError
-from ...models.bundled import demo_path
+from ...models.load.bundled import demo_path
 from .environment import PeerEnvironment
 
 # vLLM imports, loads and compiles; the first compilation is the longest.
@@ -68,7 +68,7 @@ def draftline_server(
     """draftline with these drafters; `compiled` turns compiled stages on."""
     config = json.dumps([DRAFTERS[drafter] for drafter in drafters])
     command = (
-        sys.executable, "-c", "from draftline.deploy.cli import main; main()", "serve", TARGET,
+        sys.executable, "-c", "from draftline.deploy.cli.main import main; main()", "serve", TARGET,
         "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN),
         "--max-num-seqs", str(MAX_SEQS), "--speculative-config", config,
         "--compile", "on" if compiled else "off", "--port",

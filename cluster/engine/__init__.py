@@ -1,1 +1,4 @@
-"""The engine's thread and what watches over it."""
+"""The engine with its thread, built from settings, and what watches over it.
+
+Start with `assembly.py`.
+"""

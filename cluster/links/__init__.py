@@ -1,1 +1,4 @@
-"""Between the drafter hub and its drafters: messages, connections, credentials."""
+"""What lies between the drafter hub and its drafters: messages, connections, credentials.
+
+Start with `link.py`.
+"""

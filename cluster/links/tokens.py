@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from ...core.errors import ConfigError
-from ...retrieval_store.lookup import SHARED
+from ...retrieval_store.search.lookup import SHARED
 from ...retrieval_store.store import check_namespace
 
 HEADER = "authorization"

@@ -1,1 +1,4 @@
-"""The HTTP API: what a request asks, how it is answered, and what bounds it."""
+"""The HTTP API: what a request asks, how it is answered, and what bounds it.
+
+Start with `app.py`.
+"""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import bad_request
+from .errors import bad_request
 
 # Bodies with at most so many separators are read by the standard library's C code, which keeps
 # the interpreter for itself until it is done: some milliseconds for so many values.

@@ -1,1 +1,4 @@
-"""The Ray Serve application."""
+"""The Ray Serve application.
+
+Start with `serve_app.py`.
+"""

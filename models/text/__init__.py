@@ -1,1 +1,4 @@
-"""Text to tokens and back, and forms that a text must have."""
+"""Text to tokens and back, and forms that a text must have.
+
+Start with `tokenizer.py`.
+"""

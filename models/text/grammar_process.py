@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from ...core.constraint import TreeForm
 from ...core.errors import DraftlineError, EngineClosed, RequestError, RequestFailed
+from ...core.request.constraint import TreeForm
 from ...core.structured_output import StructuredOutput
-from ...core.tree import TokenTree
+from ...core.tree.tree import TokenTree
 from .grammar_messages import Close, Follow, Followed, Setup
 
 logger = logging.getLogger(__name__)

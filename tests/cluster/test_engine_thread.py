@@ -10,9 +10,9 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
-from draftline.cluster import engine_thread
+from draftline.cluster.engine import engine_thread
+from draftline.cluster.engine.engine_thread import EngineThread
 from draftline.cluster.engine.watchdog import Watchdog
-from draftline.cluster.engine_thread import EngineThread
 from draftline.core.errors import (
     DeviceLost,
     DraftlineError,
@@ -20,14 +20,14 @@ from draftline.core.errors import (
     EngineFailed,
     StageLost,
 )
-from draftline.core.output import Delta
-from draftline.core.request import Request
-from draftline.core.sampling_params import SamplingParams
-from draftline.core.step_deadline import StepDeadline
-from draftline.core.stop import StopRule
+from draftline.core.request.output import Delta
+from draftline.core.request.request import Request
+from draftline.core.request.sampling_params import SamplingParams
+from draftline.core.request.stop import StopRule
+from draftline.core.step.deadline import StepDeadline
 from draftline.core.types import StepInput, StepOutput
-from support.fake_bench import Bench, NoText
-from support.fake_target import FakeTarget, plain_answer
+from support.fakes.fake_bench import Bench, NoText
+from support.fakes.fake_target import FakeTarget, plain_answer
 
 VOCAB = 7
 LONG = 4000

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import DraftlineError, RequestError, RequestFailed, StageLost
-from draftline.core.output import Delta
-from draftline.core.request import Request
-from draftline.core.sampling_params import SamplingParams
-from draftline.core.step_deadline import StepDeadline
-from draftline.core.stop import StopRule
-from draftline.core.tree import TokenTree
+from draftline.core.request.output import Delta
+from draftline.core.request.request import Request
+from draftline.core.request.sampling_params import SamplingParams
+from draftline.core.request.stop import StopRule
+from draftline.core.step.deadline import StepDeadline
+from draftline.core.tree.tree import TokenTree
 from draftline.core.types import Bool, StepInput, StepOutput
-from support.fake_bench import Bench, NoText
-from support.fake_target import FakeTarget, plain_answer
+from support.fakes.fake_bench import Bench, NoText
+from support.fakes.fake_target import FakeTarget, plain_answer
 
 VOCAB = 7
 SECRET = "what the tenant wrote"

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 from draftline.core.errors import CapacityError, RequestError, StageLost
-from draftline.core.output import TARGET_SOURCE, Delta
+from draftline.core.request.output import TARGET_SOURCE, Delta
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake_bench import Bench
-from support.fake_target import plain_answer
+from support.fakes.fake_bench import Bench
+from support.fakes.fake_target import plain_answer
 
 VOCAB = 7
 

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
-from draftline.core.constraint import TreeForm, rows_in
 from draftline.core.errors import RequestError
-from draftline.core.request import Request
-from draftline.core.sampling_params import SamplingParams
-from draftline.core.stop import StopRule
+from draftline.core.request.allowed_tokens import TokenRules
+from draftline.core.request.constraint import TreeForm, rows_in
+from draftline.core.request.request import Request
+from draftline.core.request.sampling_params import SamplingParams
+from draftline.core.request.stop import StopRule
 from draftline.core.token_mask import full_mask
-from draftline.core.token_rules import TokenRules
-from draftline.core.tree import TokenTree
+from draftline.core.tree.tree import TokenTree
 from draftline.core.types import ROOT, UInt32
-from support.fake_bench import Bench, NoText
-from support.fake_target import plain_answer
-from support.trees import tree_of
+from support.fakes.fake_bench import Bench, NoText
+from support.fakes.fake_target import plain_answer
+from support.inputs.trees import tree_of
 
 VOCAB = 7
 EVERY = full_mask(VOCAB)

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from draftline.deploy.engine_face import LocalFace
-from draftline.deploy.openai_api import create_app
-from draftline.deploy.settings import ServerConfig
-from support.fake_engine import FakeEngine, byte_tokenizer
+from draftline.deploy.api.app import create_app
+from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.settings.settings import ServerConfig
+from support.fakes.fake_engine import FakeEngine, byte_tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 MODEL = "tiny"

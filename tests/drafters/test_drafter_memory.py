@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from draftline.core.drafter import Drafter
 from draftline.core.types import Commit, DraftRequest, Successors
-from draftline.drafters.anpd import AnpdDrafter
-from draftline.drafters.lookahead import LookaheadDrafter, LookaheadOptions
-from draftline.drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
-from draftline.drafters.spectra import SpectraDrafter, SpectraOptions
-from draftline.drafters.suffix import SuffixDrafter, SuffixOptions
-from draftline.drafters.token_recycling import TokenRecyclingDrafter
+from draftline.drafters.ngram.anpd import AnpdDrafter
+from draftline.drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
+from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from draftline.drafters.ngram.spectra import SpectraDrafter, SpectraOptions
+from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter
+from draftline.drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 
 TEXT = (np.random.default_rng(0).zipf(1.3, 20_000) % 2000).astype(np.int32)
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

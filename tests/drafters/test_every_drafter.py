@@ -9,20 +9,20 @@ import pytest
 from draftline.core.drafter import Drafter
 from draftline.core.errors import DrafterError
 from draftline.core.types import Commit, DraftRequest, Int32, Proposal, Query, Successors
-from draftline.drafters.anpd import AnpdDrafter, AnpdOptions
-from draftline.drafters.lookahead import LookaheadDrafter, LookaheadOptions
-from draftline.drafters.model import ModelDrafter
-from draftline.drafters.model_options import ModelOptions
-from draftline.drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
-from draftline.drafters.retrieval import RetrievalDrafter
-from draftline.drafters.spectra import SpectraDrafter, SpectraOptions
-from draftline.drafters.suffix import SuffixDrafter, SuffixOptions
-from draftline.drafters.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
-from draftline.models.model_info import ModelInfo
+from draftline.drafters.model.drafter import ModelDrafter
+from draftline.drafters.model.options import ModelOptions
+from draftline.drafters.ngram.anpd import AnpdDrafter, AnpdOptions
+from draftline.drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
+from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from draftline.drafters.ngram.spectra import SpectraDrafter, SpectraOptions
+from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
+from draftline.drafters.retrieval.drafter import RetrievalDrafter
+from draftline.drafters.suffix.drafter import SuffixDrafter, SuffixOptions
+from draftline.models.load.model_info import ModelInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake_lookup import CountingLookup
-from support.fake_model_stage import FakeModelStage
+from support.fakes.fake_lookup import CountingLookup
+from support.fakes.fake_model_stage import FakeModelStage
 
 VOCAB = 6
 INFO = ModelInfo(Path(), "fake", VOCAB, 8, 1, 1, 8, 4096, (), None)

@@ -9,13 +9,13 @@ import pytest
 from draftline.core.drafter import Drafter
 from draftline.core.lookup import Subtree
 from draftline.core.types import chain_proposal
-from draftline.drafters.anpd import AnpdDrafter
-from draftline.drafters.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
-from draftline.drafters.retrieval import RetrievalDrafter
-from draftline.drafters.spectra import SpectraDrafter, SpectraOptions
-from draftline.drafters.suffix import SuffixDrafter, SuffixOptions
-from support.fake_lookup import FakeLookup
-from support.replay import byte_tokens, matching_prefix, replay
+from draftline.drafters.ngram.anpd import AnpdDrafter
+from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from draftline.drafters.ngram.spectra import SpectraDrafter, SpectraOptions
+from draftline.drafters.retrieval.drafter import RetrievalDrafter
+from draftline.drafters.suffix.drafter import SuffixDrafter, SuffixOptions
+from support.fakes.fake_lookup import FakeLookup
+from support.inputs.replay import byte_tokens, matching_prefix, replay
 
 CODE = byte_tokens(inspect.getsource(statistics)[:4000])
 

@@ -7,10 +7,10 @@ import pytest
 from draftline.core.errors import ConfigError, StoreError
 from draftline.core.learner import CREDITED, DAMAGED, OUTCOMES, Ended, LearningDrafter
 from draftline.core.lookup import Subtree, empty_subtree
-from draftline.core.noise import gumbel
+from draftline.core.sampling.noise import gumbel
 from draftline.core.types import Commit, DraftRequest, Int32, Query
-from draftline.drafters.retrieval import RetrievalDrafter, RetrievalOptions
-from support.fake_lookup import FakeLookup
+from draftline.drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
+from support.fakes.fake_lookup import FakeLookup
 
 
 def int32(*values: int) -> Int32:

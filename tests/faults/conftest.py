@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.ray_cluster import ray_cluster as small_ray
-from support.redis_server import RedisServer
+from support.servers.ray_cluster import ray_cluster as small_ray
+from support.servers.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.core.output import RequestOutput
+from draftline.core.request.output import RequestOutput
 from draftline.core.request_options import RequestOptions
-from draftline.deploy.held_out_prompts import held_out_prompts
-from draftline.retrieval_store.open_store import open_store
-from support.processes import drafter_pids
-from support.redis_server import RedisServer
+from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.retrieval_store.serving.open_store import open_store
+from support.servers.processes import drafter_pids
+from support.servers.redis_server import RedisServer
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(4)]
 PARAMS = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)

@@ -14,9 +14,9 @@ from draftline.benchmarks.http_fuzz.client import error_fault, raw_fault, stream
 from draftline.benchmarks.http_fuzz.run import SLACK_FDS, left_behind, logged
 from draftline.benchmarks.http_fuzz.server import Holdings
 from draftline.benchmarks.http_fuzz.values import MARKER
-from draftline.deploy.openai_api import create_app
-from draftline.deploy.settings import ServerConfig
-from support.fake_engine import FakeEngine
+from draftline.deploy.api.app import create_app
+from draftline.deploy.settings.settings import ServerConfig
+from support.fakes.fake_engine import FakeEngine
 
 AT_REST = Holdings(
     fds=10, threads=12, processes=1, running=0, waiting=0, kv_usage=0.0, accepted_tokens=0.0

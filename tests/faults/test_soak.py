@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
-from draftline.bench.near_tie import Judge
-from draftline.benchmarks.sampling_matrix import PARAMETERS
-from draftline.benchmarks.transformers_peer import TransformersPeer
-from draftline.cluster.assembly import plan_model
-from draftline.core.output import RequestOutput
+from draftline.benchmarks.lossless.sampling_matrix import PARAMETERS
+from draftline.benchmarks.peers.transformers_peer import TransformersPeer
+from draftline.cluster.engine.assembly import plan_model
+from draftline.core.request.output import RequestOutput
 from draftline.core.request_options import RequestOptions
-from draftline.deploy.held_out_prompts import held_out_prompts
-from support.processes import drafter_pids
+from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.measure.runs.near_tie import Judge
+from support.servers.processes import drafter_pids
 
 NUM_CASES = 40
 MAX_WAITING = 48

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.core.output import RequestOutput
+from draftline.core.request.output import RequestOutput
 from draftline.core.request_options import RequestOptions
-from draftline.deploy.held_out_prompts import held_out_prompts
-from support.processes import is_alive, stage_pids
-from support.ray_cluster import living_actors
+from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from support.servers.processes import is_alive, stage_pids
+from support.servers.ray_cluster import living_actors
 
 PROMPTS = [prompt.text for prompt in held_out_prompts(3)]
 PARAMS = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)

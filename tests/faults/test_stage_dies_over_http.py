@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from draftline.deploy.held_out_prompts import held_out_prompts
-from support.processes import coordinator_pids, stage_pids
-from support.served_model import served_model
+from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from support.servers.processes import coordinator_pids, stage_pids
+from support.servers.served_model import served_model
 
 PROMPT = held_out_prompts(1)[0].text
 

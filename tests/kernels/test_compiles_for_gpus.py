@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 KERNELS = {"attend_tiles", "multiply_int8", "merge_partials", "store_rows", "copy_rows"}
-PROGRAM = Path(__file__).parents[1] / "support" / "compile_kernels.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "tools" / "compile_kernels.py"
 
 
 @pytest.mark.parametrize(

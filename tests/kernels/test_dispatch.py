@@ -58,7 +58,7 @@ def test_what_cannot_run_is_refused(machine: Machine, wanted: str, message: str)
 def test_triton_is_not_imported_where_it_is_not_used() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import draftline.models.attention_backend, draftline.kernels.dispatch as d\n"
+        "import draftline.models.attention.backend, draftline.kernels.dispatch as d\n"
         "d.load_ops('reference')"
     )
     result = subprocess.run(

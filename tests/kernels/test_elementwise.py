@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftline.kernels.elementwise_dispatch import ElementwiseOps, load_elementwise
-from support.attention import DEVICE
+from draftline.kernels.elementwise.dispatch import ElementwiseOps, load_elementwise
+from support.inputs.attention import DEVICE
 
 IMPLEMENTATIONS = ["reference", "triton"]
 # Half a unit in the last place of results, relative; float32 loses a little on the way.

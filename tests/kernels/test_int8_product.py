@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from draftline.kernels.dispatch import Machine, load_int8_linear, runs_triton
-from draftline.models import int8_linear
-from draftline.models.int8_linear import Int8Linear
-from support.attention import DEVICE
+from draftline.models.layers import int8_linear
+from draftline.models.layers.int8_linear import Int8Linear
+from support.inputs.attention import DEVICE
 
 # Of a result, and of the largest result, in whose size sums are rounded.
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

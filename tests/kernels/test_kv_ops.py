@@ -8,7 +8,7 @@ import torch
 from draftline.kernels.dispatch import load_ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention import DEVICE, FP8
+from support.inputs.attention import DEVICE, FP8
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, FP8]
 

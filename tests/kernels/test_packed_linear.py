@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.core.errors import ConfigError
-from draftline.kernels import cpu_build
-from draftline.kernels.cpu_build import load_cpu_ops, vectors
-from draftline.kernels.packed_linear import (
+from draftline.kernels.cpu import build as cpu_build
+from draftline.kernels.cpu.build import load_cpu_ops, vectors
+from draftline.kernels.cpu.packed_linear import (
     pack_weight,
     packed_linear,
     packed_linear_reference,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.ray_cluster import ray_cluster as small_ray
+from support.servers.ray_cluster import ray_cluster as small_ray
 
 
 @pytest.fixture(scope="module")

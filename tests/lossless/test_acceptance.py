@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.core.output import RequestOutput
+from draftline.core.request.output import RequestOutput
 from draftline.core.request_options import RequestOptions
-from draftline.models.bundled import demo_path
-from draftline.models.tokenizer import load_tokenizer
+from draftline.models.load.bundled import demo_path
+from draftline.models.text.tokenizer import load_tokenizer
 from scipy.stats import chi2
 from transformers import AutoModelForCausalLM
 

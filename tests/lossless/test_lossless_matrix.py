@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from draftline.benchmarks.lossless_matrix import MIXES, RESULTS, Matrix, Report, run_matrix
+from draftline.benchmarks.lossless.matrix import MIXES, RESULTS, Matrix, Report, run_matrix
 
 
 def check_lossless(report: Report) -> None:

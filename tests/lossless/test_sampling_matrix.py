@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from draftline.benchmarks.sampling_matrix import COLUMNS, PAGE, PARAMETERS, TABLE_BEGIN, run_matrix
+from draftline.benchmarks.lossless.sampling_matrix import (
+    COLUMNS,
+    PAGE,
+    PARAMETERS,
+    TABLE_BEGIN,
+    run_matrix,
+)
 
 
 def test_no_parameter_with_any_drafter_changes_an_answer() -> None:

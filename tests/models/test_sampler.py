@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from draftline.core import sampling as reference
-from draftline.core.noise import gumbel
+from draftline.core.sampling import choose as reference
+from draftline.core.sampling.noise import gumbel
 from draftline.core.types import Float32, SamplingRows
-from draftline.kernels.noise_reference import stream_keys
-from draftline.kernels.sampling_reference import noisy_argmax
-from draftline.models.sampler import choose_tokens
+from draftline.kernels.sampling.noise_reference import stream_keys
+from draftline.kernels.sampling.reference import noisy_argmax
+from draftline.models.sampling.sampler import choose_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats

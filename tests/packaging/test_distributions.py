@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.tree_copy import ROOT, copy_tree
+from support.tools.tree_copy import ROOT, copy_tree
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("distributions")]
 
@@ -18,7 +18,7 @@ SHIPPED = (
     "__init__.py",
     "py.typed",
     "core/types.py",
-    "deploy/prompts/held_out.jsonl",
+    "deploy/assets/prompts/held_out.jsonl",
     "training/held_out.txt",
 )
 NEVER_SHIPPED = ("tests/", "training/runs/", "docs/", ".venv/", ".ci/", "build/")
@@ -61,7 +61,7 @@ def test_what_users_need_is_shipped(
     assert name in sdist_names
 
 
-@pytest.mark.parametrize("pattern", ["deploy/models/**/*", "*/*.proto", "deploy/*.yaml"])
+@pytest.mark.parametrize("pattern", ["deploy/assets/models/**/*", "*/*.proto", "deploy/*.yaml"])
 def test_data_beside_the_code_is_shipped(
     pattern: str, wheel_names: frozenset[str], sdist_names: frozenset[str]
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import draftline
 import pytest
-from support.tree_copy import ROOT
+from support.tools.tree_copy import ROOT
 
 PUBLIC_NAMES = {
     "AsyncEngine", "DrafterConfig", "Engine", "EngineConfig", "SamplingParams", "demo_path",

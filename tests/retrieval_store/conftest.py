@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.redis_server import RedisServer
+from support.servers.redis_server import RedisServer
 
 
 @pytest.fixture

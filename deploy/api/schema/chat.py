@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ....models.text.chat_template import ChatOptions
-from ...errors import bad_request
-from ...request_models import StrictModel
+from ..errors import bad_request
+from .request_models import StrictModel
 from .tools import Tool, ToolFields
 
 MAX_DOCUMENTS = 128

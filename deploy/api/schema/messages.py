@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ...request_models import StrictModel
+from .request_models import StrictModel
 
 MAX_PARTS = 1024
 MAX_SHOWN = 64

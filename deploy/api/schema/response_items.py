@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ...request_models import StrictModel
+from .request_models import StrictModel
 
 MAX_ITEMS = 4096
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ....core.errors import RequestError
-from .limits import RequestLimits
+from ...settings.limits import RequestLimits
 
 LISTED_TOKENS = ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
 # Fields whose parts decide together how long a prompt is.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from ...request_models import StrictModel
+from .request_models import StrictModel
 
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ...errors import bad_request
+from ..errors import bad_request
 from ..schema.tools import AllowedToolsChoice, NamedTool, Tool, ToolFields
 
 

@@ -1,0 +1,121 @@
+"""One child process that serves gRPC at a port of the loopback interface."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from ...core.errors import DrafterError
+from .line_drain import LineDrain
+
+logger = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "DRAFTLINE_SERVER_TOKEN"
+READY = "ready port="
+STOP_TIMEOUT_S = 5.0
+# What a process that ended has written is read by then.
+LAST_WORDS_S = 2.0
+
+
+class ChildServer:
+    """Starts `python -m module` at once; it says `ready port=N` when it listens.
+
+    What it writes goes to this process's log, bounded. It ends with this process, whatever ends
+    that, because its standard input is closed then.
+
+    name       in the log
+    arguments  of the module; none of them a secret, since every user of a machine sees them
+    settings   the first line of its standard input
+    token      that calls must show; in its environment
+    """
+
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[str], settings: str, token: str
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._ready = threading.Event()
+        self._port: int | None = None
+        # Its own session: Ctrl-C in the terminal reaches this process, which ends its children.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, "--token-env", TOKEN_VARIABLE, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, TOKEN_VARIABLE: f"{token} *"},
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        assert self._process.stderr is not None
+        self._errors = LineDrain(self._process.stderr, f"drafter={name}")
+        self._errors.start()
+        threading.Thread(target=self._talk, name=f"child-{name}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self._process.poll()
+
+    def wait_ready(self, timeout_s: float) -> int:
+        """The port, once it listens. Raises `DrafterError` if it ends or takes longer."""
+        is_told = self._ready.wait(timeout_s)
+        if self._port is not None:
+            return self._port
+        self.kill()
+        if not is_told:
+            raise DrafterError(f"its process said nothing within {timeout_s:g} s, and was ended")
+        reason = self._errors.last_line(LAST_WORDS_S).removeprefix("drafter_server: ")
+        raise DrafterError(reason or f"its process ended with status {self._process.returncode}")
+
+    def stop(self) -> None:
+        """End the process, by force after `STOP_TIMEOUT_S`; twice is once."""
+        self._process.terminate()
+        # One that is paused would not hear of it.
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._close_stdin()
+
+    def kill(self) -> None:
+        """End the process at once, also one that is paused; twice is once."""
+        self._process.kill()
+        self._process.wait()
+        self._close_stdin()
+
+    def _talk(self) -> None:
+        """Send the settings, hear the port, and read on."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            # Open from now on: its end would end the server.
+            self._process.stdin.write(self._settings + "\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            # It is gone already, its pipe perhaps closed; why is on its standard error.
+            logger.debug("drafter=%s event=settings_not_read", self._name)
+        line = self._process.stdout.readline(len(READY) + 8)
+        if line.startswith(READY):
+            self._port = int(line.removeprefix(READY))
+        self._ready.set()
+        LineDrain(self._process.stdout, f"drafter={self._name}").run()
+
+    def _close_stdin(self) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except OSError:
+            # Settings that a dead process never read.
+            logger.debug("drafter=%s event=settings_not_read", self._name)

@@ -1,1 +1,0 @@
-"""What `draftline bench` and `lossless` measure; knows no engine, only streams of tokens."""

@@ -1,0 +1,4 @@
+"""Clocks, ceilings and made-up stages for the GPU benchmark.
+
+Start with `clock.py`.
+"""

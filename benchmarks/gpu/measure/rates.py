@@ -1,0 +1,45 @@
+"""What the device does at best: the floors are made of it."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from ..findings import Findings
+from ..floors import Rates, copy_work, product_work
+from ..setting import DTYPE, Setting
+
+
+def measure_rates(setting: Setting, findings: Findings) -> None:
+    """Sets `findings.rates`: bytes of a large copy, operations of a large bfloat16 product."""
+    plan = setting.plan
+    copying, product = _copy(setting), _product(setting)
+    copied = copy_work(plan.copy_bytes)
+    multiplied = product_work(plan.product_size, DTYPE.itemsize)
+    findings.rates = Rates(
+        num_bytes=copied.num_bytes / statistics.median(copying),
+        flops=multiplied.flops / statistics.median(product),
+    )
+    findings.add("rates", f"copy of {_size(plan.copy_bytes)}", copying, copied)
+    size = plan.product_size
+    findings.add("rates", f"product {size} x {size}", product, multiplied)
+
+
+def _copy(setting: Setting) -> list[float]:
+    size = (setting.plan.copy_bytes,)
+    source = torch.randint(256, size, dtype=torch.uint8, device=setting.device)
+    target = torch.empty_like(source)
+    return setting.clock.on_device(lambda: target.copy_(source))
+
+
+def _product(setting: Setting) -> list[float]:
+    size = (setting.plan.product_size, setting.plan.product_size)
+    left, right = (torch.randn(size, dtype=DTYPE, device=setting.device) for _ in range(2))
+    out = torch.empty_like(left)
+    return setting.clock.on_device(lambda: torch.mm(left, right, out=out))
+
+
+def _size(num_bytes: int) -> str:
+    power, unit = (30, "GiB") if num_bytes >= 1 << 30 else (20, "MiB")
+    return f"{num_bytes >> power} {unit}"

@@ -1,0 +1,166 @@
+"""Decoding steps of stages of random weights, for who waits for their tokens."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....core.types import StepInput
+from ....models.sampling.backend import uses_fused_modules
+from ....models.stage.graph_capture import CudaCapture
+from ....models.stage.graph_runner import GraphOptions
+from ....models.stage.stage import Stage
+from ..findings import Findings, free_memory
+from ..floors import StageShape, step_work
+from ..instruments.random_stage import random_slice, random_stage
+from ..instruments.steps import decode_step
+from ..plan import ModelPlan, StepCase
+from ..setting import DTYPE, Setting
+from .host import measure_host
+
+# Shares of the time after which no further step of the whole model, and none at all, is begun.
+WHOLE_UNTIL, PART_UNTIL = 0.7, 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStage:
+    """A stage and what its cases need."""
+
+    plan: ModelPlan
+    shape: StageShape
+    stage: Stage
+    num_blocks: int
+
+    def step(self, case: StepCase) -> StepInput:
+        """The step of a case."""
+        vocab_size = self.shape.vocab_size
+        return decode_step(case, self.num_blocks, self.stage.block_size, vocab_size)
+
+    def hidden(self, case: StepCase) -> Tensor | None:
+        """What the stage before would hand on; None where there is none."""
+        if self.shape.has_embed:
+            return None
+        rows = case.batch * case.rows_each
+        where = self.stage.kv.data.device
+        return torch.randn(rows, self.shape.hidden_size, dtype=DTYPE, device=where)
+
+
+def measure_whole(setting: Setting, findings: Findings) -> None:
+    """The model of the goals: their steps and the host's time, without and with CUDA graphs where
+    there are any; then all other steps.
+    """
+    plan = setting.plan
+    loaded = _load(plan.whole, setting, findings)
+    first = (plan.one_token, plan.tree)
+    if _can_have_graphs(loaded, setting):
+        eager = f"{plan.whole.name}, without graphs"
+        _measure_goals(eager, first, loaded, setting, findings)
+    _try_graphs(loaded, setting, findings)
+    _measure_goals(plan.whole.name, first, loaded, setting, findings)
+    rest = tuple(case for case in plan.whole.cases if case not in first)
+    _measure_cases(rest, WHOLE_UNTIL, loaded, setting, findings)
+
+
+def measure_part(setting: Setting, findings: Findings) -> None:
+    """Steps of a stage in the middle of a larger model, which takes and gives hidden states."""
+    plan = setting.plan.part
+    if setting.budget.is_over(PART_UNTIL):
+        findings.skip(plan.name, _used_up(PART_UNTIL))
+        return
+    loaded = _load(plan, setting, findings)
+    _try_graphs(loaded, setting, findings)
+    _measure_cases(plan.cases, PART_UNTIL, loaded, setting, findings)
+
+
+def _load(plan: ModelPlan, setting: Setting, findings: Findings) -> LoadedStage:
+    shape = plan.shape()
+    fused = uses_fused_modules(setting.device, setting.attention)
+    part = random_slice(plan.config(), plan.span, DTYPE, setting.device, fused=fused)
+    # Fused weights are copies: what they were made of is still torch's, and no longer needed.
+    free_memory()
+    num_blocks = setting.num_blocks(plan.cases, shape.kv_bytes)
+    if not num_blocks:
+        raise MemoryError(f"{plan.name} fits, but the KV of none of its steps does")
+    stage, attention = random_stage(part, num_blocks, setting.block_size, setting.attention)
+    modules = "fused modules" if fused else "modules of transformers"
+    findings.note(f"stage of {plan.name}", f"attention by {attention}; {modules}")
+    return LoadedStage(plan, shape, stage, num_blocks)
+
+
+def _measure_cases(
+    cases: tuple[StepCase, ...], until: float,
+    loaded: LoadedStage, setting: Setting, findings: Findings,
+) -> None:  # fmt: skip
+    for case in cases:
+        name = f"{loaded.plan.name}: {case.name}"
+        needed = case.num_slots(setting.block_size)
+        if needed > loaded.num_blocks * setting.block_size:
+            findings.skip(name, "KV does not fit the memory")
+        elif setting.budget.is_over(until):
+            findings.skip(name, _used_up(until))
+        elif not findings.attempt(
+            name, lambda case=case: _measure_case(loaded.plan.name, case, loaded, setting, findings)
+        ):
+            free_memory()
+
+
+def _measure_goals(
+    group: str, cases: tuple[StepCase, ...],
+    loaded: LoadedStage, setting: Setting, findings: Findings,
+) -> None:  # fmt: skip
+    for case in cases:
+        name = f"{group}: {case.name}"
+        findings.attempt(
+            name, lambda case=case: _measure_case(group, case, loaded, setting, findings)
+        )
+    case = setting.plan.one_token
+
+    def host() -> None:
+        what = f"{group}, {case.name}"
+        found = measure_host(what, loaded.stage, loaded.step(case), setting.clock)
+        findings.note(f"host, {group}", found.fields())
+
+    findings.attempt(f"host, {group}", host)
+
+
+def _measure_case(
+    group: str, case: StepCase, loaded: LoadedStage, setting: Setting, findings: Findings
+) -> None:
+    step, hidden = loaded.step(case), loaded.hidden(case)
+    work = step_work(loaded.shape, case.batch, case.rows_each, case.context_len)
+    times = setting.clock.waited(lambda: loaded.stage.run(step, hidden))
+    token = findings.find(group, replace(case, nodes=0).name)
+    note = f"{statistics.median(times) / token.seconds:.2f} x one token" if token else ""
+    findings.add(group, case.name, times, work, note=note, order=case.order)
+
+
+def _try_graphs(loaded: LoadedStage, setting: Setting, findings: Findings) -> None:
+    name = f"graphs of {loaded.plan.name}"
+    findings.attempt(name, lambda: findings.note(name, _use_graphs(loaded, setting)))
+
+
+def _can_have_graphs(loaded: LoadedStage, setting: Setting) -> bool:
+    return setting.device.type == "cuda" and loaded.stage.can_be_captured
+
+
+def _use_graphs(loaded: LoadedStage, setting: Setting) -> dict[str, Any] | str:
+    """Run the stage's steps by CUDA graphs from now on; what was captured, or why none is."""
+    if not _can_have_graphs(loaded, setting):
+        return "none: they need a GPU, and attention by draftline's own kernels"
+    cases = loaded.plan.cases
+    options = GraphOptions(
+        max_rows=max(case.batch * case.rows_each for case in cases),
+        max_requests=max(case.batch for case in cases),
+        max_positions=max(case.context_len + case.rows_each for case in cases),
+    )
+    runner = loaded.stage.use_graphs(options, CudaCapture(setting.device))
+    return asdict(runner.capture_all(time.monotonic))
+
+
+def _used_up(share: float) -> str:
+    return f"{share:.0%} of the time was used up"

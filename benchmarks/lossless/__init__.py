@@ -1,0 +1,4 @@
+"""Speculative text against plain text, over models, drafters and parameters.
+
+Start with `matrix.py`.
+"""

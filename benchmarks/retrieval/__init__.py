@@ -1,0 +1,4 @@
+"""The retrieval store: build, lookups, learning, refinement.
+
+Start with `store.py`.
+"""

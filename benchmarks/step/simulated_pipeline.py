@@ -1,0 +1,261 @@
+"""The engine over stages that only take time: how busy it keeps them, and what it costs itself.
+
+    python -m draftline.benchmarks.step.simulated_pipeline
+
+Stages of a set time stand in for the model, so that any number of them fits on one machine and
+nothing but the engine is measured: scheduling, merging, building steps, walking, committing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ...core.engine import EngineCore
+from ...core.errors import DraftlineError
+from ...core.request.output import Delta
+from ...core.request.request import Request
+from ...core.request.sampling_params import SamplingParams
+from ...core.request.stop import StopRule
+from ...core.schedule.block_pool import BlockPool
+from ...core.schedule.budget import NodeBudget
+from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.tree.merge import load_kernels
+from ...core.types import ROOT, DraftRequest, Proposal, Query, StepCommit, StepInput, StepOutput
+from ...measure.records.machine import machine
+
+RESULTS = Path(__file__).parents[1] / "results" / "simulated_pipeline.json"
+VOCAB = 4096
+BLOCK_SIZE = 16
+PROMPT_LEN = 64
+# Nodes on the right path; the rest of a tree is wrong.
+NUM_RIGHT = 3
+
+
+class SimulatedPipeline:
+    """`num_stages` stages, each of which takes `stage_s` seconds for every step, in order.
+
+    Its target counts: after token t comes t + 1.
+    """
+
+    def __init__(self, num_stages: int, stage_s: float) -> None:
+        self.max_in_flight = num_stages
+        self.busy_s = 0.0
+        self._stage_s = stage_s
+        self._free_at = [0.0] * num_stages
+
+    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
+        """Answer when the last stage would."""
+        loop = asyncio.get_running_loop()
+        ready = loop.time()
+        for stage, free_at in enumerate(self._free_at):
+            ready = max(ready, free_at) + self._stage_s
+            self._free_at[stage] = ready
+        self.busy_s += self._stage_s
+        answer: asyncio.Future[StepOutput] = loop.create_future()
+        loop.call_at(ready, answer.set_result, _count_on(step))
+        return answer
+
+
+def _count_on(step: StepInput) -> StepOutput:
+    return StepOutput(
+        step_id=step.step_id,
+        target_tokens=(step.token_ids[step.logits_rows] + 1) % VOCAB,
+        probe_ids=np.empty((0, 0), dtype=np.int32),
+        scores=np.empty(0, dtype=np.float32),
+    )
+
+
+class CountingDrafters:
+    """Costs next to nothing: a chain of right tokens with wrong ones beside it."""
+
+    def __init__(self, num_nodes: int) -> None:
+        right = min(NUM_RIGHT, num_nodes)
+        offsets = np.r_[1 : right + 1, 100 : 100 + num_nodes - right].astype(np.int32)
+        self._after = (np.arange(VOCAB, dtype=np.int32)[:, None] + offsets) % VOCAB
+        wrong = np.maximum(ROOT, np.arange(num_nodes - right) // 4 - 1)
+        self._parents = np.r_[ROOT : right - 1, wrong].astype(np.int32)
+        self._log_probs = np.zeros(num_nodes, dtype=np.float32)
+        self._last: dict[str, int] = {}
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request."""
+        self._last[request.request_id] = int(request.token_ids[-1])
+
+    def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:  # noqa: ARG002
+        """End a request."""
+        del self._last[request_id]
+
+    async def exchange(
+        self,
+        commits: Sequence[StepCommit],
+        queries: Sequence[Query],
+        left_out: Collection[str] = (),  # noqa: ARG002
+    ) -> Mapping[str, Sequence[Proposal]]:
+        """A tree for every query."""
+        for commit in commits:
+            self._last[commit.request_id] = int(commit.tokens[-1])
+        return {query.request_id: [self._tree(query.request_id)] for query in queries}
+
+    def costs(self) -> Mapping[str, float]:
+        """They cost next to nothing."""
+        return {"counting": 0.0}
+
+    def _tree(self, request_id: str) -> Proposal:
+        tokens = self._after[self._last[request_id]]
+        return Proposal("counting", tokens, self._parents, self._log_probs)
+
+
+class _NoText:
+    def push(self, token_id: int) -> str:  # noqa: ARG002
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """`requests` requests at once, each with trees of `nodes` nodes."""
+
+    stages: int
+    stage_ms: float
+    requests: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """While all requests of a load decode.
+
+    step_ms      time from one step to the next
+    utilisation  share of the time that a stage computed
+    """
+
+    load: Load
+    steps: int
+    step_ms: float
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The median round by `step_ms`, and the range of all."""
+
+    median: Measured
+    least_ms: float
+    most_ms: float
+
+
+class Bench:
+    """An engine over simulated stages with a load that decodes."""
+
+    def __init__(self, load: Load, tokens: int) -> None:
+        self.pipeline = SimulatedPipeline(load.stages, load.stage_ms / 1e3)
+        slots = PROMPT_LEN + tokens + load.nodes + 2 * BLOCK_SIZE
+        pool = BlockPool(load.requests * -(-slots // BLOCK_SIZE), BLOCK_SIZE)
+        limits = SchedulerLimits(
+            max_running=load.requests,
+            max_waiting=0,
+            max_step_rows=max(512, load.requests * (load.nodes + 1)),
+            max_tree_nodes=load.nodes,
+            max_probe_rows=0,
+            num_groups=load.stages,
+        )
+        drafters = CountingDrafters(load.nodes)
+        scheduler = Scheduler(pool, limits)
+        budget = NodeBudget(load.nodes)
+        self.core = EngineCore(self.pipeline, drafters, scheduler, budget, time.monotonic)
+        self.waiting = {f"request-{index}" for index in range(load.requests)}
+        self.has_finished = False
+        params = SamplingParams(max_tokens=tokens, temperature=0.0)
+        for index, name in enumerate(sorted(self.waiting)):
+            request = Request(
+                request_id=name,
+                prompt_ids=np.arange(index, index + PROMPT_LEN, dtype=np.int32),
+                params=params,
+                seed=0,
+                max_tokens=tokens,
+                sink=self._hear,
+            )
+            self.core.add(request, StopRule(params, (), tokens, _NoText()))
+
+    def _hear(self, event: Delta | DraftlineError) -> None:
+        assert isinstance(event, Delta)
+        self.waiting.discard(event.request_id)
+        self.has_finished = self.has_finished or event.finish_reason is not None
+
+
+async def measure(load: Load, tokens: int = 400) -> Measured:
+    """Run a load from the last first token to the first finished answer."""
+    bench = Bench(load, tokens)
+    core, pipeline = bench.core, bench.pipeline
+    while bench.waiting:
+        await core.step()
+    start, busy_s, num_steps = time.perf_counter(), pipeline.busy_s, core.num_steps
+    while not bench.has_finished:
+        await core.step()
+    seconds = time.perf_counter() - start
+    steps = core.num_steps - num_steps
+    busy_s = pipeline.busy_s - busy_s
+    while core.has_work:
+        await core.step()
+    return Measured(
+        load=load, steps=steps, step_ms=1e3 * seconds / steps, utilisation=busy_s / seconds
+    )
+
+
+HOST = (
+    Load(stages=1, stage_ms=0.0, requests=1, nodes=60),
+    Load(stages=1, stage_ms=0.0, requests=8, nodes=16),
+    Load(stages=1, stage_ms=0.0, requests=64, nodes=16),
+)
+STAGES = tuple(
+    Load(stages=stages, stage_ms=5.0, requests=requests, nodes=16)
+    for stages in (2, 4, 8)
+    for requests in (1, stages, 32)
+)
+
+
+def _rounds(load: Load, count: int) -> Rounds:
+    found = [asyncio.run(measure(load)) for _ in range(count)]
+    found.sort(key=lambda one: one.step_ms)
+    return Rounds(median=found[count // 2], least_ms=found[0].step_ms, most_ms=found[-1].step_ms)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="Runs of each load; the median counts.")] = 5,
+    output: Annotated[Path, typer.Option(help="Where the JSON goes.")] = RESULTS,
+) -> None:
+    """Measure the engine over simulated stages."""
+    console = Console(highlight=False)
+    load_kernels()
+    results = [_rounds(load, rounds) for load in (*HOST, *STAGES)]
+    table = Table("stages", "ms each", "requests", "nodes", "step ms", "range", "busy", box=None)
+    for found in results:
+        one, load = found.median, found.median.load
+        busy = f"{one.utilisation:.1%}" if load.stage_ms else "host only"
+        cells = (load.stages, load.stage_ms, load.requests, load.nodes, f"{one.step_ms:.2f}")
+        table.add_row(*map(str, cells), f"{found.least_ms:.2f} - {found.most_ms:.2f}", busy)
+    console.print(machine().line())
+    console.print(table)
+    content = {
+        "machine": machine().fields(),
+        "rounds": rounds,
+        "loads": [asdict(one) for one in results],
+    }
+    output.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,250 @@
+"""What the transports between pipeline stages cost.
+
+Run `python -m draftline.benchmarks.transport.stage_transport`. Stages that compute nothing, so that
+all time is the transport's. Prints a table and writes
+`benchmarks/results/stage_transport-<date>.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+import torch
+
+from ...actors.kept_actors import KeptStages, OwnKeeper
+from ...cluster.config import TransportName
+from ...cluster.pipeline.ray_pipeline import RayPipeline
+from ...cluster.transport.stage_spec import StageSpec
+from ...core.errors import StageLost
+from ...core.types import SamplingRows, StepInput, StepOutput
+from ...measure.records.machine import machine
+from ...models.load.partition import LayerSpan
+
+if TYPE_CHECKING:
+    from ...models.stage.answer import Answer
+
+RESULTS = Path(__file__).parents[1] / "results"
+HIDDEN_SIZE = 256
+NUM_ROWS = (1, 16, 512)
+IN_FLIGHT = (1, 3)
+BLOCK_STEPS = 20
+DEATH = -1
+
+# Those that stages without GPUs have.
+TRANSPORTS: tuple[TransportName, ...] = ("compiled_graph", "distributed")
+
+
+@dataclass(frozen=True, slots=True)
+class EchoStage:
+    """Passes arrays of the right shapes on."""
+
+    is_last: bool
+    num_blocks: int = 1
+
+    def reset(self) -> None:
+        """Nothing is kept."""
+
+    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
+        """Nothing is computed; a step id of `DEATH` kills the last stage."""
+        if not self.is_last:
+            return torch.zeros(len(step.token_ids), HIDDEN_SIZE) if hidden is None else hidden
+        if step.step_id == DEATH:
+            os.kill(os.getpid(), signal.SIGKILL)
+        output = StepOutput(step.step_id, step.token_ids, step.moves, step.sampling.temperature)
+        return lambda: output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EchoSpec(StageSpec):
+    """Builds an `EchoStage`."""
+
+    def build(self) -> EchoStage:
+        """See `StageSpec`."""
+        return EchoStage(self.span.is_last)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Latency from submit to answer, and throughput, of one setting."""
+
+    transport: str
+    num_stages: int
+    num_rows: int
+    in_flight: int
+    median_ms: float
+    p99_ms: float
+    steps_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LifeTimes:
+    """Seconds that starting, noticing a death, and closing take."""
+
+    transport: str
+    num_stages: int
+    start_s: float
+    close_s: float
+    death_s: float
+    close_after_death_s: float
+
+
+def main() -> None:
+    """Measure every setting."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=20, help="blocks of steps of each setting")
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("draftline").setLevel(logging.ERROR)
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+             object_store_memory=200_000_000)  # fmt: skip
+    steps: list[StepTimes] = []
+    lives: list[LifeTimes] = []
+    for num_stages in args.stages:
+        asyncio.run(_measure(num_stages, args.blocks, steps, lives))
+    ray.shutdown()
+    _write(steps, lives)
+
+
+async def _measure(
+    num_stages: int, num_blocks: int, steps: list[StepTimes], lives: list[LifeTimes]
+) -> None:
+    """All transports are open at once and take turns, block by block, in whatever load there is."""
+    pipelines: dict[TransportName, RayPipeline] = {
+        name: RayPipeline(
+            _specs(num_stages),
+            KeptStages(OwnKeeper()),
+            transport=name,
+            max_in_flight=max(IN_FLIGHT),
+        )
+        for name in TRANSPORTS
+    }
+    start_s = {name: await _seconds(pipeline.start()) for name, pipeline in pipelines.items()}
+    for num_rows, in_flight in product(NUM_ROWS, IN_FLIGHT):
+        steps += await _turns(pipelines, num_rows, in_flight, num_blocks)
+    for name, pipeline in pipelines.items():
+        close_s = await _seconds(pipeline.close())
+        await pipeline.start()
+        death_s = await _seconds(_die(pipeline))
+        again_s = await _seconds(pipeline.close())
+        lives.append(LifeTimes(name, num_stages, start_s[name], close_s, death_s, again_s))
+        print(_line(lives[-1]), flush=True)
+
+
+async def _turns(
+    pipelines: dict[TransportName, RayPipeline], num_rows: int, in_flight: int, num_blocks: int
+) -> list[StepTimes]:
+    blocks: dict[str, list[list[float]]] = {name: [] for name in pipelines}
+    seconds: dict[str, float] = dict.fromkeys(pipelines, 0.0)
+    for _, (name, pipeline) in product(range(num_blocks), pipelines.items()):
+        latencies: list[float] = []
+        seconds[name] += await _seconds(_block(pipeline, num_rows, in_flight, latencies))
+        blocks[name].append(latencies)
+    times = []
+    for name, pipeline in pipelines.items():
+        # The first block warms caches and buffers up.
+        median, p99 = np.percentile(np.concatenate(blocks[name][1:]), [50, 99]) * 1e3
+        rate = num_blocks * BLOCK_STEPS / seconds[name]
+        row = (name, pipeline.num_stages, num_rows, in_flight)
+        times.append(StepTimes(*row, *(round(float(x), 3) for x in (median, p99, rate))))
+        print(_line(times[-1]), flush=True)
+    return times
+
+
+async def _block(
+    pipeline: RayPipeline, num_rows: int, in_flight: int, latencies: list[float]
+) -> None:
+    step = _step(num_rows)
+    sent: deque[tuple[Awaitable[StepOutput], float]] = deque()
+    for _ in range(BLOCK_STEPS):
+        if len(sent) == in_flight:
+            await _answered(sent, latencies)
+        now = time.perf_counter()
+        sent.append((pipeline.submit(step), now))
+    while sent:
+        await _answered(sent, latencies)
+
+
+async def _answered(
+    sent: deque[tuple[Awaitable[StepOutput], float]], latencies: list[float]
+) -> None:
+    answer, start = sent.popleft()
+    await answer
+    latencies.append(time.perf_counter() - start)
+
+
+async def _die(pipeline: RayPipeline) -> None:
+    try:
+        await pipeline.submit(_step(1, step_id=DEATH))
+    except StageLost:
+        return
+    raise AssertionError("the last stage was killed and answered")
+
+
+async def _seconds(awaitable: Any) -> float:
+    start = time.perf_counter()
+    await awaitable
+    return round(time.perf_counter() - start, 3)
+
+
+def _specs(num_stages: int) -> list[EchoSpec]:
+    return [
+        EchoSpec(
+            model_path="",
+            span=LayerSpan(index, index + 1, num_stages),
+            num_blocks=1,
+            block_size=16,
+            hidden_size=HIDDEN_SIZE,
+        )
+        for index in range(num_stages)
+    ]
+
+
+def _step(num_rows: int, step_id: int = 0) -> StepInput:
+    rows = np.arange(num_rows, dtype=np.int32)
+    none = np.empty(0, dtype=np.int32)
+    return StepInput(
+        step_id=step_id, moves=np.empty((0, 2), dtype=np.int32), token_ids=rows, positions=rows,
+        slots=rows, request_starts=np.array([0, num_rows], dtype=np.int32),
+        context_lens=np.zeros(1, dtype=np.int32), block_tables=np.zeros((1, 64), dtype=np.int32),
+        trees=(None,), logits_rows=rows,
+        sampling=SamplingRows.greedy(rows.astype(np.int64)),
+        probe_rows=none, probe_top_k=0, scored_rows=none, scored_tokens=none,
+    )  # fmt: skip
+
+
+def _line(times: StepTimes | LifeTimes) -> str:
+    return "  ".join(f"{name} {value}" for name, value in asdict(times).items())
+
+
+def _write(steps: list[StepTimes], lives: list[LifeTimes]) -> None:
+    report = {
+        "machine": machine().fields(),
+        "ray": ray.__version__,
+        "load": [round(load, 2) for load in os.getloadavg()],
+        "steps": list(map(asdict, steps)),
+        "lives": list(map(asdict, lives)),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"stage_transport-{datetime.now(UTC):%Y-%m-%d}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What one drafter has not been told yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ...core.types import Commit, DraftRequest, StepCommit
+from .committed_text import CommittedText
+
+
+class DrafterBacklog:
+    """Opens, closes and commits that wait for the next message to a drafter; bounded.
+
+    A request that waits to be opened needs no commits: it is opened with all tokens it has when
+    the message leaves. So more than `max_commits` commits turn into opening their requests again.
+    Of requests that end, more than so many are left out: drafters may learn from them, no more.
+    """
+
+    __slots__ = ("_closes", "_commits", "_last_commits", "_max_commits", "_opens", "_source")
+
+    def __init__(self, source: str, max_commits: int) -> None:
+        self._source = source
+        self._max_commits = max_commits
+        self._opens: dict[str, None] = {}
+        self._closes: list[str] = []
+        self._commits: list[Commit] = []
+        self._last_commits: list[Commit] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._commits or self._opens or self._closes)
+
+    def reset(self, request_ids: Iterable[str]) -> None:
+        """The drafter knows nothing: open these requests, forget the rest."""
+        self._opens = dict.fromkeys(request_ids)
+        self._closes = []
+        self._commits = []
+        self._last_commits = []
+
+    def open(self, request_id: str) -> None:
+        """Open a request, or open it anew."""
+        self._drop_commits(request_id)
+        self._opens[request_id] = None
+
+    def close(self, request_id: str, last: Sequence[StepCommit]) -> None:
+        """Close a request, after its `last` commits."""
+        if request_id not in self._opens:
+            self._last_commits += [one for one in self._commits if one.request_id == request_id]
+            self._last_commits += [_told(self._source, commit) for commit in last]
+        if len(self._last_commits) > self._max_commits:
+            self._last_commits = []
+        self._drop_commits(request_id)
+        self._opens.pop(request_id, None)
+        self._closes.append(request_id)
+
+    def commit(self, commits: Sequence[StepCommit]) -> None:
+        """Tell what was committed."""
+        for commit in commits:
+            if commit.request_id not in self._opens:
+                self._commits.append(_told(self._source, commit))
+        if len(self._commits) > self._max_commits:
+            self._opens.update(dict.fromkeys(commit.request_id for commit in self._commits))
+            self._commits = []
+
+    def take(
+        self, texts: Mapping[str, CommittedText]
+    ) -> tuple[tuple[str, ...], tuple[DraftRequest, ...], list[Commit], list[Commit]]:
+        """Closes, opens, commits and last commits of a message that leaves now."""
+        commits, self._commits = self._commits, []
+        if not (self._opens or self._closes):
+            return (), (), commits, []
+        closes, last = tuple(self._closes), self._last_commits
+        opens = tuple(texts[request_id].request() for request_id in self._opens)
+        self.reset(())
+        return closes, opens, commits, last
+
+    def _drop_commits(self, request_id: str) -> None:
+        self._commits = [commit for commit in self._commits if commit.request_id != request_id]
+
+
+def _told(source: str, commit: StepCommit) -> Commit:
+    """A commit as one drafter hears of it."""
+    return Commit(
+        commit.request_id,
+        commit.base_len,
+        commit.tokens,
+        commit.probe_ids.get(source),
+        commit.successors.get(source),
+    )

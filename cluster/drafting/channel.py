@@ -1,0 +1,266 @@
+"""The hub's end of one drafter: what is on its way, what it answered, whether it is well."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...core.errors import DrafterError, ProtocolError
+from ...core.types import Proposal, Query, StepCommit
+from ..links.circuit_breaker import CircuitBreaker, RetryPolicy
+from ..links.failure_log import FailureLog, failure_reason
+from ..links.link import DrafterLink, DrafterMessage, DrafterReport
+from .arrived_proposals import ArrivedProposals
+from .backlog import DrafterBacklog
+from .committed_text import CommittedText
+from .stats import DrafterStats
+
+logger = logging.getLogger(__name__)
+
+# Weight of the newest answer in the running mean of latency; a faster one counts at once.
+LATENCY_WEIGHT = 0.25
+# Every so many messages a drafter that seemed too slow is waited for again.
+PATIENCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterLimits:
+    """What one drafter may do before it counts as failed.
+
+    vocab_size        token ids stay below
+    answer_timeout_s  a message unanswered for so long counts as a failure
+    max_backlog       commits kept for a busy drafter; beyond, its requests are opened again
+    max_probe_rows    most rows, offset and top_k of a probe
+    """
+
+    vocab_size: int
+    answer_timeout_s: float = 2.0
+    max_backlog: int = 1024
+    max_probe_rows: int = 256
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+class DrafterChannel:
+    """One drafter's messages, answers and health. Implements the link's `LinkEvents`.
+
+    At most one message is on its way; what happens meanwhile goes with the next one, which leaves
+    as soon as the answer is in. Nothing that the drafter does raises out of here.
+
+    texts        all open requests; the owner keeps it up to date before it calls
+    on_progress  called after every event of a drafter that is not local
+    """
+
+    def __init__(
+        self,
+        link: DrafterLink,
+        texts: Mapping[str, CommittedText],
+        limits: DrafterLimits,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.link = link
+        self.is_up = False
+        self.is_connecting = False
+        self.is_awaited = False
+        self._texts = texts
+        self._limits = limits
+        self._clock = clock
+        self._on_progress = on_progress
+        self._backlog = DrafterBacklog(link.name, limits.max_backlog)
+        self._failures = FailureLog(logger, f"drafter={link.name}", clock=clock)
+        self._breaker = CircuitBreaker(limits.retry, rng)
+        self._arrived = ArrivedProposals()
+        self._message: DrafterMessage | None = None
+        self._message_texts: list[CommittedText] = []
+        self._sent_at = 0.0
+        self._queries: Sequence[Query] = ()
+        self._budget_s = 0.0
+        self._mean_latency_s = 0.0
+        self._num_messages = self._num_errors = self._num_connects = 0
+        self._latency_sum_s, self._latency_count = 0.0, 0
+        self._report = DrafterReport()
+
+    @property
+    def mean_latency_s(self) -> float:
+        """Running mean of the time to an answer, seconds; 0 before the first."""
+        return self._mean_latency_s
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a message of an earlier step is on its way still."""
+        return self._message is not None and not self.is_awaited
+
+    def open(self, request_id: str) -> None:
+        """A request came into `texts`, new or anew."""
+        if self.is_up:
+            self._backlog.open(request_id)
+            self._flush_soon()
+
+    def close(self, request_id: str, last: Sequence[StepCommit]) -> None:
+        """A request left `texts` after these commits."""
+        self._arrived.forget(request_id)
+        # The id may be opened again, with another text, before these leave.
+        self._queries = [query for query in self._queries if query.request_id != request_id]
+        if self.is_up:
+            self._backlog.close(request_id, last)
+            self._flush_soon()
+
+    def queue(
+        self, commits: Sequence[StepCommit], queries: Sequence[Query], budget_s: float
+    ) -> None:
+        """Keep for the next message what a step begins with: commits that `texts` has already,
+        and queries, which replace those of earlier steps.
+        """
+        if self.is_up:
+            self._backlog.commit(commits)
+        self._queries, self._budget_s = queries, budget_s
+        self.is_awaited = False
+
+    def send(self) -> None:
+        """Send what is queued, now or when the drafter has answered or is connected again.
+
+        Sets `is_awaited` where an answer can be expected within the budget.
+        """
+        now = self._clock()
+        if not self.is_up:
+            self.connect(now)
+        elif self._message and now - self._sent_at > self._limits.answer_timeout_s:
+            self.link.unanswered()
+            self.failed(DrafterError("no answer in time"))
+        self._flush()
+        if self._queries and self._message is not None and not self._message.queries:
+            # Openings are answered quickly, and the queries leave then.
+            self.is_awaited = self._is_in_time()
+
+    def take(self, query: Query) -> Proposal | None:
+        """The newest proposal that fits the query's text, or None."""
+        return self._arrived.take(query)
+
+    def connect(self, now: float) -> None:
+        """Begin to connect, unless the breaker is open."""
+        if not (self.is_up or self.is_connecting) and now >= self._breaker.retry_at:
+            self.is_connecting = True
+            self.link.connect(self)
+
+    def ready(self) -> None:
+        """The drafter knows nothing: open every request with it."""
+        self._num_connects += 1
+        self.is_connecting = False
+        self.is_up = True
+        self._backlog.reset(self._texts)
+        self._flush_soon()
+        if not self.link.is_local:
+            logger.info("drafter=%s event=connected count=%d", self.link.name, self._num_connects)
+            self._on_progress()
+
+    def answered(self, proposals: Sequence[Proposal], report: DrafterReport | None = None) -> None:
+        """Keep what passes the border, then send what is queued."""
+        message, self._message = self._message, None
+        assert message is not None, "an answer to nothing"
+        try:
+            self._check(message, proposals)
+        except Exception as error:
+            # An in-process drafter may return anything, and its use then raise anything.
+            logger.debug("drafter=%s event=bad_answer", self.link.name, exc_info=True)
+            self.failed(DrafterError(f"bad answer: {failure_reason(error)}"))
+            return
+        self._breaker.succeed()
+        self._report = report or self._report
+        if message.queries:
+            self.is_awaited = False
+            self._record_latency(message)
+            for query, text, proposal in zip(
+                message.queries, self._message_texts, proposals, strict=True
+            ):
+                if self._texts.get(query.request_id) is text:
+                    self._arrived.put(query, text, proposal)
+        if not self.link.is_local:
+            self._flush()
+            self._on_progress()
+
+    def failed(self, error: DrafterError) -> None:
+        """Disconnect; the breaker says when to try again."""
+        self._num_errors += 1
+        self.is_up = self.is_awaited = self.is_connecting = False
+        self._message = None
+        self.link.disconnect()
+        delay = self._breaker.fail(self._clock())
+        self._failures.log("failed", f"retry_in_s={delay:.2f} {error}")
+        self._on_progress()
+
+    def stats(self) -> DrafterStats:
+        """Totals so far."""
+        learning = self.link.learning_counts
+        return DrafterStats(
+            name=self.link.name,
+            connected=self.is_up,
+            circuit_open=not self.is_up and self._clock() < self._breaker.retry_at,
+            messages=self._num_messages,
+            proposals=self._arrived.num_used,
+            late=self._arrived.num_late,
+            late_used=self._arrived.num_late_used,
+            dropped=self._arrived.num_dropped,
+            errors=self._num_errors,
+            reconnects=max(0, self._num_connects - 1),
+            latency_sum_s=self._latency_sum_s,
+            latency_count=self._latency_count,
+            memory_bytes=self._report.memory_bytes,
+            learning=self._report.learning if learning is None else learning,
+        )
+
+    def _flush_soon(self) -> None:
+        # Deferred, so that it can still join a step's message. In process that step comes anyway,
+        # but after the last request: what a drafter learns of it must not wait for the next one.
+        if not (self.link.is_local and self._texts):
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if not self.is_up or self._message is not None:
+            return
+        texts = self._texts
+        queries = [self._capped(query) for query in self._queries if query.request_id in texts]
+        self._queries = ()
+        if not queries and not self._backlog:
+            return
+        self._sent_at = now = self._clock()
+        self._num_messages += 1
+        closes, opens, commits, last = self._backlog.take(texts)
+        message = DrafterMessage(
+            self._num_messages, closes, opens, commits, queries, now + self._budget_s, last
+        )
+        self._message = message
+        self._message_texts = [texts[query.request_id] for query in queries]
+        self.is_awaited = bool(queries) and self._is_in_time()
+        self.link.send(message)
+
+    def _is_in_time(self) -> bool:
+        """Who is slower than the budget is not waited for: its proposals are used re-rooted."""
+        return self._mean_latency_s <= self._budget_s or self._num_messages % PATIENCE == 0
+
+    def _capped(self, query: Query) -> Query:
+        most = self.link.max_nodes
+        return query if query.max_nodes <= most else replace(query, max_nodes=most)
+
+    def _check(self, message: DrafterMessage, proposals: Sequence[Proposal]) -> None:
+        if len(proposals) != len(message.queries):
+            raise ProtocolError(f"{len(proposals)} proposals for {len(message.queries)} queries")
+        for proposal in proposals:
+            if proposal.source != self.link.name:
+                raise ProtocolError(f"a proposal of {proposal.source!r}")
+            proposal.check(self._limits.vocab_size)
+            if proposal.probe is not None:
+                proposal.probe.check(self._limits.vocab_size, self._limits.max_probe_rows)
+
+    def _record_latency(self, message: DrafterMessage) -> None:
+        latency = self._clock() - self._sent_at
+        self._latency_sum_s += latency
+        self._latency_count += 1
+        # Prompts are long; what an answer takes with one says nothing about the next.
+        if not message.opens:
+            self._mean_latency_s += LATENCY_WEIGHT * (latency - self._mean_latency_s)
+            self._mean_latency_s = min(self._mean_latency_s, latency)

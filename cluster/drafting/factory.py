@@ -1,0 +1,168 @@
+"""Builds the drafter that a `DrafterConfig` describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ...core.drafter import Drafter
+from ...core.errors import ConfigError
+from ...drafters.ngram.anpd import AnpdDrafter, AnpdOptions
+from ...drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
+from ...drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from ...drafters.ngram.spectra import SpectraDrafter, SpectraOptions
+from ...drafters.ngram.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
+from ...drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
+from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
+from ...drafters.warm_up import warm_up
+from ...models.text.fingerprint import tokenizer_hash
+from ..config import DrafterConfig, EngineConfig, unknown_key
+from ..links.tokens import read_token
+
+if TYPE_CHECKING:
+    from ...drafters.model.options import ModelOptions
+    from ...models.load.model_info import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """What a drafter is built from. `values` holds the kind's own keys, None where not given."""
+
+    name: str
+    transport: str
+    options: Any
+    values: Mapping[str, Any]
+    engine: EngineConfig | None
+    config: DrafterConfig
+
+    def require(self, key: str, meaning: str) -> str:
+        value = self.values[key]
+        if not isinstance(value, str) or not value:
+            raise ConfigError(key, f"must be given: {meaning}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """own_keys: keys of the settings that are not fields of the class that `options` gives."""
+
+    options: Callable[[], type]
+    build: Callable[[_Recipe], Drafter]
+    own_keys: tuple[str, ...] = ()
+
+
+def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> Drafter:
+    """The drafter of `config`, its model or store loaded.
+
+    engine: settings of the engine it drafts for; without it, a model or store of another
+    tokenizer is not noticed here.
+    Raises `ConfigError` naming the key; `CheckpointError` or `StoreError` for what it loads.
+    """
+    kind = KINDS.get(config.kind)
+    if kind is None:
+        raise ConfigError("kind", f"unknown drafter {config.kind!r}; known: {', '.join(KINDS)}")
+    options = kind.options()
+    names = {field.name for field in fields(options)}
+    given = config.options
+    for key in given:
+        if key not in names and key not in kind.own_keys:
+            known = [*names, *kind.own_keys, *DrafterConfig.model_fields]
+            raise unknown_key(key, key, known)
+    chosen = {key: value for key, value in given.items() if key in names}
+    if "max_nodes" in names:
+        chosen["max_nodes"] = config.max_nodes
+    values = {key: given.get(key) for key in kind.own_keys}
+    return kind.build(
+        _Recipe(config.source, config.transport, options(**chosen), values, engine, config)
+    )
+
+
+def _plain(options: type, drafter: Callable[[str, Any], Drafter]) -> _Kind:
+    """A kind that needs nothing but its options."""
+
+    def build(recipe: _Recipe) -> Drafter:
+        warm_up(drafter(recipe.name, recipe.options))
+        return drafter(recipe.name, recipe.options)
+
+    return _Kind(lambda: options, build)
+
+
+# torch and transformers take seconds to import, and the servers of the other drafters need
+# neither; so what needs them is imported where it is used.
+
+
+def _model_options() -> type:
+    from ...drafters.model.options import ModelOptions  # noqa: PLC0415
+
+    return ModelOptions
+
+
+def _target(engine: EngineConfig) -> ModelInfo:
+    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+
+    return read_model_info(engine.model)
+
+
+def _model(recipe: _Recipe) -> Drafter:
+    from ...drafters.model.drafter import load_model_drafter  # noqa: PLC0415
+    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+
+    model = recipe.require("model", "a folder or hub id, or demo-drafter")
+    if recipe.engine is not None:
+        own = read_model_info(model)
+        if tokenizer_hash(own.path) != tokenizer_hash(_target(recipe.engine).path):
+            raise ConfigError("model", f"{model} has another tokenizer than the served model")
+    options: ModelOptions = recipe.options
+    if options.device == "auto" and not _may_use_gpu(recipe):
+        options = replace(options, device="cpu")
+    return load_model_drafter(model, recipe.name, options)
+
+
+def _may_use_gpu(recipe: _Recipe) -> bool:
+    """On Ray an actor of its own may, for which a GPU is reserved; a coordinator has none."""
+    engine = recipe.engine
+    if engine is None or engine.backend == "local":
+        return engine is None or engine.device != "cpu"
+    return recipe.transport == "grpc" and engine.gpus_per_drafter > 0
+
+
+def _retrieval(recipe: _Recipe) -> Drafter:
+    from ..links.tls_files import drafter_tls  # noqa: PLC0415
+    from ..retrieval.source import open_servers, open_source  # noqa: PLC0415
+
+    model = None if recipe.engine is None else recipe.engine.model
+    options: RetrievalOptions = recipe.options
+    learns_for = model if options.learn else None
+    if options.learn and model is None:
+        raise ConfigError("learn", "needs the served model: start the server with --target MODEL")
+    if recipe.values["server"] is not None:
+        if recipe.values["learn_off"] is not None:
+            raise ConfigError("learn_off", "belongs to the retrieval server: --learn-off")
+        servers = recipe.require("server", "host:port of a retrieval server; commas between more")
+        config = recipe.config
+        token = read_token(config.token_env, config.token_file)
+        source = open_servers(servers.split(","), learns_for, drafter_tls(config), token)
+    else:
+        url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
+        source = open_source(url, model, learns_for, _names(recipe.values["learn_off"]))
+    return RetrievalDrafter(source.lookup, recipe.name, options, source.learner, source.free)
+
+
+def _names(value: object) -> list[str]:
+    given = [] if value is None else value
+    if isinstance(given, list) and all(isinstance(name, str) for name in given):
+        return given
+    raise ConfigError("learn_off", "must be a list of namespaces")
+
+
+KINDS: Mapping[str, _Kind] = {
+    "prompt_lookup": _plain(PromptLookupOptions, PromptLookupDrafter),
+    "spectra": _plain(SpectraOptions, SpectraDrafter),
+    "lookahead": _plain(LookaheadOptions, LookaheadDrafter),
+    "anpd": _plain(AnpdOptions, AnpdDrafter),
+    "suffix": _plain(SuffixOptions, SuffixDrafter),
+    "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
+    "model": _Kind(_model_options, _model, ("model",)),
+    "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off")),
+}

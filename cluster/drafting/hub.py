@@ -1,0 +1,167 @@
+"""The engine's only face to drafters: one message a drafter a step, answers by a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from ...core.types import DraftRequest, Proposal, Query, StepCommit
+from ..links.link import DrafterLink
+from .channel import DrafterChannel, DrafterLimits
+from .committed_text import CommittedText
+from .stats import DrafterStats
+
+# How long a step first waits for answers that are here but not read yet, because the process was
+# busy with the target's pass.
+GRACE_S = 0.001
+
+
+class DrafterHub:
+    """Tells drafters what happens and collects proposals. One event loop uses it.
+
+    Drafters may be late, dead or wrong: they are skipped, tried again after growing delays, and
+    opened anew with all committed tokens when they come back. Nothing they do raises, and every
+    proposal given out has passed `Proposal.check` (and its probe `Probe.check`).
+
+    links       in order of priority; names must differ
+    budget_s    how long a step waits for drafters of other processes, unless `exchange` says so
+    clock, rng  seconds that never go back; jitter of reconnections
+    """
+
+    def __init__(
+        self,
+        links: Sequence[DrafterLink],
+        limits: DrafterLimits,
+        budget_s: float = 0.05,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        assert len({link.name for link in links}) == len(links), "two drafters of one name"
+        self._texts: dict[str, CommittedText] = {}
+        self._budget_s = budget_s
+        self._clock = clock
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_done: Callable[[], bool] = lambda: True
+        self._channels = [
+            DrafterChannel(
+                link,
+                self._texts,
+                limits,
+                clock=clock,
+                rng=rng or random.Random(),
+                on_progress=self._on_progress,
+            )
+            for link in links
+        ]
+        self._remote = [channel for channel in self._channels if not channel.link.is_local]
+        self._local = [channel for channel in self._channels if channel.link.is_local]
+
+    async def start(self, timeout_s: float = 10.0) -> None:
+        """Connect; return when every drafter is ready or has failed, or after `timeout_s`.
+
+        Those that are not ready are tried again while steps go on.
+        """
+        for channel in self._channels:
+            channel.connect(self._clock())
+        await self._wait(
+            timeout_s, lambda: not any(channel.is_connecting for channel in self._remote)
+        )
+
+    async def stop(self) -> None:
+        """Disconnect from every drafter."""
+        for channel in self._channels:
+            await channel.link.close()
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request with every drafter, or begin it anew with other tokens."""
+        self.close(request.request_id)
+        self._texts[request.request_id] = CommittedText(request)
+        for channel in self._channels:
+            channel.open(request.request_id)
+
+    def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
+        """End a request with every drafter, after its `last` commits; an unknown id is ignored."""
+        last = self._record(last)
+        if self._texts.pop(request_id, None) is not None:
+            for channel in self._channels:
+                channel.close(request_id, last)
+
+    async def exchange(
+        self,
+        commits: Sequence[StepCommit],
+        queries: Sequence[Query],
+        left_out: Collection[str] = (),
+        budget_s: float | None = None,
+    ) -> dict[str, list[Proposal]]:
+        """Tell what was committed, ask for proposals; answers by request id, in order of priority.
+
+        Drafters of other processes work while the local ones run, and are then waited for until
+        `budget_s` is over. Commits of requests that are not open, or that a request was opened
+        with already, are ignored; queries of requests that are not open get no proposals. The
+        drafters `left_out` hear of commits only.
+        """
+        budget_s = self._budget_s if budget_s is None else budget_s
+        start = self._clock()
+        commits = self._record(commits)
+        for channel in self._channels:
+            wanted = () if channel.link.name in left_out else queries
+            channel.queue(commits, wanted, budget_s)
+        if self._remote:
+            await self._send_remote(budget_s)
+        for channel in self._local:
+            channel.send()
+        if self._remote:
+            left = start + budget_s - self._clock()
+            await self._wait(left, lambda: not any(channel.is_awaited for channel in self._remote))
+        return {query.request_id: self._collect(query) for query in queries}
+
+    def costs(self) -> dict[str, float]:
+        """Seconds that each drafter takes in a step, by name; 0 before it has answered."""
+        return {channel.link.name: channel.mean_latency_s for channel in self._channels}
+
+    def stats(self) -> tuple[DrafterStats, ...]:
+        """Totals of every drafter, in order of priority."""
+        return tuple(channel.stats() for channel in self._channels)
+
+    def _record(self, commits: Sequence[StepCommit]) -> list[StepCommit]:
+        fresh = []
+        for commit in commits:
+            text = self._texts.get(commit.request_id)
+            if text is not None and commit.base_len >= text.length:
+                assert commit.base_len == text.length, "a commit was left out"
+                text.append(commit.tokens)
+                fresh.append(commit)
+        return fresh
+
+    async def _send_remote(self, budget_s: float) -> None:
+        grace_s = min(GRACE_S, budget_s)
+        await self._wait(grace_s, lambda: not any(channel.is_behind for channel in self._remote))
+        for channel in self._remote:
+            channel.send()
+        # One turn of the loop hands the messages to gRPC before local drafters take the thread.
+        await asyncio.sleep(0)
+
+    def _collect(self, query: Query) -> list[Proposal]:
+        text = self._texts.get(query.request_id)
+        if text is None or text.length < query.committed_len:
+            return []
+        found = [channel.take(query) for channel in self._channels]
+        return [proposal for proposal in found if proposal is not None]
+
+    async def _wait(self, timeout_s: float, is_done: Callable[[], bool]) -> None:
+        if is_done() or timeout_s <= 0:
+            return
+        assert self._waiter is None, "exchange is called from one task at a time"
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._is_done = is_done
+        try:
+            await asyncio.wait((self._waiter,), timeout=timeout_s)
+        finally:
+            self._waiter = None
+
+    def _on_progress(self) -> None:
+        if self._waiter is not None and not self._waiter.done() and self._is_done():
+            self._waiter.set_result(None)

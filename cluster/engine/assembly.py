@@ -1,0 +1,221 @@
+"""Puts an engine together from its settings: sizes, scheduler, pipeline, drafters, core."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ...core.engine import EngineCore
+from ...core.errors import ConfigError
+from ...core.schedule.block_pool import BlockPool
+from ...core.schedule.budget import NodeBudget
+from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.trace import StepTrace
+from ...core.tree.merge import load_kernels
+from ...core.types import MAX_PROBE_ROWS
+from ...core.verify.rules import COUPLED, LOSSY
+from ...models.device.device_choice import choose_device, choose_dtype
+from ...models.load.model_info import ModelInfo, read_model_info
+from ...models.load.partition import partition_layers
+from ...models.stage.graph_options import GraphOptions
+from ...models.stage.options import StageOptions
+from ...models.text.grammar import GrammarFactory
+from ...models.text.tokenizer import load_tokenizer
+from ..config import EngineConfig
+from ..drafting.channel import DrafterLimits
+from ..drafting.hub import DrafterHub
+from ..links.link import DrafterLink
+from ..pipeline.local_pipeline import LocalPipeline
+from ..transport.stage_spans import wall_clock
+from ..transport.stage_spec import Pipeline, RestartablePipeline, StageSpec
+from .request_factory import RequestFactory
+from .step_calibration import measure_step_cost
+from .trace_file import TraceFile
+
+# Drafters that are started beside the engine load libraries and models; unreachable ones fail fast.
+DRAFTERS_START_S = 60.0
+CPU_CACHE_TOKENS = 16384
+
+logger = logging.getLogger(__name__)
+
+MakePipeline = Callable[[Sequence[StageSpec]], Pipeline]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What follows from the settings and the checkpoint before anything is loaded."""
+
+    config: EngineConfig
+    info: ModelInfo
+    max_model_len: int
+    specs: tuple[StageSpec, ...]
+
+    def request_factory(self) -> RequestFactory:
+        """Validates this model's requests."""
+        tokenizer = load_tokenizer(self.info.path)
+        grammars = GrammarFactory(tokenizer, self.info.vocab_size, self.info.eos_token_ids)
+        return RequestFactory(tokenizer, self.info, self.max_model_len, grammars)
+
+
+def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPlan:
+    """Read the checkpoint's sizes and cut its layers. Raises `ConfigError`, `CheckpointError`.
+
+    has_gpu  whether there is one where the stages will run; by default, whether torch sees one here
+    """
+    info = read_model_info(config.model)
+    max_model_len = config.max_model_len or info.max_context_len
+    if max_model_len > info.max_context_len:
+        raise ConfigError(
+            "max_model_len", f"is {max_model_len}; the model's context is {info.max_context_len}"
+        )
+    device = choose_device(config.device, has_gpu=has_gpu)
+    num_stages = config.pipeline_parallel_size
+    specs = tuple(
+        StageSpec(
+            model_path=str(info.path),
+            span=span,
+            num_blocks=_num_blocks(config, device),
+            block_size=config.block_size,
+            hidden_size=info.hidden_size,
+            dtype=choose_dtype(config.dtype, device, info.dtype),
+            device=device,
+            num_cpus=config.cpus_per_stage,
+            num_gpus=config.gpus_per_stage if device == "cuda" else 0.0,
+            compile_cache=config.compile_cache if config.compile == "on" else None,
+            options=_stage_options(config, max_model_len, (index + 1) / num_stages),
+        )
+        for index, span in enumerate(partition_layers(info.path, num_stages))
+    )
+    return ModelPlan(config, info, max_model_len, specs)
+
+
+def local_pipeline(specs: Sequence[StageSpec]) -> Pipeline:
+    """All stages in this process. Raises `CheckpointError`."""
+    return LocalPipeline([spec.build() for spec in specs])
+
+
+class Assembly:
+    """The parts of one engine; made, started, recovered and stopped on the engine's loop."""
+
+    def __init__(
+        self, plan: ModelPlan, make_pipeline: MakePipeline, links: Sequence[DrafterLink]
+    ) -> None:
+        config = plan.config
+        self._plan = plan
+        self._trace_file = _trace_file(config)
+        self._make_pipeline = make_pipeline
+        self.hub = DrafterHub(
+            links,
+            DrafterLimits(vocab_size=plan.info.vocab_size, max_probe_rows=MAX_PROBE_ROWS),
+            budget_s=config.draft_deadline_ms / 1000,
+        )
+        self._specs = plan.specs
+        self.pipeline = make_pipeline(plan.specs)
+        # Stages that size their caches themselves are heard when they have started.
+        self._pool = BlockPool(plan.specs[0].num_blocks or 1, config.block_size)
+        self.scheduler = Scheduler(
+            self._pool,
+            SchedulerLimits(
+                max_running=config.max_num_seqs,
+                max_waiting=config.max_queued_requests,
+                max_step_rows=config.max_num_batched_tokens,
+                max_tree_nodes=config.tree_nodes,
+                max_probe_rows=MAX_PROBE_ROWS,
+                share_prefixes=config.enable_prefix_caching,
+                num_groups=self.pipeline.num_stages if self.pipeline.max_in_flight > 1 else 1,
+            ),
+        )
+        # Nodes that were drawn may not be cut by their value.
+        is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
+        self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
+        trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
+        self.core = EngineCore(
+            self.pipeline,
+            self.hub,
+            self.scheduler,
+            self.budget,
+            time.monotonic,
+            acceptance=config.acceptance,
+            trace=trace,
+            step_timeout_s=config.step_timeout_s,
+        )
+        if config.acceptance in LOSSY:
+            logger.warning(
+                "acceptance=%s is lossy: answers do not have the target's law", config.acceptance
+            )
+
+    async def start(self) -> None:
+        """Start the pipeline, measure it, then connect the drafters."""
+        await self.pipeline.start()
+        if self._specs[0].num_blocks is None:
+            self._size_pool(self.pipeline.num_blocks)
+        await asyncio.to_thread(load_kernels)
+        config = self._plan.config
+        num_slots = self._pool.num_blocks * config.block_size
+        self.budget.cost = await measure_step_cost(
+            self.pipeline,
+            min(config.max_num_batched_tokens, num_slots, self._plan.max_model_len),
+            config.block_size,
+            time.monotonic,
+        )
+        await self.hub.start(DRAFTERS_START_S)
+
+    async def recover(self) -> None:
+        """Replace a lost pipeline, or what of it is lost. Drafters stay connected."""
+        if isinstance(self.pipeline, RestartablePipeline):
+            await self.pipeline.restart()
+        else:
+            await self.pipeline.close()
+            self.pipeline = self._make_pipeline(self._specs)
+            await self.pipeline.start()
+        self.core.use_pipeline(self.pipeline)
+
+    def _size_pool(self, num_blocks: int) -> None:
+        self._pool.resize(num_blocks)
+        # A pipeline that replaces this one has as many.
+        self._specs = tuple(replace(spec, num_blocks=num_blocks) for spec in self._specs)
+
+    async def stop(self) -> None:
+        """Stop drafters and stages."""
+        await self.hub.stop()
+        await self.pipeline.close()
+        if self._trace_file is not None:
+            self._trace_file.close()
+
+
+def _trace_file(config: EngineConfig) -> TraceFile | None:
+    if config.trace_steps is None:
+        return None
+    return TraceFile(config.trace_steps, config.trace_steps_max_mb * 1_000_000)
+
+
+def _num_blocks(config: EngineConfig, device: str) -> int | None:
+    """KV blocks of every stage; None: as many as its GPU has room for."""
+    if config.kv_cache_tokens is None and device != "cpu":
+        return None
+    return (config.kv_cache_tokens or CPU_CACHE_TOKENS) // config.block_size
+
+
+def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> StageOptions:
+    """How a stage computes; `share` of what stages of one process may use is for it and those
+    before it."""
+    max_rows = config.max_num_batched_tokens
+    graphs = GraphOptions(
+        max_rows=max_rows,
+        max_requests=config.max_num_seqs,
+        # A tree may reach beyond the last token that will be kept.
+        max_positions=max_model_len + config.tree_nodes,
+        seconds=config.graph_capture_s,
+    )
+    in_one_process = config.backend == "local"
+    return StageOptions(
+        attention=config.attention,
+        kv_cache_dtype=config.kv_cache_dtype,
+        quantization=config.quantization,
+        gpu_memory_utilization=config.gpu_memory_utilization * (share if in_one_process else 1),
+        max_rows=max_rows,
+        graphs=None if config.enforce_eager else graphs,
+    )

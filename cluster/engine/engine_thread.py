@@ -1,0 +1,291 @@
+"""Runs an engine in a thread of its own, with its own event loop.
+
+Steps block that loop for as long as the target computes, so nothing else lives on it: callers
+of any thread hand requests over and hear of them through their sinks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, Literal, Protocol, TypeVar
+
+from ...core.containment import place_in, place_of
+from ...core.engine import EngineCore
+from ...core.errors import DeviceLost, DraftlineError, EngineClosed, EngineFailed, StageLost
+from ...core.request.request import Request
+from ...core.request.stop import StopRule
+from ..loop_calls import call_on_loop
+from .watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# starting    loading
+# ready       steps can be run
+# recovering  stages are being replaced; requests that run wait, new ones are refused
+# failed      nothing can be run any more: the process must be replaced
+# closed      on purpose
+Health = Literal["starting", "ready", "recovering", "failed", "closed"]
+
+# A replica whose stages die again and again is of no use: its supervisor should replace it.
+MAX_RECOVERIES_AN_HOUR = 5
+HOUR_S = 3600.0
+# How much longer than its limit a step may take before the thread itself counts as stuck: the
+# step's own limit goes first where the event loop is alive.
+GRACE_S = 1.0
+CLOSE_TIMEOUT_S = 20.0
+STUCK_TIMEOUT_S = 2.0
+
+
+class EngineParts(Protocol):
+    """What the thread runs: an engine over parts that start, recover and stop."""
+
+    core: EngineCore
+
+    async def start(self) -> None:
+        """Load everything."""
+        ...
+
+    async def recover(self) -> None:
+        """Replace a lost pipeline by a new one; requests wait for it."""
+        ...
+
+    async def stop(self) -> None:
+        """Free everything, in bounded time."""
+        ...
+
+
+class EngineThread:
+    """One engine's thread. `start` before all else; `close` ends what still runs.
+
+    recovery_timeout_s  how long stages may take to come back
+    on_failure          called once, from any thread, with the reason when the engine cannot go on
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Awaitable[EngineParts]],
+        *,
+        recovery_timeout_s: float = 120.0,
+        clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[str], object] = lambda _reason: None,
+    ) -> None:
+        self._build = build
+        self._recovery_timeout_s = recovery_timeout_s
+        self._clock = clock
+        self._on_failure = on_failure
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="draftline-engine", daemon=True)
+        self._started: Future[EngineParts] = Future()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._recoveries: deque[float] = deque()
+        self._lock = threading.Lock()
+        self._calls: set[Future[Any]] = set()
+        self._ended = False
+        # Why requests are refused; None while they are taken.
+        self._refusal: DraftlineError | None = None
+        self._health: Health = "starting"
+        self._watchdog = Watchdog(clock, self._hung)
+
+    def start(self) -> EngineParts:
+        """Load the engine; blocks. Raises what loading raises."""
+        self._thread.start()
+        return self._started.result()
+
+    @property
+    def health(self) -> Health:
+        """What the engine is doing; a thread that is stuck in a step has failed."""
+        return self._health
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether steps can be run now."""
+        return self._health == "ready" and self._thread.is_alive()
+
+    def add(self, request: Request, stop: StopRule) -> None:
+        """Queue a request.
+
+        Raises `CapacityError`; `StageLost`, `EngineFailed`, `EngineClosed` while it is down.
+        """
+        try:
+            self.submit(request, stop).result()
+        except CancelledError:
+            raise EngineClosed("the engine was closed") from None
+
+    def submit(self, request: Request, stop: StopRule) -> Future[None]:
+        """Queue a request between two steps; the future raises what `add` raises.
+
+        It is cancelled where the thread ends first.
+        """
+        return self.call(self._add(request, stop))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request soon; an unknown id is ignored. Does not wait."""
+        call_on_loop(self._loop, self._cancel, request_id)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the engine's loop, between two steps.
+
+        Raises `EngineClosed` or `EngineFailed` where there is none any more. The future is
+        cancelled where the thread ends before the work does; where the thread is stuck, it raises
+        `EngineFailed`.
+        """
+        with self._lock:
+            if self._ended or not self._thread.is_alive():
+                work.close()
+                if isinstance(self._refusal, EngineFailed):
+                    raise self._refusal
+                raise EngineClosed("the engine is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return future
+
+    def close(self) -> None:
+        """End all requests and the thread, in bounded time; twice is once."""
+        if self._thread.is_alive():
+            call_on_loop(self._loop, self._ask_to_close)
+            # One that is stuck may stay so for ever.
+            seconds = STUCK_TIMEOUT_S if self._health == "failed" else CLOSE_TIMEOUT_S
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                self._end_calls(EngineClosed("the engine was closed"))
+                logger.warning("event=engine_thread_lingers seconds=%s", seconds)
+        self._watchdog.close()
+        if self._health != "failed":
+            self._health = "closed"
+
+    def _ask_to_close(self) -> None:
+        self._closing = True
+        self._wake.set()
+
+    async def _add(self, request: Request, stop: StopRule) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        self._started.result().core.add(request, stop)
+        self._wake.set()
+
+    def _cancel(self, request_id: str) -> None:
+        self._started.result().core.cancel(request_id)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        finally:
+            with self._lock:
+                self._ended = True
+                self._refusal = self._refusal or EngineClosed("the engine is closed")
+            self._loop.run_until_complete(_cancel_others())
+            self._loop.close()
+
+    def _end_calls(self, error: DraftlineError) -> None:
+        """Whoever waits for a call hears of `error`, though the loop is stuck."""
+        with self._lock:
+            self._ended = True
+            self._refusal = self._refusal or error
+            calls = list(self._calls)
+        for call in calls:
+            # It may be done in this moment.
+            with contextlib.suppress(Exception):
+                call.set_exception(error)
+
+    async def _main(self) -> None:
+        try:
+            parts = await self._build()
+            await parts.start()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `start`
+            self._started.set_exception(error)
+            return
+        self._health = "ready"
+        self._started.set_result(parts)
+        self._watchdog.start()
+        try:
+            await self._serve(parts)
+        except Exception as error:  # noqa: BLE001 - it supervises: its process is told to end
+            reason = str(error) if isinstance(error, DraftlineError) else place_of(error)
+            self._fail(EngineFailed(f"the engine cannot go on: {reason}"))
+        finally:
+            self._refusal = self._refusal or EngineClosed("the engine was closed")
+            parts.core.fail_all(self._refusal)
+            await parts.stop()
+
+    async def _serve(self, parts: EngineParts) -> None:
+        while not self._closing and self._health != "failed":
+            if not parts.core.has_work:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                with self._watchdog.watching(parts.core.deadline.limit_s + GRACE_S):
+                    await parts.core.step()
+            except DeviceLost:
+                raise
+            except StageLost as error:
+                await self._recover(parts, error)
+            # New requests and cancellations arrive between two steps.
+            await asyncio.sleep(0)
+
+    async def _recover(self, parts: EngineParts, error: StageLost) -> None:
+        logger.error("event=stage_lost error=%r", str(error))
+        self._refusal = StageLost("the engine is recovering from a lost stage; try again")
+        self._health = "recovering"
+        self._require_few_recoveries(error)
+        began = self._clock()
+        try:
+            await asyncio.wait_for(parts.recover(), self._recovery_timeout_s)
+        except TimeoutError:
+            raise StageLost(
+                f"the stages did not come back within {self._recovery_timeout_s:g} s "
+                "(recovery_timeout_s)"
+            ) from error
+        self._refusal = None
+        self._health = "ready"
+        count = len(self._recoveries)
+        logger.warning("event=stage_recovered count=%d seconds=%.1f", count, self._clock() - began)
+
+    def _require_few_recoveries(self, error: StageLost) -> None:
+        now = self._clock()
+        self._recoveries.append(now)
+        while self._recoveries[0] < now - HOUR_S:
+            self._recoveries.popleft()
+        if len(self._recoveries) > MAX_RECOVERIES_AN_HOUR:
+            raise StageLost(
+                f"stages were lost {len(self._recoveries)} times within an hour; the last: {error}"
+            )
+
+    def _hung(self, seconds: float) -> None:
+        """The thread has been in one step for too long; called by the watchdog's thread."""
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 - the only way to see where it is
+        logger.error("event=step_hangs place=%s", place_in(traceback.extract_stack(frame)))
+        error = EngineFailed(f"a step has not ended for {seconds:.0f} s (step_timeout_s)")
+        self._fail(error)
+        self._started.result().core.abandon(error)
+        self._end_calls(error)
+
+    def _fail(self, error: EngineFailed) -> None:
+        self._refusal = error
+        self._health = "failed"
+        logger.critical("event=engine_failed reason=%r", str(error))
+        self._on_failure(str(error))
+
+
+async def _cancel_others() -> None:
+    """End what callers left on the loop, so that none of it waits for ever."""
+    # Calls that were handed over in the last moment become tasks first.
+    await asyncio.sleep(0)
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,174 @@
+"""Turns a prompt and sampling parameters into a request that the engine can run."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ...core.errors import RequestError
+from ...core.request.allowed_tokens import TokenRules, rules_of
+from ...core.request.banned_sequences import BannedSequences
+from ...core.request.constraint import Constraint
+from ...core.request.request import Request, Sink
+from ...core.request.sampling_params import SamplingParams
+from ...core.request.stop import StopRule, stop_token_ids
+from ...core.request_checks import shortened
+from ...core.request_options import RequestOptions
+from ...core.types import Int32
+from ...models.load.model_info import ModelInfo
+from ...models.text.bad_words import bad_word_ids
+from ...models.text.grammar import GrammarConstraint, GrammarFactory
+from ...models.text.tokenizer import TextStream
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFactory:
+    """Validates against one model. `max_model_len` counts prompt and answer."""
+
+    tokenizer: PreTrainedTokenizerBase
+    info: ModelInfo
+    max_model_len: int
+    grammars: GrammarFactory
+    random_seed: Callable[[], int] = lambda: secrets.randbits(62)
+
+    def build(  # noqa: PLR0913 - the parts of a request
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Sink,
+        options: RequestOptions,
+        *,
+        constraint: Constraint | None = None,
+        num_kv_slots: int | None = None,
+    ) -> tuple[Request, StopRule]:
+        """A request and its stop rule. Raises `RequestError` naming prompt or parameter.
+
+        constraint    of `params.structured_output`, where it is there already
+        num_kv_slots  tokens that the engine's KV cache holds; None: no bound
+        """
+        prompt_ids = self.prompt_ids(prompt)
+        max_tokens = self._max_tokens(len(prompt_ids), params, num_kv_slots)
+        params, sequences = self._without_bad_words(params)
+        self._check_tokens(params)
+        request = Request(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            seed=self.random_seed() if params.seed is None else params.seed,
+            max_tokens=max_tokens,
+            sink=sink,
+            options=options,
+            rules=self._rules(params, constraint, sequences),
+        )
+        stream = TextStream(
+            self.tokenizer,
+            prompt_ids.tolist(),
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
+
+    def prompt_ids(self, prompt: Prompt) -> Int32:
+        """Token ids of a text or checked token ids; never empty."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer(prompt, verbose=False)["input_ids"]
+        else:
+            ids = list(prompt)
+            self._check_ids(ids)
+        if not ids:
+            raise RequestError("prompt", "must not be empty")
+        return np.array(ids, dtype=np.int32)
+
+    def _check_ids(self, ids: Sequence[object]) -> None:
+        size = self.info.vocab_size
+        for index, token in enumerate(ids):
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise RequestError(f"prompt[{index}]", "must be a token id, a whole number")
+            if not 0 <= token < size:
+                raise RequestError(
+                    f"prompt[{index}]",
+                    f"token id {shortened(token)} is outside the vocabulary of {size}",
+                )
+
+    def _check_tokens(self, params: SamplingParams) -> None:
+        """The vocabulary has the tokens that the parameters name, and one is left to choose."""
+        size = self.info.vocab_size
+        named = {
+            "logit_bias": params.logit_bias,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "banned_token_ids": params.banned_token_ids,
+        }
+        for name, ids in named.items():
+            # The lists may be long, and every answer of a request comes here.
+            for token in (min(ids), max(ids)) if ids else ():
+                if not 0 <= token < size:
+                    raise RequestError(
+                        name, f"token id {token} is outside the vocabulary of {size}"
+                    )
+        banned = set(params.banned_token_ids)
+        allowed = params.allowed_token_ids
+        if len(banned) == size or (allowed and banned.issuperset(allowed)):
+            raise RequestError("banned_token_ids", "leaves no token that may be chosen")
+
+    def _without_bad_words(
+        self, params: SamplingParams
+    ) -> tuple[SamplingParams, BannedSequences | None]:
+        """Bad words of one token become banned tokens, which drafters know of; the others."""
+        if not params.bad_words:
+            return params, None
+        size = self.info.vocab_size
+        words = bad_word_ids(params.bad_words, self.tokenizer)
+        single = [word[0] for word in words if len(word) == 1 and word[0] < size]
+        longer = [word for word in words if len(word) > 1]
+        params = replace(params, banned_token_ids=(*params.banned_token_ids, *single))
+        return params, BannedSequences(longer, size) if longer else None
+
+    def constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
+        """Begins to prepare the form of an answer, which may take seconds; None: it has none.
+
+        Raises, or the future does, `RequestError`.
+        """
+        form = params.structured_output
+        return None if form is None else self.grammars.constraint(form)
+
+    def _rules(
+        self,
+        params: SamplingParams,
+        constraint: Constraint | None,
+        sequences: BannedSequences | None,
+    ) -> TokenRules | None:
+        if constraint is None and (preparing := self.constraint(params)) is not None:
+            constraint = preparing.result()
+        end_ids = stop_token_ids(params, self.info.eos_token_ids)
+        return rules_of(params, end_ids, self.info.vocab_size, constraint, sequences)
+
+    def _max_tokens(self, prompt_len: int, params: SamplingParams, num_kv_slots: int | None) -> int:
+        """Most tokens of the answer: what is asked for, or as many as fit."""
+        most, place = self.max_model_len, f"the context of {self.max_model_len}"
+        if num_kv_slots is not None and num_kv_slots < most:
+            most, place = num_kv_slots, f"the KV cache of {num_kv_slots} (kv_cache_tokens)"
+        room = most - prompt_len
+        if room < (params.max_tokens != 0):
+            raise RequestError(
+                "prompt", f"has {prompt_len} tokens, which leave no room for an answer in {place}"
+            )
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise RequestError(
+                "max_tokens",
+                f"{params.max_tokens} and the prompt's {prompt_len} tokens exceed {place}; at most "
+                f"{room} fit",
+            )
+        if params.min_tokens > room:
+            raise RequestError(
+                "min_tokens",
+                f"{params.min_tokens} and the prompt's {prompt_len} tokens exceed {place}; at most "
+                f"{room} fit",
+            )
+        return room if params.max_tokens is None else params.max_tokens

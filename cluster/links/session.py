@@ -1,0 +1,71 @@
+"""What one coordinator says to a drafter, whether it runs here or behind a server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from ...core.drafter import Drafter
+from ...core.learner import LearningDrafter
+from ...core.types import Commit, DraftRequest, Proposal, Query
+from .failure_log import FailureLog, failure_reason
+from .link import DrafterMessage, DrafterReport
+
+logger = logging.getLogger(__name__)
+
+NamedT = TypeVar("NamedT", DraftRequest, Commit, Query)
+
+
+class DrafterSession:
+    """One coordinator's requests at a drafter; `prefix` keeps their ids apart from others'."""
+
+    __slots__ = ("_drafter", "_failures", "_open_ids", "_prefix")
+
+    def __init__(self, drafter: Drafter, prefix: str = "") -> None:
+        self._drafter = drafter
+        self._prefix = prefix
+        self._failures = FailureLog(logger, f"drafter={drafter.name}")
+        self._open_ids: set[str] = set()
+
+    @property
+    def learning_counts(self) -> Mapping[str, int]:
+        """What the drafter learned, from all coordinators together; empty where it never does."""
+        drafter = self._drafter
+        return drafter.learning_counts if isinstance(drafter, LearningDrafter) else {}
+
+    def report(self) -> DrafterReport:
+        """Of the drafter, for all coordinators together. Raises what the drafter raises."""
+        return DrafterReport(self._drafter.memory_bytes, self.learning_counts)
+
+    def run(self, message: DrafterMessage) -> list[Proposal]:
+        """Do what one message says. Raises what the drafter raises."""
+        drafter = self._drafter
+        if message.last_commits:
+            drafter.observe([self._own(commit) for commit in message.last_commits])
+        for request_id in message.closes:
+            drafter.close(self._prefix + request_id)
+            self._open_ids.discard(self._prefix + request_id)
+        for request in message.opens:
+            own = self._own(request)
+            self._open_ids.add(own.request_id)
+            drafter.open(own)
+        if message.commits:
+            drafter.observe([self._own(commit) for commit in message.commits])
+        if not message.queries:
+            return []
+        return drafter.propose([self._own(query) for query in message.queries], message.deadline)
+
+    def close(self) -> None:
+        """Close every request. What the drafter raises is logged: it is given up anyway."""
+        for request_id in self._open_ids:
+            try:
+                self._drafter.close(request_id)
+            except Exception as error:
+                logger.debug("drafter=%s event=close_raised", self._drafter.name, exc_info=True)
+                self._failures.log("close_raised", failure_reason(error))
+        self._open_ids.clear()
+
+    def _own(self, part: NamedT) -> NamedT:
+        return replace(part, request_id=self._prefix + part.request_id) if self._prefix else part

@@ -1,0 +1,312 @@
+"""Drafter messages as bytes: protobuf (`drafter.proto`), arrays as packed little-endian numbers.
+
+Every decoder raises `ProtocolError` for bytes that are not what it expects, whatever they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from ...core.draft_laws import DraftLaws
+from ...core.errors import DrafterError, ProtocolError, RequestError
+from ...core.shaping import Shaping
+from ...core.types import (
+    MAX_PROPOSAL_NODES,
+    MAX_SUCCESSORS,
+    Commit,
+    DraftRequest,
+    Probe,
+    Proposal,
+    Query,
+    Successors,
+)
+from . import drafter_pb2 as pb
+from .link import DrafterMessage, DrafterReport
+
+METHOD = "/draftline.drafter.Drafter/Exchange"
+PROTOCOL_VERSION = 1
+DEFAULT_MAX_BYTES = 64 * 2**20
+
+Message = TypeVar("Message", pb.ToDrafter, pb.FromDrafter)
+
+INT32, FLOAT32, BOOL = "<i4", "<f4", "|b1"
+# Fields of `Shaping` that are one number, absent where they are off.
+NUMBERS = (
+    "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "min_tokens",
+)  # fmt: skip
+
+
+def encode_array(array: NDArray, dtype: str) -> pb.Array:
+    """An array as a message; `dtype` is one of INT32, FLOAT32, BOOL."""
+    return pb.Array(dtype=dtype, shape=array.shape, data=array.astype(dtype, copy=False).tobytes())
+
+
+def decode_array(message: pb.Array, dtype: str, ndim: int = 1) -> NDArray:
+    """A read-only array of exactly this dtype and number of dimensions."""
+    # Whoever sends more dimensions may send millions.
+    shape = tuple(message.shape) if len(message.shape) == ndim else ()
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if message.dtype != dtype or len(shape) != ndim or len(message.data) != size:
+        raise ProtocolError(f"wire: not a whole {dtype} array of {ndim} dimensions")
+    # On a big-endian machine the copy turns the numbers; elsewhere nothing is copied.
+    array = np.frombuffer(message.data, dtype=dtype).reshape(shape)
+    return array.astype(np.dtype(dtype).newbyteorder("="), copy=False)
+
+
+def encode_hello(name: str, kind: type[Message]) -> bytes:
+    """The first message of either side."""
+    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, name=name)
+    return kind(hello=hello).SerializeToString()
+
+
+def decode_hello(data: bytes, kind: type[Message]) -> str:
+    """The name that the other side gave itself."""
+    message = _parse(data, kind)
+    if message.WhichOneof("body") != "hello":
+        raise ProtocolError("wire: the first message must be a hello")
+    version = message.hello.protocol_version
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"wire: the other side speaks protocol {version}, this one {PROTOCOL_VERSION}; "
+            "run the same draftline version on both"
+        )
+    return message.hello.name
+
+
+def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> bytes:
+    """A message to a drafter. Raises `ProtocolError` above `max_bytes`."""
+    step = pb.Step(sequence=message.sequence, closes=message.closes, budget_s=budget_s)
+    for request in message.opens:
+        step.opens.add(
+            request_id=request.request_id,
+            token_ids=encode_array(request.token_ids, INT32),
+            prompt_len=request.prompt_len,
+            temperature=request.temperature,
+            seed=request.seed,
+            namespace=request.namespace,
+            shaping=_encode_shaping(request.shaping),
+            end_ids=request.end_ids,
+            cache_salt=request.cache_salt,
+            store=request.store,
+        )
+    step.commits.extend(map(_encode_commit, message.commits))
+    step.last_commits.extend(map(_encode_commit, message.last_commits))
+    for query in message.queries:
+        step.queries.add(
+            request_id=query.request_id,
+            committed_len=query.committed_len,
+            max_nodes=query.max_nodes,
+        )
+    return _within(pb.ToDrafter(step=step).SerializeToString(), max_bytes)
+
+
+def decode_step(data: bytes, now: float) -> DrafterMessage:
+    """A message to a drafter; `now` in seconds of the clock that its deadline is of."""
+    message = _parse(data, pb.ToDrafter)
+    if message.WhichOneof("body") != "step":
+        raise ProtocolError("wire: expected a step")
+    step = message.step
+    return DrafterMessage(
+        step.sequence,
+        tuple(step.closes),
+        tuple(_decode_request(request) for request in step.opens),
+        [_decode_commit(commit) for commit in step.commits],
+        [Query(query.request_id, query.committed_len, query.max_nodes) for query in step.queries],
+        now + step.budget_s,
+        [_decode_commit(commit) for commit in step.last_commits],
+    )
+
+
+def encode_answer(
+    message: DrafterMessage,
+    proposals: Sequence[Proposal],
+    max_bytes: int,
+    report: DrafterReport | None = None,
+) -> bytes:
+    """The answer to a message. Raises `ProtocolError` above `max_bytes`."""
+    answer = pb.Answer(sequence=message.sequence)
+    if report is not None:
+        answer.memory_bytes = report.memory_bytes
+        answer.learning.update(report.learning)
+    for query, proposal in zip(message.queries, proposals, strict=True):
+        added = answer.proposals.add(
+            request_id=query.request_id,
+            tokens=encode_array(proposal.tokens, INT32),
+            parents=encode_array(proposal.parents, INT32),
+            log_probs=encode_array(proposal.log_probs, FLOAT32),
+            num_successors=proposal.num_successors,
+        )
+        if proposal.probe is not None:
+            added.probe.CopyFrom(_encode_probe(proposal.probe))
+        if proposal.laws is not None:
+            added.laws.ids.CopyFrom(encode_array(proposal.laws.ids, INT32))
+            added.laws.probs.CopyFrom(encode_array(proposal.laws.probs, FLOAT32))
+    return _within(pb.FromDrafter(answer=answer).SerializeToString(), max_bytes)
+
+
+def encode_error(sequence: int, error: str) -> bytes:
+    """The answer to a message that the drafter failed on."""
+    return pb.FromDrafter(answer=pb.Answer(sequence=sequence, error=error)).SerializeToString()
+
+
+def decode_answer(
+    data: bytes, message: DrafterMessage, source: str
+) -> tuple[list[Proposal], DrafterReport | None]:
+    """The proposals that answer `message`, one a query, and the report that comes with them.
+
+    Raises `DrafterError` with what the drafter raised, `ProtocolError` if the bytes are an answer
+    to something else.
+    """
+    parsed = _parse(data, pb.FromDrafter)
+    if parsed.WhichOneof("body") != "answer" or parsed.answer.sequence != message.sequence:
+        raise ProtocolError("wire: not an answer to the last message")
+    if parsed.answer.error:
+        raise DrafterError(f"its server reports: {parsed.answer.error}")
+    proposals = parsed.answer.proposals
+    asked = [query.request_id for query in message.queries]
+    if len(proposals) != len(asked):
+        raise ProtocolError(f"wire: {len(proposals)} proposals for {len(asked)} queries")
+    if [proposal.request_id for proposal in proposals] != asked:
+        raise ProtocolError("wire: proposals for other requests than those asked about")
+    return [_decode_proposal(one, source) for one in proposals], _decode_report(parsed.answer)
+
+
+def _decode_report(answer: pb.Answer) -> DrafterReport | None:
+    if not answer.HasField("memory_bytes"):
+        return None
+    return DrafterReport(answer.memory_bytes, dict(answer.learning))
+
+
+def _parse(data: bytes, kind: type[Message]) -> Message:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"wire: not a {kind.__name__} message") from error
+
+
+def _within(data: bytes, max_bytes: int) -> bytes:
+    if len(data) > max_bytes:
+        raise ProtocolError(f"wire: a message of {len(data)} bytes; the limit is {max_bytes}")
+    return data
+
+
+def _decode_request(request: pb.DraftRequest) -> DraftRequest:
+    return DraftRequest(
+        request.request_id,
+        decode_array(request.token_ids, INT32),
+        request.prompt_len,
+        request.temperature,
+        request.seed,
+        request.namespace,
+        _decode_shaping(request.shaping),
+        tuple(request.end_ids),
+        request.cache_salt,
+        request.store,
+    )
+
+
+def _encode_shaping(shaping: Shaping) -> pb.Shaping:
+    return pb.Shaping(
+        **{name: getattr(shaping, name) for name in NUMBERS},
+        logit_bias=shaping.logit_bias,
+        allowed_token_ids=shaping.allowed_token_ids,
+        banned_token_ids=shaping.banned_token_ids,
+    )
+
+
+def _decode_shaping(message: pb.Shaping) -> Shaping:
+    given = {name: getattr(message, name) for name in NUMBERS if message.HasField(name)}
+    try:
+        return Shaping(
+            **given,
+            logit_bias=dict(message.logit_bias),
+            allowed_token_ids=tuple(message.allowed_token_ids) or None,
+            banned_token_ids=tuple(message.banned_token_ids),
+        )
+    except RequestError as error:
+        raise ProtocolError(f"wire: {error}") from error
+
+
+def _decode_commit(commit: pb.Commit) -> Commit:
+    probe_ids = decode_array(commit.probe_ids, INT32, 2) if commit.HasField("probe_ids") else None
+    tokens = decode_array(commit.tokens, INT32)
+    successors = _decode_successors(commit.successors) if commit.HasField("successors") else None
+    return Commit(commit.request_id, commit.base_len, tokens, probe_ids, successors)
+
+
+def _encode_commit(commit: Commit) -> pb.Commit:
+    encoded = pb.Commit(
+        request_id=commit.request_id,
+        base_len=commit.base_len,
+        tokens=encode_array(commit.tokens, INT32),
+    )
+    if commit.probe_ids is not None:
+        encoded.probe_ids.CopyFrom(encode_array(commit.probe_ids, INT32))
+    if commit.successors is not None:
+        encoded.successors.CopyFrom(_encode_successors(commit.successors))
+    return encoded
+
+
+def _encode_successors(successors: Successors) -> pb.Successors:
+    return pb.Successors(
+        tokens=encode_array(successors.tokens, INT32), ids=encode_array(successors.ids, INT32)
+    )
+
+
+def _decode_successors(message: pb.Successors) -> Successors:
+    tokens = decode_array(message.tokens, INT32)
+    ids = decode_array(message.ids, INT32, 2)
+    if len(tokens) != len(ids) or ids.shape[1] > MAX_SUCCESSORS:
+        raise ProtocolError("wire: successors: not a row for each token, or rows too long")
+    if min(tokens.min(initial=0), ids.min(initial=0)) < 0:
+        raise ProtocolError("wire: successors: a token id is negative")
+    return Successors(tokens, ids)
+
+
+def _encode_probe(probe: Probe) -> pb.Probe:
+    return pb.Probe(
+        tokens=encode_array(probe.tokens, INT32),
+        offsets=encode_array(probe.offsets, INT32),
+        mask=encode_array(probe.mask, BOOL),
+        wanted=encode_array(probe.wanted, INT32),
+        top_k=probe.top_k,
+    )
+
+
+def _decode_probe(probe: pb.Probe) -> Probe:
+    # The mask has a number for each pair of rows.
+    if max(probe.tokens.shape, default=0) > MAX_PROPOSAL_NODES:
+        raise ProtocolError(f"wire: a probe of more than {MAX_PROPOSAL_NODES} rows")
+    return Probe(
+        decode_array(probe.tokens, INT32),
+        decode_array(probe.offsets, INT32),
+        decode_array(probe.mask, BOOL, 2),
+        decode_array(probe.wanted, INT32),
+        probe.top_k,
+    )
+
+
+def _decode_proposal(proposal: pb.Proposal, source: str) -> Proposal:
+    count = max(proposal.tokens.shape, default=0)
+    if count > MAX_PROPOSAL_NODES:
+        raise ProtocolError(f"wire: a proposal of {count} nodes; at most {MAX_PROPOSAL_NODES}")
+    return Proposal(
+        source,
+        decode_array(proposal.tokens, INT32),
+        decode_array(proposal.parents, INT32),
+        decode_array(proposal.log_probs, FLOAT32),
+        _decode_probe(proposal.probe) if proposal.HasField("probe") else None,
+        proposal.num_successors,
+        _decode_laws(proposal.laws) if proposal.HasField("laws") else None,
+    )
+
+
+def _decode_laws(laws: pb.Laws) -> DraftLaws:
+    return DraftLaws(decode_array(laws.ids, INT32, 2), decode_array(laws.probs, FLOAT32, 2))

@@ -1,0 +1,52 @@
+"""A place that Ray keeps free for an actor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+ANY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle of a placement group; index -1 is any that has room."""
+
+    group: PlacementGroup
+    index: int = ANY
+
+
+def replica_bundles(group: PlacementGroup, num_stages: int, num_drafters: int) -> list[Bundle]:
+    """Where the stages and then the drafters of a replica go.
+
+    Its group holds one bundle for the coordinator and then one for each of them
+    (`deploy/ray_serve/deployment_plan.py`); in a group of another shape each goes where there is
+    room.
+    """
+    count = num_stages + num_drafters
+    is_ours = len(group.bundle_specs) == 1 + count
+    return [Bundle(group, index if is_ours else ANY) for index in range(1, 1 + count)]
+
+
+def node_of(bundle: Bundle) -> str | None:
+    """The id of the Ray node where a bundle is; None where that is not settled."""
+    table = placement_group_table(bundle.group)
+    return table["bundles_to_node_id"].get(bundle.index) or None
+
+
+def at_node(node: str | None) -> NodeAffinitySchedulingStrategy | Literal["DEFAULT"]:
+    """Ray's scheduling strategy for an actor on this node; without one Ray chooses."""
+    return "DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def strategy_of(bundle: Bundle | None) -> PlacementGroupSchedulingStrategy | Literal["DEFAULT"]:
+    """Ray's scheduling strategy for an actor that goes there; without a bundle Ray chooses."""
+    if bundle is None:
+        return "DEFAULT"
+    return PlacementGroupSchedulingStrategy(bundle.group, placement_group_bundle_index=bundle.index)

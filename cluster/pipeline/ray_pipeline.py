@@ -1,0 +1,284 @@
+"""A pipeline whose stages are Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import signal
+from collections.abc import Awaitable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, assert_never
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from ...core.errors import DraftlineError, StageLost
+from ...core.types import StepInput, StepOutput
+from ..config import TransportName
+from ..loop_calls import call_on_loop
+from ..transport.base import StageTransport
+from ..transport.compiled_graph import CompiledGraphTransport
+from ..transport.distributed import DistributedTransport
+from ..transport.in_flight import InFlightSteps
+from ..transport.stage_place import StagePlace, check_nccl, fastest_carrier
+from ..transport.stage_spec import StageSpec
+from .stage_source import StageSource
+
+logger = logging.getLogger(__name__)
+
+DEATH_TIMEOUT_S = 3.0
+# A stage of a lost pipeline that lives ends what it does. First those that nothing holds up; those
+# that do not even answer are killed then, which their neighbours wait for: on other machines Ray
+# gives a process five seconds before it is made to end.
+SETTLE_SECONDS = (0.3, 6.0)
+ANSWER_SLACK_S = 1.0
+# How Ray calls the processes of stage actors.
+ACTOR_TITLE = b"ray::StageWorker"
+
+
+class RayPipeline:
+    """Runs each stage in an actor of its own; several steps are under way at once.
+
+    source           where the stages' actors come from (`actors/kept_actors.py`)
+    transport        `auto` is `nccl` where every stage has a GPU of its own, else `distributed`,
+                     which is faster than `compiled_graph` by measurement (docs/decisions.md)
+    max_in_flight    default: one more than stages, so that no stage waits for the coordinator
+    max_step_rows    rows of the largest step, for the size of shared-memory buffers
+    start_timeout_s  loading the model included
+
+    Needs a Ray that is initialised. `restart` brings a pipeline with a lost stage back.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[StageSpec],
+        source: StageSource,
+        *,
+        transport: TransportName = "auto",
+        max_in_flight: int | None = None,
+        max_step_rows: int = 512,
+        start_timeout_s: float = 600.0,
+    ) -> None:
+        assert specs, "a pipeline has at least one stage"
+        self._specs = tuple(specs)
+        self._source = source
+        self._transport_name: TransportName = transport
+        self._max_in_flight = max_in_flight or len(specs) + 1
+        self._max_step_rows = max_step_rows
+        self._start_timeout_s = start_timeout_s
+        self._lifecycle = asyncio.Lock()
+        self._stages: dict[int, ActorHandle] = {}
+        self._places: dict[int, StagePlace] = {}
+        self._deaths: list[Future[Any]] = []
+        self._transport: StageTransport | None = None
+        self._steps = InFlightSteps(self._max_in_flight)
+        self._open = False
+        self._num_blocks = 0
+
+    @property
+    def num_stages(self) -> int:
+        """See `Pipeline`."""
+        return len(self._specs)
+
+    @property
+    def max_in_flight(self) -> int:
+        """See `Pipeline`."""
+        return self._max_in_flight
+
+    @property
+    def num_blocks(self) -> int:
+        """See `Pipeline`."""
+        return self._num_blocks
+
+    async def start(self) -> None:
+        """See `Pipeline`; raises what the stages' builds raised, such as `CheckpointError`."""
+        async with self._lifecycle:
+            assert not self._stages, "the pipeline is open already"
+            await self._start_in_time()
+
+    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
+        """See `Pipeline`."""
+        steps = self._steps
+        if steps.lost.is_set() or not self._open:
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(steps.error())
+            return future
+        assert self._transport is not None
+        sequence, future = steps.add()
+        self._transport.send(sequence, step)
+        return future
+
+    async def close(self) -> None:
+        """See `Pipeline`; takes less than 10 seconds whatever the stages do."""
+        async with self._lifecycle:
+            await self._close("the pipeline was closed")
+
+    async def restart(self) -> None:
+        """See `RestartablePipeline`: stages that live keep their processes and weights."""
+        async with self._lifecycle:
+            can_stay = self._transport is not None and self._transport.leaves_stages_idle
+            await self._disconnect("the pipeline is restarted")
+            if not can_stay or not ray.is_initialized():
+                await self._close("the pipeline is restarted")
+            await self._settle_all()
+            await self._start_in_time()
+
+    async def _start_in_time(self) -> None:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._start()
+        except TimeoutError as error:
+            raise StageLost(
+                f"the stages did not start within {self._start_timeout_s:g} s; the cluster "
+                "needs free resources for all of them"
+            ) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, DraftlineError):
+                raise error.cause from error
+            raise StageLost(f"a stage did not start: {error.cause}") from error
+        except RayActorError as error:
+            raise StageLost(f"a stage died while it started: {error}") from error
+        finally:
+            if not self._open:
+                await self._close("the pipeline did not start")
+
+    async def _start(self) -> None:
+        self._steps = steps = InFlightSteps(self._max_in_flight)
+        places = await asyncio.gather(*map(self._ready_stage, range(len(self._specs))))
+        stages = [self._stages[index] for index in range(len(self._specs))]
+        self._deaths = [_watch(stage, index, steps) for index, stage in enumerate(stages)]
+        counts: list[Any] = [stage.num_blocks.remote() for stage in stages]
+        self._num_blocks = min(await asyncio.gather(*counts))
+        # A stage that replaces another has as many.
+        self._specs = tuple(replace(spec, num_blocks=self._num_blocks) for spec in self._specs)
+        self._transport = self._new_transport(places)
+        await _unless_lost(self._transport.open(stages, steps), steps)
+        self._open = True
+        self._source.replenish()
+
+    async def _ready_stage(self, index: int) -> StagePlace:
+        """Where the stage is, built and with an empty KV cache."""
+        while index not in self._stages:
+            taken = await self._source.take(index, self._specs[index])
+            self._stages[index] = taken.worker
+            if taken.is_kept and not await self._settle(index, SETTLE_SECONDS[-1]):
+                await self._drop(index)
+        packed = pickle.dumps(self._specs[index])
+        building: Any = self._stages[index].build.remote(index, packed)
+        self._places[index] = place = await building
+        return place
+
+    async def _settle_all(self) -> None:
+        """Keep the stages that end what they do in time."""
+        busy = list(self._stages)
+        for seconds in SETTLE_SECONDS:
+            idle = await asyncio.gather(*(self._settle(index, seconds) for index in busy))
+            busy = [index for index, is_idle in zip(busy, idle, strict=True) if not is_idle]
+            busy = [index for index in busy if index in self._stages]
+        for index in busy:
+            logger.warning("event=stage_dropped stage=%d reason=busy", index)
+            await self._drop(index)
+
+    async def _settle(self, index: int, seconds: float) -> bool:
+        """Whether a stage waits for work again. One that is dead or does not answer is dropped."""
+        settling: Any = self._stages[index].settle.remote(seconds)
+        try:
+            return await asyncio.wait_for(settling, seconds + ANSWER_SLACK_S)
+        except (TimeoutError, RayError) as error:
+            logger.warning("event=stage_dropped stage=%d reason=%s", index, type(error).__name__)
+            if isinstance(error, TimeoutError):
+                self._end_process(index)
+            await self._drop(index)
+            return False
+
+    async def _drop(self, index: int) -> None:
+        stage = self._stages.pop(index, None)
+        self._places.pop(index, None)
+        if stage is not None:
+            await self._source.drop(stage)
+
+    def _end_process(self, index: int) -> None:
+        """Where it is on this machine: Ray waits for seconds before it ends one that is stopped."""
+        place = self._places.get(index)
+        if place is None or place.node != ray.get_runtime_context().get_node_id():
+            return
+        with contextlib.suppress(OSError):
+            # Not whatever else has its number by now.
+            if Path(f"/proc/{place.pid}/cmdline").read_bytes().startswith(ACTOR_TITLE):
+                os.kill(place.pid, signal.SIGKILL)
+
+    def _new_transport(self, places: Sequence[StagePlace]) -> StageTransport:
+        match self._transport_name:
+            case "auto":
+                carrier = fastest_carrier(places)
+                logger.info("event=stage_transport carrier=%s", carrier)
+                return DistributedTransport(places, carrier, self._max_in_flight)
+            case "nccl":
+                check_nccl(places)
+                return DistributedTransport(places, "nccl", self._max_in_flight)
+            case "distributed":
+                return DistributedTransport(places, "gloo", self._max_in_flight)
+            case "compiled_graph":
+                widest = max(spec.hidden_size for spec in self._specs)
+                # Four bytes a number, and some more for the step itself.
+                buffer_bytes = self._max_step_rows * widest * 4 + (1 << 18)
+                return CompiledGraphTransport(buffer_bytes, self._max_in_flight)
+            case _:
+                assert_never(self._transport_name)
+
+    async def _disconnect(self, reason: str) -> None:
+        self._open = False
+        self._steps.end(reason)
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.close()
+
+    async def _close(self, reason: str) -> None:
+        await self._disconnect(reason)
+        deaths, self._deaths = self._deaths, []
+        if not ray.is_initialized():
+            self._stages.clear()
+            return
+        for index in list(self._stages):
+            await self._drop(index)
+        if deaths:
+            gone = asyncio.gather(*map(asyncio.wrap_future, deaths), return_exceptions=True)
+            try:
+                await asyncio.wait_for(gone, DEATH_TIMEOUT_S)
+            except TimeoutError:
+                logger.warning("event=stages_linger seconds=%s", DEATH_TIMEOUT_S)
+
+
+def _watch(stage: ActorHandle, index: int, steps: InFlightSteps) -> Future[Any]:
+    """A future that fails when the stage's process dies; `steps` hears of it too."""
+    loop = asyncio.get_running_loop()
+    death = stage.watch.remote().future()
+
+    def died(death: Future[Any]) -> None:
+        # Without an error the stage was settled, for its next run.
+        if not death.cancelled() and death.exception() is not None:
+            reason = f"stage {index} is dead: {type(death.exception()).__name__}"
+            call_on_loop(loop, steps.lose, reason)
+
+    death.add_done_callback(died)
+    return death
+
+
+async def _unless_lost(opening: Coroutine[Any, Any, None], steps: InFlightSteps) -> None:
+    """Wait for the transport, which may never open once a stage is dead."""
+    task = asyncio.ensure_future(opening)
+    lost = asyncio.ensure_future(steps.lost.wait())
+    try:
+        await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if steps.lost.is_set():
+            raise steps.error()
+        task.result()
+    finally:
+        task.cancel()
+        lost.cancel()

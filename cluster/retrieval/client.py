@@ -1,0 +1,169 @@
+"""A retrieval server elsewhere: lookups that it answers, ended requests that it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from ...core.errors import CapacityError, DrafterError, ProtocolError
+from ...core.learner import Ended
+from ...core.lookup import Subtree, empty_subtree
+from ...core.types import Int32
+from ...retrieval_store.delta.fitness import Fitness
+from ...retrieval_store.learning.wire import LEARN_METHOD, encode_learn
+from ...retrieval_store.retrieval_pb2 import LearnReply, LookupReply
+from ...retrieval_store.wire import METHOD, REFUSED, decode_reply, encode_request
+from ..links.denied_namespaces import DENIED_KEY, DeniedNamespaces
+from ..links.tls_files import TlsFiles
+from ..links.tokens import token_metadata
+
+# Nobody waits for what is learned; a server that is busy with lookups may take its time.
+LEARN_TIMEOUT_S = 5.0
+
+
+class GrpcLookup:
+    """Lookups by one server over gRPC; blocks the calling thread.
+
+    address      host:port of a retrieval server
+    timeout_s    each call's deadline, in seconds, unless the call gives its own
+    tls          certificates; None is plain text
+    token        shown with every call; None: the server must ask for none
+
+    Namespaces that the token is not for are left out, which is said once for each: nothing is found
+    for their contexts, and the others of a batch are served.
+
+    The connection is made in the background and again after a loss. Whatever goes wrong is a
+    `DrafterError`; a server that has no time for a batch is a `CapacityError`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = 0.1,
+        tls: TlsFiles | None = None,
+        token: str | None = None,
+    ) -> None:
+        self._address = address
+        self._metadata = token_metadata(token)
+        self._denied = DeniedNamespaces(address)
+        self._timeout_s = timeout_s
+        # Reconnect within a second; gRPC's own default grows to two minutes.
+        options: list[tuple[str, int | str]] = [
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options)
+        else:
+            options += tls.channel_options()
+            self._channel = grpc.secure_channel(address, tls.channel_credentials(), options)
+        self._call = self._channel.unary_unary(METHOD)
+        self._learn = self._channel.unary_unary(LEARN_METHOD)
+
+    def lookup(
+        self,
+        contexts: Sequence[Int32],
+        namespaces: Sequence[str],
+        max_nodes: Sequence[int],
+        *,
+        timeout_s: float | None = None,
+    ) -> list[Subtree]:
+        """One subtree a context, in order; see `core.lookup.Lookup`."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        found = [empty_subtree() for _ in contexts]
+        places = self._denied.allowed(namespaces)
+        while places:
+            try:
+                subtrees = self._ask(
+                    [contexts[place] for place in places],
+                    [namespaces[place] for place in places],
+                    [max_nodes[place] for place in places],
+                    timeout_s,
+                )
+            except _Denied as denied:
+                # Once for each namespace that was not known to be refused.
+                if not self._denied.add(denied.namespaces & set(namespaces)):
+                    raise DrafterError(str(denied)) from denied
+                places = self._denied.allowed(namespaces)
+                continue
+            for place, subtree in zip(places, subtrees, strict=True):
+                found[place] = subtree
+            break
+        return found
+
+    def _ask(
+        self,
+        contexts: Sequence[Int32],
+        namespaces: Sequence[str],
+        max_nodes: Sequence[int],
+        timeout_s: float,
+    ) -> list[Subtree]:
+        """One call. Raises `_Denied` where the token is not for one of the namespaces."""
+        request = encode_request(contexts, namespaces, max_nodes)
+        try:
+            data = self._call(request, timeout=timeout_s, metadata=self._metadata)
+            return decode_reply(LookupReply.FromString(data), len(contexts))
+        except grpc.RpcError as error:
+            if denied := _denied_names(error):
+                reason = f"retrieval server {self._address}: {_reason(error)}"
+                raise _Denied(reason, denied) from error
+            if _is_refusal(error):
+                raise CapacityError(f"{self._address}: {_reason(error)}") from error
+            raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error
+        except (DecodeError, ProtocolError) as error:
+            raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
+
+    def learn(self, ended: Ended, fitness: Fitness) -> dict[str, int]:
+        """Have an ended request learned: what became of it, see `core.learner.OUTCOMES`.
+
+        Raises `DrafterError`, also if the server refuses it.
+        """
+        try:
+            data = self._learn(
+                encode_learn(ended, fitness), timeout=LEARN_TIMEOUT_S, metadata=self._metadata
+            )
+            return dict(LearnReply.FromString(data).counts)
+        except grpc.RpcError as error:
+            raise DrafterError(f"retrieval server {self._address}: {_reason(error)}") from error
+        except DecodeError as error:
+            raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
+
+    def close(self) -> None:
+        """Close the connection; a call under way fails."""
+        self._channel.close()
+
+
+class _Denied(Exception):
+    """The token is not for these namespaces."""
+
+    def __init__(self, message: str, namespaces: frozenset[str]) -> None:
+        super().__init__(message)
+        self.namespaces = namespaces
+
+
+def _denied_names(error: grpc.RpcError) -> frozenset[str]:
+    if not isinstance(error, grpc.Call) or error.code() is not grpc.StatusCode.PERMISSION_DENIED:
+        return frozenset()
+    # Pairs of key and value, which grpc's types do not say.
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key == DENIED_KEY and isinstance(value, str):
+            return frozenset(value.split(",")) - {""}
+    return frozenset()
+
+
+def _is_refusal(error: grpc.RpcError) -> bool:
+    return (
+        isinstance(error, grpc.Call)
+        and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        and (error.details() or "").startswith(REFUSED)
+    )
+
+
+def _reason(error: grpc.RpcError) -> str:
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name} {error.details()}"
+    return str(error)

@@ -1,0 +1,155 @@
+"""Steps over sockets, hidden states over a process group of torch.distributed."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+
+from ...core.errors import StageLost
+from ...core.types import StepInput
+from .distributed_stage import StageLink
+from .frames import FrameBuffer, encode_frame
+from .hidden_link import Carrier
+from .in_flight import InFlightSteps
+from .stage_place import StagePlace
+
+LOOPBACK = "127.0.0.1"
+SECRET_BYTES = 32
+
+Join = Callable[[int, asyncio.WriteTransport], None]
+
+
+class DistributedTransport:
+    """The coordinator's side. Every stage keeps one connection to it; its end tells of a death.
+
+    places   of the stages, in order
+    carrier  of hidden states between them
+    """
+
+    def __init__(self, places: Sequence[StagePlace], carrier: Carrier, max_in_flight: int) -> None:
+        nodes = {ray.get_runtime_context().get_node_id(), *(place.node for place in places)}
+        alone = len(nodes) == 1
+        self._host = LOOPBACK if alone else ray.util.get_node_ip_address()
+        self._stage_hosts = [LOOPBACK if alone else place.address for place in places]
+        self._carrier: Carrier = carrier
+        self._max_in_flight = max_in_flight
+        self._server: asyncio.Server | None = None
+        self._connections: dict[int, asyncio.WriteTransport] = {}
+
+    @property
+    def leaves_stages_idle(self) -> bool:
+        """Not with NCCL: a device that waits for a lost neighbour does so for ever."""
+        return self._carrier == "gloo"
+
+    async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
+        """See `StageTransport`."""
+        secret = secrets.token_bytes(SECRET_BYTES)
+        joined = asyncio.Event()
+
+        def join(index: int, connection: asyncio.WriteTransport) -> None:
+            self._connections[index] = connection
+            if len(self._connections) == len(stages):
+                joined.set()
+
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: _StageConnection(secret, len(stages), join, steps), self._host, 0
+        )
+        port = self._server.sockets[0].getsockname()[1]
+        opening: Any = stages[0].open_store.remote(self._stage_hosts[0])
+        store_port: int = await opening
+        serving: list[Any] = []
+        for stage, own_host in zip(stages, self._stage_hosts, strict=True):
+            link = StageLink(
+                host=self._host,
+                port=port,
+                secret=secret,
+                own_host=own_host,
+                num_stages=len(stages),
+                max_in_flight=self._max_in_flight,
+                carrier=self._carrier,
+                store_host=self._stage_hosts[0],
+                store_port=store_port,
+            )
+            serving.append(stage.serve.remote(link))
+        await _joined_or_failed(joined, serving)
+        self._server.close()
+
+    def send(self, sequence: int, step: StepInput) -> None:
+        """See `StageTransport`."""
+        frame = encode_frame((sequence, step))
+        for connection in self._connections.values():
+            connection.write(frame)
+
+    async def close(self) -> None:
+        """See `StageTransport`."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections.values():
+            connection.abort()
+        self._connections.clear()
+
+
+async def _joined_or_failed(joined: asyncio.Event, serving: Sequence[Awaitable[None]]) -> None:
+    """Wait until all stages are there. Raises `StageLost` as soon as one gives up."""
+    joining = asyncio.ensure_future(joined.wait())
+    ends = [asyncio.ensure_future(end) for end in serving]
+    try:
+        await asyncio.wait([joining, *ends], return_when=asyncio.FIRST_COMPLETED)
+        if not joining.done():
+            index = next(index for index, end in enumerate(ends) if end.done())
+            raise StageLost(f"stage {index} could not join: {ends[index].exception()}")
+    finally:
+        # The stages serve on; only nobody waits for their end any more.
+        for task in (joining, *ends):
+            task.cancel()
+
+
+class _StageConnection(asyncio.Protocol):
+    """One stage's messages: first the secret and its index, then answers."""
+
+    def __init__(self, secret: bytes, num_stages: int, join: Join, steps: InFlightSteps) -> None:
+        self._secret = secret
+        self._num_stages = num_stages
+        self._join = join
+        self._steps = steps
+        self._greeting = b""
+        self._frames = FrameBuffer()
+        self._index: int | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # No isinstance: Ray's async actors run uvloop, whose transports are of no asyncio class.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._index is None:
+            data = self._greeted(data)
+        for sequence, answer in self._frames.feed(data):
+            if isinstance(answer, StageLost):
+                self._steps.lose(str(answer))
+            else:
+                self._steps.answer(sequence, answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._index is not None:
+            self._steps.lose(f"stage {self._index} closed its connection: {exc or 'it is dead'}")
+
+    def _greeted(self, data: bytes) -> bytes:
+        """Take the greeting off; nothing is unpickled before it is known to be right."""
+        self._greeting += data
+        size = len(self._secret) + 1
+        if len(self._greeting) < size:
+            return b""
+        greeting, rest = self._greeting[:size], self._greeting[size:]
+        if not hmac.compare_digest(greeting[:-1], self._secret) or greeting[-1] >= self._num_stages:
+            self._transport.abort()
+            return b""
+        self._index = greeting[-1]
+        self._join(self._index, self._transport)
+        return rest

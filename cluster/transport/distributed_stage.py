@@ -1,0 +1,206 @@
+"""The worker's side of the distributed transport."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from ...core.errors import DeviceLost, StageError, StageLost
+from ...core.types import StepInput, StepOutput
+from ...models.device.copies import HostCopy
+from .deliveries import Deliveries
+from .frames import FrameSender, receive_frame
+from .hidden_link import Carrier, HiddenLink, open_group
+from .stage_failure import end_process
+from .stage_spans import Spans, run_traced
+from .stage_spec import StageRunner, StageSpec, launch_stage
+
+if TYPE_CHECKING:
+    from ...models.stage.answer import Answer
+
+logger = logging.getLogger(__name__)
+
+RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLink:
+    """Where a stage finds the coordinator and the other stages.
+
+    host, port    of the coordinator, which sends steps and takes answers
+    secret        first bytes that the stage sends there, followed by its index as one byte
+    own_host      address of the stage's own node, where the other stages reach it
+    carrier       of hidden states
+    store_host, store_port  of the rendezvous of the stages
+    """
+
+    host: str
+    port: int
+    secret: bytes
+    own_host: str
+    num_stages: int
+    max_in_flight: int
+    carrier: Carrier
+    store_host: str
+    store_port: int
+
+
+class DistributedStage:
+    """Takes steps from a socket and hidden states from the stage before.
+
+    Every stage gets every step straight from the coordinator, so it knows how many rows come
+    before they come. Where a stage fails on a step it tells the coordinator and sends zeros on, so
+    that those behind it never wait. A stage whose device computes apart launches its next step
+    while the results of the last are on their way. One whose device failed for good tells the
+    coordinator and ends its process.
+    """
+
+    def __init__(self, index: int, spec: StageSpec) -> None:
+        self._index = index
+        self._spec = spec
+        self._dtype = getattr(torch, spec.dtype)
+        self._store: TCPStore | None = None
+        self._connection: socket.socket | None = None
+        self._is_cut_off = False
+
+    def cut_off(self) -> None:
+        """End `serve` from another thread, as if the coordinator had closed the connection."""
+        self._is_cut_off = True
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):  # closed in this moment
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def open_store(self, host: str) -> int:
+        """Serve the rendezvous on this address only; returns the port."""
+        listener = socket.create_server((host, 0))
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            host,
+            port,
+            is_master=True,
+            timeout=RENDEZVOUS_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return port
+
+    def serve(self, stage: StageRunner, link: StageLink) -> None:
+        """Run steps until the coordinator closes the connection or a neighbour is lost."""
+        self._link = link
+        self._hidden_link = self._connect(link) if link.num_stages > 1 else None
+        with socket.create_connection((link.host, link.port)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A coordinator whose machine is gone says nothing more.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._connection = connection
+            connection.sendall(link.secret + bytes([self._index]))
+            self._answers = FrameSender(connection)
+            self._deliveries = Deliveries(self._end, apart=self._spec.computes_apart)
+            try:
+                while not self._is_cut_off:
+                    self._step(stage, *receive_frame(connection))
+            except (StageLost, EOFError, ConnectionError) as error:
+                self._end(error)
+            finally:
+                self._deliveries.close()
+
+    @property
+    def _is_last(self) -> bool:
+        return self._index == self._link.num_stages - 1
+
+    def _end(self, error: Exception) -> None:
+        if not isinstance(error, StageLost):
+            logger.info("event=link_closed stage=%d", self._index)
+            return
+        is_own = isinstance(error, DeviceLost)
+        event = "device_lost" if is_own else "neighbour_lost"
+        logger.warning("event=%s stage=%d reason=%r", event, self._index, str(error))
+        with contextlib.suppress(ConnectionError):  # the coordinator gave up before
+            self._answers.send((0, error))
+        if is_own:
+            end_process()
+
+    def _connect(self, link: StageLink) -> HiddenLink:
+        self._store = self._store or TCPStore(
+            link.store_host, link.store_port, is_master=False, timeout=RENDEZVOUS_TIMEOUT
+        )
+        place = (self._index, link.num_stages)
+        group = open_group(link.carrier, self._store, *place, link.own_host)
+        hidden_link = HiddenLink(group, *place, torch.device(self._spec.device), link.carrier)
+        hidden_link.try_out()
+        return hidden_link
+
+    def _step(self, stage: StageRunner, sequence: int, step: StepInput) -> None:
+        result, spans = self._launch(stage, step)
+        if isinstance(result, torch.Tensor):
+            self._hand_on(result, spans)
+            return
+        self._deliveries.add(lambda: self._answers.send((sequence, _settled(result))))
+        if not self._is_last:
+            self._hand_on(torch.zeros(len(step.token_ids), self._spec.hidden_size), spans)
+
+    def _launch(
+        self, stage: StageRunner, step: StepInput
+    ) -> tuple[torch.Tensor | Answer | StageError, Spans]:
+        """What the stage gave, and the spans of a traced step."""
+        num_rows = len(step.token_ids)
+        hidden, spans = None, ()
+        if self._index:
+            assert self._hidden_link is not None
+            num_spans = self._index if step.is_traced else 0
+            size = (num_rows, self._spec.hidden_size)
+            hidden, spans = self._hidden_link.receive(*size, self._dtype, num_spans)
+        try:
+            if step.is_traced:
+                result, spans = run_traced(self._index, stage, step, hidden, spans)
+            else:
+                result = launch_stage(self._index, stage, step, hidden)
+        except StageError as error:
+            return error, ((0.0, 0.0),) * (self._index + 1) if step.is_traced else ()
+        return self._checked(result, num_rows), spans
+
+    def _checked(
+        self, result: torch.Tensor | StepOutput | Answer, num_rows: int
+    ) -> torch.Tensor | Answer | StageError:
+        if isinstance(result, StepOutput):
+            return lambda: result
+        expected = (num_rows, self._spec.hidden_size)
+        if not self._is_last and (not isinstance(result, torch.Tensor) or result.shape != expected):
+            return StageError(f"stage {self._index} gave no hidden states of shape {expected}")
+        return result
+
+    def _hand_on(self, hidden: torch.Tensor, spans: Spans) -> None:
+        """Start to send; this stage goes on with its next step while the tensors are under way."""
+        link, most = self._hidden_link, self._link.max_in_flight
+        assert link is not None
+        hidden = hidden.to(self._dtype).contiguous()
+        if self._link.carrier == "nccl":
+            link.send(hidden.to(link.device), spans, most)
+        else:
+            copy = HostCopy([hidden])
+            self._deliveries.add(lambda: link.send(self._arrived(copy), spans, most))
+
+    def _arrived(self, copy: HostCopy) -> torch.Tensor:
+        try:
+            (hidden,) = copy.wait()
+        except RuntimeError as error:
+            # A device tells of what failed when it is waited for, and is of no use afterwards.
+            raise DeviceLost(f"the device of stage {self._index} failed: {error}") from error
+        return hidden
+
+
+def _settled(result: Answer | StageError) -> StepOutput | StageError:
+    if isinstance(result, StageError):
+        return result
+    try:
+        return result()
+    except StageError as error:
+        return error

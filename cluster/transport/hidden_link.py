@@ -1,0 +1,148 @@
+"""Hidden states from the stage before and to the stage behind, over a process group."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+from torch.distributed import (
+    ProcessGroupGloo,
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+    Work,
+)
+
+from ...core.errors import StageLost
+from .stage_spans import Spans
+
+# gloo: through the memory of the hosts. nccl: from GPU to GPU.
+Carrier = Literal["gloo", "nccl"]
+
+# A stage waits for the one before it as long as that computes; a death breaks the wait at once.
+LINK_TIMEOUT = timedelta(hours=1)
+TRIAL_TIMEOUT = timedelta(seconds=60)
+TRIAL_PAUSE_S = 0.001
+HINTS: dict[Carrier, str] = {
+    "gloo": "",
+    "nccl": " (NCCL_DEBUG=INFO says more; stage_transport: distributed does without NCCL)",
+}
+
+
+class HiddenLink:
+    """One stage's end; the stages before and behind it are its neighbours in the group.
+
+    Hidden states follow one another in order, those of a traced step with its spans behind them;
+    they need no header.
+
+    With `gloo` tensors are sent and received on the host. With `nccl` they stay on their devices,
+    and nothing here waits for a device, except for spans.
+    """
+
+    def __init__(
+        self, group: Any, index: int, num_stages: int, device: torch.device, carrier: Carrier
+    ) -> None:
+        """`group`: of `open_group`, whose stubs know neither `send` nor `recv`."""
+        self._group = group
+        self._index = index
+        self._is_last = index == num_stages - 1
+        self._device = device if carrier == "nccl" else torch.device("cpu")
+        # Pinned, so that copies to the device of the stage wait for nothing.
+        self._pinned = carrier == "gloo" and device.type == "cuda"
+        self._carrier: Carrier = carrier
+        self._sending: deque[list[tuple[Work, torch.Tensor]]] = deque()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are that are sent and received."""
+        return self._device
+
+    def try_out(self) -> None:
+        """Pass one number along all stages. Raises `StageLost` if it does not come in time.
+
+        NCCL connects neighbours only now, which takes seconds.
+        """
+        number = torch.zeros(1, device=self._device)
+        if self._index:
+            self._try(lambda: self._group.recv([number], self._index - 1, 0), self._index - 1)
+        if not self._is_last:
+            self._try(lambda: self._group.send([number], self._index + 1, 0), self._index + 1)
+
+    def receive(
+        self, num_rows: int, hidden_size: int, dtype: torch.dtype, num_spans: int
+    ) -> tuple[torch.Tensor, Spans]:
+        """Hidden states [num_rows, hidden_size], and the spans of the stages before.
+
+        Raises `StageLost`.
+        """
+        like = {"device": self._device, "pin_memory": self._pinned}
+        hidden = torch.empty(num_rows, hidden_size, dtype=dtype, **like)
+        spans = torch.empty(num_spans, 2, dtype=torch.float64, **like)
+        for tensor in (hidden, spans):
+            if len(tensor):
+                self._wait(self._group.recv([tensor], self._index - 1, 0), self._index - 1)
+        return hidden, tuple((begin, end) for begin, end in spans.tolist()) if num_spans else ()
+
+    def send(self, hidden: torch.Tensor, spans: Spans, max_under_way: int) -> None:
+        """Begin to send; the tensors are kept while they may be under way. Raises `StageLost`.
+
+        Those of steps older than `max_under_way` have arrived, so this never waits long.
+        """
+        tensors = [hidden]
+        if spans:
+            tensors.append(torch.tensor(spans, dtype=torch.float64, device=self._device))
+        behind = self._index + 1
+        self._sending.append(
+            [(self._group.send([part], behind, 0), part) for part in tensors if len(part)]
+        )
+        while len(self._sending) > max_under_way:
+            for work, _ in self._sending.popleft():
+                self._wait(work, behind)
+
+    def _wait(self, work: Work, neighbour: int) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:  # the groups have no class of their own for a lost peer
+            raise StageLost(f"stage {neighbour} is out of reach of stage {self._index}") from error
+
+    def _try(self, begin: Callable[[], Work], neighbour: int) -> None:
+        try:
+            work = begin()
+            if self._carrier == "nccl":
+                _wait_on_host(work, TRIAL_TIMEOUT)
+            else:
+                work.wait(TRIAL_TIMEOUT)
+        except RuntimeError as error:
+            raise StageLost(
+                f"stage {self._index} does not reach stage {neighbour} by {self._carrier}: "
+                f"{error}{HINTS[self._carrier]}"
+            ) from error
+
+
+def _wait_on_host(work: Work, timeout: timedelta) -> None:
+    """NCCL's own `wait` lets the device wait. Raises `RuntimeError`, as that of gloo."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"nothing came within {timeout.total_seconds():g} s")
+        time.sleep(TRIAL_PAUSE_S)
+
+
+def open_group(
+    carrier: Carrier, store: TCPStore, index: int, num_stages: int, own_host: str
+) -> Any:
+    """The process group of all stages; waits for them."""
+    if carrier == "nccl":
+        nccl: Any = torch.distributed.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = LINK_TIMEOUT  # noqa: SLF001
+        return nccl(store, index, num_stages, options)
+    gloo: Any = ProcessGroupGloo
+    # Without a device of its own gloo would take whatever address the host name resolves to.
+    options = gloo._Options()  # noqa: SLF001
+    options._devices = [gloo.create_device(hostname=own_host)]  # noqa: SLF001
+    options._timeout = LINK_TIMEOUT  # noqa: SLF001
+    return gloo(store, index, num_stages, options)

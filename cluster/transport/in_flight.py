@@ -1,0 +1,65 @@
+"""The steps of one pipeline run that were sent and not yet answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ...core.errors import CapacityError, StageError, StageLost
+from ...core.types import StepOutput
+
+logger = logging.getLogger(__name__)
+
+
+class InFlightSteps:
+    """Futures of the unanswered steps, by sequence number. Used on one event loop only.
+
+    One object serves from a start of the stages to their end, so that late messages of stages
+    that are gone never reach the steps of their successors.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.lost = asyncio.Event()
+        self._limit = limit
+        self._futures: dict[int, asyncio.Future[StepOutput]] = {}
+        self._next = 0
+        self._reason = ""
+
+    def add(self) -> tuple[int, asyncio.Future[StepOutput]]:
+        """The sequence number and the future of a new step. Raises `CapacityError`."""
+        if len(self._futures) >= self._limit:
+            raise CapacityError(f"{self._limit} steps are in flight; wait for an answer first")
+        sequence, self._next = self._next, self._next + 1
+        future = asyncio.get_running_loop().create_future()
+        self._futures[sequence] = future
+        return sequence, future
+
+    def answer(self, sequence: int, answer: StepOutput | StageError) -> None:
+        """Settle a step; the second answer to it and answers after a loss are ignored."""
+        future = self._futures.pop(sequence, None)
+        if future is None or future.done():
+            return
+        if isinstance(answer, StageError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def lose(self, reason: str) -> None:
+        """Fail every unanswered step with `StageLost`; the first reason stays."""
+        if self.lost.is_set():
+            return
+        logger.warning("event=stage_lost in_flight=%d reason=%r", len(self._futures), reason)
+        self.end(reason)
+
+    def end(self, reason: str) -> None:
+        """As `lose`, where nothing went wrong: the pipeline was closed."""
+        self._reason = self._reason or reason
+        self.lost.set()
+        futures, self._futures = self._futures, {}
+        for future in futures.values():
+            if not future.done():
+                future.set_exception(StageLost(self._reason))
+
+    def error(self) -> StageLost:
+        """Why steps cannot be sent now."""
+        return StageLost(self._reason or "the pipeline is not open")

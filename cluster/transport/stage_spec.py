@@ -1,0 +1,175 @@
+"""What a pipeline of stages is, wherever its stages run, and what a worker needs to build one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+
+from ...core.containment import place_of
+from ...core.types import StepInput, StepOutput
+from .stage_failure import stage_failure
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...models.load.partition import LayerSpan
+    from ...models.stage.answer import Answer
+    from ...models.stage.options import StageOptions
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StageRunner(Protocol):
+    """A contiguous span of target layers with its own KV cache (`models/stage/stage.py`)."""
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the cache."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all steps: the KV cache is empty again."""
+        ...
+
+    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
+        """Begin one step: hidden states [rows, hidden size], or the answer on the last stage.
+
+        `hidden` is the previous stage's result, None on the first stage. A device that computes
+        by itself may still do so afterwards, until the hidden states are read or the answer is
+        called; more steps may be launched meanwhile.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """What a worker needs to build its stage; picklable.
+
+    num_blocks   KV blocks of the stage's cache, each of `block_size` slots; None: what fits
+    hidden_size  columns of the hidden states between stages
+    compile_cache  folder of its compiled graph; None: not compiled
+    options      how it computes; None: by default
+    num_cpus, num_gpus  Ray resources that the stage's actor reserves
+    """
+
+    model_path: str
+    span: LayerSpan
+    num_blocks: int | None
+    block_size: int
+    hidden_size: int
+    dtype: str = "float32"
+    device: str = "cpu"
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    compile_cache: str | None = None
+    options: StageOptions | None = None
+
+    @property
+    def computes_apart(self) -> bool:
+        """Whether its device computes by itself, while the host goes on."""
+        return self.device != "cpu"
+
+    def build(self) -> StageRunner:
+        """Load the stage. Raises `CheckpointError`; `ConfigError` where it cannot be compiled."""
+        # Workers build their stage; the coordinator that sends specs never loads the model code.
+        from ...models.stage.stage import load_stage  # noqa: PLC0415
+
+        return load_stage(
+            self.model_path,
+            self.span,
+            self.num_blocks,
+            self.block_size,
+            dtype=self.dtype,
+            device=self.device,
+            compile_cache=self.compile_cache,
+            options=self.options,
+        )
+
+
+class Pipeline(Protocol):
+    """Runs steps through all stages in the order of submission.
+
+    One event loop uses a pipeline. After a `StageLost` nothing but `close` is of use.
+    """
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages a step passes."""
+        ...
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many steps may be submitted and not yet answered."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the stage that has fewest; known once the pipeline is started."""
+        ...
+
+    async def start(self) -> None:
+        """Build the stages and connect them; steps may be submitted when it returns.
+
+        Raises `StageLost` if a stage does not come up, and leaves nothing running then.
+        """
+        ...
+
+    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
+        """Send a step; the awaitable, used at most once, gives its answer.
+
+        The awaitable raises `StageError` if a stage failed on this step (other steps go on), and
+        `StageLost` if a stage is dead or the pipeline is not open: as `DeviceLost` where its device
+        failed and a new process must take its place. `submit` itself raises
+        `CapacityError`, and sends nothing, when `max_in_flight` steps are unanswered.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop all stages and free what they hold, in bounded time; twice is once."""
+        ...
+
+
+@runtime_checkable
+class RestartablePipeline(Pipeline, Protocol):
+    """A pipeline that can replace what it has lost."""
+
+    async def restart(self) -> None:
+        """End unanswered steps and replace what is lost, with empty KV caches.
+
+        Raises `StageLost` if it does not come up, and leaves nothing running then.
+        """
+        ...
+
+
+def launch_stage(
+    index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
+) -> torch.Tensor | Answer:
+    """`stage.launch`, with whatever that or its answer raises logged and as `StageError`, or as
+    `DeviceLost` where the stage's device failed for good.
+    """
+    result = guarded(index, step, lambda: stage.launch(step, hidden))
+    return (lambda: guarded(index, step, result)) if callable(result) else result
+
+
+def guarded(index: int, step: StepInput, work: Callable[[], T]) -> T:
+    """What `work` gives; what it raises as `launch_stage` says."""
+    try:
+        return work()
+    except Exception as error:
+        # Not its message, which may quote what a request holds.
+        place = place_of(error)
+        logger.error("event=stage_failed stage=%d step_id=%d error=%s", index, step.step_id, place)
+        logger.debug("event=stage_failed stage=%d", index, exc_info=True)
+        raise stage_failure(index, step.step_id, error) from error
+
+
+def run_stage(
+    index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
+) -> torch.Tensor | StepOutput:
+    """As `launch_stage`, and waits for the answer."""
+    result = launch_stage(index, stage, step, hidden)
+    return result() if callable(result) else result

@@ -1,0 +1,172 @@
+"""What runs in the process of a remote stage, whatever carries its steps."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import ray
+
+from ...core.errors import DeviceLost, StageError, StageLost
+from ...core.types import StepInput, StepOutput
+from .stage_failure import end_process
+from .stage_place import StagePlace
+from .stage_spans import Spans, run_traced
+from .stage_spec import StageRunner, StageSpec, run_stage
+
+if TYPE_CHECKING:
+    import torch
+
+    from .distributed_stage import DistributedStage, StageLink
+
+    # What stages hand on: hidden states, with the spans of the stages so far for a traced step.
+    Carried = torch.Tensor | tuple[torch.Tensor, Spans]
+
+# An empty payload warms a transport up: it passes through all stages without a step.
+WARM_UP = b""
+
+
+class StageWorker:
+    """One stage and the loops that feed it. Made an actor by `actors/stage_actor.py`.
+
+    A worker begins without a stage, so that its process can wait with its imports done until one
+    is needed. One coordinator at a time drives it: `settle` cuts the one before off.
+    """
+
+    def __init__(self) -> None:
+        self._index = 0
+        self._spec: StageSpec | None = None
+        self._stage: StageRunner | None = None
+        self._distributed: DistributedStage | None = None
+        self._is_serving = threading.Lock()
+        # transformers cannot be imported by two threads at once: one may see half of it.
+        self._importing = threading.Lock()
+        self._watched = threading.Event()
+
+    def prepare(self) -> None:
+        """Import what a stage needs, which takes far longer than to load a small one."""
+        with self._importing:
+            importlib.import_module("...models.stage.stage", __package__)
+            importlib.import_module(".distributed_stage", __package__)
+
+    def build(self, index: int, packed: bytes) -> StagePlace:
+        """Load the stage, or empty the KV cache of the same one; returns where it is.
+
+        `packed`: its `StageSpec`, pickled, since to unpickle it imports what `prepare` does.
+        """
+        with self._importing:
+            import torch  # noqa: PLC0415
+
+            spec: StageSpec = pickle.loads(packed)
+        if spec.device == "cpu":
+            # Stages of one machine run at once; more threads than cores slow all of them down.
+            torch.set_num_threads(max(1, int(spec.num_cpus)))
+        if self._stage is not None and self._is_same(self._stage, index, spec):
+            self._stage.reset()
+        else:
+            self._stage = None  # before the new one needs its memory
+            self._stage = spec.build()
+        self._index, self._spec = index, spec
+        self._distributed = None
+        node = ray.get_runtime_context().get_node_id()
+        gpu = _nccl_gpu(spec.device)
+        return StagePlace(node, ray.util.get_node_ip_address(), gpu, os.getpid())
+
+    def num_blocks(self) -> int:
+        """KV blocks of the stage that was built."""
+        assert self._stage is not None, "its size comes after build"
+        return self._stage.num_blocks
+
+    def watch(self) -> None:
+        """Returns when the worker is settled; the call fails as soon as this process dies."""
+        self._watched.wait()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Cut off whoever drives the stage; whether it is idle within `timeout_s`.
+
+        A stage that computes, or waits for a neighbour, is not idle before it is done with that.
+        """
+        self._watched.set()
+        self._watched = threading.Event()
+        if self._distributed is not None:
+            self._distributed.cut_off()
+        if not self._is_serving.acquire(timeout=timeout_s):
+            return False
+        self._is_serving.release()
+        return True
+
+    def run_payload(
+        self, payload: bytes, carried: Carried | StageError | None = None
+    ) -> Carried | StageError | bytes | None:
+        """One step of a compiled graph, pickled; the answer of the last stage is pickled too.
+
+        A failure travels on in the place of the hidden states.
+        """
+        assert self._spec is not None, "steps come after build"
+        result = carried if isinstance(carried, StageError) else self._run(payload, carried)
+        if self._spec.span.is_last:
+            return pickle.dumps(result)
+        assert not isinstance(result, StepOutput), "only the last stage answers"
+        return result
+
+    def open_store(self, host: str) -> int:
+        """Serve the rendezvous of the stages; returns the port. First stage only."""
+        return self._new_distributed().open_store(host)
+
+    def serve(self, link: StageLink) -> None:
+        """Run steps that come by `link` until the coordinator closes it. Raises `StageLost`."""
+        assert self._stage is not None, "serve comes after build"
+        distributed = self._distributed or self._new_distributed()
+        if not self._is_serving.acquire(blocking=False):
+            raise StageLost(f"stage {self._index} is driven by another coordinator")
+        try:
+            distributed.serve(self._stage, link)
+        finally:
+            self._is_serving.release()
+
+    def _is_same(self, stage: StageRunner, index: int, spec: StageSpec) -> bool:
+        """Whether it is the stage of `spec`, whose cache may have been sized by itself."""
+        if self._spec is None or index != self._index:
+            return False
+        has_room = spec.num_blocks is not None and stage.num_blocks >= spec.num_blocks
+        return has_room and spec == replace(self._spec, num_blocks=spec.num_blocks)
+
+    def _new_distributed(self) -> DistributedStage:
+        # It imports torch, which a worker that waits for its first stage does beforehand.
+        from .distributed_stage import DistributedStage  # noqa: PLC0415
+
+        assert self._spec is not None, "steps come after build"
+        self._distributed = DistributedStage(self._index, self._spec)
+        return self._distributed
+
+    def _run(
+        self, payload: bytes, carried: Carried | None
+    ) -> Carried | StepOutput | StageError | None:
+        if payload == WARM_UP:
+            return None
+        assert self._stage is not None, "steps come after build"
+        step: StepInput = pickle.loads(payload)
+        hidden, spans = carried if isinstance(carried, tuple) else (carried, ())
+        try:
+            if not step.is_traced:
+                return run_stage(self._index, self._stage, step, hidden)
+            result, spans = run_traced(self._index, self._stage, step, hidden, spans)
+        except StageError as error:
+            return error
+        except DeviceLost:
+            # Whoever watches this process learns of it and replaces it.
+            end_process()
+        return result if isinstance(result, StepOutput) else (result, spans)
+
+
+def _nccl_gpu(device: str) -> str | None:
+    """The name that a GPU has in all processes of all nodes, where NCCL can use it."""
+    import torch  # noqa: PLC0415
+
+    if torch.device(device).type != "cuda" or not torch.distributed.is_nccl_available():
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)

@@ -1,0 +1,66 @@
+"""The form that an answer must have, followed beside the engine's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..tree.tree import TokenTree
+from ..types import ROOT, Bool, UInt32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeForm:
+    """What a form allows after a root and after the nodes of a tree.
+
+    accepted  bool [nodes]  whether a node and all above it fit the form, and may go on. Masks may
+              allow only one of several spellings of a text: a node that is accepted here and
+              forbidden there is a wasted row. An end is not accepted; it comes as the bonus token
+    masks     uint32 [1 + nodes, words]  the tokens allowed after the root and after each node;
+              rows of nodes that are not accepted mean nothing
+    """
+
+    accepted: Bool
+    masks: UInt32
+
+
+class Constraint(Protocol):
+    """A form that an answer must have; one object a request, which follows its answer.
+
+    What it computes may take long, so it computes it elsewhere. At most one `follow` is under way.
+    """
+
+    @property
+    def first(self) -> UInt32:
+        """uint32 [words]: the tokens that may begin the answer."""
+        ...
+
+    def follow(self, tree: TokenTree) -> Future[TreeForm]:
+        """What is allowed after the committed tokens and after the nodes of `tree`.
+
+        The future raises `RequestError` where the form cannot be followed within its limits.
+        """
+        ...
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Tokens were committed; they are allowed. Does not wait."""
+        ...
+
+    def close(self) -> None:
+        """The request has ended; twice is once."""
+        ...
+
+
+def rows_in(tree: TokenTree, whole: TokenTree) -> list[int]:
+    """Where the root and the nodes of `tree` stand among those of `whole`, which it was cut from.
+
+    Rows: 0 is the root, node i is i + 1.
+    """
+    edges = zip(whole.parents.tolist(), whole.tokens.tolist(), strict=True)
+    row_of = {(parent + 1, token): node + 1 for node, (parent, token) in enumerate(edges)}
+    rows = [ROOT + 1]
+    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        rows.append(row_of[rows[parent + 1], token])
+    return rows

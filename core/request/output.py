@@ -1,0 +1,118 @@
+"""What a request gives back: deltas while it runs, then its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "cancelled"]
+# The stop text or the stop token's id that ended an answer; None for any other end.
+StopReason = str | int | None
+
+# The source of a token that no drafter proposed: the target's own next token.
+TARGET_SOURCE = "target"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Counts and times of one finished request. Times are seconds of the engine's clock.
+
+    cached_tokens      prompt tokens whose KV was there already
+    num_preemptions    how often its KV was given to others and computed again
+    num_steps          verification steps: steps that committed tokens after the prompt
+    num_draft_tokens   nodes verified
+    drafted_by_source, accepted_by_source  nodes credited to the drafter that proposed them first
+    accepted_lengths   accepted nodes of each verification step
+    start_time         when it left the queue first
+    acceptance         the rule that decided about its drafts (`core/verify/rules.py`)
+    """
+
+    prompt_tokens: int
+    generated_tokens: int
+    num_steps: int
+    num_draft_tokens: int
+    drafted_by_source: Mapping[str, int] = field(default_factory=dict)
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    accepted_lengths: tuple[int, ...] = ()
+    cached_tokens: int = 0
+    num_preemptions: int = 0
+    arrival_time: float = 0.0
+    start_time: float = 0.0
+    first_token_time: float = 0.0
+    finish_time: float = 0.0
+    acceptance: str = "coupled"
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Nodes that were committed."""
+        return sum(self.accepted_by_source.values())
+
+    @property
+    def acceptance_length(self) -> float:
+        """tau: tokens committed a verification step, bonus token included; 1.0 before any.
+
+        The first token came with the prompt, from no verification step.
+        """
+        return (self.generated_tokens - 1) / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Share of the verified nodes that were committed."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+class TokenLogProb(NamedTuple):
+    """A token's log-probability by the target's own law, nats, and the most probable tokens'.
+
+    top_ids        the most probable tokens, best first
+    top_log_probs  theirs; not in pairs, which were many objects for the garbage collector
+    """
+
+    token_id: int
+    log_prob: float
+    top_ids: tuple[int, ...] = ()
+    top_log_probs: tuple[float, ...] = ()
+
+    @property
+    def top(self) -> Iterator[tuple[int, float]]:
+        """Pairs of a token id and its log-probability, best first."""
+        return zip(self.top_ids, self.top_log_probs, strict=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step adds to a request's answer.
+
+    token_ids and sources run in parallel; a source is a drafter's name or `TARGET_SOURCE`.
+    log_probs, if they were asked for, run in parallel to them; those of the prompt, whose first
+    token has none, come with the first delta.
+    text is final: it never takes part in a later stop text, and may lag behind token_ids.
+    The last delta has a finish_reason, its stop_reason and metrics.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    metrics: RequestMetrics | None = None
+    log_probs: tuple[TokenLogProb, ...] = ()
+    prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
+    stop_reason: StopReason = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """A whole answer; log-probabilities as in `Delta`."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
+    text: str
+    finish_reason: FinishReason
+    metrics: RequestMetrics
+    log_probs: tuple[TokenLogProb, ...] = ()
+    prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
+    stop_reason: StopReason = None

@@ -1,0 +1,198 @@
+"""One request: what was asked, and where its answer stands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import DraftlineError
+from ..request_options import RequestOptions
+from ..token_counts import TokenCounts
+from ..types import DraftRequest, Int32
+from .allowed_tokens import TokenRules
+from .output import TARGET_SOURCE, Delta, RequestMetrics, TokenLogProb
+from .prefix_keys import PrefixKeys
+from .sampling_params import SamplingParams
+from .stop import StopRule
+
+# Gets every delta of a request in order, or the error that ends it.
+Sink = Callable[[Delta | DraftlineError], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A validated request.
+
+    `seed` is the resolved one, `max_tokens` fits the context; without `rules` every token may be
+    chosen.
+    """
+
+    request_id: str
+    prompt_ids: Int32
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    sink: Sink
+    options: RequestOptions = field(default_factory=RequestOptions)
+    rules: TokenRules | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """The only mutable state of a running request.
+
+    token_ids      committed tokens, prompt included
+    order          (priority, number of arrival): who goes first
+    keys           names of its full blocks; None: it shares none
+    blocks         KV blocks, in position order; scratch slots of tree nodes follow the committed;
+                   none while it waits
+    prefill_len    positions to be cached in chunks: the prompt, or all committed tokens but the
+                   last after a preemption
+    num_scheduled  of these, how many were cached already or submitted; some may be in flight
+    num_shared     of its blocks, how many others may share
+    in_flight      steps of this request that were submitted and not committed yet
+    num_losses     steps of it that were lost with a stage since the last that was answered
+    moves          KV copies of the last commit, to be sent with this request's next step
+    token_counts   of the text, for penalties; None where there are none
+    prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
+    """
+
+    request: Request
+    stop: StopRule
+    blocks: list[int]
+    arrival_time: float
+    token_ids: list[int] = field(default_factory=list)
+    prompt_len: int = 0
+    order: tuple[int, int] = (0, 0)
+    keys: PrefixKeys | None = None
+    prefill_len: int = 0
+    num_scheduled: int = 0
+    num_shared: int = 0
+    in_flight: int = 0
+    moves: list[tuple[int, int]] = field(default_factory=list)
+    token_counts: TokenCounts | None = None
+    prompt_log_probs: list[TokenLogProb | None] | None = None
+    is_open: bool = False
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+    num_losses: int = 0
+    start_time: float = 0.0
+    first_token_time: float = 0.0
+    accepted_lengths: list[int] = field(default_factory=list)
+    drafted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.token_ids = self.request.prompt_ids.tolist()
+        self.prompt_len = len(self.token_ids)
+        params = self.request.params
+        if params.has_penalties:
+            self.token_counts = TokenCounts(self.token_ids)
+        if params.prompt_logprobs is not None:
+            # Nothing comes before the first token that could predict it.
+            self.prompt_log_probs = list[TokenLogProb | None]([None] * self.prompt_len)
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.request.request_id
+
+    @property
+    def num_answered(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.token_ids) - self.prompt_len
+
+    def last_answered(self, count: int) -> list[int]:
+        """The last `count` tokens of the answer, or all of it."""
+        return self.token_ids[max(self.prompt_len, len(self.token_ids) - count) :]
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether a first token is known."""
+        return len(self.token_ids) > self.prompt_len
+
+    @property
+    def num_prefill_left(self) -> int:
+        """Tokens that are to be cached in chunks and that no step has taken yet."""
+        return self.prefill_len - self.num_scheduled
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the next step verifies a tree: all before the last token is cached."""
+        return self.has_answer and bool(self.blocks) and not self.num_prefill_left
+
+    def begin(self, blocks: list[int], num_cached: int) -> None:
+        """Take KV blocks, the first of which hold `num_cached` tokens already."""
+        self.blocks = blocks
+        self.prefill_len = len(self.token_ids) - self.has_answer
+        self.num_scheduled = num_cached
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = num_cached
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Commit tokens."""
+        self.token_ids += tokens
+        if self.token_counts is not None:
+            self.token_counts.append(tokens)
+
+    def release(self) -> list[int]:
+        """Give up the KV, to begin anew later; returns the blocks."""
+        blocks, self.blocks = self.blocks, []
+        self.moves = []
+        self.num_scheduled = self.prefill_len = self.num_shared = 0
+        return blocks
+
+    def draft_request(self) -> DraftRequest:
+        """What drafters learn of the request now."""
+        params = self.request.params
+        return DraftRequest(
+            request_id=self.request_id,
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            prompt_len=self.prompt_len,
+            temperature=params.temperature,
+            seed=self.request.seed,
+            namespace=self.request.options.namespace,
+            shaping=params,
+            end_ids=self.stop.end_ids,
+            cache_salt=self.request.options.cache_salt,
+            store=self.request.options.store,
+        )
+
+    def record_walk(self, drafted: Mapping[str, int], sources: Sequence[str]) -> None:
+        """Count one verification step.
+
+        drafted  nodes of each drafter
+        sources  of the tokens that were taken
+        """
+        for source, count in drafted.items():
+            self.drafted_by_source[source] += count
+        accepted = [source for source in sources if source != TARGET_SOURCE]
+        self.accepted_lengths.append(len(accepted))
+        for source in accepted:
+            self.accepted_by_source[source] += 1
+
+    def wasted_by_source(self) -> Counter[str]:
+        """Nodes that were verified and not committed."""
+        return self.drafted_by_source - self.accepted_by_source
+
+    def metrics(self, now: float, acceptance: str) -> RequestMetrics:
+        """Counts and times at the request's end; `acceptance` is the engine's."""
+        return RequestMetrics(
+            prompt_tokens=self.prompt_len,
+            cached_tokens=self.num_cached_tokens or 0,
+            num_preemptions=self.num_preemptions,
+            generated_tokens=self.num_answered,
+            num_steps=len(self.accepted_lengths),
+            num_draft_tokens=self.drafted_by_source.total(),
+            drafted_by_source=dict(self.drafted_by_source),
+            accepted_by_source=dict(self.accepted_by_source),
+            accepted_lengths=tuple(self.accepted_lengths),
+            arrival_time=self.arrival_time,
+            start_time=self.start_time,
+            first_token_time=self.first_token_time,
+            finish_time=now,
+            acceptance=acceptance,
+        )

@@ -1,0 +1,111 @@
+"""A user's sampling parameters, validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..request_checks import are_token_ids, is_number, is_whole, require
+from ..shaping import Shaping
+from ..structured_output import StructuredOutput
+
+MAX_SEED = 2**63 - 1
+MAX_LOG_PROBS = 20
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams(Shaping):
+    """How to choose tokens and when to stop.
+
+    max_tokens      most tokens to generate; None: up to the model's context; 0: the prompt is
+                    computed, for its log-probabilities, and nothing is generated
+    temperature     0 is greedy
+    top_k           keep the k most probable tokens; 0 is off
+    top_p           keep the smallest set of tokens with at least this probability; 1 is off
+    min_p           drop tokens less probable than this times the most probable; 0 is off
+    typical_p       keep the tokens of nearly expected surprise up to this probability; 1 is off
+    seed            of the sampling noise: one seed, one text, with any drafters; None: random
+    stop            texts that end the answer; they are not part of it
+    stop_token_ids  tokens that end the answer; they are part of `token_ids`, not of the text
+    include_stop_str_in_output  whether the stop text, or the text of the stop token, that ends the
+                    answer is part of its text
+    ignore_eos      go on after the model's end-of-sequence token
+    min_tokens      neither a token nor a text ends the answer before it has so many
+    repetition_penalty  makes tokens of prompt and answer less likely above 1; 1 is off
+    presence_penalty    subtracted from the logits of the answer's tokens, -2 to 2
+    frequency_penalty   subtracted for each time that the answer has a token, -2 to 2
+    logit_bias          added to the logits of tokens, by id
+    allowed_token_ids   the only tokens that may be chosen; None: all
+    banned_token_ids    tokens that may not be chosen
+    bad_words           texts that the answer may not hold, as the tokenizer spells them at a text's
+                        start and after a space; another spelling of the same text may come
+    structured_output   a form that the answer must have
+    skip_special_tokens whether special tokens have no text
+    logprobs            log-probabilities of the answer's tokens and of so many of the most probable
+                        beside each; None: none
+    prompt_logprobs     the same of the prompt's tokens
+
+    Log-probabilities are the target's own, before any of the above changes them. Raises
+    `RequestError` naming the field.
+    """
+
+    max_tokens: int | None = 16
+    temperature: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    bad_words: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+    structured_output: StructuredOutput | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        # `super()` does not work in a dataclass with slots.
+        Shaping.__post_init__(self)
+        self._check_types()
+        self._check_limits()
+
+    def _check_types(self) -> None:
+        require(is_number(self.temperature), "temperature", "must be a finite number")
+        for name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            require(value is None or is_whole(value), name, "must be a whole number")
+        listed = isinstance(self.stop, tuple) and all(isinstance(text, str) for text in self.stop)
+        require(listed, "stop", "must be a tuple of str")
+        listed = are_token_ids(self.stop_token_ids)
+        require(listed, "stop_token_ids", "must be a tuple of token ids")
+        words = self.bad_words
+        listed = isinstance(words, tuple) and all(isinstance(word, str) for word in words)
+        require(listed, "bad_words", "must be a tuple of str")
+
+    def _check_limits(self) -> None:
+        require(0 <= self.temperature <= 100, "temperature", "must be from 0 to 100")
+        most = self.max_tokens
+        require(most is None or most >= 0, "max_tokens", "must be 0 or more")
+        fits = most is None or self.min_tokens <= most
+        require(fits, "min_tokens", "must not exceed max_tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            fits = value is None or 0 <= value <= MAX_LOG_PROBS
+            require(fits, name, f"must be from 0 to {MAX_LOG_PROBS}")
+        require(
+            self.structured_output is None or not self.ignore_eos,
+            "ignore_eos",
+            "does not go with a structured output, which ends where its form is complete",
+        )
+        require(
+            self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", "must be from 0 to 2**63 - 1"
+        )
+        require(all(self.stop), "stop", "must not hold an empty text")
+        self._check_bad_words()
+
+    def _check_bad_words(self) -> None:
+        words = self.bad_words
+        require(len(words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} texts")
+        require(all(word.strip() for word in words), "bad_words", "must not hold an empty text")
+        fits = all(len(word) <= MAX_BAD_WORD_CHARS for word in words)
+        require(fits, "bad_words", f"a text has at most {MAX_BAD_WORD_CHARS} characters")

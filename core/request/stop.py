@@ -1,0 +1,125 @@
+"""Where an answer ends: at a token, at a text, or at its longest length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from .output import FinishReason, StopReason
+from .sampling_params import SamplingParams
+from .stop_texts import StopMatch, StopTexts
+
+
+class TextStream(Protocol):
+    """Turns tokens into text one by one."""
+
+    def push(self, token_id: int) -> str:
+        """Text that this token makes final; empty while a character is incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end, with replacement characters for incomplete ones."""
+        ...
+
+
+def stop_token_ids(params: SamplingParams, eos_token_ids: Sequence[int]) -> frozenset[int]:
+    """Tokens that end an answer."""
+    eos = () if params.ignore_eos else eos_token_ids
+    return frozenset((*params.stop_token_ids, *eos))
+
+
+class Advance(NamedTuple):
+    """Offered tokens that belong to the answer, the text they make final, and why it ends.
+
+    stop_reason  the stop text, or the id out of `stop_token_ids`, that ended it; None for anything
+                 else, as the model's end-of-sequence token
+    """
+
+    num_tokens: int
+    text: str
+    finish_reason: FinishReason | None
+    stop_reason: StopReason = None
+
+
+class StopRule:
+    """Follows one answer and says at which exact token it ends.
+
+    A stop token belongs to the answer's tokens but not to its text. A stop text ends the answer at
+    the token that completes it and is cut from the text; text that may become the start of a stop
+    text is held back until that is decided. With `include_stop_str_in_output` both stay in the
+    text, which ends with them. Before the answer's `min_tokens` nothing ends it but its length: the
+    target may not choose a stop token then (`core/request/allowed_tokens.py`), and a stop text is
+    plain text.
+    """
+
+    __slots__ = (
+        "_eos_ids", "_includes_stop", "_max_tokens", "_min_tokens", "_num_tokens", "_stop_ids",
+        "_stop_texts", "_stream",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        max_tokens: int,
+        stream: TextStream,
+    ) -> None:
+        self._stop_ids = stop_token_ids(params, eos_token_ids)
+        self._eos_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        self._includes_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._stop_texts = StopTexts(params.stop) if params.stop else None
+        self._max_tokens = max_tokens
+        self._stream = stream
+        self._num_tokens = 0
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Tokens that the answer may still take."""
+        return self._max_tokens - self._num_tokens
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end the answer."""
+        return tuple(self._stop_ids)
+
+    def advance(self, token_ids: Sequence[int]) -> Advance:
+        """Offer tokens in order; those after the end are not taken."""
+        if not self._may_end(token_ids):
+            self._num_tokens += len(token_ids)
+            return Advance(len(token_ids), "".join(map(self._stream.push, token_ids)), None)
+        text = ""
+        for index, token_id in enumerate(token_ids):
+            self._num_tokens += 1
+            is_stop = token_id in self._stop_ids
+            is_hidden = is_stop and not self._includes_stop
+            new, match = self._feed("" if is_hidden else self._stream.push(token_id))
+            text += new
+            if match is not None and not is_stop:
+                return Advance(index + 1, text, "stop", match.text)
+            if is_stop or self._num_tokens == self._max_tokens:
+                text += self._rest() if match is None else ""
+                reason: FinishReason = "stop" if is_stop else "length"
+                return Advance(index + 1, text, reason, self._named(token_id) if is_stop else None)
+        return Advance(len(token_ids), text, None)
+
+    def _may_end(self, token_ids: Sequence[int]) -> bool:
+        """False where no stop text is looked for and none of these tokens is the last."""
+        is_long = self._num_tokens + len(token_ids) >= self._max_tokens
+        has_texts = self._stop_texts is not None
+        return has_texts or is_long or not self._stop_ids.isdisjoint(token_ids)
+
+    def _feed(self, piece: str) -> tuple[str, StopMatch | None]:
+        """Text that is final with this piece, and the stop text that ends it."""
+        if self._stop_texts is None or self._num_tokens <= self._min_tokens:
+            return piece, None
+        return self._stop_texts.feed(piece, keep_match=self._includes_stop)
+
+    def _rest(self) -> str:
+        """Text that an answer without further tokens still has."""
+        new, match = self._feed(self._stream.flush())
+        held = self._stop_texts.held if self._stop_texts is not None and match is None else ""
+        return new + held
+
+    def _named(self, token_id: int) -> int | None:
+        return None if token_id in self._eos_ids else token_id

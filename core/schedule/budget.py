@@ -1,0 +1,176 @@
+"""Which nodes are worth their time: bought over all requests of a step by falling value.
+
+A node's value is the probability that the target's path goes through it: the product of the
+estimates along its own path (as in Sequoia and EAGLE-2). The k nodes of largest value are kept for
+the k that makes expected tokens a second largest, given what a step of so many rows takes. k = 0 is
+plain decoding, so under load, where a row costs what it gains, speculation fades out by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..tree.acceptance_table import AcceptanceTable
+from ..tree.tree import TokenTree, credit, keep_all
+from ..types import Float64
+from .source_choice import SourceChoice
+from .step_cost import StepCost
+
+# Weight of the newest step in what drafting is expected to bring and to take.
+WEIGHT = 0.1
+# Trees of a step that the estimates learn from.
+LEARNED_TREES = 4
+# Every so many steps that did not ask, drafters are asked again: texts and loads change.
+EXPLORE_EVERY = 32
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a step took and brought; counted while it is committed.
+
+    asked  drafters that were asked for it
+    costs  seconds that each drafter takes
+    """
+
+    num_rows: int
+    seconds: float
+    asked: frozenset[str]
+    costs: Mapping[str, float]
+    num_tokens: int = 0
+    trees: list[TokenTree] = field(default_factory=list)
+    rows: list[Sequence[int]] = field(default_factory=list)
+
+    def count(self, tree: TokenTree, rows: Sequence[int]) -> None:
+        """The target went through these rows of a request: the root's, and of nodes."""
+        self.num_tokens += len(rows)
+        self.trees.append(tree)
+        self.rows.append(rows)
+
+
+class NodeBudget:
+    """Decides before a step whether drafters are asked, and then which nodes go into it."""
+
+    __slots__ = (
+        "_draft_s", "_is_adaptive", "_num_learned", "_profile", "_sources", "_step_s",
+        "_steps_unasked", "_tokens", "cost", "table",
+    )  # fmt: skip
+
+    def __init__(
+        self, max_nodes: int, cost: StepCost | None = None, *, is_adaptive: bool = True
+    ) -> None:
+        """`max_nodes`: most nodes of one request's tree; without `cost`, rows cost nothing.
+
+        One that is not adaptive asks every drafter and keeps all nodes that fit, at any cost.
+        """
+        self._is_adaptive = is_adaptive
+        self.table = AcceptanceTable()
+        self.cost = cost or StepCost([1], [1.0])
+        # Mean value of a request's best node, its second best, and so on; at first every one is
+        # taken for worth it, so that the first steps find out.
+        self._profile = np.ones(max_nodes)
+        self._draft_s = 0.0
+        self._steps_unasked = 0
+        self._num_learned = 0
+        self._sources = SourceChoice()
+        self._step_s = 0.0
+        self._tokens = 0.0
+
+    def whom_to_ask(
+        self, costs: Mapping[str, float], num_requests: int, num_other_rows: int
+    ) -> frozenset[str]:
+        """Drafters that the next step asks; none where drafting is not worth its time.
+
+        costs           seconds that each drafter takes in a step, by name
+        num_requests    decoding requests that take drafts
+        num_other_rows  rows of the step besides theirs
+        """
+        if not self._is_adaptive:
+            return frozenset(costs)
+        seconds_a_token = (self._step_s + self._draft_s) / max(self._tokens, 1.0)
+        asked = costs.keys() - self._sources.left_out(costs, seconds_a_token)
+        if asked and self._is_worth_it(num_requests, num_other_rows):
+            return frozenset(asked)
+        self._steps_unasked += 1
+        return frozenset()
+
+    def note_asked(self, trees: Sequence[TokenTree], draft_s: float) -> None:
+        """Drafters were asked: their trees before anything is cut, and the time that it took."""
+        self._steps_unasked = 0
+        self._draft_s += WEIGHT * (draft_s - self._draft_s)
+        width = max(len(self._profile), *map(len, trees))
+        values = np.zeros((len(trees), width))
+        for row, tree in zip(values, trees, strict=True):
+            row[: len(tree)] = tree.values
+        best = np.sort(values, axis=1)[:, ::-1][:, : len(self._profile)]
+        self._profile += WEIGHT * (best.mean(axis=0) - self._profile)
+
+    def note_step(self, outcome: StepOutcome) -> None:
+        """Learn from a step that was committed."""
+        self._num_learned = 0
+        if outcome.seconds > 0:
+            self.cost.record(outcome.num_rows, outcome.seconds)
+        if outcome.num_tokens:
+            weight = WEIGHT if self._tokens else 1.0
+            self._step_s += weight * (outcome.seconds - self._step_s)
+            self._tokens += weight * (outcome.num_tokens - self._tokens)
+        self._sources.learn(outcome.costs, outcome.asked, self._credits(outcome))
+
+    def learn(self, offered: TokenTree, path_tokens: Sequence[int]) -> None:
+        """What was offered to a request, and what the target said; a few of a step are enough."""
+        if self._num_learned < LEARNED_TREES and len(offered):
+            self._num_learned += 1
+            offered.learn(self.table, path_tokens)
+
+    def choose(
+        self, trees: Sequence[TokenTree], limits: Sequence[int], num_other_rows: int
+    ) -> list[TokenTree]:
+        """The trees without the nodes that are not worth their rows.
+
+        limits: most nodes of each tree
+        """
+        trees = [_best(tree, limit) for tree, limit in zip(trees, limits, strict=True)]
+        if not self._is_adaptive:
+            return trees
+        values: Float64 = np.concatenate([tree.values for tree in trees] or [np.empty(0)])
+        # Stable, and a node is worth no more than its parent: parents stay where children do.
+        order = np.argsort(-values, kind="stable")
+        tokens = len(trees) + _sums(values[order])
+        rows = len(trees) + num_other_rows + np.arange(len(tokens))
+        kept = np.zeros(len(values), dtype=np.bool_)
+        kept[order[: int(np.argmax(tokens / self.cost.seconds(rows)))]] = True
+        return keep_all(trees, kept)
+
+    def _credits(self, outcome: StepOutcome) -> dict[str, int]:
+        """The accepted nodes of each drafter; of several that proposed one, the cheapest has it."""
+        names = self.table.names
+        costs = np.array([outcome.costs.get(name, 0.0) for name in names])
+        return dict(zip(names, credit(outcome.trees, outcome.rows, costs), strict=True))
+
+    def _is_worth_it(self, num_requests: int, num_other_rows: int) -> bool:
+        if self._steps_unasked >= EXPLORE_EVERY:
+            return True
+        count = np.arange(len(self._profile) + 1)
+        tokens = num_requests * (1.0 + _sums(self._profile))
+        rows = num_requests * (1.0 + count) + num_other_rows
+        rates = tokens / (self.cost.seconds(rows) + self._draft_s)
+        plain = num_requests / self.cost.seconds(num_requests + num_other_rows)
+        return bool(rates.max() > plain)
+
+
+def _sums(values: Float64) -> Float64:
+    """float64 [n + 1]: of none of the values, of the first, of the first two, and so on."""
+    sums = np.zeros(len(values) + 1)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def _best(tree: TokenTree, max_nodes: int) -> TokenTree:
+    """The tree of its most valuable nodes."""
+    if len(tree) <= max_nodes:
+        return tree
+    kept = np.zeros(len(tree), dtype=np.bool_)
+    kept[np.argsort(-tree.values, kind="stable")[:max_nodes]] = True
+    return tree.keep(kept)

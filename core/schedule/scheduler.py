@@ -1,0 +1,250 @@
+"""Who runs, and what each step holds: admission by KV blocks, trees first, then prompt chunks."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ..errors import CapacityError, RequestError
+from ..request.prefix_keys import PrefixKeys
+from ..request.request import RequestState
+from ..step.builder import PromptChunk
+from .block_pool import BlockPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Bounds of a replica.
+
+    max_running     requests that hold KV at once
+    max_waiting     requests in the queue beyond those that may run
+    max_step_rows   rows of a step, tree nodes and prompt tokens together
+    max_tree_nodes  nodes of one request's tree
+    max_probe_rows  rows that one request's drafters may probe with in a step
+    num_groups      steps in flight that the requests are spread over, one a pipeline stage
+    share_prefixes  whether requests share the KV of equal prefixes
+    """
+
+    max_running: int
+    max_waiting: int
+    max_step_rows: int
+    max_tree_nodes: int
+    max_probe_rows: int
+    num_groups: int
+    share_prefixes: bool = True
+
+
+class Scheduler:
+    """Owns the queue, the running requests and their KV blocks.
+
+    Requests go in the order of priority and arrival. A request takes the blocks of its prompt when
+    it starts and further ones as its answer grows; where none are left, the last in order gives up
+    its KV, waits and computes it again. The first in order always gets on, so all end.
+    """
+
+    __slots__ = (
+        "_limits", "_num_added", "_pool", "num_preemptions", "num_prefix_hits",
+        "num_prefix_queries", "running", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._num_added = 0
+        self.num_preemptions = 0
+        # Prompt tokens that were looked for in shared blocks, and found there.
+        self.num_prefix_queries = self.num_prefix_hits = 0
+        self.waiting: list[RequestState] = []
+        self.running: dict[str, RequestState] = {}
+
+    @property
+    def block_size(self) -> int:
+        """KV slots of a block."""
+        return self._pool.block_size
+
+    @property
+    def num_slots(self) -> int:
+        """KV slots of the whole cache: most tokens of one request."""
+        return self._pool.num_blocks * self._pool.block_size
+
+    @property
+    def max_probe_rows(self) -> int:
+        """Rows that one request's drafters may probe with in a step."""
+        return self._limits.max_probe_rows
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks that is held, 0 to 1."""
+        return self._pool.usage
+
+    def add(self, state: RequestState) -> None:
+        """Queue a request.
+
+        Raises `RequestError` for one that can never fit, `CapacityError` when the queue is full.
+        """
+        slots = state.prompt_len + state.request.max_tokens
+        if slots > self.num_slots:
+            raise RequestError(
+                "max_tokens",
+                f"{state.request.max_tokens} and the prompt's {state.prompt_len} tokens exceed the "
+                f"KV cache of {self.num_slots} (kv_cache_tokens of the server)",
+            )
+        most = self._limits.max_running + self._limits.max_waiting
+        if len(self.running) + len(self.waiting) >= most:
+            raise CapacityError(f"{len(self.waiting)} requests are waiting; try again later")
+        options = state.request.options
+        state.order = (options.priority, self._num_added)
+        self._num_added += 1
+        # A prompt whose log-probabilities are wanted is computed anew.
+        if self._limits.share_prefixes and state.prompt_log_probs is None:
+            salt = f"{options.namespace}\0{options.cache_salt}"
+            state.keys = PrefixKeys(salt, self._pool.block_size)
+        self._queue(state)
+
+    def admit(self) -> list[RequestState]:
+        """Start waiting requests, in order, while blocks for what they are to cache are free."""
+        admitted = []
+        while self.waiting and self._begin(self.waiting[0]):
+            state = self.waiting.pop(0)
+            self.running[state.request_id] = state
+            admitted.append(state)
+            # What a preempted request finds again are its own blocks.
+            if state.keys is not None and not state.num_preemptions:
+                self.num_prefix_queries += state.prompt_len
+                self.num_prefix_hits += state.num_cached_tokens or 0
+        return admitted
+
+    def remove(self, state: RequestState) -> None:
+        """Forget a request wherever it stands, and free its blocks.
+
+        Safe while its steps are in flight: stages run steps in order, so a later owner of the
+        blocks writes them after every row of this request did, and reads only what it wrote.
+        """
+        if self.running.pop(state.request_id, None) is None:
+            self.waiting.remove(state)
+        self._pool.free(state.release())
+
+    def decoding(self, late: Collection[str] = ()) -> list[RequestState]:
+        """Requests whose next tree may go out now: one group, so that others can fill stages.
+
+        `late`: requests that cannot take part.
+        """
+        group_len = -(-len(self.running) // self._limits.num_groups)
+        ready = [s for s in self._in_order() if s.is_decoding and not s.in_flight]
+        return [state for state in ready if state.request_id not in late][:group_len]
+
+    def nodes_each(self, num_decoding: int) -> int:
+        """Tree nodes that each of the step's decoding requests may have.
+
+        At most half of the step when prompts wait, so that trees never starve them.
+        """
+        prompts_wait = any(s.num_prefill_left for s in self.running.values())
+        rows = self._limits.max_step_rows // (2 if prompts_wait else 1)
+        return max(0, min(self._limits.max_tree_nodes, rows // max(num_decoding, 1) - 1))
+
+    def num_prefill_rows(self, num_decoding: int) -> int:
+        """Prompt rows that will go into a step beside so many roots."""
+        wanted = sum(state.num_prefill_left for state in self.running.values())
+        return max(0, min(wanted, self._limits.max_step_rows - num_decoding))
+
+    def reserve(self, state: RequestState, num_slots: int) -> bool:
+        """Give a request exactly the blocks of this many slots; False if too few are free."""
+        missing = self._pool.blocks_for(num_slots) - len(state.blocks)
+        if missing > self._pool.num_free:
+            return False
+        if missing >= 0:
+            state.blocks += self._pool.allocate(missing)
+        else:
+            # Scratch of an earlier tree. KV that is still to be moved out of it goes first in the
+            # step that this is for.
+            self._pool.free(state.blocks[missing:])
+            del state.blocks[missing:]
+        return True
+
+    def make_room(self, state: RequestState, num_slots: int) -> bool:
+        """`reserve`, taking the KV of requests that are later in order, or failing that its own.
+
+        Whoever is earlier keeps its blocks, so a step that is planned in order stays valid.
+        """
+        while not self.reserve(state, num_slots):
+            victim = max(self.running.values(), key=lambda running: running.order)
+            self._preempt(victim)
+            if victim is state:
+                return False
+        return True
+
+    def prompt_chunks(self, num_tree_rows: int) -> list[PromptChunk]:
+        """Fill the rows that trees leave with prompts, in order; counts them as scheduled."""
+        left = self._limits.max_step_rows - num_tree_rows
+        chunks = []
+        for state in self._in_order():
+            size = min(left, state.num_prefill_left)
+            if size > 0:
+                start, end = state.num_scheduled, state.num_scheduled + size
+                state.num_scheduled = end
+                wants_token = end == state.prefill_len and not state.has_answer
+                chunks.append(PromptChunk(state, start, end, wants_token))
+                left -= size
+        return chunks
+
+    def share(self, state: RequestState, num_tokens: int) -> None:
+        """Let others share the KV of a request's first `num_tokens` tokens, which is final."""
+        if state.keys is None or not state.blocks:
+            return
+        if num_tokens // self._pool.block_size <= state.num_shared:
+            return
+        keys = state.keys.upto(state.token_ids, num_tokens)
+        for index in range(state.num_shared, len(keys)):
+            self._pool.register(state.blocks[index], keys[index])
+        state.num_shared = len(keys)
+
+    def forget_kv(self) -> None:
+        """All KV is lost: whoever ran waits, and computes it again."""
+        for state in list(self.running.values()):
+            self._preempt(state)
+        self._pool.forget_keys()
+
+    def _begin(self, state: RequestState) -> bool:
+        """Give a waiting request its blocks, if it may start."""
+        # The answer of a step that was in flight when it was preempted changes what it caches.
+        if state.in_flight or len(self.running) >= self._limits.max_running:
+            return False
+        num_tokens = len(state.token_ids)
+        # The last token is always computed: its logits are wanted.
+        keys = state.keys.upto(state.token_ids, num_tokens - 1) if state.keys else []
+        num_shared, num_idle = self._pool.num_shared(keys)
+        if self._is_computed_now(keys[num_shared : num_shared + 1]):
+            return False
+        missing = self._pool.blocks_for(num_tokens) - num_shared
+        # One block for each that runs, or the newcomer would soon be preempted by them.
+        if missing + len(self.running) > self._pool.num_free - num_idle:
+            return False
+        blocks = self._pool.share(keys[:num_shared]) + self._pool.allocate(missing)
+        state.begin(blocks, num_shared * self._pool.block_size)
+        state.num_shared = num_shared
+        return True
+
+    def _is_computed_now(self, keys: list[bytes]) -> bool:
+        """Whether a running request will soon have the KV of these blocks of a prompt to share."""
+        if not keys:
+            return False
+        for state in self.running.values():
+            if state.keys is not None and (state.num_prefill_left or state.in_flight):
+                own = state.keys.upto(state.token_ids, state.prefill_len)
+                if own[state.num_shared :] and keys[0] in own[state.num_shared :]:
+                    return True
+        return False
+
+    def _preempt(self, state: RequestState) -> None:
+        del self.running[state.request_id]
+        self._pool.free(state.release())
+        state.num_preemptions += 1
+        self.num_preemptions += 1
+        self._queue(state)
+
+    def _queue(self, state: RequestState) -> None:
+        insort(self.waiting, state, key=lambda waiting: waiting.order)
+
+    def _in_order(self) -> Iterator[RequestState]:
+        return iter(sorted(self.running.values(), key=lambda running: running.order))

@@ -1,0 +1,117 @@
+"""Cuts a step's answer into those of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ..request.output import TokenLogProb
+from ..types import Float32, Int32, StepOutput, Successors, TopTokens
+from .builder import PromptChunk, TreeStep
+
+
+class Chosen(NamedTuple):
+    """The target's tokens after some rows of one request.
+
+    tokens     int32 [rows]
+    log_probs  float32 [rows]; None if nobody in the step wants them
+    top        of the same rows; None likewise
+    """
+
+    tokens: Int32
+    log_probs: Float32 | None
+    top: TopTokens | None
+
+    def logprobs_of(self, rows: Iterable[int], num_top: int | None) -> tuple[TokenLogProb, ...]:
+        """Log-probabilities of the tokens after `rows`; none if `num_top` is None."""
+        if num_top is None or self.log_probs is None:
+            return ()
+        return tuple(
+            _token(int(self.tokens[row]), self.log_probs, self.top, row, num_top) for row in rows
+        )
+
+
+class TreeAnswers(NamedTuple):
+    """What a step answered to a request's tree.
+
+    chosen      after the root and each node
+    probe_ids   the answers to probes, by source
+    successors  of the root and the nodes, in this order, by source
+    """
+
+    chosen: Chosen
+    probe_ids: Mapping[str, Int32]
+    successors: Mapping[str, Successors]
+
+
+class StepAnswers:
+    """Takes the answers in the order in which `build_step` asked."""
+
+    __slots__ = ("_next_chosen", "_next_probe", "_next_scored", "_output")
+
+    def __init__(self, output: StepOutput) -> None:
+        self._output = output
+        self._next_chosen = self._next_probe = self._next_scored = 0
+
+    def of_tree(self, step: TreeStep) -> TreeAnswers:
+        """What was chosen after the root and each node, and what drafters asked for.
+
+        To be called before the commit: the request's last token is the root.
+        """
+        successors = self._successors(step) if step.num_successors else {}
+        probe_ids = self._probe_ids(step) if step.probes else {}
+        return TreeAnswers(self._chosen(step.num_chosen), probe_ids, successors)
+
+    def of_chunk(self, chunk: PromptChunk) -> Chosen:
+        """What was chosen after the chunk, if it asked; keeps its tokens' log-probabilities."""
+        state = chunk.state
+        if state.prompt_log_probs is not None and chunk.num_scored:
+            first = self._next_scored
+            self._next_scored += chunk.num_scored
+            num_top = state.request.params.prompt_logprobs or 0
+            scores, top = self._output.scores, self._output.scored_top
+            for index in range(chunk.num_scored):
+                position = chunk.start + index + 1
+                token = int(state.request.prompt_ids[position])
+                found = _token(token, scores, top, first + index, num_top)
+                state.prompt_log_probs[position] = found
+        return self._chosen(int(chunk.wants_token))
+
+    def _probe_ids(self, step: TreeStep) -> dict[str, Int32]:
+        return {
+            source: self._best_ids(len(probe.wanted))[:, : probe.top_k]
+            for source, probe in step.probes.items()
+        }
+
+    def _successors(self, step: TreeStep) -> dict[str, Successors]:
+        tokens = np.append(np.int32(step.state.token_ids[-1]), step.tree.tokens)
+        ids = self._best_ids(len(tokens))
+        return {
+            source: Successors(tokens, ids[:, :count])
+            for source, count in step.num_successors.items()
+        }
+
+    def _best_ids(self, count: int) -> Int32:
+        first, self._next_probe = self._next_probe, self._next_probe + count
+        return self._output.probe_ids[first : self._next_probe]
+
+    def _chosen(self, count: int) -> Chosen:
+        first, self._next_chosen = self._next_chosen, self._next_chosen + count
+        rows, output, top = slice(first, first + count), self._output, self._output.top
+        return Chosen(
+            output.target_tokens[rows],
+            None if output.log_probs is None else output.log_probs[rows],
+            None if top is None else TopTokens(top.ids[rows], top.log_probs[rows]),
+        )
+
+
+def _token(
+    token: int, log_probs: Float32, top: TopTokens | None, row: int, num_top: int
+) -> TokenLogProb:
+    log_prob = float(log_probs[row])
+    if top is None:
+        return TokenLogProb(token, log_prob)
+    ids, values = top.ids[row, :num_top], top.log_probs[row, :num_top]
+    return TokenLogProb(token, log_prob, tuple(ids.tolist()), tuple(values.tolist()))

@@ -1,0 +1,154 @@
+"""What each step held and when; for `--trace-steps`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .drafting import Offers
+from .step.builder import PromptChunk, TreeStep
+from .types import Span, StepInput, StepOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One answered step. Times are wall-clock seconds since the epoch.
+
+    planned_at       planning began; the drafters are asked right after it
+    drafters         who was asked
+    draft_wait_s     how long they were waited for
+    submitted_at     it went to the pipeline
+    answered_at      the engine took its answer
+    committed_at     its tokens were in their requests
+    rows             of the step: roots, nodes, probe rows and prompt rows
+    prompt_rows      of these, how many belong to prompts
+    requests         that verified a tree, be it empty
+    tree_nodes       nodes of all trees; nodes_by_source says who proposed them first
+    accepted_nodes   of these, how many were committed; likewise by source
+    tokens           committed to requests that verified a tree
+    first_tokens     tokens that prompts asked for
+    stages           when each stage began and ended its work, by the clock of its own host
+    """
+
+    step: int
+    planned_at: float
+    drafters: tuple[str, ...]
+    draft_wait_s: float
+    submitted_at: float
+    answered_at: float
+    committed_at: float
+    rows: int
+    prompt_rows: int
+    requests: int
+    tree_nodes: int
+    accepted_nodes: int
+    tokens: int
+    first_tokens: int
+    nodes_by_source: Mapping[str, int]
+    accepted_by_source: Mapping[str, int]
+    stages: tuple[Span, ...]
+
+
+class StepTrace:
+    """Hands a record of each answered step of an engine to `write`.
+
+    clock  wall-clock seconds, as the stages take theirs (`StepOutput.stage_spans`)
+    write  must not raise, and should return soon: the engine waits for it
+    """
+
+    __slots__ = ("clock", "write")
+
+    def __init__(self, clock: Callable[[], float], write: Callable[[StepRecord], None]) -> None:
+        self.clock = clock
+        self.write = write
+
+    def submitting(
+        self,
+        planned_at: float,
+        step: StepInput,
+        trees: Sequence[TreeStep],
+        chunks: Sequence[PromptChunk],
+        offers: Offers | None,
+    ) -> TracedStep:
+        """A step is about to be submitted."""
+        return TracedStep(self, planned_at, step, trees, chunks, offers)
+
+
+class TracedStep:
+    """One step on its way. A step that fails leaves no record."""
+
+    __slots__ = ("_answered_at", "_before", "_chunks", "_offers", "_planned_at", "_spans", "_step",
+                 "_submitted_at", "_trace", "_trees")  # fmt: skip
+
+    def __init__(  # noqa: PLR0917 - made by `StepTrace.submitting` alone
+        self,
+        trace: StepTrace,
+        planned_at: float,
+        step: StepInput,
+        trees: Sequence[TreeStep],
+        chunks: Sequence[PromptChunk],
+        offers: Offers | None,
+    ) -> None:
+        self._trace = trace
+        self._step = step
+        self._trees = trees
+        self._chunks = chunks
+        self._offers = offers
+        self._planned_at = planned_at
+        self._submitted_at = trace.clock()
+
+    def answered(self, output: StepOutput) -> None:
+        """Its answer is there; nothing of it is in the requests yet."""
+        self._answered_at = self._trace.clock()
+        self._spans = output.stage_spans
+        self._before = self._totals()
+
+    def committed(self) -> None:
+        """Its tokens are in the requests: the record is complete."""
+        committed_at = self._trace.clock()
+        totals = self._totals()
+        nodes = Counter[str]()
+        for part in self._trees:
+            nodes.update(part.tree.count_sources())
+        accepted = totals.accepted - self._before.accepted
+        offers = self._offers
+        record = StepRecord(
+            step=self._step.step_id,
+            planned_at=self._planned_at,
+            drafters=tuple(sorted(offers.asked)) if offers else (),
+            draft_wait_s=offers.seconds if offers else 0.0,
+            submitted_at=self._submitted_at,
+            answered_at=self._answered_at,
+            committed_at=committed_at,
+            rows=len(self._step.token_ids),
+            prompt_rows=sum(chunk.end - chunk.start for chunk in self._chunks),
+            requests=len(self._trees),
+            tree_nodes=nodes.total(),
+            accepted_nodes=accepted.total(),
+            tokens=totals.tokens - self._before.tokens,
+            first_tokens=totals.first_tokens - self._before.first_tokens,
+            nodes_by_source=dict(nodes),
+            accepted_by_source=dict(accepted),
+            stages=self._spans,
+        )
+        self._trace.write(record)
+
+    def _totals(self) -> _Totals:
+        accepted: Counter[str] = Counter()
+        for part in self._trees:
+            accepted.update(part.state.accepted_by_source)
+        return _Totals(
+            tokens=sum(len(part.state.token_ids) for part in self._trees),
+            first_tokens=sum(len(chunk.state.token_ids) for chunk in self._chunks),
+            accepted=accepted,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Totals:
+    """What the requests of a step have got so far."""
+
+    tokens: int
+    first_tokens: int
+    accepted: Counter[str]

@@ -1,0 +1,95 @@
+"""How likely a drafted node is the target's token, learned from every step's outcome."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..compiled import compiled
+from ..types import Float64
+
+# Lower ends of the bins of a drafter's own log-probability; 0 means that it knows none.
+LOG_PROB_BINS = (-6.0, -4.0, -3.0, -2.0, -1.4, -0.9, -0.5, -0.2, -0.05)
+DEPTH_BINS = (2, 3, 5, 9)
+MAX_RANK = 3
+# A bin is worth as much as its source's mean until it has seen about so many nodes.
+PRIOR_NODES = 8.0
+# Beyond this a bin forgets half, so that it follows a change of the texts.
+MAX_NODES = 512.0
+
+_RANKS = MAX_RANK + 1
+_DEPTHS = len(DEPTH_BINS) + 1
+NUM_BINS = (len(LOG_PROB_BINS) + 2) * _DEPTHS * _RANKS
+
+
+class AcceptanceTable:
+    """P(node is accepted | its parent is), by drafter, its log-probability, depth and rank.
+
+    depth is 1 for children of the root; rank is the node's place among its drafter's children of
+    one parent. Estimates are means over a bin, drawn towards the drafter's own mean while the bin
+    is young.
+
+    names   drafters; their places are their ids
+    counts  float64 [drafters, bins + 1, 2]: accepted and judged nodes of each bin, and last of all
+    """
+
+    __slots__ = ("_ids", "counts", "names")
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        self.names: tuple[str, ...] = ()
+        self.counts: Float64 = np.zeros((0, NUM_BINS + 1, 2))
+
+    def source_id(self, name: str) -> int:
+        """The id of a drafter, which is new if it has none."""
+        found = self._ids.get(name)
+        if found is None:
+            found = self._ids[name] = len(self.names)
+            self.names = (*self.names, name)
+            self.counts = np.concatenate([self.counts, np.zeros((1, NUM_BINS + 1, 2))])
+        return found
+
+    def estimate(self, source: str, log_prob: float, depth: int, rank: int) -> float:
+        """The probability of such a node, above 0 and below 1."""
+        source_id = self.source_id(source)
+        return float(estimate(self.counts, source_id, bin_of(log_prob, depth, rank)))
+
+    def record(
+        self, source: str, log_prob: float, depth: int, rank: int, *, accepted: bool
+    ) -> None:
+        """Learn from a node whose parent was accepted."""
+        source_id = self.source_id(source)
+        record(self.counts, source_id, bin_of(log_prob, depth, rank), accepted)
+
+
+@compiled
+def bin_of(log_prob: float, depth: int, rank: int) -> int:
+    """The bin of a node."""
+    likely = 0
+    if log_prob < 0:
+        likely = 1
+        for bound in LOG_PROB_BINS:
+            likely += log_prob >= bound
+    deep = 0
+    for bound in DEPTH_BINS:
+        deep += depth >= bound
+    return (likely * _DEPTHS + deep) * _RANKS + min(rank, MAX_RANK)
+
+
+@compiled
+def estimate(counts: Float64, source: int, node_bin: int) -> float:
+    """The mean of a bin, with the drafter's mean as its prior."""
+    total, own = counts[source, NUM_BINS], counts[source, node_bin]
+    # Half of the nodes, before any was seen: an optimist finds out, a pessimist never does.
+    mean = (total[0] + 1.0) / (total[1] + 2.0)
+    return (own[0] + PRIOR_NODES * mean) / (own[1] + PRIOR_NODES)
+
+
+@compiled
+def record(counts: Float64, source: int, node_bin: int, accepted: bool) -> None:
+    """Count a node in its bin and in its drafter's total."""
+    for row in (counts[source, node_bin], counts[source, NUM_BINS]):
+        row[0] += accepted
+        row[1] += 1.0
+        if row[1] > MAX_NODES:
+            row[0] /= 2.0
+            row[1] /= 2.0

@@ -1,0 +1,261 @@
+"""The loops over the nodes of token trees, compiled; `tree` gives them their meaning.
+
+Nodes stand in topological order: a parent has a lower index than its children, ROOT is -1. Arrays
+of several trees stand one behind the other, and nodes are counted from their own tree's first. A
+claim says that a drafter proposed a node: one row (node, drafter, rank among the drafter's children
+of the parent) and the drafter's log-probability.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..compiled import compiled
+from ..types import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
+from .acceptance_table import bin_of, estimate, record
+from .ancestor_bits import WORD_BITS
+
+# Stands for the parent of nodes that had no room.
+CUT = ROOT - 1
+
+
+@compiled
+def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop over them
+    tokens: Int32,
+    parents: Int32,
+    log_probs: Float32,
+    ends: Int64,
+    sources: Int32,
+    request_ends: Int64,
+    max_nodes: Int64,
+    max_depths: Int64,
+    counts: Float64,
+) -> tuple[Int32, Float64, Int32, Float32, Int64]:
+    """Merge the proposals of each request, whose arrays stand one behind the other.
+
+    ends          int64 [proposals]  where each ends in the arrays
+    sources       int32 [proposals]
+    request_ends  int64 [requests]  where each request's proposals end
+    counts        of an `AcceptanceTable`; without drafters every node is worth the same
+
+    Gives int32 [n, 4] nodes (token, parent, depth, source), float64 [n] values, int32 [n, 3]
+    claims, float32 [n] their log-probabilities, int64 [2, requests] how many nodes and claims each
+    request has. Those of a request begin where its first proposal does.
+    """
+    size = len(tokens)
+    nodes = np.empty((size, 4), dtype=np.int32)
+    values = np.zeros(size, dtype=np.float64)
+    claims = np.empty((size, 3), dtype=np.int32)
+    claim_log_probs = np.empty(size, dtype=np.float32)
+    sizes = np.zeros((2, len(request_ends)), dtype=np.int64)
+    # Of the proposals' nodes: the tree's node or CUT, and how many children came so far, at the
+    # end of the root.
+    placed = np.empty(size, dtype=np.int32)
+    num_children = np.zeros(size + 1, dtype=np.int32)
+    proposal, start = 0, 0
+    for request in range(len(request_ends)):
+        first, count, num_claims = start, 0, 0
+        while proposal < request_ends[request]:
+            source = sources[proposal]
+            num_children[size] = 0
+            for index in range(start, ends[proposal]):
+                own_parent = size if parents[index] == ROOT else start + parents[index]
+                rank = num_children[own_parent]
+                num_children[own_parent] += 1
+                parent, depth, above = ROOT, 1, 1.0
+                if own_parent != size:
+                    parent = placed[own_parent]
+                    if parent == CUT:
+                        placed[index] = CUT
+                        continue
+                    depth = nodes[first + parent, 2] + 1
+                    above = values[first + parent]
+                node = _child(nodes[first : first + count], parent, tokens[index])
+                if node == ROOT:
+                    if count >= max_nodes[request] or depth > max_depths[request]:
+                        placed[index] = CUT
+                        continue
+                    node = count
+                    count += 1
+                    row = nodes[first + node]
+                    row[0], row[1], row[2], row[3] = tokens[index], parent, depth, source
+                placed[index] = node
+                claim = claims[first + num_claims]
+                claim[0], claim[1], claim[2] = node, source, rank
+                claim_log_probs[first + num_claims] = log_probs[index]
+                num_claims += 1
+                value = 1.0
+                if len(counts):
+                    node_bin = bin_of(log_probs[index], depth, rank)
+                    value = above * estimate(counts, source, node_bin)
+                values[first + node] = max(values[first + node], value)
+            start = ends[proposal]
+            proposal += 1
+        sizes[0, request], sizes[1, request] = count, num_claims
+    return nodes, values, claims, claim_log_probs, sizes
+
+
+@compiled
+def _child(nodes: Int32, parent: int, token: int) -> int:
+    """The child of `parent` with this token; ROOT if there is none."""
+    for node in range(parent + 1, len(nodes)):
+        if nodes[node, 1] == parent and nodes[node, 0] == token:
+            return node
+    return ROOT
+
+
+@compiled
+def keep_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+    nodes: Int32,
+    values: Float64,
+    claims: Int32,
+    claim_log_probs: Float32,
+    node_ends: Int64,
+    claim_ends: Int64,
+    kept: Bool,
+) -> tuple[Int32, Float64, Int32, Float32, Int64]:
+    """The same arrays without the nodes that are not `kept`, and without their claims.
+
+    node_ends, claim_ends  int64 [trees]  where each tree's end
+
+    The last result is int64 [2, trees]: where the nodes and claims of each tree end in the others.
+    """
+    new_nodes = np.empty_like(nodes)
+    new_values = np.empty_like(values)
+    new_claims = np.empty_like(claims)
+    new_log_probs = np.empty_like(claim_log_probs)
+    ends = np.empty((2, len(node_ends)), dtype=np.int64)
+    new_index = np.full(len(nodes), ROOT, dtype=np.int32)
+    size, num_claims, first, claim = 0, 0, 0, 0
+    for tree in range(len(node_ends)):
+        new_first = size
+        for node in range(first, node_ends[tree]):
+            if kept[node]:
+                new_index[node] = size - new_first
+                parent = nodes[node, 1]
+                row = new_nodes[size]
+                row[0], row[2], row[3] = nodes[node, 0], nodes[node, 2], nodes[node, 3]
+                row[1] = ROOT if parent == ROOT else new_index[first + parent]
+                new_values[size] = values[node]
+                size += 1
+        while claim < claim_ends[tree]:
+            new = new_index[first + claims[claim, 0]]
+            if new != ROOT:
+                row = new_claims[num_claims]
+                row[0], row[1], row[2] = new, claims[claim, 1], claims[claim, 2]
+                new_log_probs[num_claims] = claim_log_probs[claim]
+                num_claims += 1
+            claim += 1
+        first = node_ends[tree]
+        ends[0, tree], ends[1, tree] = size, num_claims
+    return new_nodes, new_values, new_claims, new_log_probs, ends
+
+
+@compiled
+def ancestor_bits(nodes: Int32, ends: Int64) -> UInt64:
+    """The masks of all trees, one behind the other, each uint64 [n + 1, words]: bit c is row c.
+
+    Row i + 1 sees the root, the ancestors of node i and itself.
+    """
+    total, first = 0, 0
+    for end in ends:
+        total += (end - first + 1) * ((end - first) // WORD_BITS + 1)
+        first = end
+    found = np.zeros(total, dtype=np.uint64)
+    start, first = 0, 0
+    for end in ends:
+        words = (end - first) // WORD_BITS + 1
+        for row in range(end - first + 1):
+            own = start + row * words
+            if row:
+                its = start + (nodes[first + row - 1, 1] + 1) * words
+                for word in range(words):
+                    found[own + word] = found[its + word]
+            found[own + row // WORD_BITS] |= np.uint64(1) << np.uint64(row % WORD_BITS)
+        start += (end - first + 1) * words
+        first = end
+    return found
+
+
+@compiled
+def follow(nodes: Int32, ends: Int64, targets: Int32) -> tuple[Int32, Int64]:
+    """The rows that the target's choices go through, `targets[row]` after each row of all trees.
+
+    Gives int32 [3, rows]: of each tree the root's row 0 and those of the k nodes, the tokens that
+    the target chose after them, and the sources of these tokens, of which the last is no node's:
+    -1. And int64 [trees]: where those of each tree end.
+    """
+    found = np.empty((3, len(targets)), dtype=np.int32)
+    found_ends = np.empty(len(ends), dtype=np.int64)
+    count, first, root = 0, 0, 0
+    for tree in range(len(ends)):
+        last = 0
+        found[0, count] = 0
+        for node in range(first, ends[tree]):
+            if nodes[node, 1] + 1 == last and nodes[node, 0] == targets[root + last]:
+                last = node - first + 1
+                found[1, count] = nodes[node, 0]
+                found[2, count] = nodes[node, 3]
+                count += 1
+                found[0, count] = last
+        found[1, count] = targets[root + last]
+        found[2, count] = -1
+        count += 1
+        found_ends[tree] = count
+        root += ends[tree] - first + 1
+        first = ends[tree]
+    return found[:, :count], found_ends
+
+
+@compiled
+def count_sources(nodes: Int32, ends: Int64, num_sources: int) -> Int64:
+    """int64 [trees, num_sources]: the nodes of each drafter."""
+    counts = np.zeros((len(ends), num_sources), dtype=np.int64)
+    node = 0
+    for tree in range(len(ends)):
+        while node < ends[tree]:
+            counts[tree, nodes[node, 3]] += 1
+            node += 1
+    return counts
+
+
+@compiled
+def learn(
+    nodes: Int32, claims: Int32, claim_log_probs: Float32, path_tokens: Int32, counts: Float64
+) -> None:
+    """Record every claim on a child of what the target said, right or wrong."""
+    # After the root and each node: which of the target's tokens comes there; -1 off its path.
+    following = np.full(len(nodes) + 1, -1, dtype=np.int32)
+    following[0] = 0
+    for node in range(len(nodes)):
+        index = following[nodes[node, 1] + 1]
+        if 0 <= index < len(path_tokens) and nodes[node, 0] == path_tokens[index]:
+            following[node + 1] = index + 1
+    for claim in range(len(claims)):
+        node = claims[claim, 0]
+        index = following[nodes[node, 1] + 1]
+        if 0 <= index < len(path_tokens):
+            node_bin = bin_of(claim_log_probs[claim], nodes[node, 2], claims[claim, 2])
+            record(counts, claims[claim, 1], node_bin, nodes[node, 0] == path_tokens[index])
+
+
+@compiled
+def credit(claims: Int32, claim_ends: Int64, rows: Int32, row_ends: Int64, costs: Float64) -> Int64:
+    """int64 [drafters]: how many of the trees' `rows`, but the roots', each drafter has.
+
+    Of several that proposed a node, the one of least `costs`, float64 [drafters], has it.
+    """
+    credits = np.zeros(len(costs), dtype=np.int64)
+    first_claim, first_row = 0, 0
+    for tree in range(len(row_ends)):
+        for index in range(first_row + 1, row_ends[tree]):
+            node = rows[index] - 1
+            best = -1
+            for claim in range(first_claim, claim_ends[tree]):
+                source = claims[claim, 1]
+                if claims[claim, 0] == node and (best < 0 or costs[source] < costs[best]):
+                    best = source
+            if best >= 0:
+                credits[best] += 1
+        first_claim, first_row = claim_ends[tree], row_ends[tree]
+    return credits

@@ -1,0 +1,86 @@
+"""Merges all drafters' proposals in one token tree a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+
+import numpy as np
+
+from ..step import kernels as step_kernels
+from ..types import Proposal, chain_proposal
+from . import kernels as tree_kernels
+from .acceptance_table import AcceptanceTable
+from .tree import NO_TREE, TokenTree, credit, node_ends
+
+NO_COUNTS = AcceptanceTable().counts
+
+
+def merge(
+    proposals: Sequence[Proposal],
+    max_nodes: int,
+    max_depth: int,
+    table: AcceptanceTable | None = None,
+) -> TokenTree:
+    """`merge_all` for one request."""
+    (tree,) = merge_all([proposals], [max_nodes], [max_depth], table)
+    return tree
+
+
+def merge_all(
+    requests: Sequence[Sequence[Proposal]],
+    max_nodes: Sequence[int],
+    max_depths: Sequence[int],
+    table: AcceptanceTable | None = None,
+) -> list[TokenTree]:
+    """Merge each request's proposals by prefix, in order of priority, under its node budget.
+
+    Earlier proposals buy their nodes first, so that internal guesses come before external ones
+    (SPECTRA, Algorithm 1). A node that is already there costs nothing. What exceeds a request's
+    most nodes or depth is cut, with its descendants. `table` judges the nodes, of several drafters
+    that propose one the surest; without it all are worth the same.
+    """
+    found = list(chain.from_iterable(requests))
+    if not found:
+        return [NO_TREE] * len(requests)
+    ids = table if table is not None else AcceptanceTable()
+    sources = [ids.source_id(proposal.source) for proposal in found]
+    ends = list(accumulate(len(proposal.tokens) for proposal in found))
+    request_ends = list(accumulate(map(len, requests)))
+    nodes, values, claims, log_probs, sizes = tree_kernels.merge_nodes(
+        np.concatenate([proposal.tokens for proposal in found]),
+        np.concatenate([proposal.parents for proposal in found]),
+        np.concatenate([proposal.log_probs for proposal in found]),
+        np.array(ends, dtype=np.int64),
+        np.array(sources, dtype=np.int32),
+        np.array(request_ends, dtype=np.int64),
+        np.array(max_nodes, dtype=np.int64),
+        np.array(max_depths, dtype=np.int64),
+        ids.counts if table is not None else NO_COUNTS,
+    )
+    firsts = [0, *ends]
+    starts = [firsts[end] for end in (0, *request_ends[:-1])]
+    return [
+        TokenTree(
+            nodes[start : start + num_nodes],
+            values[start : start + num_nodes],
+            claims[start : start + num_claims],
+            log_probs[start : start + num_claims],
+            ids.names,
+        )
+        for start, num_nodes, num_claims in zip(starts, *sizes.tolist(), strict=True)
+    ]
+
+
+def load_kernels() -> None:
+    """Compile the loops over nodes and rows, or load them, so that no step waits for it."""
+    table, ids = AcceptanceTable(), np.arange(2, dtype=np.int32)
+    tree = merge([chain_proposal("any", ids)], 2, 2, table)
+    tree.keep(ids < 1)
+    tree.mask()
+    tree.learn(table, [0])
+    tree.count_sources()
+    tree_kernels.follow(tree.nodes, node_ends([tree]), np.arange(3, dtype=np.int32))
+    credit([tree], [[0, 1]], np.zeros(1))
+    step_kernels.lay_out(ids, ids, np.zeros((2, 1), dtype=np.int32), ids, 1)
+    step_kernels.runs(ids, ids)

@@ -1,0 +1,40 @@
+"""Coins and draws of acceptance rules, repeatable for a request."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..types import Float64
+
+
+class SeededChance:
+    """Depends on the request's seed and on a position alone.
+
+    A stream of its own: drafters may draw with the sampling noise of `core/sampling/noise.py`, and
+    coins must not depend on what they drew.
+    """
+
+    __slots__ = ("_rng",)
+
+    def __init__(self, seed: int, position: int) -> None:
+        key = np.array([seed, position], dtype=np.int64).view(np.uint64)
+        self._rng = np.random.Generator(np.random.Philox(key=key))
+
+    def accepts(self, probability: float) -> bool:
+        """See `Chance`."""
+        return self.coin() < probability
+
+    def coins(self, count: int) -> Float64:
+        """The next uniform numbers: one for each coin, and one for each draw."""
+        return self._rng.random(count)
+
+    def coin(self) -> float:
+        """The next uniform number."""
+        return self._rng.random()
+
+    def draw(self, law: Float64) -> int:
+        """See `Chance`."""
+        sums = np.cumsum(law)
+        place = np.searchsorted(sums, self.coin() * sums[-1], side="right")
+        # Rounding must not choose a token behind the last possible one.
+        return int(min(place, np.flatnonzero(law)[-1]))

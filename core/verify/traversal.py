@@ -1,0 +1,79 @@
+"""Traversal verification: a sampled tree from its leaves up (arXiv 2505.12398; algorithms.md, 28).
+
+A whole path may be accepted though one of its tokens alone would be refused: the tree's form of
+block verification. Where every candidate is one-hot it equals sequential verification.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..candidates import Candidate, Chance, Children, Verdict, leaf_first, normalised
+from ..types import ROOT, Float64
+
+
+def verify_traversal(laws: Float64, children: Children, chance: Chance) -> Verdict:
+    """A path and a token with exactly the target's law.
+
+    laws      float64 [nodes + 1, vocabulary]  p after the root and after each node
+    children  draws with or without replacement and one-hot candidates, in any mix; each node has
+              one candidate only
+
+    The first leaf is accepted with all above it, or refused alone; its parent's law then loses what
+    the leaf stood for.
+    """
+    traversal = _Traversal(laws, children)
+    while True:
+        node = leaf_first(traversal.children)
+        if node == ROOT or chance.accepts(traversal.scales[node]):
+            return Verdict(traversal.path(node), chance.draw(traversal.laws[node + 1]))
+        traversal.refuse(node)
+
+
+class _Traversal:
+    """What is left of the tree, its laws, and A of every node: how likely its path is accepted."""
+
+    def __init__(self, laws: Float64, children: Children) -> None:
+        self.laws = laws.copy()
+        self.children: list[list[Candidate]] = [list(candidates) for candidates in children]
+        self.scales: dict[int, float] = {ROOT: 1.0}
+        self._parents = {
+            candidate.node: node - 1
+            for node, candidates in enumerate(children)
+            for candidate in candidates
+        }
+        assert len(self._parents) == sum(map(len, children)), "a node has several candidates"
+        self._scale_below(ROOT)
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from below the root down to `node`."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self._parents[node]
+        return path[::-1]
+
+    def refuse(self, leaf: int) -> None:
+        """Take a leaf away, which is its parent's first candidate."""
+        parent = self._parents[leaf]
+        candidate = self.children[parent + 1].pop(0)
+        law, scale = self.laws[parent + 1], self.scales[parent]
+        if candidate.law is None:
+            taken = np.zeros_like(law)
+            taken[candidate.token] = 1.0
+        else:
+            taken = candidate.law
+        surplus = np.maximum(scale * law - taken, 0.0)
+        total = float(surplus.sum())
+        self.laws[parent + 1] = normalised(surplus, law)
+        if parent != ROOT:
+            self.scales[parent] = total / (total + 1.0 - scale) if total > 0 else 0.0
+        self._scale_below(parent)
+
+    def _scale_below(self, node: int) -> None:
+        """A(child) = min(1, A(node) p(x) / q(x)), and so on down."""
+        for candidate in self.children[node + 1]:
+            drawn = 1.0 if candidate.law is None else float(candidate.law[candidate.token])
+            left = self.scales[node] * float(self.laws[node + 1][candidate.token])
+            self.scales[candidate.node] = min(1.0, left / drawn)
+            self._scale_below(candidate.node)

@@ -1,0 +1,69 @@
+"""Typical acceptance (Medusa; Cai et al. 2024; algorithms.md, section 29). It is lossy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..candidates import Candidate, Chance, Children, Verdict
+from ..types import ROOT, Float64
+
+EPSILON = 0.09
+ALPHA = 0.3
+# Keeps the logarithm finite, as in Medusa's code.
+LEAST = 1e-5
+
+
+def verify_typical(
+    laws: Float64,
+    children: Children,
+    chance: Chance,
+    *,
+    epsilon: float = EPSILON,
+    alpha: float = ALPHA,
+) -> Verdict:
+    """The longest path of tokens that are likely enough, and a token of the target after it.
+
+    laws  float64 [nodes + 1, vocabulary]  p after the root and after each node
+
+    A token passes if p(x) > min(epsilon, alpha exp(-H(p))), H in nats; of the longest paths the
+    most likely one is taken. The text does not have the target's law.
+    """
+    likely = [
+        _typical(law, candidates, epsilon, alpha)
+        for law, candidates in zip(laws, children, strict=True)
+    ]
+    path = longest_path(likely)
+    return Verdict(path, chance.draw(laws[path[-1] + 1 if path else 0]))
+
+
+def least_likelihood(entropy: float, epsilon: float = EPSILON, alpha: float = ALPHA) -> float:
+    """What a token's probability must exceed where the law's entropy, in nats, is this."""
+    return min(epsilon, alpha * math.exp(-entropy))
+
+
+def longest_path(likely: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
+    """The longest path of nodes, of several the most likely.
+
+    likely  by node + 1, the root's first: the nodes that pass after it, and their probabilities
+    """
+    best: tuple[int, float, list[int]] = (0, 0.0, [])
+    waiting: list[tuple[int, float, list[int]]] = [(ROOT, 0.0, [])]
+    while waiting:
+        node, log_likelihood, path = waiting.pop()
+        best = max(best, (len(path), log_likelihood, path), key=lambda found: found[:2])
+        waiting += [
+            (child, log_likelihood + math.log(probability), [*path, child])
+            for child, probability in likely[node + 1]
+        ]
+    return best[2]
+
+
+def _typical(
+    law: Float64, candidates: Sequence[Candidate], epsilon: float, alpha: float
+) -> list[tuple[int, float]]:
+    least = least_likelihood(-float(np.sum(law * np.log(law + LEAST))), epsilon, alpha)
+    found = [(candidate.node, float(law[candidate.token])) for candidate in candidates]
+    return [one for one in found if one[1] > least]

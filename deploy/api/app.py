@@ -1,0 +1,209 @@
+"""The HTTP API: OpenAI's routes, and those that operators of model servers expect."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+
+from ... import __version__
+from ...cluster.config import EngineConfig
+from ...core.errors import DraftlineError
+from ..settings.settings import ServerConfig
+from .engine_client import EngineFace
+from .errors import ApiError, to_api_error
+from .generation.stream_pace import Pace, PacedFace
+from .http.callers import ApiKeys, callers_by_key, operator_of, require_operator
+from .http.drain import Drain, RefuseWhileDraining
+from .http.metrics import CONTENT_TYPE, ServerMetrics
+from .http.middleware import REQUEST_ID_HEADER, BodyLimits, RequestIds
+from .routes.bodies import Bodies
+from .routes.generation import GenerationRoutes
+from .routes.ignored_fields import HEADER as IGNORED_FIELDS_HEADER
+from .routes.model_card import ServedModel
+from .routes.not_served import no_such_route
+from .routes.openapi import describe
+from .routes.responses import ResponsesRoutes
+from .routes.server_info import server_info, server_load
+from .routes.tokens import TokenRoutes
+from .schema.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .schema.request_models import RequestModel
+from .schema.responses import ResponsesRequest
+
+BODIES: dict[str, type[RequestModel]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+# Of responses that were kept; here none is.
+RESPONSE_PATHS = (
+    ("/v1/responses/{response_id}", "GET"),
+    ("/v1/responses/{response_id}", "DELETE"),
+    ("/v1/responses/{response_id}/cancel", "POST"),
+    ("/v1/responses/{response_id}/input_items", "GET"),
+)
+
+
+def create_app(
+    face: EngineFace,
+    config: ServerConfig,
+    model_name: str,
+    *,
+    drain: Drain | None = None,
+    behind_proxy: bool = False,
+    engine: EngineConfig | None = None,
+) -> FastAPI:
+    """The API of one model. The app's start starts `face`, its end closes it.
+
+    drain         counts requests, and refuses new ones once it has begun
+    behind_proxy  what stands before the app answers with request ids already
+    engine        its settings, of which `/v1/models` and `/server_info` tell
+    """
+    drain = drain or Drain()
+    pace = Pace.of(config)
+    face = face if pace is None else PacedFace(face, pace)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await face.start()
+        try:
+            yield
+        finally:
+            await face.close()
+
+    app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
+    drafters = [] if engine is None else [drafter.source for drafter in engine.drafters]
+    model = ServedModel(model_name, drafters)
+    metrics = ServerMetrics(model_name)
+    _add_text_routes(app, face, config, metrics, model)
+    _add_model_routes(app, face, model)
+    _add_operator_routes(app, face, metrics, drain)
+    _add_info_routes(app, face, {"server": config, "engine": engine})
+    describe(app, BODIES)
+    for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
+    # The last one added is the outermost: a refused request has an id too.
+    app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+    app.add_middleware(RefuseWhileDraining, drain=drain)
+    app.add_middleware(ApiKeys, callers=callers_by_key(config), anonymous=operator_of(config))
+    if config.cors_allow_origins:
+        _allow_origins(app, config)
+    if not behind_proxy:
+        app.add_middleware(RequestIds)
+    return app
+
+
+def _add_text_routes(
+    app: FastAPI,
+    face: EngineFace,
+    config: ServerConfig,
+    metrics: ServerMetrics,
+    model: ServedModel,
+) -> None:
+    bodies = Bodies(config, model)
+    generation = GenerationRoutes(face, config, metrics, model, bodies)
+    responses = ResponsesRoutes(face, metrics, model, bodies, generation)
+    tokens = TokenRoutes(face, config, bodies)
+    app.add_api_route("/v1/completions", generation.completions, methods=["POST"])
+    app.add_api_route("/v1/chat/completions", generation.chat_completions, methods=["POST"])
+    app.add_api_route("/v1/responses", responses.create, methods=["POST"])
+    for path, method in RESPONSE_PATHS:
+        app.add_api_route(path, responses.find, methods=[method])
+    app.add_api_route("/tokenize", tokens.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", tokens.detokenize, methods=["POST"])
+
+
+def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
+    """Answer browsers that ask what a page may send; they ask without a key."""
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=config.cors_allow_origins,
+        allow_methods=config.cors_allow_methods,
+        allow_headers=config.cors_allow_headers,
+        allow_credentials=config.cors_allow_credentials,
+        expose_headers=(REQUEST_ID_HEADER, "retry-after", IGNORED_FIELDS_HEADER),
+    )
+
+
+def _add_model_routes(app: FastAPI, face: EngineFace, model: ServedModel) -> None:
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        """The models of this server."""
+        return {"object": "list", "data": [model.card(face.max_model_len)]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def show_model(model_id: str) -> dict[str, Any]:
+        """One model."""
+        model.require(model_id)
+        return model.card(face.max_model_len)
+
+
+def _add_operator_routes(
+    app: FastAPI, face: EngineFace, metrics: ServerMetrics, drain: Drain
+) -> None:
+    @app.post("/ping", include_in_schema=False)
+    @app.head("/ping", include_in_schema=False)
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
+    @app.get("/ping")
+    async def health() -> Response:
+        """200 while requests are served, else 503."""
+        if drain.is_draining:
+            raise drain.refusal()
+        if await face.is_healthy():
+            return JSONResponse({"status": "ok"})
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is not ready")
+
+    @app.get("/metrics")
+    async def prometheus(request: Request) -> Response:
+        """Prometheus text, for the operator."""
+        require_operator(request)
+        return Response(metrics.render(await face.stats()), media_type=CONTENT_TYPE)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """draftline's version."""
+        return {"version": __version__}
+
+
+def _add_info_routes(
+    app: FastAPI, face: EngineFace, settings: Mapping[str, BaseModel | None]
+) -> None:
+    @app.get("/server_info")
+    async def info(request: Request) -> dict[str, Any]:
+        """Versions and settings, without secrets, for the operator."""
+        require_operator(request)
+        return server_info(settings, await face.stats())
+
+    @app.get("/load")
+    async def load(request: Request) -> dict[str, int]:
+        """Requests that run or wait, for the operator."""
+        require_operator(request)
+        return server_load(await face.stats())
+
+
+def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    """The client has left: nobody reads this, and nothing is wrong."""
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
+
+
+def _answer_error(request: Request, error: Exception) -> Response:
+    # Starlette's own: no such route, wrong method.
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        answer = no_such_route(request.method, request.url.path)
+    elif isinstance(error, HTTPException):
+        answer = ApiError(error.status_code, str(error.detail))
+    else:
+        answer = to_api_error(error)
+    return JSONResponse(answer.body, answer.status, answer.headers)

@@ -1,0 +1,105 @@
+"""The small face of an engine that the HTTP API needs, in process or behind Ray Serve."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from ...core.request.output import Delta
+from ...core.request.sampling_params import SamplingParams
+from ...core.request_options import RequestOptions
+from ..engine.stats import EngineStats
+from .text_codec import TextCodec
+
+if TYPE_CHECKING:
+    from ..engine.engine import AsyncEngine
+
+
+class EngineFace(Protocol):
+    """One served model. Valid between `start` and `close`."""
+
+    async def start(self) -> None:
+        """Get ready to serve. Raises what stops the server: `ConfigError`, `CheckpointError`."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything; may be called again."""
+        ...
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's tokenizer."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        ...
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        request_id: str,
+    ) -> AsyncGenerator[Delta, None]:
+        """One request's deltas; closing the generator cancels the request.
+
+        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`, `EngineClosed`.
+        """
+        ...
+
+    async def stats(self) -> list[EngineStats]:
+        """Counters and gauges of every engine replica."""
+        ...
+
+    async def is_healthy(self) -> bool:
+        """Whether a request sent now would be served."""
+        ...
+
+
+class LocalFace:
+    """An engine in this process."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def start(self) -> None:
+        """Load the model and its drafters."""
+        await self._engine.start()
+        self._codec = TextCodec(self._engine.tokenizer)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self._engine.close()
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's tokenizer."""
+        return self._codec
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        return self._engine.max_model_len
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        request_id: str,
+    ) -> AsyncGenerator[Delta, None]:
+        """One request's deltas; closing the generator cancels the request."""
+        deltas = self._engine.stream(prompt, params, options, request_id=request_id)
+        return cast("AsyncGenerator[Delta, None]", deltas)
+
+    async def stats(self) -> list[EngineStats]:
+        """The engine's counters and gauges."""
+        return [self._engine.stats()]
+
+    async def is_healthy(self) -> bool:
+        """Whether the engine serves."""
+        return self._engine.is_healthy()

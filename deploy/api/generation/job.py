@@ -1,0 +1,220 @@
+"""Runs a validated request: its prompts become one merged stream of deltas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from ....core.errors import StageLost
+from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
+from ....core.request.sampling_params import SamplingParams
+from ....core.request_options import RequestOptions
+from ..engine_client import EngineFace
+from ..http.metrics import ServerMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to generate: one answer to each prompt, which may come several times.
+
+    params       of each answer
+    num_choices  answers to one prompt; they stand side by side
+    echo         texts of the prompts, to begin the answers with; none: they begin with themselves
+    deadline     time of the event loop's clock after which the request ends with 408; None: never
+    report       whether the answer names the source of every token
+    wants_ids    whether the answer names its tokens and those of the prompt
+    wants_usage  whether every part of a stream counts the tokens so far
+    """
+
+    request_id: str
+    prompts: Sequence[Sequence[int]]
+    params: Sequence[SamplingParams]
+    num_choices: int
+    echo: Sequence[str]
+    options: RequestOptions
+    report: bool
+    deadline: float | None
+    wants_ids: bool = False
+    wants_usage: bool = False
+
+    def answers(self) -> list[Answer]:
+        """One for each prompt, with nothing in it yet."""
+        echo = self.echo or [None] * len(self.prompts)
+        parts = zip(self.prompts, self.params, echo, strict=True)
+        return [
+            Answer(
+                prompt_ids=prompt,
+                params=params,
+                echo=text,
+                wants_ids=self.wants_ids,
+                wants_usage=self.wants_usage,
+            )
+            for prompt, params, text in parts
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of an answer as a client sees it, or the whole.
+
+    is_first         nothing came before it
+    text_offset      characters that came before it
+    log_probs        of its tokens, None for the first token of an echoed prompt; None: not wanted
+    prompt_log_probs of the prompt, where they are wanted beside the answer
+    token_ids        its tokens; None: not wanted
+    num_answered     tokens of the answer up to its end, where they are to be counted
+    stop_reason      the stop text or token that ended the answer
+    """
+
+    text: str
+    finish_reason: FinishReason | None
+    is_first: bool
+    text_offset: int
+    prompt_ids: Sequence[int]
+    log_probs: Sequence[TokenLogProb | None] | None
+    prompt_log_probs: Sequence[TokenLogProb | None] | None
+    token_ids: Sequence[int] | None = None
+    num_answered: int | None = None
+    stop_reason: StopReason = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing to say but its text and its end."""
+        further = (
+            self.log_probs, self.prompt_log_probs, self.token_ids, self.num_answered,
+            self.stop_reason,
+        )  # fmt: skip
+        return not self.is_first and all(value is None for value in further)
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What one prompt has got so far. `echo` is the text that it begins with."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    echo: str | None
+    wants_ids: bool = False
+    wants_usage: bool = False
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: StopReason = None
+    metrics: RequestMetrics | None = None
+    log_probs: list[TokenLogProb | None] = field(default_factory=list)
+    prompt_log_probs: Sequence[TokenLogProb | None] | None = None
+
+    def add(self, delta: Delta) -> Piece:
+        """Append a delta; what it adds."""
+        is_first, offset = not self.token_ids, len(self.text)
+        text, log_probs = delta.text, list[TokenLogProb | None](delta.log_probs)
+        if is_first:
+            self.prompt_log_probs = delta.prompt_log_probs
+        if is_first and self.echo is not None:
+            text = self.echo + text
+            log_probs = [*(delta.prompt_log_probs or ()), *log_probs]
+        self.text += text
+        self.log_probs += log_probs
+        self.token_ids += delta.token_ids
+        self.sources += delta.sources
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+        self.metrics = delta.metrics
+        return self._piece(text, log_probs, delta.token_ids, is_first=is_first, offset=offset)
+
+    def whole(self) -> Piece:
+        """All of it."""
+        return self._piece(self.text, self.log_probs, self.token_ids, is_first=True, offset=0)
+
+    def _piece(
+        self,
+        text: str,
+        log_probs: list[TokenLogProb | None],
+        token_ids: Sequence[int],
+        *,
+        is_first: bool,
+        offset: int,
+    ) -> Piece:
+        params = self.params
+        return Piece(
+            text=text,
+            finish_reason=self.finish_reason,
+            is_first=is_first,
+            text_offset=offset,
+            prompt_ids=self.prompt_ids,
+            log_probs=None if params.logprobs is None else log_probs,
+            prompt_log_probs=self.prompt_log_probs if self.echo is None else None,
+            token_ids=list(token_ids) if self.wants_ids else None,
+            num_answered=len(self.token_ids) if self.wants_usage else None,
+            stop_reason=self.stop_reason,
+        )
+
+
+async def run_job(
+    face: EngineFace, job: Job, recorder: ServerMetrics
+) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Deltas of all prompts with the index of their prompt, in the order in which they come.
+
+    Closing the generator cancels what still runs. Raises what `EngineFace.stream` raises, and
+    `TimeoutError` after the job's deadline.
+    """
+    streams = [
+        face.stream(prompt, params, job.options, request_id=f"{job.request_id}-{index}")
+        for index, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))
+    ]
+    last: dict[int, float] = {}
+    now = asyncio.get_running_loop().time
+    merge = _merge(streams) if len(streams) > 1 else _only(streams[0])
+    async with aclosing(merge) as merged:
+        while True:
+            async with asyncio.timeout_at(job.deadline):
+                item = await anext(merged, None)
+            if item is None:
+                return
+            index, delta = item
+            if index in last:
+                recorder.record_gap(now() - last[index])
+            last[index] = now()
+            if delta.finish_reason == "cancelled":
+                raise StageLost("the request was cancelled by the server")
+            if delta.finish_reason is not None and delta.metrics is not None:
+                recorder.record_finish(delta.finish_reason, delta.metrics)
+            yield item
+
+
+async def _only(stream: AsyncGenerator[Delta, None]) -> AsyncGenerator[tuple[int, Delta], None]:
+    async with aclosing(stream):
+        async for delta in stream:
+            yield 0, delta
+
+
+async def _merge(
+    streams: Sequence[AsyncGenerator[Delta, None]],
+) -> AsyncGenerator[tuple[int, Delta], None]:
+    waiting: dict[asyncio.Task[Delta | None], int] = {}
+    try:
+        for index, stream in enumerate(streams):
+            waiting[asyncio.create_task(_next(stream))] = index
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = waiting.pop(task)
+                delta = task.result()
+                if delta is not None:
+                    waiting[asyncio.create_task(_next(streams[index]))] = index
+                    yield index, delta
+                    # Many may come at once: what is done with each must not add up for others.
+                    await asyncio.sleep(0)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[Delta, None]) -> Delta | None:
+    return await anext(stream, None)

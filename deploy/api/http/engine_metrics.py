@@ -1,0 +1,148 @@
+"""Metrics that come from the engines when they are scraped: gauges, and totals as counters.
+
+A total goes back to 0 with its engine. Prometheus takes that for a counter's reset; a replica that
+Ray Serve replaces has another `engine` label, so no series ever mixes two engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from ....cluster.drafting.stats import DrafterStats
+from ....core.learner import CREDITED, DAMAGED, OUTCOMES
+from ...engine.stats import EngineStats
+
+# Of one engine: the values of the labels that a family adds to these two, and a number.
+Samples = Iterable[tuple[tuple[str, ...], float]]
+LABELS = ("model_name", "engine")
+SOURCE = ("source",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One family of metrics."""
+
+    kind: type[GaugeMetricFamily | CounterMetricFamily]
+    name: str
+    text: str
+    samples: Callable[[EngineStats], Samples]
+    labels: tuple[str, ...] = ()
+
+
+def _engine(value: Callable[[EngineStats], float]) -> Callable[[EngineStats], Samples]:
+    return lambda engine: [((), value(engine))]
+
+
+def _drafters(value: Callable[[DrafterStats], float]) -> Callable[[EngineStats], Samples]:
+    return lambda engine: [((drafter.name,), value(drafter)) for drafter in engine.drafters]
+
+
+def _wasted(engine: EngineStats) -> Samples:
+    return [((source,), count) for source, count in engine.wasted_by_source.items()]
+
+
+def _proposals(engine: EngineStats) -> Samples:
+    for drafter in engine.drafters:
+        yield (drafter.name, "in_time"), drafter.proposals - drafter.late_used
+        yield (drafter.name, "late_used"), drafter.late_used
+        yield (drafter.name, "dropped"), drafter.dropped
+
+
+def _ended(engine: EngineStats) -> Samples:
+    # A server may tell anything; what is no outcome makes no series.
+    for drafter in engine.drafters:
+        if drafter.learning:
+            for outcome in OUTCOMES:
+                yield (drafter.name, outcome), drafter.learning.get(outcome, 0)
+
+
+def _learning(count: str) -> Callable[[EngineStats], Samples]:
+    def samples(engine: EngineStats) -> Samples:
+        learning = [drafter for drafter in engine.drafters if drafter.learning]
+        return [((drafter.name,), drafter.learning.get(count, 0)) for drafter in learning]
+
+    return samples
+
+
+TABLE = (
+    _Row(GaugeMetricFamily, "vllm:num_requests_running", "Requests being computed",
+         _engine(lambda e: e.num_running)),
+    _Row(GaugeMetricFamily, "vllm:num_requests_waiting", "Requests in the queue",
+         _engine(lambda e: e.num_waiting)),
+    _Row(GaugeMetricFamily, "vllm:kv_cache_usage_perc", "KV cache in use; 1 is full",
+         _engine(lambda e: e.kv_usage)),
+    _Row(CounterMetricFamily, "draftline:engine_steps", "Steps submitted",
+         _engine(lambda e: e.num_steps)),
+    _Row(CounterMetricFamily, "vllm:num_preemptions", "Requests that gave up their KV",
+         _engine(lambda e: e.num_preemptions)),
+    _Row(CounterMetricFamily, "vllm:prefix_cache_queries",
+         "Prompt tokens looked for in the prefix cache", _engine(lambda e: e.num_prefix_queries)),
+    _Row(CounterMetricFamily, "vllm:prefix_cache_hits",
+         "Prompt tokens found in the prefix cache", _engine(lambda e: e.num_prefix_hits)),
+    _Row(CounterMetricFamily, "draftline:spec_decode_num_wasted_tokens",
+         "Nodes verified and thrown away, by drafter", _wasted, SOURCE),
+    _Row(GaugeMetricFamily, "draftline:drafter_up", "1: connected",
+         _drafters(lambda d: d.connected), SOURCE),
+    _Row(GaugeMetricFamily, "draftline:drafter_circuit_open", "1: failed, and not tried again yet",
+         _drafters(lambda d: d.circuit_open), SOURCE),
+    _Row(GaugeMetricFamily, "draftline:drafter_memory_bytes",
+         "About what it keeps of requests and learned texts",
+         _drafters(lambda d: d.memory_bytes), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_messages", "Messages sent",
+         _drafters(lambda d: d.messages), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_errors", "Failures of any kind",
+         _drafters(lambda d: d.errors), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_reconnects", "Connections after the first",
+         _drafters(lambda d: d.reconnects), SOURCE),
+    _Row(CounterMetricFamily, "draftline:drafter_proposals",
+         "Proposals, by what became of them: in_time, late_used or dropped",
+         _proposals, ("source", "outcome")),
+    _Row(CounterMetricFamily, "draftline:learning_requests",
+         "Ended requests of drafters that learn, by what became of them",
+         _ended, ("source", "outcome")),
+    _Row(CounterMetricFamily, "draftline:learning_credited_texts",
+         "Learned texts that gained weight, because an answer took what they say",
+         _learning(CREDITED), SOURCE),
+    _Row(CounterMetricFamily, "draftline:learning_damaged_entries",
+         "Entries of the store's logs that were passed over because they are damaged",
+         _learning(DAMAGED), SOURCE),
+)  # fmt: skip
+
+
+class EngineCollector(Collector):
+    """Makes the metrics of `stats`, which has one entry an engine that answered in time."""
+
+    def __init__(self, model_name: str) -> None:
+        self.stats: Sequence[EngineStats] = ()
+        self._model = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, those without samples too."""
+        for row in TABLE:
+            family = row.kind(row.name, row.text, labels=(*LABELS, *row.labels))
+            for engine in self.stats:
+                for labels, value in row.samples(engine):
+                    family.add_metric((self._model, engine.engine_id, *labels), value)
+            yield family
+        yield self._drafter_latency()
+
+    def _drafter_latency(self) -> Metric:
+        latency = SummaryMetricFamily(
+            "draftline:drafter_latency_seconds",
+            "From a message to its proposals; the sum over the count is the mean",
+            labels=(*LABELS, *SOURCE),
+        )
+        for engine in self.stats:
+            for drafter in engine.drafters:
+                labels = (self._model, engine.engine_id, drafter.name)
+                latency.add_metric(labels, drafter.latency_count, drafter.latency_sum_s)
+        return latency

@@ -1,0 +1,129 @@
+"""Prometheus metrics under the names that vLLM's dashboards and planners read.
+
+`vllm:` names mean what they mean there; `draftline:` ones are ours and carry the drafter as
+`source`. What is counted a request is taken from finished requests, the rest from the engines when
+scraped (`engine_metrics.py`). `docs/metrics.md` lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from ....core.request.output import RequestMetrics
+from ...engine.stats import EngineStats
+from .engine_metrics import EngineCollector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Seconds; from one decode step of a small model to a long answer of a large one.
+LATENCY_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+TOKEN_BUCKETS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
+)  # fmt: skip
+
+
+class ServerMetrics:
+    """All metrics of one served model, in a registry of their own."""
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._engines = EngineCollector(model_name)
+        self._registry.register(self._engines)
+        self._model = model_name
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of answers")
+        self._tokens = self._counter("vllm:generation_tokens", "Tokens generated")
+        self._success = self._counter(
+            "vllm:request_success", "Requests answered, by how they ended", "finished_reason"
+        )
+        self._create_histograms()
+        self._create_speculative()
+
+    def _create_histograms(self) -> None:
+        self._prompt_len = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS
+        )
+        self._answer_len = self._histogram(
+            "vllm:request_generation_tokens", "Tokens of an answer", TOKEN_BUCKETS
+        )
+        self._first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token"
+        )
+        self._queue_time = self._histogram(
+            "vllm:request_queue_time_seconds", "From arrival to the end of waiting"
+        )
+        self._prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds", "From the end of waiting to the first token"
+        )
+        self._inter_token = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between the deltas of an answer"
+        )
+        self._decode_time = self._histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the last"
+        )
+        self._latency = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the last token"
+        )
+
+    def _create_speculative(self) -> None:
+        prefix = "vllm:spec_decode_num"
+        self._steps = self._counter(f"{prefix}_drafts", "Verification steps")
+        self._drafted = self._counter(f"{prefix}_draft_tokens", "Nodes verified")
+        self._accepted = self._counter(f"{prefix}_accepted_tokens", "Nodes accepted")
+        self._accepted_at = self._counter(
+            f"{prefix}_accepted_tokens_per_pos", "Nodes accepted, by depth", "position"
+        )
+        self._drafted_by = self._counter(
+            "draftline:spec_decode_num_draft_tokens", "Nodes verified, by drafter", "source"
+        )
+        self._accepted_by = self._counter(
+            "draftline:spec_decode_num_accepted_tokens", "Nodes accepted, by drafter", "source"
+        )
+
+    def record_gap(self, seconds: float) -> None:
+        """Time between two deltas of an answer."""
+        self._inter_token.labels(self._model).observe(seconds)
+
+    def record_finish(self, reason: str, metrics: RequestMetrics) -> None:
+        """Count a finished request."""
+        model = self._model
+        self._prompt_tokens.labels(model).inc(metrics.prompt_tokens)
+        self._tokens.labels(model).inc(metrics.generated_tokens)
+        self._success.labels(model, reason).inc()
+        self._prompt_len.labels(model).observe(metrics.prompt_tokens)
+        self._answer_len.labels(model).observe(metrics.generated_tokens)
+        self._queue_time.labels(model).observe(metrics.start_time - metrics.arrival_time)
+        self._prefill_time.labels(model).observe(metrics.first_token_time - metrics.start_time)
+        self._first_token.labels(model).observe(metrics.first_token_time - metrics.arrival_time)
+        self._decode_time.labels(model).observe(metrics.finish_time - metrics.first_token_time)
+        self._latency.labels(model).observe(metrics.finish_time - metrics.arrival_time)
+        self._record_speculative(metrics)
+
+    def _record_speculative(self, metrics: RequestMetrics) -> None:
+        model = self._model
+        self._steps.labels(model).inc(metrics.num_steps)
+        self._drafted.labels(model).inc(metrics.num_draft_tokens)
+        self._accepted.labels(model).inc(metrics.num_accepted_tokens)
+        for accepted_len in metrics.accepted_lengths:
+            for position in range(accepted_len):
+                self._accepted_at.labels(model, str(position)).inc()
+        for source, count in metrics.drafted_by_source.items():
+            self._drafted_by.labels(model, source).inc(count)
+        for source, count in metrics.accepted_by_source.items():
+            self._accepted_by.labels(model, source).inc(count)
+
+    def render(self, stats: Sequence[EngineStats]) -> bytes:
+        """The text that `/metrics` answers; `stats` has one entry an engine replica."""
+        self._engines.stats = stats
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, ("model_name", *labels), registry=self._registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: Sequence[float] = LATENCY_BUCKETS
+    ) -> Histogram:
+        return Histogram(name, text, ("model_name",), registry=self._registry, buckets=buckets)

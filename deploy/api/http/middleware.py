@@ -1,0 +1,112 @@
+"""What happens around every route: request ids, limits on bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import ApiError
+
+REQUEST_ID_HEADER = "x-request-id"
+MAX_REQUEST_ID_LEN = 128
+
+
+class RequestIds:
+    """Echoes the client's `x-request-id`, or makes one; handlers find it in `scope["state"]`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection (ASGI)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _usable(Headers(scope=scope).get(REQUEST_ID_HEADER)) or uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _usable(value: str | None) -> str | None:
+    """The client's id if it can stand in a header and a log line."""
+    if not value or len(value) > MAX_REQUEST_ID_LEN:
+        return None
+    return value if value.isascii() and value.isprintable() else None
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises `ApiError` 413 when it has more than `limit` bytes."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+class BodyLimits:
+    """Bounds how long a body may take to come, and refuses one that is announced as too large.
+
+    max_bytes  more than this in `Content-Length`: 413, without reading any
+    timeout_s  from a body's first reading to its end; then whoever reads it gets `ApiError` 408
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection (ASGI)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if _announced_bytes(Headers(scope=scope)) > self._max_bytes:
+            error = _too_large(self._max_bytes)
+            await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+            return
+        await self._app(scope, self._timed(receive), send)
+
+    def _timed(self, receive: Receive) -> Receive:
+        deadline: float | None = None
+        is_whole = False
+
+        async def receive_in_time() -> Message:
+            nonlocal deadline, is_whole
+            if is_whole:
+                # What comes after a body is that the client leaves, at any time.
+                return await receive()
+            deadline = deadline or asyncio.get_running_loop().time() + self._timeout_s
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(
+                    HTTPStatus.REQUEST_TIMEOUT, f"the body took longer than {self._timeout_s:g} s"
+                ) from None
+            is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+            return message
+
+        return receive_in_time
+
+
+def _announced_bytes(headers: Headers) -> int:
+    value = headers.get("content-length", "")
+    # What is no number was refused when the request was parsed; 20 digits are always too many.
+    return int(value[:20]) if value.isascii() and value.isdigit() else 0
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {limit} bytes")

@@ -1,0 +1,4 @@
+"""The routes, and reading their bodies.
+
+Start with `generation.py`.
+"""

@@ -1,0 +1,174 @@
+"""`/v1/completions` and `/v1/chat/completions`: from a body to an answer or a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from fastapi import Request, Response
+
+from ....cluster.loop_calls import off_loop
+from ....core.request.sampling_params import MAX_SEED, SamplingParams
+from ...settings.settings import ServerConfig
+from ..engine_client import EngineFace
+from ..errors import bad_request
+from ..generation.chat_plan import ChatPlan, ChatPlanner
+from ..generation.job import Job
+from ..generation.logprob_limits import check_logprobs
+from ..http.callers import caller_of
+from ..http.metrics import ServerMetrics
+from ..output.answers import answer_events, whole_answer
+from ..output.completions import ChatFormat, CompletionFormat, Heading
+from ..output.event_stream import EventStream, until_disconnect
+from ..output.parsed_chat import ParsedChatFormat
+from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from .bodies import Bodies
+from .model_card import ServedModel
+
+Prompts = Sequence[Sequence[int]]
+
+
+class GenerationRoutes:
+    """The routes that generate text with one model."""
+
+    def __init__(
+        self,
+        face: EngineFace,
+        config: ServerConfig,
+        metrics: ServerMetrics,
+        model: ServedModel,
+        bodies: Bodies,
+    ) -> None:
+        self._face = face
+        self._config = config
+        self._metrics = metrics
+        self._model = model
+        self._bodies = bodies
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one or several prompts."""
+        body = await self._bodies.read(request, CompletionRequest)
+        codec = self._face.codec
+        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
+        whole = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
+        prompts = [body.cut_prompt(prompt, self._face.max_model_len) for prompt in whole]
+        echo = []
+        if body.echo:
+            pairs = zip(body.prompt, whole, prompts, strict=True)
+            echo = [
+                own if isinstance(own, str) and ids is kept else await codec.decode(kept)
+                for own, ids, kept in pairs
+            ]
+        form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
+        return await self._answer(request, body, prompts, form, echo)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer the last message of a chat."""
+        body = await self._bodies.read(request, ChatRequest)
+        codec = self._face.codec
+        plan = await self.plan(body)
+        heading = self._heading("chatcmpl")
+        form = ChatFormat(heading, codec.bytes_of)
+        if plan.new_parser is not None:
+            form = ParsedChatFormat(
+                heading,
+                codec.bytes_of,
+                plan.new_parser,
+                include_reasoning=body.include_reasoning,
+            )
+        prompt = body.cut_prompt(plan.prompt, self._face.max_model_len)
+        return await self._answer(request, body, [prompt], form, shape=plan.shape)
+
+    async def plan(self, body: ChatRequest) -> ChatPlan:
+        """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
+        output = body.structured_output_form()
+        planner = ChatPlanner(self._face.codec, self._config)
+        return await planner.plan(body, body.messages, output)
+
+    def _heading(self, prefix: str) -> Heading:
+        return Heading(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model.name)
+
+    async def _answer(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        prompts: Prompts,
+        form: CompletionFormat | ChatFormat,
+        echo: Sequence[str] = (),
+        *,
+        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+    ) -> Response:
+        response_id = form.heading.response_id
+        job = await self.job(request, body, prompts, response_id, echo=echo, shape=shape)
+        if body.stream:
+            events = answer_events(
+                self._face, job, form, self._metrics, include_usage=body.include_usage
+            )
+            first = await until_disconnect(request.receive, anext(events))
+            return self._bodies.tell_ignored(EventStream(first, events), body)
+        answer = whole_answer(self._face, job, form, self._metrics)
+        content = await until_disconnect(request.receive, answer)
+        return self._bodies.tell_ignored(Response(content, media_type="application/json"), body)
+
+    async def job(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        prompts: Prompts,
+        response_id: str,
+        *,
+        echo: Sequence[str] = (),
+        shape: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+    ) -> Job:
+        """What a body asks of the engine. Raises `ApiError` 400 or `RequestError`."""
+        timeout = self._config.request_timeout_s
+        each = body.num_choices
+        params = shape(self._params(body, prompts))
+        check_logprobs(params, prompts, each, self._face.max_model_len, self._config.limits)
+        # Each of them is checked, with all lists of tokens in it.
+        choices = [params] if each == 1 else await off_loop(_choices, params, each)
+        return Job(
+            request_id=response_id,
+            prompts=[prompt for prompt in prompts for _ in range(each)],
+            params=choices * len(prompts),
+            num_choices=each,
+            echo=[text for text in echo for _ in range(each)],
+            options=caller_of(request).own(body.request_options()),
+            report=body.speculative.report,
+            wants_ids=bool(body.return_token_ids),
+            wants_usage=body.continuous_usage,
+            deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
+        )
+
+    def _params(self, body: GenerationRequest, prompts: Prompts) -> SamplingParams:
+        """The sampling; 400 where prompt and answer do not fit the model's context."""
+        context = self._face.max_model_len
+        longest = max(len(prompt) for prompt in prompts)
+        if min(len(prompt) for prompt in prompts) == 0:
+            raise bad_request("prompt", "must not be empty")
+        room = context - longest
+        field, limit = body.token_limit
+        if room < 0 or (room == 0 and limit != 0):
+            raise bad_request(
+                "prompt",
+                f"{longest} tokens leave no room in this model's context of {context} tokens",
+            )
+        if field in body.model_fields_set and limit is not None and limit > room:
+            raise bad_request(
+                field,
+                f"{limit} tokens after a prompt of {longest} do not fit this model's context of "
+                f"{context} tokens; at most {room} fit",
+            )
+        return body.sampling_params(None if limit is None else min(limit, room))
+
+
+def _choices(params: SamplingParams, count: int) -> list[SamplingParams]:
+    """Several answers to one prompt: each has a seed of its own, the first the given one."""
+    if params.seed is None:
+        return [params] * count
+    seeds = [(params.seed + index) % (MAX_SEED + 1) for index in range(count)]
+    return [replace(params, seed=seed) for seed in seeds]

@@ -1,0 +1,4 @@
+"""`draftline bench` and `draftline lossless`.
+
+Start with `command.py`.
+"""

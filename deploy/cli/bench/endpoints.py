@@ -1,0 +1,198 @@
+"""Opens what `draftline bench` measures: engines in this process, or a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ....cluster.config import EngineConfig
+from ....cluster.engine.assembly import MakePipeline
+from ....cluster.transport.stage_spec import Pipeline, StageSpec
+from ....core.errors import ConfigError
+from ....core.request_options import RequestOptions
+from ....core.verify.rules import COUPLED
+from ....measure.clients.endpoint import Endpoint
+from ....measure.clients.engine_endpoint import EngineEndpoint
+from ....measure.clients.http_endpoint import HttpEndpoint
+from ....measure.clients.load import Load, run_load
+from ....measure.clients.prompts import BenchPrompt
+from ....measure.clients.setting import Setting, matched_settings
+from ....measure.replay.recording import RecordedAnswer, Recording, recorded_params
+from ....measure.replay.replay_pipeline import ReplayPipeline
+from ....measure.replay.row_contexts import Said
+from ....measure.replay.tapped_pipeline import TappedPipeline
+from ....measure.runs.equality import Explain
+from ....measure.runs.judge_runs import explain_by_model
+from ....measure.runs.matched import Plan
+from ....retrieval_store.serving.open_store import shown_store
+from ...engine.engine import AsyncEngine
+from ...settings.settings import build_serve_args
+from .job import BenchJob
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Ready to measure.
+
+    what      is measured, for JSON
+    compares  whether seeds make answers comparable
+    explain   judges answers that differ
+    """
+
+    endpoints: Mapping[Setting, Endpoint]
+    plan: Plan
+    what: dict[str, Any]
+    compares: bool = True
+    explain: Explain | None = None
+
+
+@asynccontextmanager
+async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterator[Bench]:
+    """The server at the job's `base_url` for every setting."""
+    assert job.base_url is not None
+    for field in ("record", "replay"):
+        if getattr(job, field) is not None:
+            raise ConfigError(field, "needs an engine in this process: leave out --base-url")
+    async with HttpEndpoint(job.base_url, job.api_key) as endpoint:
+        info = (await endpoint.connect(job.model)).info
+        if not info.is_draftline and job.drafters is not None:
+            raise ConfigError("drafters", f"{job.base_url} is no draftline server; leave it out")
+        what = {"base_url": job.base_url, "model": info.model, "is_draftline": info.is_draftline}
+        found = matched_settings(info.drafters, job.drafters)
+        yield Bench(dict.fromkeys(found, endpoint), job.plan(prompts), what, info.is_draftline)
+
+
+@asynccontextmanager
+async def open_engines(
+    job: BenchJob,
+    settings: Mapping[str, Any],
+    prompts: Sequence[BenchPrompt],
+    recording: Recording | None = None,
+) -> AsyncIterator[Bench]:
+    """An engine a setting, or one for all; with a `recording`, none has a target of its own."""
+    config = build_serve_args(settings).engine
+    found = job.suite or matched_settings([one.source for one in config.drafters], job.drafters)
+    configs = [config if job.one_engine else _with_drafters(config, one) for one in found]
+    taps: list[TappedPipeline] = []
+    if recording is not None:
+        _check_fits(config, recording)
+    pipelines = _tapped(taps) if recording is None else _replaying(recording)
+    async with AsyncExitStack() as stack:
+        engines: dict[EngineConfig, AsyncEngine] = {}
+        for one in configs:
+            if one not in engines:
+                engines[one] = AsyncEngine(one, pipelines=pipelines)
+                await engines[one].start()
+                stack.push_async_callback(engines[one].close)
+        first = engines[configs[0]]
+        plan = job.plan(_that_fit(prompts, first.tokenizer, first.max_model_len - job.max_tokens))
+        endpoints = {
+            setting: EngineEndpoint(engines[one], per_request=job.one_engine)
+            for setting, one in zip(found, configs, strict=True)
+        }
+        what = {
+            "engine": _shown(config),
+            "one_engine": job.one_engine,
+            "replays": recording is not None,
+        }
+        explain = explain_by_model(config.model, plan, first.tokenizer)
+        # Under other rules answers have the target's law, but are not its own for a seed.
+        compares = config.acceptance == COUPLED or not job.temperature
+        yield Bench(endpoints, plan, what, compares, explain)
+        # After the runs: what engines learn here about their drafters, a replay does not.
+        if job.record is not None:
+            own = await _record(config.model, first, plan)
+            own.with_said(await _ask_all(endpoints, plan, taps)).write(job.record)
+
+
+def _check_fits(config: EngineConfig, recording: Recording) -> None:
+    if config.acceptance != COUPLED:
+        raise ConfigError("replay", "repeats the target's own tokens: it needs acceptance: coupled")
+    if config.model != recording.model:
+        raise ConfigError(
+            "replay", f"is of model {recording.model}, not of {config.model}: its tokens differ"
+        )
+
+
+async def _record(model: str, engine: AsyncEngine, plan: Plan) -> Recording:
+    """What the target alone answers, one prompt after the other."""
+    answers = []
+    for index, prompt in enumerate(plan.prompts):
+        params = recorded_params(plan, index)
+        assert params.seed is not None
+        output = await engine.generate(prompt.text, params, RequestOptions(speculative=False))
+        answers.append(RecordedAnswer.of(prompt.name, prompt.text, params.seed, output))
+    return Recording(
+        model=model,
+        max_tokens=plan.max_tokens,
+        temperature=plan.temperature,
+        ignore_eos=plan.ignore_eos,
+        answers=tuple(answers),
+    )
+
+
+def _shown(config: EngineConfig) -> dict[str, Any]:
+    """The settings as a report may tell them."""
+    fields = config.model_dump(mode="json")
+    for drafter in fields["drafters"]:
+        if drafter.get("store") is not None:
+            drafter["store"] = shown_store(drafter["store"])
+    return fields
+
+
+async def _ask_all(
+    endpoints: Mapping[Setting, Endpoint], plan: Plan, taps: Sequence[TappedPipeline]
+) -> Said:
+    """Run every setting once, for what the target says to its drafters."""
+    said: Said = {}
+    for tap in taps:
+        tap.said = said
+    for setting, endpoint in endpoints.items():
+        if setting.drafters:
+            await run_load(endpoint, plan.asks(setting, f"record-{setting.name}"), Load())
+    for tap in taps:
+        tap.said = None
+    return said
+
+
+def _tapped(taps: list[TappedPipeline]) -> Callable[[MakePipeline], MakePipeline]:
+    def pipelines(own: MakePipeline) -> MakePipeline:
+        def make(specs: Sequence[StageSpec]) -> Pipeline:
+            taps.append(TappedPipeline(own(specs)))
+            return taps[-1]
+
+        return make
+
+    return pipelines
+
+
+def _replaying(recording: Recording) -> Callable[[MakePipeline], MakePipeline]:
+    return lambda _own: lambda _specs: ReplayPipeline(recording.answers)
+
+
+def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
+    """The engine with this setting's drafters only, so that no other one takes its time.
+
+    Those that it would start processes for run in this one: several engines would start too many.
+    """
+    chosen = [
+        one.model_copy(update={"transport": "inproc"}) if one.is_spawned else one
+        for one in config.drafters
+        if one.source in (setting.drafters or ())
+    ]
+    return config.model_copy(update={"drafters": tuple(chosen)})
+
+
+def _that_fit(
+    prompts: Sequence[BenchPrompt], tokenizer: PreTrainedTokenizerBase, room: int
+) -> list[BenchPrompt]:
+    fit = [one for one in prompts if len(tokenizer(one.text)["input_ids"]) <= room]
+    if not fit:
+        raise ConfigError(
+            "prompts", f"none fits the {room} tokens that the context leaves; lower --max-tokens"
+        )
+    return fit

@@ -1,0 +1,95 @@
+"""`draftline bench`: measures, prints, writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from ....measure.clients.prompts import BenchPrompt, spread
+from ....measure.clients.setting import TARGET_ONLY
+from ....measure.records.machine import machine
+from ....measure.replay.recording import read_recording
+from ....measure.report.plots import require_matplotlib, write_plots
+from ....measure.report.summary import BenchResult, summarise
+from ....measure.report.tables import print_result
+from ....measure.runs.equality import differences
+from ....measure.runs.matched import run_matched
+from ...ray_serve.runtime import quiet_libraries
+from .endpoints import Bench, open_engines, open_server
+from .job import BenchJob
+from .prompts import bench_prompts
+
+
+def run_bench(job: BenchJob, settings: Mapping[str, Any], console: Console) -> int:
+    """Measure, print, write; 1 where an answer differs from the target's own, else 0.
+
+    Raises `DraftlineError`.
+    """
+    quiet_libraries()
+    if job.plots is not None:
+        require_matplotlib()
+    result = asyncio.run(measure(job, settings, console))
+    print_result(result, console)
+    console.print(machine().line())
+    if job.output is not None:
+        job.output.parent.mkdir(parents=True, exist_ok=True)
+        job.output.write_text(json.dumps(result.fields(), indent=1) + "\n", encoding="utf-8")
+        console.print(f"wrote {job.output}")
+    if job.plots is not None:
+        for path in write_plots(result, job.plots):
+            console.print(f"wrote {path}")
+    return 1 if result.faults else 0
+
+
+async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) -> BenchResult:
+    """Everything that a job asks for; tells what it does. Raises `DraftlineError`."""
+    recording = None if job.replay is None else read_recording(job.replay)
+    if recording is not None:
+        prompts = [BenchPrompt(one.name, one.prompt) for one in recording.answers]
+        job = job.as_recorded(recording)
+    else:
+        prompts = spread(bench_prompts(job.prompts), job.num_prompts)
+    if job.base_url is not None:
+        opened = open_server(job, prompts)
+    else:
+        opened = open_engines(job, settings, prompts, recording)
+    tell = console.print if console.is_terminal else lambda _text: None
+    async with opened as bench:
+        console.print(_headline(bench, len(prompts)))
+        runs = await run_matched(bench.endpoints, bench.plan, tell)
+    what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
+    found = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
+    return BenchResult(what, summarise(runs, TARGET_ONLY), found)
+
+
+def _headline(bench: Bench, num_prompts: int) -> str:
+    plan, load = bench.plan, bench.plan.load
+    if load.request_rate is None:
+        how = f"{load.concurrency} at once"
+    else:
+        how = f"{load.request_rate:g} a second"
+    left_out = num_prompts - len(plan.prompts)
+    too_long = f" ({left_out} too long for the context left out)" if left_out else ""
+    return (
+        f"{len(plan.prompts)} prompts{too_long}, {plan.max_tokens} tokens each, {how}, "
+        f"temperature {plan.temperature:g}, {plan.rounds} rounds of: "
+        f"{', '.join(setting.name for setting in bench.endpoints)}"
+    )
+
+
+def _load_fields(job: BenchJob) -> dict[str, Any]:
+    return {
+        "prompts": "bundled" if job.prompts is None else job.prompts.name,
+        "num_prompts": job.num_prompts,
+        "max_tokens": job.max_tokens,
+        "temperature": job.temperature,
+        "seed": job.seed,
+        "ignore_eos": job.ignore_eos,
+        "rounds": job.rounds,
+        "concurrency": job.load.concurrency,
+        "request_rate": job.load.request_rate,
+    }

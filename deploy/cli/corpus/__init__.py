@@ -1,0 +1,4 @@
+"""`draftline corpus`: build, refine and look into retrieval stores.
+
+Start with `command.py`.
+"""

@@ -1,0 +1,162 @@
+"""`draftline corpus`: retrieval stores from the command line."""
+
+# ruff: noqa: PLC0415 - the command line's help must not wait for numpy and torch
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .job import CorpusJob
+
+if TYPE_CHECKING:
+    from ....retrieval_store.store import SegmentStore
+
+corpus_app = typer.Typer(
+    help="Build and look after retrieval stores.", no_args_is_help=True, rich_markup_mode=None
+)
+console = Console(highlight=False, soft_wrap=True)
+# As `retrieval_store.lookup` has it, which the help must not wait for.
+SHARED = "shared"
+
+Store = Annotated[str, typer.Option("--store", help="Folder or redis:// URL of the store.")]
+Model = Annotated[
+    str, typer.Option("--model", help="Model whose tokenizer the store is built for.")
+]
+Namespace = Annotated[
+    str, typer.Option("--namespace", help="Whose data: shared, or one tenant's name.")
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Files (.txt, .md, .py, .jsonl, .parquet) or folders of them."),
+]
+Input = Annotated[
+    list[Path] | None, typer.Option("--input", help="The same as FILES; may be repeated.")
+]
+Keep = Annotated[
+    int | None,
+    typer.Option("--keep", min=1, help="Keep the documents of the N lowest perplexities."),
+]
+MaxPerplexity = Annotated[
+    float | None,
+    typer.Option("--max-perplexity", min=1, help="Keep no document of a higher perplexity."),
+]
+MinTokens = Annotated[
+    int, typer.Option("--min-tokens", min=1, help="Drop documents of fewer tokens.")
+]
+MinCompressionRatio = Annotated[
+    float,
+    typer.Option(
+        "--min-compression-ratio",
+        min=0,
+        max=1,
+        help="Drop documents that compress to a smaller share of their size: repeats.",
+    ),
+]
+Journal = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        help="File that keeps perplexities: the same command goes on where it was killed. "
+        "Default: beside a store that is a folder, STORE.scores.",
+    ),
+]
+Histogram = Annotated[
+    Path | None, typer.Option("--histogram", help="PNG file of the perplexities; scores all.")
+]
+Report = Annotated[
+    Path | None, typer.Option("--report", help="JSON file of what was dropped and why.")
+]
+
+
+def _writer(name: str, description: str, *, replaces: bool) -> None:
+    """Register a command that writes documents; `replaces`: in place of what is there."""
+
+    @corpus_app.command(name, help=description)
+    def write(  # noqa: PLR0913 - one parameter a flag
+        files: Files = None,
+        *,
+        more: Input = None,
+        store: Store,
+        model: Model = "demo",
+        namespace: Namespace = "shared",
+        keep: Keep = None,
+        max_perplexity: MaxPerplexity = None,
+        min_tokens: MinTokens = 64,
+        min_compression_ratio: MinCompressionRatio = 0.05,
+        journal: Journal = None,
+        histogram: Histogram = None,
+        report: Report = None,
+    ) -> None:
+        from .run import add_corpus
+
+        opened = _open(store)
+        old = opened.manifest().segment_ids(namespace) if replaces else []
+        job = CorpusJob(
+            inputs=(*(files or ()), *(more or ())), model=model, namespace=namespace,
+            keep=keep, max_perplexity=max_perplexity,
+            min_tokens=min_tokens, min_compression_ratio=min_compression_ratio,
+            journal=journal, histogram=histogram, report=report,
+        )  # fmt: skip
+        add_corpus(opened, job, console, remove=old)
+
+
+_writer("build", "Replace what a namespace holds by the documents of FILES.", replaces=True)
+_writer("add", "Add the documents of FILES to a namespace.", replaces=False)
+
+
+@corpus_app.command("list")
+def list_segments(*, store: Store) -> None:
+    """List the segments of a store."""
+    from ....retrieval_store.store import listed_sizes
+
+    table = Table("namespace", "segment", "bytes", box=None, pad_edge=False)
+    for namespace, sizes in listed_sizes(_open(store)).items():
+        for segment_id, size in sizes.items():
+            table.add_row(namespace, segment_id, f"{size:,}")
+    console.print(table)
+
+
+@corpus_app.command()
+def stats(*, store: Store) -> None:
+    """Count documents, tokens and bytes of each namespace, texts that were learned and are not in
+    a segment yet, and what is damaged; tell whether the namespace may be learned."""
+    from .stats import COLUMNS, store_stats
+
+    found, unread = store_stats(store)
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for one in found:
+        table.add_row(*one.row())
+    console.print(table)
+    if unread is not None:
+        console.print(f"what is learned cannot be read: {unread}")
+
+
+@corpus_app.command()
+def remove(
+    segment: Annotated[str, typer.Argument(help="Segment id, or all.")],
+    *,
+    store: Store,
+    namespace: Namespace = "shared",
+) -> None:
+    """Remove one segment of a namespace, or all of them."""
+    from ....core.errors import StoreError
+
+    opened = _open(store)
+    known = opened.manifest().segment_ids(namespace)
+    if segment != "all" and segment not in known:
+        raise StoreError(f"namespace {namespace} has no segment {segment}; see corpus list")
+    removed = known if segment == "all" else [segment]
+    opened.change(namespace, remove=removed)
+    for segment_id in removed:
+        console.print(f"removed {segment_id}")
+
+
+def _open(url: str) -> SegmentStore:
+    from ....retrieval_store.serving.open_store import open_store
+
+    return open_store(url)

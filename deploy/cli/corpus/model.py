@@ -1,0 +1,136 @@
+"""What a retrieval store needs of the model it is built for: its tokens, and its judgement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ....cluster.config import EngineConfig
+from ....cluster.engine.assembly import ModelPlan, local_pipeline, plan_model
+from ....cluster.pipeline.scorer import PipelineScorer
+from ....core.errors import ConfigError
+from ....core.types import Bool, Int32, Int64
+from ....models.text.fingerprint import model_hash, tokenizer_hash
+from ....models.text.tokenizer import load_tokenizer
+from ....retrieval_store.corpus.build import BuildSettings, Refinement
+from ....retrieval_store.corpus.document_filter import DocumentRules
+from ....retrieval_store.corpus.documents import Chat, Document, Span, TokenizedDocument, Unreadable
+from ....retrieval_store.corpus.refine import Windows
+from ....retrieval_store.corpus.score_journal import ScoreJournal
+from ....retrieval_store.corpus.scoring import CorpusScorer
+from ....retrieval_store.delta.fitness import Fitness
+from .chat_documents import render_chats
+
+# Rows of one scoring step: enough to fill a processor, few enough for its logits to fit memory.
+STEP_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Which documents stay; see `DocumentRules` and `Refinement`.
+
+    journal  file of scores; None: they are not kept
+    """
+
+    rules: DocumentRules = field(default_factory=DocumentRules)
+    keep: int | None = None
+    max_perplexity: float | None = None
+    journal: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusModel:
+    """One model, opened to build stores for it. Raises `CheckpointError`."""
+
+    plan: ModelPlan
+    tokenizer: PreTrainedTokenizerBase
+
+    def tokenize(self, document: Document) -> TokenizedDocument:
+        """Token ids of a document, without a BOS that it begins with: windows bring their own.
+
+        Raises `ConfigError` for a chat where the tokenizer does not tell a token's place.
+        """
+        if document.answers is None:
+            found = self.tokenizer(document.text, add_special_tokens=False, verbose=False)
+            ids = np.array(found["input_ids"], dtype=np.int32)
+            return TokenizedDocument(ids[self._num_bos(ids) :])
+        if not self.tokenizer.is_fast:
+            raise ConfigError("model", "has no tokenizer.json, which chats need")
+        found = self.tokenizer(
+            document.text, add_special_tokens=False, verbose=False, return_offsets_mapping=True
+        )
+        ids = np.array(found["input_ids"], dtype=np.int32)
+        offsets = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        is_scored = overlaps(offsets, document.answers)
+        first = self._num_bos(ids)
+        return TokenizedDocument(ids[first:], is_scored[first:])
+
+    def render(
+        self, found: Iterable[Document | Chat | Unreadable]
+    ) -> Iterator[Document | Unreadable]:
+        """See `render_chats`."""
+        return render_chats(found, self.tokenizer, self.plan.config.model)
+
+    @contextmanager
+    def settings(
+        self, limits: Limits, *, scores: bool = False, show_progress: bool = False
+    ) -> Iterator[BuildSettings]:
+        """How to build; the model is loaded and scores only if a limit or `scores` asks for it."""
+        path = self.plan.info.path
+        fitness = Fitness(
+            tokenizer_hash=tokenizer_hash(path),
+            model_hash=model_hash(path),
+            vocab_size=self.plan.info.vocab_size,
+        )
+        settings = BuildSettings(fitness=fitness, rules=limits.rules, show_progress=show_progress)
+        if not scores and limits.keep is None and limits.max_perplexity is None:
+            yield settings
+            return
+        journal = None if limits.journal is None else ScoreJournal(limits.journal)
+        with journal or nullcontext():
+            refinement = Refinement(
+                scorer=self.scorer(journal),
+                keep=limits.keep,
+                max_perplexity=limits.max_perplexity,
+            )
+            yield replace(settings, refinement=refinement)
+
+    def scorer(self, journal: ScoreJournal | None = None) -> CorpusScorer:
+        """The model as a judge: loads it."""
+        torch.set_num_threads(1)
+        pipeline = local_pipeline(self.plan.specs)
+        asyncio.run(pipeline.start())
+        block_size = self.plan.config.block_size
+        return CorpusScorer(
+            scorer=PipelineScorer(pipeline, pipeline.num_blocks, block_size, STEP_ROWS),
+            windows=self._windows(),
+            model_hash=model_hash(self.plan.info.path),
+            journal=journal,
+        )
+
+    def _num_bos(self, ids: Int32) -> int:
+        return int(len(ids) > 0 and ids[0] == self.plan.info.bos_token_id)
+
+    def _windows(self) -> Windows:
+        window = min(self.plan.max_model_len, STEP_ROWS)
+        return Windows(window=window, overlap=window // 4, bos_id=self.plan.info.bos_token_id)
+
+
+def overlaps(offsets: Int64, spans: Sequence[Span]) -> Bool:
+    """offsets: int64 [n, 2], characters of each token -> bool [n], whether it is part of a span."""
+    starts, stops = offsets[:, :1], offsets[:, 1:]
+    begins, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    return np.any((starts < ends) & (stops > begins), axis=1)
+
+
+def open_corpus_model(model: str) -> CorpusModel:
+    """A folder, a hub id or a bundled name."""
+    plan = plan_model(EngineConfig(model=model))
+    return CorpusModel(plan, load_tokenizer(plan.info.path))

@@ -1,0 +1,4 @@
+"""`draftline demo`.
+
+Start with `command.py`.
+"""

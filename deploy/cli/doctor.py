@@ -1,0 +1,163 @@
+"""`draftline doctor`: what this machine has, and what draftline would pick on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+from rich.table import Table
+
+from ... import __version__
+from ...cluster.config import EngineConfig
+from ...cluster.engine.assembly import CPU_CACHE_TOKENS
+from ...core.errors import CheckpointError, ConfigError
+from ..ray_serve.runtime import quiet_libraries
+from ..settings.settings import ServerConfig
+
+PACKAGES = ("torch", "transformers", "ray", "grpcio", "redis", "fastapi", "openai")
+DEMO_MODELS = ("demo", "demo-drafter", "demo-drafter-other-vocab")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: whether it is fine, and whether draftline works without it."""
+
+    subject: str
+    text: str
+    ok: bool = True
+    needed: bool = True
+
+
+def run_doctor(console: Console) -> int:
+    """Print all findings; 1 if something that is needed is missing, else 0."""
+    quiet_libraries()
+    findings = [
+        finding
+        for check in (_system, _packages, _devices, _services, _models, _choices)
+        for finding in check()
+    ]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in findings:
+        mark = "ok" if finding.ok else ("missing" if finding.needed else "note")
+        style = {"ok": "green", "missing": "red", "note": "yellow"}[mark]
+        table.add_row(f"[{style}]{mark}[/]", finding.subject, finding.text)
+    console.print(table)
+    return int(any(finding.needed and not finding.ok for finding in findings))
+
+
+def _system() -> Iterator[Finding]:
+    yield Finding("draftline", __version__)
+    yield Finding(
+        "python", f"{platform.python_version()} ({sys.executable})", sys.version_info >= (3, 11)
+    )
+    yield Finding("machine", f"{platform.platform()}, {os.cpu_count()} CPUs")
+
+
+def _packages() -> Iterator[Finding]:
+    for name in PACKAGES:
+        try:
+            yield Finding(name, version(name))
+        except PackageNotFoundError:
+            yield Finding(name, f"not installed; pip install {name}", ok=False)
+
+
+def _devices() -> Iterator[Finding]:
+    import torch  # noqa: PLC0415
+
+    if not torch.cuda.is_available():
+        yield Finding("GPU", "none that torch sees; the CPU is used", ok=False, needed=False)
+        return
+    for index in range(torch.cuda.device_count()):
+        memory = torch.cuda.get_device_properties(index).total_memory / 2**30
+        yield Finding("GPU", f"{index}: {torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+    try:
+        yield Finding("triton", version("triton"))
+    except PackageNotFoundError:
+        yield Finding("triton", "not installed; pip install draftline[gpu]", False, needed=False)
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    missing = "not found; Triton compiles nothing without one: install gcc"
+    yield Finding("C compiler", compiler or missing, compiler is not None, needed=False)
+
+
+def _services() -> Iterator[Finding]:
+    from .serve.local_server import free_port  # noqa: PLC0415
+
+    redis = shutil.which("redis-server")
+    text = redis or "not found; retrieval stores in folders work without it"
+    yield Finding("redis-server", text, redis is not None, needed=False)
+    server = ServerConfig()
+    try:
+        yield Finding("port", f"{free_port(server)} is free on {server.host}")
+    except ConfigError as error:
+        yield Finding("port", f"{error.message}; use --port", ok=False, needed=False)
+
+
+def _models() -> Iterator[Finding]:
+    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+
+    for name in DEMO_MODELS:
+        try:
+            info = read_model_info(name)
+        except CheckpointError as error:
+            yield Finding(f"model {name}", str(error), ok=False, needed=name == "demo")
+        else:
+            yield Finding(
+                f"model {name}",
+                f"{info.num_layers} layers, vocabulary {info.vocab_size}, "
+                f"context {info.max_context_len}",
+            )
+
+
+def _choices() -> Iterator[Finding]:
+    import torch  # noqa: PLC0415
+
+    has_gpu = torch.cuda.is_available()
+    device, reason = ("cuda", "torch sees a GPU") if has_gpu else ("cpu", "no GPU")
+    from ...kernels.dispatch import Machine, choose_attention  # noqa: PLC0415
+    from ...models.device.device_choice import choose_dtype  # noqa: PLC0415
+
+    dtype = choose_dtype("auto", device, own="bfloat16")
+    of_halves = "on GPUs, or float16 where a checkpoint is kept in it"
+    why = of_halves if has_gpu else "bfloat16 arithmetic is several times slower on CPUs"
+    yield Finding("device: auto", f"picks {device}: {reason}")
+    yield Finding("dtype: auto", f"picks {dtype}: {why}")
+    block_size = EngineConfig.model_fields["block_size"].default
+    attention = choose_attention(Machine.of(device), getattr(torch, dtype), block_size)
+    yield Finding("attention: auto", f"picks {attention.name}: {attention.reason}")
+    yield Finding("CUDA graphs", _graphs(attention.name, has_gpu=has_gpu))
+    cache = "fills the GPU" if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"
+    yield Finding("kv_cache_tokens", f"by default {cache}")
+    yield Finding("stage_transport", f"of Ray stages; auto picks {_transport(has_gpu=has_gpu)}")
+    yield Finding("backend", "default local: one process; ray: stages and drafters as actors")
+
+
+def _graphs(attention: str, *, has_gpu: bool) -> str:
+    from ...models.stage.graph_runner import rows_of_graphs  # noqa: PLC0415
+
+    if not has_gpu:
+        return "none: no GPU"
+    if attention == "sdpa":
+        return "none: attention by sdpa cannot be captured"
+    config = EngineConfig()
+    rows = rows_of_graphs(config.max_num_batched_tokens)
+    return (
+        f"{len(rows)} for steps of up to {rows[-1]} rows, captured at start within about "
+        f"{config.graph_capture_s:g} s; larger steps run without"
+    )
+
+
+def _transport(*, has_gpu: bool) -> str:
+    import torch  # noqa: PLC0415
+
+    num_gpus = torch.cuda.device_count() if has_gpu else 0
+    if num_gpus < 2:
+        return f"distributed: this machine has {num_gpus or 'no'} GPU"
+    if not torch.distributed.is_nccl_available():
+        return "distributed: torch was built without NCCL"
+    return f"nccl: {num_gpus} GPUs, one for each of so many stages"

@@ -1,0 +1,129 @@
+"""`draftline serve`: one model behind the OpenAI API until a signal comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from .... import __version__
+from ....cluster.engine.assembly import plan_model
+from ...api.engine_client import LocalFace
+from ...engine.placement import stages_have_gpu
+from ...ray_serve.runtime import quiet_libraries, serve_on_ray
+from ...settings.exposure import KEY_VARIABLE, require_keys
+from ...settings.settings import ServeArgs, build_serve_args
+from .local_server import Shutdown, bind, free_port, serve_local
+
+EXAMPLE_PROMPT = "def read_json(path):\n    "
+
+
+def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Console) -> None:
+    """Serve until SIGINT or SIGTERM. Raises `DraftlineError` for what is wrong at start."""
+    quiet_libraries()
+    args = build_serve_args(settings)
+    require_keys(args.server, args.server.host)
+    # Only digests are needed from here on, by no child either.
+    os.environ.pop(KEY_VARIABLE, None)
+    # Mistakes in the settings must show before anything is started.
+    plan_model(args.engine, has_gpu=stages_have_gpu(args.engine))
+    console.print(describe(args))
+    if args.engine.backend == "ray":
+        _serve_on_ray(args, ray_address, console)
+    else:
+        _serve_here(args, console)
+    console.print("stopped")
+
+
+def describe(args: ServeArgs) -> str:
+    """One line that says what is started."""
+    engine = args.engine
+    drafters = ", ".join(drafter.source for drafter in engine.drafters) or "none"
+    stages = engine.pipeline_parallel_size
+    return (
+        f"draftline {__version__} · model {args.model_name} · "
+        f"{stages} stage{'s' if stages > 1 else ''} · drafters {drafters} · {engine.backend}"
+    )
+
+
+def base_url(args: ServeArgs) -> str:
+    """Where clients of this machine reach the server."""
+    host = args.server.host
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{args.server.port}"
+
+
+def curl_line(args: ServeArgs) -> str:
+    """A command that works as it is printed, but for the key: terminals are logged and shared."""
+    body = {"model": args.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0}
+    parts = ["curl", f"{base_url(args)}/v1/completions", "-H", "Content-Type: application/json"]
+    if args.server.has_keys:
+        parts += ["-H", "Authorization: Bearer KEY"]
+    return shlex.join([*parts, "-d", json.dumps(body)])
+
+
+def with_port(args: ServeArgs, port: int) -> ServeArgs:
+    """`args` with the port that was found."""
+    return replace(args, server=args.server.model_copy(update={"port": port}))
+
+
+def _serve_here(args: ServeArgs, console: Console) -> None:
+    # Each takes a second to import, which the other backend need not wait for.
+    from ...api.app import create_app  # noqa: PLC0415
+    from ...api.http.connections import ConnectionLimits  # noqa: PLC0415
+    from ...api.http.drain import Drain  # noqa: PLC0415
+    from ...engine.engine import AsyncEngine  # noqa: PLC0415
+
+    with bind(args.server) as listener:
+        bound = with_port(args, listener.getsockname()[1])
+        failure: Future[str] = Future()
+        engine = AsyncEngine(
+            args.engine,
+            max_unread_bytes=args.server.max_unread_bytes,
+            on_failure=failure.set_result,
+        )
+        face = LocalFace(engine)
+        shutdown = Shutdown(
+            drain=Drain(),
+            timeout_s=bound.server.drain_timeout_s,
+            end_rest=face.close,
+            on_drain=lambda count: _print_draining(count, bound, console),
+            failure=failure,
+        )
+        app = create_app(
+            face,
+            bound.server,
+            bound.model_name,
+            drain=shutdown.drain,
+            engine=bound.engine,
+        )
+        limits = ConnectionLimits.of(bound.server)
+        serve_local(app, listener, limits, lambda: _print_ready(bound, console), shutdown)
+
+
+def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:
+    bound = with_port(args, free_port(args.server))
+    console.print("starting Ray and the stages (about half a minute on a small machine)")
+    # A signal ends the start, too, wherever it stands.
+    with suppress(KeyboardInterrupt), serve_on_ray(bound, ray_address):
+        _print_ready(bound, console)
+        threading.Event().wait()
+
+
+def _print_draining(count: int, args: ServeArgs, console: Console) -> None:
+    requests = "one request" if count == 1 else f"{count} requests"
+    seconds = args.server.drain_timeout_s
+    console.print(f"waiting up to {seconds:g} s for {requests} (once more ends them)")
+
+
+def _print_ready(args: ServeArgs, console: Console) -> None:
+    console.print(f"ready: {base_url(args)}/v1 (ctrl-c stops it); try")
+    console.print(curl_line(args), markup=False)

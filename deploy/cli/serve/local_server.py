@@ -1,0 +1,192 @@
+"""Serves the API from this process with uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import resource
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from ....cluster.loop_calls import spare_collector
+from ....core.errors import ConfigError, EngineFailed
+from ...api.http.connections import BoundedProtocol, ConnectionLimits, ConnectionPool
+from ...api.http.drain import Drain
+from ...settings.settings import ServerConfig
+
+logger = logging.getLogger(__name__)
+
+# What is left when requests were ended, such as sending their errors, gets so long.
+SHUTDOWN_TIMEOUT_S = 3
+# What the system keeps for a client that does not read; left alone, it grows to megabytes each.
+SEND_BUFFER_BYTES = 256 * 1024
+# Of files and sockets that are no client's connections: stages, drafters, logs.
+OTHER_FILES = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """What happens at the first signal; a second one ends the waiting.
+
+    timeout_s  how long running requests may take
+    end_rest   ends those that take longer, with an error
+    on_drain   told how many requests are waited for, if any
+    failure    gets the reason where the engine cannot go on; nothing is waited for then
+    """
+
+    drain: Drain
+    timeout_s: float
+    end_rest: Callable[[], Awaitable[None]]
+    on_drain: Callable[[int], None]
+    failure: Future[str] = field(default_factory=Future)
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket; port 0 gets one from the system.
+
+    Raises `ConfigError` if the address cannot be had.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it,
+        # every answer waits for the client's delayed acknowledgement of the headers, 40 ms.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except socket.gaierror as error:
+        raise ConfigError("server.host", f"{config.host!r}: {error.strerror}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            "server.port", f"cannot listen on {config.host}:{config.port}: {error.strerror}"
+        ) from error
+    return listener
+
+
+def free_port(config: ServerConfig) -> int:
+    """The configured port if it can be had, or one of the system's choice for 0."""
+    with bind(config) as listener:
+        return listener.getsockname()[1]
+
+
+def allow_connections(number: int) -> None:
+    """Raise the process's own limit on open files, if need be, so that it can hold `number`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        logger.warning("event=few_open_files limit=%d wanted=%d", hard, wanted)
+        wanted = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def server_config(app: ASGIApp, pool: ConnectionPool) -> uvicorn.Config:
+    """How uvicorn serves `app` to the connections of `pool`."""
+    protocol: Any = partial(BoundedProtocol, pool=pool)
+    return uvicorn.Config(
+        cast("Any", app),
+        http=protocol,
+        # An upgraded connection would leave the limits behind; no route upgrades.
+        ws="none",
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        timeout_keep_alive=math.ceil(pool.limits.keep_alive_s),
+    )
+
+
+def serve_local(
+    app: FastAPI,
+    listener: socket.socket,
+    limits: ConnectionLimits,
+    on_ready: Callable[[], None],
+    shutdown: Shutdown,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then drain.
+
+    Raises what the app's start raises; `EngineFailed` where the engine cannot go on.
+    """
+    allow_connections(limits.connections)
+    config = server_config(app, ConnectionPool(limits))
+    asyncio.run(_serve(app, listener, config, on_ready, shutdown))
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `on_signal`; uvicorn itself would stop listening at once."""
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_signal = on_signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Called by uvicorn for each signal."""
+        self._on_signal()
+
+
+async def _serve(
+    app: FastAPI,
+    listener: socket.socket,
+    config: uvicorn.Config,
+    on_ready: Callable[[], None],
+    shutdown: Shutdown,
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    def begin() -> None:
+        # The process may be past its last word.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(shutdown.drain.begin)
+
+    server = _Server(config, begin)
+    # Also while the model loads and while it is closed, when uvicorn does not listen to signals.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    # Run here and not by uvicorn, which would print the traceback of a failed start.
+    async with app.router.lifespan_context(app):
+        # From here on connections are kept until uvicorn takes them.
+        listener.listen()
+        spare_collector()
+        on_ready()
+        stopping = asyncio.create_task(_stop(server, shutdown))
+        await server.serve(sockets=[listener])
+        await stopping
+        if shutdown.failure.done():
+            raise EngineFailed(shutdown.failure.result())
+
+
+async def _stop(server: uvicorn.Server, shutdown: Shutdown) -> None:
+    """Wait for a signal and for the requests that run then; stop the server."""
+    drain = shutdown.drain
+    begun = asyncio.ensure_future(drain.begun())
+    failed = asyncio.wrap_future(shutdown.failure)
+    await asyncio.wait([begun, failed], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if failed.done():
+            # What ran has been told.
+            begun.cancel()
+            drain.begin()
+            return
+        if drain.num_running:
+            shutdown.on_drain(drain.num_running)
+        if not await drain.finish(shutdown.timeout_s):
+            await shutdown.end_rest()
+    finally:
+        server.should_exit = True

@@ -1,0 +1,4 @@
+"""`draftline trace`: what a trace file says, as a table and a picture.
+
+Start with `command.py`.
+"""

@@ -1,0 +1,75 @@
+"""The queue between an engine's thread and whoever reads one request's deltas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from ...core.errors import DraftlineError, ReaderTooSlow
+from ...core.request.output import Delta, TokenLogProb
+
+# About what Python keeps for a delta, for a token of it, and for an alternative of a token.
+DELTA_BYTES = 500
+TOKEN_BYTES = 100
+ALTERNATIVE_BYTES = 100
+
+Event = Delta | DraftlineError
+
+
+class DeltaQueue:
+    """Events of one request, made in any thread and read on one event loop.
+
+    The engine never waits for a reader. Once more than `max_bytes` (as of `delta_bytes`) wait, what
+    waits is dropped, `on_full` is called on the loop, and the reader gets `ReaderTooSlow`.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, max_bytes: int, on_full: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._max_bytes = max_bytes
+        self._on_full = on_full
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._num_bytes = 0
+        self._is_full = False
+
+    def hear(self, event: Event) -> None:
+        """Take an event from any thread."""
+        # A server that shuts down closes its loop before the engine's last word.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._put, event)
+
+    async def next(self) -> Delta:
+        """The next delta. Raises the error that ended the request."""
+        event = await self._events.get()
+        if isinstance(event, DraftlineError):
+            raise event
+        self._num_bytes -= delta_bytes(event)
+        return event
+
+    def _put(self, event: Event) -> None:
+        if self._is_full:
+            return
+        if isinstance(event, Delta):
+            self._num_bytes += delta_bytes(event)
+            # One delta alone always passes: it is no sign of a slow reader.
+            if self._num_bytes > self._max_bytes and not self._events.empty():
+                self._is_full = True
+                while not self._events.empty():
+                    self._events.get_nowait()
+                event = ReaderTooSlow(
+                    f"more than {self._max_bytes} bytes of the answer waited to be read"
+                )
+                self._on_full()
+        self._events.put_nowait(event)
+
+
+def delta_bytes(delta: Delta) -> int:
+    """About how much memory a delta takes."""
+    size = DELTA_BYTES + len(delta.text) + TOKEN_BYTES * len(delta.token_ids)
+    return size + _log_prob_bytes(delta.log_probs) + _log_prob_bytes(delta.prompt_log_probs or ())
+
+
+def _log_prob_bytes(tokens: Sequence[TokenLogProb | None]) -> int:
+    alternatives = sum(len(token.top_ids) for token in tokens if token is not None)
+    return TOKEN_BYTES * len(tokens) + ALTERNATIVE_BYTES * alternatives

@@ -1,0 +1,214 @@
+"""Where an engine's stages and drafters run: here, in child processes, or in Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ...cluster.config import DrafterConfig, EngineConfig
+from ...cluster.drafting.factory import build_drafter
+from ...cluster.engine.assembly import local_pipeline
+from ...cluster.links.grpc_link import AddressProvider, GrpcLink, GrpcOptions
+from ...cluster.links.inproc_link import InprocLink
+from ...cluster.links.link import DrafterLink
+from ...cluster.links.tls_files import drafter_tls
+from ...cluster.links.tokens import new_token, read_token
+from ...cluster.transport.stage_spec import Pipeline, StageSpec
+from ...core.errors import ConfigError, DrafterError, DraftlineError
+
+if TYPE_CHECKING:
+    from ...actors.drafter_actor import RayDrafter
+    from ...actors.drafter_process import DrafterProcess
+    from ...actors.kept_actors import KeeperClient
+    from ...cluster.pipeline.bundle import Bundle
+
+# A drafter that is started here first imports its libraries and loads its model or store. The
+# first time its model may come from a slow disk; later, requests wait for nothing.
+START_TIMEOUT_S = 310.0
+RESTART_TIMEOUT_S = 65.0
+
+
+class Placement:
+    """Starts what an engine's settings ask for, and ends it at `close`."""
+
+    def __init__(self, config: EngineConfig, keeper: KeeperClient | None = None) -> None:
+        """`keeper` lends stages and drafters that outlive this engine; without one none do."""
+        self._config = config
+        self._keeper = keeper
+        # Shown to the drafter servers that are started here, and known to nobody else.
+        self._token = new_token()
+        self._bundles = _bundles(config) if config.backend == "ray" else None
+        self._actors: list[Any] = []
+        self._stops: list[Callable[[], None]] = []
+
+    def make_pipeline(self, specs: Sequence[StageSpec]) -> Pipeline:
+        """A pipeline over these stages, not started. Raises `CheckpointError`."""
+        if self._config.backend == "local":
+            return local_pipeline(specs)
+        # Ray takes seconds to import, which local engines need not wait for.
+        from ...actors.kept_actors import KeptStages, OwnKeeper  # noqa: PLC0415
+        from ...cluster.pipeline.ray_pipeline import RayPipeline  # noqa: PLC0415
+
+        _ensure_ray()
+        has_gpus = any(spec.num_gpus for spec in specs)
+        keeper = None if has_gpus else self._keeper
+        if keeper is None:
+            keeper = OwnKeeper(0 if has_gpus else self._config.standby_stages)
+            self._stops.append(keeper.close)
+        return RayPipeline(
+            specs,
+            KeptStages(keeper, self._bundles and self._bundles[: len(specs)]),
+            transport=self._config.stage_transport,
+            max_step_rows=self._config.max_num_batched_tokens,
+        )
+
+    async def make_links(self) -> list[DrafterLink]:
+        """A link to every drafter, in order; what runs beside the engine is started.
+
+        Raises `ConfigError` that names the drafter if one cannot start, wherever it runs.
+        """
+        links: list[DrafterLink] = []
+        starts = []
+        for index, drafter in enumerate(self._config.told_drafters):
+            if drafter.transport == "inproc":
+                with _naming(index):
+                    built = build_drafter(drafter, self._config)
+                links.append(InprocLink(built, drafter.max_nodes))
+            elif drafter.address is not None:
+                with _naming(index):
+                    links.append(_link_to_other(drafter, drafter.address))
+            else:
+                link, address = await self._spawn(drafter)
+                links.append(link)
+                starts.append(_start(index, address))
+        # Side by side, since each imports its libraries and loads its model or store.
+        for result in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        return links
+
+    def close(self) -> None:
+        """End drafter processes and actors; twice is once."""
+        for stop in self._stops:
+            stop()
+        self._stops.clear()
+        self._actors.clear()
+        if self._keeper is not None:
+            self._keeper.close()
+
+    async def _spawn(self, drafter: DrafterConfig) -> tuple[GrpcLink, AddressProvider]:
+        """A link to a drafter server, and where to find it: it starts when asked, also after it
+        died; one that does not answer is replaced.
+        """
+        tls = None
+        if self._config.backend == "ray":
+            from ...actors.drafter_actor import actor_tls  # noqa: PLC0415
+
+            tls = actor_tls(drafter)
+        server = await self._start_server(drafter)
+        options = GrpcOptions(address_timeout_s=RESTART_TIMEOUT_S, tls=tls, token=server.token)
+        link = GrpcLink(
+            drafter.source,
+            server.address,
+            options,
+            replace=server.replace,
+            max_nodes=drafter.max_nodes,
+        )
+        return link, server.address
+
+    async def _start_server(self, drafter: DrafterConfig) -> DrafterProcess | RayDrafter:
+        if self._config.backend == "local":
+            from ...actors.drafter_process import DrafterProcess  # noqa: PLC0415
+
+            process = DrafterProcess(drafter, self._config, self._token)
+            self._stops.append(process.stop)
+            return process
+        from ...actors.drafter_actor import spawn_drafter  # noqa: PLC0415
+
+        _ensure_ray()
+        place = self._config.pipeline_parallel_size + len(self._actors)
+        bundle = self._bundles[place] if self._bundles else None
+        if self._keeper is not None and not self._config.gpus_per_drafter:
+            from ...actors.kept_actors import take_drafter  # noqa: PLC0415
+
+            server = await take_drafter(self._keeper, drafter, self._config, self._token, bundle)
+        else:
+            server = spawn_drafter(
+                drafter,
+                self._config,
+                token=self._token,
+                num_cpus=self._config.cpus_per_drafter,
+                num_gpus=self._config.gpus_per_drafter,
+                bundle=bundle,
+            )
+        self._actors.append(server.actor)
+        return server
+
+
+def _link_to_other(drafter: DrafterConfig, address: str) -> GrpcLink:
+    """A link to a server that somebody else runs. Raises `ConfigError` for its credentials."""
+    token = read_token(drafter.token_env, drafter.token_file)
+    tls = drafter_tls(drafter)
+    if tls is not None:
+        # What cannot be read is the user's error now, not a drafter that fails again and again.
+        tls.channel_credentials()
+    options = GrpcOptions(tls=tls, token=token)
+    return GrpcLink(drafter.source, address, options, max_nodes=drafter.max_nodes)
+
+
+async def _start(index: int, address: AddressProvider) -> None:
+    """Wait until a drafter server listens."""
+    with _naming(index):
+        try:
+            await asyncio.wait_for(address(), START_TIMEOUT_S)
+        except TimeoutError:
+            raise DrafterError(f"did not start within {START_TIMEOUT_S:.0f} s") from None
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """What keeps a drafter from starting becomes a `ConfigError` that names it."""
+    field = f"drafters[{index}]"
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{field}.{error.field}", error.message) from error
+    except DraftlineError as error:
+        raise ConfigError(field, str(error)) from error
+
+
+def stages_have_gpu(config: EngineConfig) -> bool | None:
+    """Whether a GPU is where the stages will run; None: as torch sees it here.
+
+    Actors may run on other machines than this one, so Ray is asked where it runs. `cuda` is taken
+    at its word there, because a cluster may still grow.
+    """
+    if config.backend == "local":
+        return None
+    # Ray takes seconds to import, which local engines need not wait for.
+    from ...cluster.ray_gpus import cluster_has_gpus  # noqa: PLC0415
+
+    return True if config.device == "cuda" else cluster_has_gpus()
+
+
+def _ensure_ray() -> None:
+    import ray  # noqa: PLC0415
+
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False)
+
+
+def _bundles(config: EngineConfig) -> list[Bundle] | None:
+    """Places of stages and drafters in the group of the Ray actor that this runs in, if any."""
+    import ray  # noqa: PLC0415
+
+    group = ray.util.get_current_placement_group() if ray.is_initialized() else None
+    if group is None:
+        return None
+    # Ray takes seconds to import, which local engines need not wait for.
+    from ...cluster.pipeline.bundle import replica_bundles  # noqa: PLC0415
+
+    num_drafters = sum(drafter.is_spawned for drafter in config.drafters)
+    return replica_bundles(group, config.pipeline_parallel_size, num_drafters)

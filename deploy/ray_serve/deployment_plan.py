@@ -1,0 +1,66 @@
+"""What the engine deployment asks of Ray Serve; pure, so that it is tested without Ray."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...cluster.config import EngineConfig
+from ..settings.settings import DeploymentConfig, ServeArgs
+
+
+def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
+    """The same with the device settled: what is reserved is what stages will ask for."""
+    if args.engine.device != "auto":
+        return args
+    device = "cuda" if has_gpus else "cpu"
+    return replace(args, engine=args.engine.model_copy(update={"device": device}))
+
+
+def engine_options(args: ServeArgs) -> dict[str, Any]:
+    """Options of the engine deployment, by Ray Serve's names."""
+    config = args.deployment
+    coordinator, *others = placement_bundles(args.engine, config)
+    actor = {"num_cpus": coordinator["CPU"]}
+    if "GPU" in coordinator:
+        actor["num_gpus"] = coordinator["GPU"]
+    capacity = args.engine.max_num_seqs + args.engine.max_queued_requests
+    options: dict[str, Any] = {
+        "max_ongoing_requests": config.max_ongoing_requests or capacity,
+        "max_queued_requests": config.max_queued_requests,
+        "ray_actor_options": actor,
+        "placement_group_bundles": [coordinator, *others],
+        "placement_group_strategy": config.placement_group_strategy,
+        "health_check_period_s": config.health_check_period_s,
+        "health_check_timeout_s": config.health_check_timeout_s,
+        "graceful_shutdown_timeout_s": config.graceful_shutdown_timeout_s,
+    }
+    if config.autoscaling_config is None:
+        return options | {"num_replicas": config.num_replicas}
+    return options | {"autoscaling_config": config.autoscaling_config}
+
+
+def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[dict[str, float]]:
+    """One bundle each for the coordinator, every stage and every drafter that has an actor.
+
+    `cluster/pipeline/bundle.py` relies on this order.
+    """
+    gpus = engine.gpus_per_stage if engine.device == "cuda" else 0.0
+    if engine.backend == "local":
+        # Everything runs inside the coordinator.
+        return [_bundle(config.coordinator_cpus, gpus)]
+    actors = [drafter for drafter in engine.drafters if drafter.is_spawned]
+    return [
+        _bundle(config.coordinator_cpus, 0.0),
+        *(_bundle(engine.cpus_per_stage, gpus) for _ in range(engine.pipeline_parallel_size)),
+        *(_bundle(engine.cpus_per_drafter, engine.gpus_per_drafter) for _ in actors),
+    ]
+
+
+def has_keeper(engine: EngineConfig, config: DeploymentConfig) -> bool:
+    """Whether stages and drafters belong to an actor that outlives their coordinator."""
+    return engine.backend == "ray" and config.keep_actors
+
+
+def _bundle(cpus: float, gpus: float) -> dict[str, float]:
+    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}

@@ -1,0 +1,136 @@
+"""An engine behind a Ray Serve deployment handle, with Ray's errors turned into ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
+from ray.serve.handle import DeploymentHandle
+
+from ...cluster.config import EngineConfig
+from ...cluster.loop_calls import spare_collector
+from ...core.errors import CapacityError, EngineClosed, StageLost
+from ...core.request.output import Delta
+from ...core.request.sampling_params import SamplingParams
+from ...core.request_options import RequestOptions
+from ...models.load.model_info import read_model_info
+from ...models.text.tokenizer import load_tokenizer
+from ..api.text_codec import TextCodec
+from ..engine.stats import EngineStats
+from .heartbeat import without_heartbeats
+
+# A replica that does not answer for so long is busy loading or gone.
+CONTROL_TIMEOUT_S = 5.0
+# Whoever asks for the health of the server wants to know it soon.
+HEALTH_TIMEOUT_S = 1.0
+
+
+class RayFace:
+    """The replicas of one engine deployment. Tokenises here; the replicas get token ids.
+
+    silence_s  a stream without a sign of life for so long ends
+    """
+
+    def __init__(self, handle: DeploymentHandle, config: EngineConfig, silence_s: float) -> None:
+        self._handle = handle
+        self._silence_s = silence_s
+        self._streams = handle.options(stream=True)
+        self._config = config
+
+    async def start(self) -> None:
+        """Read the model's tokenizer and sizes. Raises `CheckpointError`."""
+        info = await asyncio.to_thread(read_model_info, self._config.model)
+        self._max_model_len = self._config.max_model_len or info.max_context_len
+        self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, info.path))
+        spare_collector()
+
+    async def close(self) -> None:
+        """Nothing to release: Ray Serve owns the replicas."""
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's tokenizer."""
+        return self._codec
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        return self._max_model_len
+
+    async def stream(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        request_id: str,
+    ) -> AsyncGenerator[Delta, None]:
+        """One request's deltas from one replica; closing the generator cancels the request."""
+        deltas: Any = self._streams.stream.remote(tuple(prompt), params, options, request_id)
+        try:
+            with _ray_errors():
+                alive = without_heartbeats(aiter(deltas), self._silence_s, self.is_healthy)
+                async with aclosing(alive):
+                    async for delta in alive:
+                        yield delta
+        finally:
+            # Does nothing to a stream that has ended.
+            deltas.cancel()
+
+    async def stats(self) -> list[EngineStats]:
+        """Counters and gauges of the replicas that answer in time."""
+        return await self._ask_all("stats")
+
+    async def is_healthy(self) -> bool:
+        """Whether at least one replica serves."""
+        # A replica that does not answer must not hide another: Ray Serve sends requests past it.
+        asked = (self._ask_all("is_healthy", HEALTH_TIMEOUT_S), self._ask_one())
+        everyone, someone = await asyncio.gather(*asked)
+        return someone or any(everyone)
+
+    async def end_requests(self) -> None:
+        """Close every replica's engine: what it runs ends with an error."""
+        await self._ask_all("end_requests")
+
+    async def _ask_one(self) -> bool:
+        asking: Any = self._handle.is_healthy.remote()
+        try:
+            return await asyncio.wait_for(asking, HEALTH_TIMEOUT_S)
+        except (TimeoutError, RayError, RayServeException, BackPressureError):
+            asking.cancel()
+            return False
+
+    async def _ask_all(self, method: str, timeout_s: float = CONTROL_TIMEOUT_S) -> list[Any]:
+        response = self._handle.broadcast(method)
+        try:
+            answers = await response.results_async(timeout_s=timeout_s, return_exceptions=True)
+        except (TimeoutError, RayError, RayServeException):
+            return []
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+@contextmanager
+def _ray_errors() -> Iterator[None]:
+    """Raise what the replica raised, and say in our words that there is no replica."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, Exception):
+            raise error.cause from error
+        raise
+    except BackPressureError as error:
+        raise CapacityError(error.message) from error
+    except (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError) as error:
+        raise StageLost("the replica of this request died") from error
+    except RequestCancelledError as error:
+        raise EngineClosed("the replica of this request stopped") from error

@@ -1,0 +1,179 @@
+"""Starts and stops Ray and Ray Serve quietly, around one application."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+from ...core.errors import DraftlineError
+from ..settings.settings import ServeArgs, ServerConfig
+from .deployment_plan import placement_bundles
+
+logger = logging.getLogger(__name__)
+
+APP_NAME = "draftline"
+# Ray gives a node 30 seconds to come up, which a busy machine may need more than once.
+START_ATTEMPTS = 3
+# Beyond the time of the requests: what it takes to end the rest and to hear of it.
+DRAIN_SLACK_S = 10.0
+# A request that ran out of time ends in the application; the proxy's own end is for what hangs.
+PROXY_SLACK_S = 30.0
+OBJECT_STORE_BYTES = 128 * 1024 * 1024
+# Ray reads these when it is imported or started. They silence lines that are of no use to users,
+# and give stages the priority of this process: Ray's default of nice 15 starves them on a machine
+# that does anything else.
+RAY_ENVIRONMENT = {
+    "RAY_worker_niceness": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+
+
+def quiet_libraries() -> None:
+    """Keep what libraries print at start off the terminal; before Ray is imported."""
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    warnings.filterwarnings("ignore", module=r"ray(\.|$)")
+    for name in ("ray", "ray.serve", "transformers", "uvicorn.error", "httpx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
+    """Deploys the application and keeps it for as long as the context lasts.
+
+    `address` names a running cluster (`auto`: the one of this machine); None starts one here, which
+    ends with the context. Raises `ConfigError` and what deploying raises.
+    """
+    quiet_libraries()
+    # Ray takes seconds to import, which `draftline --help` must not wait for.
+    import ray  # noqa: PLC0415
+    from ray import serve  # noqa: PLC0415
+    from ray.serve.schema import LoggingConfig  # noqa: PLC0415
+
+    from .serve_app import build_app  # noqa: PLC0415
+
+    quiet_libraries()
+    logs = LoggingConfig(log_level="ERROR", enable_access_log=False)
+    is_deployed = False
+    try:
+        _start_ray(args, address)
+        serve.start(
+            proxy_location="HeadOnly", http_options=http_options(args.server), logging_config=logs
+        )
+        try:
+            serve.run(build_app(args), name=APP_NAME, logging_config=logs)
+        except RuntimeError as error:
+            raise DraftlineError(f"Ray Serve could not deploy: {_reason(error)}") from error
+        is_deployed = True
+        yield
+    finally:
+        if is_deployed:
+            _drain(args.server.drain_timeout_s)
+        # A cluster of our own ends with all that is in it; there, only what is up stops in order.
+        if is_deployed or (address is not None and ray.is_initialized()):
+            serve.delete(APP_NAME)
+        ray.shutdown()
+
+
+def http_options(config: ServerConfig) -> dict[str, Any]:
+    """Options of Ray Serve's proxies, by its names: all that they can be told of limits.
+
+    Their time for a request is longer than ours, which ends a stream with an error and not within
+    an event.
+    """
+    options = {
+        "host": config.host,
+        "port": config.port,
+        "keep_alive_timeout_s": math.ceil(config.keep_alive_timeout_s),
+    }
+    if config.request_timeout_s is None:
+        return options
+    return options | {"request_timeout_s": config.request_timeout_s + PROXY_SLACK_S}
+
+
+def serve_host() -> str | None:
+    """The address that the running Ray Serve's proxies listen on; None: there is none."""
+    import ray  # noqa: PLC0415
+    from ray.serve.context import _get_global_client  # noqa: PLC0415 - told in no other way
+
+    if not ray.is_initialized():
+        return None
+    client = _get_global_client(raise_if_no_controller_running=False)
+    return None if client is None else client.http_config.host
+
+
+def _drain(timeout_s: float) -> None:
+    """Let the running requests end; an interrupt ends the waiting."""
+    from ray import serve  # noqa: PLC0415
+    from ray.exceptions import RayError  # noqa: PLC0415
+    from ray.serve.exceptions import RayServeException  # noqa: PLC0415
+
+    try:
+        draining = serve.get_app_handle(APP_NAME).broadcast("drain", timeout_s)
+        draining.results(timeout_s=timeout_s + DRAIN_SLACK_S, return_exceptions=True)
+    except KeyboardInterrupt:
+        logger.info("event=drain_interrupted")
+    except (RayError, RayServeException, TimeoutError) as error:
+        logger.warning("event=drain_failed reason=%r", _reason(error))
+
+
+def _start_ray(args: ServeArgs, address: str | None) -> None:
+    import ray  # noqa: PLC0415
+
+    options: dict[str, Any] = {"address": address}
+    if address is None:
+        options = {
+            "address": "local",
+            "num_cpus": _num_cpus(args),
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+        }
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            break
+        except Exception as error:  # Ray itself raises no narrower class
+            ray.shutdown()
+            if attempt + 1 == START_ATTEMPTS:
+                raise DraftlineError(f"Ray did not start: {_reason(error)}") from error
+            logger.warning("event=ray_start_failed reason=%r", _reason(error))
+    _interrupt_on_sigterm()
+
+
+def _num_cpus(args: ServeArgs) -> int:
+    """Logical CPUs for all parts: on a small machine they take turns, slowly, but it works."""
+    bundles = placement_bundles(args.engine, args.deployment)
+    needed = sum(bundle["CPU"] for bundle in bundles) * args.deployment.num_replicas
+    needed += args.deployment.ingress_cpus * args.deployment.num_ingress_replicas
+    return max(os.cpu_count() or 1, math.ceil(needed))
+
+
+def _reason(error: Exception) -> str:
+    """The line of a nested message that names the cause: the last one that is not blank."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _interrupt_on_sigterm() -> None:
+    """Make SIGTERM end the process as SIGINT does; Ray has put a handler of its own in place."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGINT, interrupt)

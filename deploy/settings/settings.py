@@ -1,0 +1,324 @@
+"""Settings of a server: YAML files and overrides; unknown keys are refused.
+
+A file holds the engine's settings at its top (`cluster/config.py`), and those of the HTTP server
+and of the Ray Serve deployments under `server` and `deployment`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from ...cluster.config import EngineConfig, Settings, unknown_key
+from ...core.errors import ConfigError
+from ..api.tools.families import ReasoningParserName, ToolParserName
+from .limits import RequestLimits
+from .tenants import TenantConfig, operator_keys, read_tenants, require_distinct
+
+DEMO_FILE = Path(__file__).parents[1] / "demo.yaml"
+
+
+class ServerConfig(Settings):
+    """The HTTP server."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(default="127.0.0.1", description="address to listen on; 0.0.0.0: all of them")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=8000, description="0: the system chooses"
+    )
+    api_keys: tuple[str, ...] = Field(
+        default=(),
+        description="bearer tokens of the operator, whose requests are of `shared`; without any, "
+        "and without tenants: no check. Read, and kept as digests only",
+    )
+    tenants: tuple[TenantConfig, ...] = Field(
+        default=(), description="who has keys and a namespace of its own"
+    )
+    request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=600.0,
+        description="a request that takes longer, with the time that it waits, ends with 408; "
+        "null: none does",
+    )
+    drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=20.0, description="how long running requests may take when the server stops"
+    )
+    ignore_unknown_fields: bool = Field(
+        default=False,
+        description="leave out what a request has beyond the known fields, named in the header "
+        "x-draftline-ignored-fields, where it would be refused with 400",
+    )
+    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=4 * 1024 * 1024, description="longer bodies are refused with 413"
+    )
+    limits: RequestLimits = Field(
+        default=RequestLimits(), description="what one request may hold; more is refused with 400"
+    )
+    min_priority: int = Field(
+        default=0,
+        description="least priority that the operator's requests may have, and everybody's where "
+        "there are no keys; requests of a lower number go first, so 0 lets nobody go before others",
+    )
+    tool_call_parser: ToolParserName = Field(
+        default="auto",
+        description="how the model spells calls of tools; auto: as its chat template tells",
+    )
+    reasoning_parser: ReasoningParserName = Field(
+        default="none", description="how the model marks its reasoning, which answers tell apart"
+    )
+    trust_request_chat_template: bool = Field(
+        default=False,
+        description="whether a request may bring a chat template, which is code: it runs in a "
+        "sandbox for a bounded time, but may take memory",
+    )
+
+    allow_unauthenticated: bool = Field(
+        default=False,
+        description="listen beyond this machine without any key, and serve whoever comes",
+    )
+    api_key_sha256: tuple[str, ...] = Field(
+        default=(),
+        description="SHA-256 of the operator's keys, in hexadecimal; once made, of all of them",
+    )
+    api_key_env: tuple[str, ...] = Field(
+        default=(), description="environment variables that hold a key of the operator each"
+    )
+    api_key_file: tuple[str, ...] = Field(
+        default=(), description="files that hold keys of the operator, one a line"
+    )
+    max_connections: Annotated[int, Field(ge=1)] = Field(
+        default=1024,
+        description="open at once; one more closes the longest idle one, or gets 503",
+    )
+    max_header_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=32 * 1024, description="of a request's line and headers; more is refused with 431"
+    )
+    max_header_count: Annotated[int, Field(ge=8)] = Field(
+        default=100, description="headers of a request; more are refused with 431"
+    )
+    header_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=10.0, description="from a connection's start to the end of the headers; then 408"
+    )
+    body_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=60.0, description="how long a body may take to come; then 408"
+    )
+    keep_alive_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=75.0, description="how long a connection may be idle between two requests"
+    )
+    write_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=30.0,
+        description="a client that reads nothing for so long is disconnected, its request ended",
+    )
+    max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
+        default=8 * 1024 * 1024,
+        description="of an answer, what may wait for a client that reads slowly; then it ends",
+    )
+    stream_interval_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="each event of a stream but an answer's last has so many tokens, whatever was "
+        "drafted",
+    )
+    stream_interval_ms: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="events of a stream leave on this beat, whatever was drafted"
+    )
+    cors_allow_origins: tuple[str, ...] = Field(
+        default=(), description="web sites whose pages may call the API; *: all; none: no CORS"
+    )
+    cors_allow_methods: tuple[str, ...] = Field(
+        default=("GET", "POST"), description="what they may call it with"
+    )
+    cors_allow_headers: tuple[str, ...] = Field(
+        default=("authorization", "content-type"), description="headers that they may send"
+    )
+    cors_allow_credentials: bool = Field(
+        default=False, description="whether browsers send cookies along; not with origin *"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        # Plain keys end here: nothing that shows, sends or stores these settings has them.
+        return {**values, **operator_keys(values)}
+
+    @model_validator(mode="after")
+    def _check_origins(self) -> Self:
+        if self.cors_allow_credentials and "*" in self.cors_allow_origins:
+            raise ConfigError("cors_allow_credentials", "needs origins that are named, not *")
+        return self
+
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _read_limits(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return _build(RequestLimits, "limits", value)
+
+    @field_validator("tenants", mode="before")
+    @classmethod
+    def _read_tenants(cls, value: Any) -> Any:
+        return read_tenants(value)
+
+    @model_validator(mode="after")
+    def _check_tenants(self) -> Self:
+        require_distinct(self.api_key_sha256, self.tenants)
+        return self
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers are told apart; without keys everybody is served."""
+        return bool(self.api_key_sha256 or self.tenants)
+
+
+class DeploymentConfig(Settings):
+    """The Ray Serve deployments; names and meanings are Ray Serve's own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_replicas: Annotated[int, Field(ge=1)] = Field(
+        default=1, description="engine replicas; each has its own stages and drafters"
+    )
+    autoscaling_config: dict[str, Any] | None = Field(
+        default=None, description="Ray Serve's autoscaling fields; replaces num_replicas"
+    )
+    num_ingress_replicas: Annotated[int, Field(ge=1)] = Field(
+        default=1, description="HTTP replicas; metrics are counted by each"
+    )
+    max_ongoing_requests: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="requests of one engine replica at once; default: what its engine can hold",
+    )
+    max_queued_requests: Annotated[int, Field(ge=-1)] = Field(
+        default=256, description="requests that wait for a replica; one more gets 429; -1: no limit"
+    )
+    coordinator_cpus: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="CPUs of a replica"
+    )
+    ingress_cpus: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="CPUs of an HTTP replica"
+    )
+    placement_group_strategy: str = Field(
+        default="PACK", description="PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
+    )
+    health_check_period_s: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="how often a replica's health is asked for"
+    )
+    health_check_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=5.0, description="no answer for this long, three times: the replica is replaced"
+    )
+    replica_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=5.0,
+        description="a request whose replica gives no sign of life for so long ends with 503",
+    )
+    keep_actors: bool = Field(
+        default=True,
+        description="stages and drafters on CPUs outlive a replica that dies, for its successor",
+    )
+    graceful_shutdown_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=10.0, description="how long running requests may take when a replica stops"
+    )
+
+    @field_validator("placement_group_strategy")
+    @classmethod
+    def _check_strategy(cls, value: str) -> str:
+        known = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+        if value not in known:
+            raise ValueError(f"must be one of {', '.join(known)}")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeArgs:
+    """Everything that a served model is started with."""
+
+    engine: EngineConfig
+    server: ServerConfig
+    deployment: DeploymentConfig
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in the API."""
+        return self.engine.served_model_name or self.engine.model
+
+
+def read_settings(file: Path | str) -> dict[str, Any]:
+    """The mapping that a YAML file holds. Raises `ConfigError` naming the file and line."""
+    try:
+        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("config", f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("config", f"{file} is not a text file: {error.reason}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "cannot be parsed"
+        raise ConfigError("config", f"{file}{where}: {problem}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError("config", f"{file} must hold a mapping of settings")
+    return data
+
+
+def build_serve_args(settings: Mapping[str, Any]) -> ServeArgs:
+    """Validated settings: those of the engine at the top, `server` and `deployment` below.
+
+    Raises `ConfigError` naming the field, with the nearest known key for an unknown one.
+    """
+    engine = dict(settings)
+    server = _section(engine, "server")
+    deployment = _section(engine, "deployment")
+    known = [*EngineConfig.model_fields, "server", "deployment"]
+    for key in engine:
+        if key not in known:
+            raise unknown_key(key, key, known)
+    args = ServeArgs(
+        engine=EngineConfig(**engine),
+        server=_build(ServerConfig, "server", server),
+        deployment=_build(DeploymentConfig, "deployment", deployment),
+    )
+    replicas = args.deployment
+    if args.engine.trace_steps and (replicas.num_replicas > 1 or replicas.autoscaling_config):
+        raise ConfigError("trace_steps", "one file cannot hold the steps of several replicas")
+    return args
+
+
+def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with every value of `over` that is not None; mappings are merged key by key."""
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping):
+            merged[key] = merge_settings(merged.get(key) or {}, value)
+        elif value is not None:
+            merged[key] = value
+    return {key: value for key, value in merged.items() if value != {}}
+
+
+def parse_json(field: str, text: str) -> Any:
+    """JSON given on the command line. Raises `ConfigError` with the column at fault."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            field, f"not valid JSON ({error.msg} at column {error.colno}); quote it for the shell"
+        ) from error
+
+
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    section = settings.pop(name, None) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(name, "must be a mapping")
+    return section
+
+
+def _build(kind: type[Any], name: str, values: dict[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error.field}", error.message) from error

@@ -1,0 +1,4 @@
+"""The drafter that runs a small model: chains, trees, when to stop.
+
+Start with `drafter.py`.
+"""

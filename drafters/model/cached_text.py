@@ -1,0 +1,95 @@
+"""What of a request's text a drafter's KV cache holds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...core.types import DraftRequest, Int32
+from .chain_job import ChainJob
+from .chain_length import ChainLength
+from .text_distribution import TextLaw
+
+# A Python number and a place in a list.
+TOKEN_BYTES = 36
+
+
+class CachedText:
+    """The committed tokens of a request, and how many of them the KV cache holds.
+
+    blocks        KV blocks, in order of positions
+    cached_len    positions 0 to cached_len - 1 of the cache are those of the committed tokens
+    law           of the token after the text
+    length        of the chains that are drawn after it
+    is_draftable  false once the text holds an id that the model does not have, and where the model
+                  has no token that may be chosen
+    """
+
+    __slots__ = (
+        "_drawn",
+        "_vocab_size",
+        "blocks",
+        "cached_len",
+        "is_draftable",
+        "law",
+        "length",
+        "tokens",
+    )
+
+    def __init__(self, request: DraftRequest, vocab_size: int, length: ChainLength) -> None:
+        self.tokens: list[int] = request.token_ids.tolist()
+        self.blocks: list[int] = []
+        self.cached_len = 0
+        self.law = TextLaw.of(request, vocab_size)
+        self.length = length
+        self._vocab_size = vocab_size
+        self.is_draftable = self.law.has_choice and self._knows(request.token_ids)
+        # Drawn tokens whose KV stands behind that of the committed ones.
+        self._drawn: list[int] = []
+
+    @property
+    def committed_len(self) -> int:
+        """Tokens of the text."""
+        return len(self.tokens)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of its tokens: numbers, and a list of them."""
+        return len(self.tokens) * TOKEN_BYTES
+
+    def extend(self, tokens: Int32) -> None:
+        """Append committed tokens; the KV of drawn ones is kept as far as they agree."""
+        self.is_draftable &= self._knows(tokens)
+        added = tokens.tolist()
+        for drawn, token in zip(self._drawn, added, strict=False):
+            if drawn != token:
+                break
+            self.cached_len += 1
+        self._drawn = []
+        self.length.observe(tokens)
+        self.tokens.extend(added)
+        self.law.append(added)
+
+    def rewind(self) -> int:
+        """Position of the first token to feed: the last committed one is fed again if need be.
+
+        Its row draws the next token. What the cache holds beyond it will be overwritten.
+        """
+        self.cached_len = min(self.cached_len, self.committed_len - 1)
+        self._drawn = []
+        return self.cached_len
+
+    def keep_cache(self, job: ChainJob) -> None:
+        """Take over what a job has fed."""
+        if self.blocks:
+            self.cached_len = min(job.position, self.committed_len)
+            self._drawn = job.drawn[: max(0, job.position - self.committed_len)]
+
+    def forget_cache(self) -> None:
+        """Nothing is cached any more; the blocks belong to others."""
+        self.blocks = []
+        self.cached_len = 0
+        self._drawn = []
+
+    def _knows(self, tokens: Int32) -> bool:
+        """Whether the model has embeddings for all; a wrong index can end a process on a GPU."""
+        return bool(np.all((tokens >= 0) & (tokens < self._vocab_size)))

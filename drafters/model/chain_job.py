@@ -1,0 +1,170 @@
+"""Drafting one request's chain, and the batch step that feeds several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from ...core.sampling.rows import sampling_rows
+from ...core.step.builder import block_tables
+from ...core.types import Int32, LogitEdits, SamplingRows, StepInput, StepOutput
+from .chain_length import ChainLength
+from .declared_distribution import DraftLaw, draw
+from .stopping import Drawn
+from .text_distribution import TextLaw
+from .tree_job import TreeJob
+
+
+@dataclass(slots=True)
+class ChainJob:
+    """One chain on its way: what is still to be fed, and what was drawn.
+
+    pending    tokens to feed next, the first at absolute position `position`
+    blocks     KV blocks of the request, in order of positions
+    limit      most tokens to draw
+    law        of the token after the text and what was drawn; grows with it
+    length     says after each token whether the chain goes on
+    with_best  whether the first draw asks for the most probable ids too
+    law_size   tokens of the laws that are drawn from by `rng` and declared; 0: none is, and the
+               request's own noise chooses
+    tree       what is grown from the first draw's most probable tokens, in place of a chain
+    drawn      tokens drawn; all but the last have been fed when nothing is pending but it
+    """
+
+    pending: list[int]
+    position: int
+    blocks: Sequence[int]
+    limit: int
+    law: TextLaw
+    length: ChainLength
+    with_best: bool
+    law_size: int = 0
+    rng: np.random.Generator | None = None
+    tree: TreeJob | None = None
+    drawn: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    best: list[int] = field(default_factory=list)
+    laws: list[DraftLaw] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to draw."""
+        return self.stopped or len(self.drawn) >= self.limit
+
+    @property
+    def num_top(self) -> int:
+        """How many of the most probable tokens it looks at after its text."""
+        return self.law_size if self.tree is None else self.tree.num_top
+
+    def feed(self, count: int) -> bool:
+        """Note that `count` pending tokens were fed; whether a token is drawn after them."""
+        del self.pending[:count]
+        self.position += count
+        return not self.pending
+
+    def draw(self, token: int, drawn: Drawn) -> None:
+        """Append a token, to be fed next unless the chain ends with it."""
+        self.drawn.append(token)
+        self.log_probs.append(drawn.log_prob)
+        self.stopped = self.length.ends_with(token, drawn)
+        self.pending = [token]
+        self.law.append(self.pending)
+
+    def draw_declared(self, output: StepOutput, row: int, entropy: float) -> None:
+        """Draw a token from a law that is kept."""
+        assert self.rng is not None
+        token, log_prob, law = draw(output, row, self.law_size, self.law.temperature, self.rng)
+        self.laws.append(law)
+        self.draw(token, Drawn(log_prob, entropy))
+
+
+@dataclass(frozen=True, slots=True)
+class ChainBatch:
+    """Jobs with how many of their pending tokens go in one step."""
+
+    jobs: tuple[ChainJob, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def drawing(self) -> list[int]:
+        """Indices of the jobs that draw a token after this step."""
+        pairs = zip(self.jobs, self.counts, strict=True)
+        return [index for index, (job, count) in enumerate(pairs) if count == len(job.pending)]
+
+
+def next_batch(jobs: Sequence[ChainJob], max_rows: int) -> ChainBatch:
+    """As many jobs as fit in a step; those with little to feed first, long prompts in chunks."""
+    chosen: list[ChainJob] = []
+    counts: list[int] = []
+    room = max_rows
+    for job in sorted(jobs, key=lambda job: len(job.pending)):
+        if room == 0:
+            break
+        count = min(room, len(job.pending))
+        chosen.append(job)
+        counts.append(count)
+        room -= count
+    return ChainBatch(tuple(chosen), tuple(counts))
+
+
+def build_step(
+    batch: ChainBatch, block_size: int, top_k: int, *, with_entropies: bool = False
+) -> StepInput:
+    """The step that feeds a batch. `top_k` ids are asked for first draws that want the best."""
+    jobs, counts = batch.jobs, batch.counts
+    starts = [0, *accumulate(counts)]
+    positions = np.concatenate(
+        [np.arange(job.position, job.position + n) for job, n in zip(jobs, counts, strict=True)]
+    ).astype(np.int32)
+    tables = block_tables([job.blocks for job in jobs])
+    owner = np.repeat(np.arange(len(jobs)), counts)
+    slots = tables[owner, positions // block_size] * block_size + positions % block_size
+    drawing = [jobs[index] for index in batch.drawing]
+    rows = _int32([starts[index + 1] - 1 for index in batch.drawing])
+    wants_best = [job.with_best and not job.drawn for job in drawing]
+    tokens = [token for job, n in zip(jobs, counts, strict=True) for token in job.pending[:n]]
+    return StepInput(
+        step_id=0,
+        moves=np.empty((0, 2), dtype=np.int32),
+        token_ids=_int32(tokens),
+        positions=positions,
+        slots=slots.astype(np.int32),
+        request_starts=_int32(starts),
+        context_lens=_int32([job.position for job in jobs]),
+        block_tables=tables,
+        trees=(None,) * len(jobs),
+        logits_rows=rows,
+        sampling=_sampling(drawing, positions[rows]),
+        probe_rows=rows[np.array(wants_best, dtype=np.bool_)],
+        probe_top_k=top_k,
+        scored_rows=_int32([]),
+        scored_tokens=_int32([]),
+        with_log_probs=True,
+        with_entropies=with_entropies,
+        num_top=max((job.num_top for job in drawing), default=0),
+        edits=_edits(drawing),
+    )
+
+
+def _sampling(jobs: Sequence[ChainJob], last_positions: Int32) -> SamplingRows:
+    """Each request's own, noise included: where logits agree, the target chooses the same."""
+    laws = [job.law for job in jobs]
+    return sampling_rows(
+        [law.temperature for law in laws],
+        [law.shaping for law in laws],
+        [law.seed for law in laws],
+        last_positions.astype(np.int64) + 1,
+    )
+
+
+def _edits(jobs: Sequence[ChainJob]) -> tuple[LogitEdits, ...]:
+    found = [job.law.edits(row) for row, job in enumerate(jobs)]
+    return tuple(edits for edits in found if edits is not None)
+
+
+def _int32(values: Sequence[int]) -> Int32:
+    return np.array(values, dtype=np.int32)

@@ -1,0 +1,90 @@
+"""How long the chains of one request become, and what became of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...core.errors import ConfigError
+from ...core.types import Int32
+from ..option_checks import require_whole
+from .stopping import (
+    Confidence,
+    Constant,
+    DraftCosts,
+    Drawn,
+    Goodput,
+    Heuristic,
+    Schedule,
+    Stopping,
+    Svip,
+)
+
+
+class ChainLength:
+    """Asks a rule how far a chain goes, and tells it how far it was right."""
+
+    __slots__ = ("_draft", "_rule", "_tokens")
+
+    def __init__(self, rule: Stopping) -> None:
+        self._rule = rule
+        self._draft: list[Drawn] = []
+        self._tokens: list[int] = []
+
+    def begin(self, most: int, num_requests: int) -> int:
+        """Most tokens of a new chain, beside so many requests."""
+        self._draft, self._tokens = [], []
+        return self._rule.num_tokens(most, num_requests)
+
+    def ends_with(self, token: int, drawn: Drawn) -> bool:
+        """Whether the chain is over with the token that was just drawn."""
+        self._tokens.append(token)
+        self._draft.append(drawn)
+        return self._rule.stops_after(drawn)
+
+    def observe(self, tokens: Int32) -> None:
+        """These tokens were committed: as many of the chain as they begin with were right."""
+        if not self._draft:
+            return
+        committed = tokens.tolist()
+        pairs = enumerate(zip(self._tokens, committed, strict=False))
+        agreed = min(len(self._tokens), len(committed))
+        accepted = next((place for place, (own, said) in pairs if own != said), agreed)
+        self._rule.observe(self._draft, accepted)
+        self._draft, self._tokens = [], []
+
+
+def stop_rule(
+    name: str,
+    num_tokens: int,
+    threshold: float,
+    schedule: Sequence[Sequence[int]],
+    costs: DraftCosts,
+) -> Callable[[], Stopping]:
+    """Makes the rule of this name for each request. Raises `ConfigError`.
+
+    num_tokens  that a draft begins with under `heuristic`, and has at most
+    threshold   of `confidence`, before it has learned a better one
+    schedule    of `schedule`
+    costs       that `goodput` weighs
+    """
+    steps = [_step(step) for step in schedule]
+    rules: dict[str, Callable[[], Stopping]] = {
+        "constant": Constant,
+        "heuristic": lambda: Heuristic(num_tokens, num_tokens),
+        "confidence": lambda: Confidence(threshold, learns=True),
+        "svip": Svip,
+        "schedule": lambda: Schedule(steps),
+        "goodput": lambda: Goodput(costs),
+    }
+    if name not in rules:
+        raise ConfigError("stop", f"must be one of {', '.join(rules)}, not {name!r}")
+    rules[name]()
+    return rules[name]
+
+
+def _step(step: Sequence[int]) -> tuple[int, int]:
+    if not isinstance(step, list | tuple) or len(step) != 2:
+        raise ConfigError("schedule", f"must list [most requests, tokens], not {step!r}")
+    require_whole("schedule", step[0], 1)
+    require_whole("schedule", step[1], 0)
+    return step[0], step[1]

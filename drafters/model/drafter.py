@@ -1,0 +1,280 @@
+"""A small model as drafter: it draws a chain by the request's own parameters and sampling noise.
+
+Speculative sampling's drafter (Leviathan et al. 2023, Chen et al. 2023), on draftline's own stage
+with a KV cache of its own. Its tokenizer must be the target's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import CapacityError
+from ...core.schedule.block_pool import BlockPool
+from ...core.types import ROOT, Commit, DraftRequest, Proposal, Query, StepOutput
+from ...models.device.device_choice import choose_device, choose_dtype
+from ...models.load.model_info import ModelInfo, read_model_info
+from ...models.load.partition import LayerSpan
+from ...models.stage.graph_runner import GraphOptions
+from ...models.stage.options import StageOptions
+from ...models.stage.stage import Stage, load_stage
+from ..open_requests import OpenRequests
+from .cached_text import CachedText
+from .chain_job import ChainBatch, ChainJob, build_step, next_batch
+from .chain_length import ChainLength
+from .declared_distribution import draft_rng, stacked
+from .options import ModelOptions
+from .stopping import DraftCosts, Drawn
+from .tree_job import TreeJob, build_tree_step
+
+logger = logging.getLogger(__name__)
+
+# Capture ends after these; passes then use the next larger graph.
+CAPTURE_S = 20.0
+# Of the mass that the chosen first token leaves to the others; keeps the logarithm finite.
+LEAST_REST = 1e-6
+
+
+def load_model_drafter(
+    model: str | Path, name: str = "model", options: ModelOptions | None = None
+) -> ModelDrafter:
+    """Load a Hugging Face folder or hub id. Raises `CheckpointError` or `ConfigError`."""
+    options = options or ModelOptions()
+    info = read_model_info(model)
+    device = choose_device(options.device)
+    stage = load_stage(
+        info.path,
+        LayerSpan(0, info.num_layers, info.num_layers),
+        options.num_blocks,
+        options.block_size,
+        dtype=choose_dtype(options.dtype, device, info.dtype),
+        device=device,
+        options=StageOptions(max_rows=options.prefill_chunk, graphs=_graphs(info, options)),
+    )
+    return ModelDrafter(stage, info, name, options)
+
+
+def _graphs(info: ModelInfo, options: ModelOptions) -> GraphOptions | None:
+    """A pass has a row or more of every request in it, so as many requests as rows at most."""
+    if options.enforce_eager:
+        return None
+    return GraphOptions(
+        max_rows=options.prefill_chunk,
+        max_requests=options.prefill_chunk,
+        max_positions=min(info.max_context_len, options.num_blocks * options.block_size),
+        seconds=CAPTURE_S,
+    )
+
+
+class ModelDrafter:
+    """Draws a chain or a tree a request from a model, all requests in one batch.
+
+    The model's KV of a request is kept from step to step: after a commit only the tokens are fed
+    that the cache does not hold yet (two when the whole chain was accepted, one otherwise).
+    Prompts are fed in chunks by `propose`, which stops at its deadline and goes on at the next.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        info: ModelInfo,
+        name: str = "model",
+        options: ModelOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`stage` holds the whole model `info`, with the options' KV blocks; `clock` is that of
+        the deadlines."""
+        self._stage = stage
+        self._info = info
+        self._name = name
+        self._options = options or ModelOptions()
+        self._clock = clock
+        self._blocks = BlockPool(self._options.num_blocks, self._options.block_size)
+        self._requests: OpenRequests[CachedText] = OpenRequests(name)
+        self._costs = DraftCosts()
+        self._stop_rule = self._options.stop_rule(self._costs)
+        self._expansions = self._options.expansions()
+        # When the last drafts were done, and of which requests: what is between the drafts of one
+        # request is a verification, anything else may be idleness.
+        self._proposed_at = 0.0
+        self._drafted: frozenset[str] = frozenset()
+        self._told_full = False
+
+    @property
+    def name(self) -> str:
+        """The `source` of the proposals."""
+        return self._name
+
+    @property
+    def memory_bytes(self) -> int:
+        """See `Drafter`."""
+        return self._requests.memory_bytes
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request; its tokens are fed by `propose`. Raises `DrafterError` without any."""
+        self.close(request.request_id)
+        length = ChainLength(self._stop_rule())
+        self._requests.put(request.request_id, CachedText(request, self._info.vocab_size, length))
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
+        """A chain or tree a query; smaller or empty where the deadline passes first.
+
+        Empty also for a request that does not fit in the KV cache or the model's context.
+        """
+        states = [self._requests.of_query(query) for query in queries]
+        start = self._clock()
+        if not self._drafted.isdisjoint(query.request_id for query in queries):
+            self._costs.note_verify(start - self._proposed_at)
+        jobs = [
+            self._begin(state, query.max_nodes, len(queries))
+            for state, query in zip(states, queries, strict=True)
+        ]
+        active = [job for job in jobs if not job.is_done]
+        while active and (deadline is None or start < deadline):
+            self._run(next_batch(active, self._options.prefill_chunk))
+            active = [job for job in active if not job.is_done]
+            before, start = start, self._clock()
+            self._costs.note_draw(start - before)
+        growing = [job.tree for job in jobs if job.tree is not None and job.drawn]
+        while growing and (deadline is None or start < deadline):
+            growing = self._grow(growing)
+            start = self._clock()
+        self._proposed_at = start
+        self._drafted = frozenset(query.request_id for query in queries)
+        for state, job in zip(states, jobs, strict=True):
+            state.keep_cache(job)
+        return [
+            self._proposal(job, query.max_nodes) for job, query in zip(jobs, queries, strict=True)
+        ]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Follow the committed tokens; keeps the KV of drawn tokens that were accepted."""
+        for commit in commits:
+            self._requests.of_commit(commit).extend(commit.tokens)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request and free its KV blocks; an unknown id is ignored."""
+        state = self._requests.drop(request_id)
+        if state is not None:
+            self._blocks.free(state.blocks)
+
+    def _begin(self, state: CachedText, max_nodes: int, num_requests: int) -> ChainJob:
+        room = self._info.max_context_len - state.committed_len
+        most = max(0, min(max_nodes, self._options.num_tokens, room))
+        limit = state.length.begin(most, num_requests)
+        expansion = None
+        if self._expansions is not None and state.law.is_plain:
+            expansion = self._expansions(limit)
+            limit = min(1, limit)
+        num_fed = expansion.most_fed if expansion is not None else limit - 1
+        if limit < 1 or not state.is_draftable or not self._reserve(state, num_fed):
+            limit = 0
+        position = state.rewind()
+        tree = None
+        if expansion is not None and limit:
+            tree = TreeJob(expansion, state.committed_len, state.blocks, state.law)
+        law_size = self._law_size(state)
+        rng = draft_rng(self._name, state.law.seed, state.committed_len) if law_size else None
+        return ChainJob(
+            state.tokens[position:],
+            position,
+            state.blocks,
+            limit,
+            state.law.copy(),
+            state.length,
+            with_best=self._options.branch > 0 and state.law.temperature == 0,
+            law_size=law_size,
+            rng=rng,
+            tree=tree,
+        )
+
+    def _law_size(self, state: CachedText) -> int:
+        """0 where the token is no draw."""
+        size = min(self._options.law_size, self._info.vocab_size)
+        return size if state.law.temperature > 0 else 0
+
+    def _reserve(self, state: CachedText, num_fed: int) -> bool:
+        """Blocks for the text and so many drafted tokens that are fed.
+
+        A request that cannot grow gives its blocks back, so that not all wait for one another.
+        """
+        needed = self._blocks.blocks_for(state.committed_len + num_fed)
+        try:
+            state.blocks.extend(self._blocks.allocate(max(0, needed - len(state.blocks))))
+        except CapacityError:
+            self._blocks.free(state.blocks)
+            state.forget_cache()
+            if not self._told_full:
+                self._told_full = True
+                logger.warning(
+                    "drafter KV cache is full, some requests get no drafts "
+                    "drafter=%s num_blocks=%d open_requests=%d",
+                    self._name, self._options.num_blocks, len(self._requests),
+                )  # fmt: skip
+            return False
+        return True
+
+    def _run(self, batch: ChainBatch) -> None:
+        top_k = min(self._options.branch + 1, self._info.vocab_size)
+        with_entropies = self._options.stop == "svip"
+        step = build_step(batch, self._options.block_size, top_k, with_entropies=with_entropies)
+        output = self._stage.run(step, None)
+        assert isinstance(output, StepOutput), "the stage does not hold the whole model"
+        for job, count in zip(batch.jobs, batch.counts, strict=True):
+            job.feed(count)
+        best = iter(output.probe_ids.tolist())
+        log_probs = output.log_probs
+        assert log_probs is not None, "the stage did not answer with log-probabilities"
+        drawing = [job for job in batch.jobs if not job.pending]
+        entropies = np.zeros(len(drawing)) if output.entropies is None else output.entropies
+        tokens = output.target_tokens.tolist()
+        drawn = map(Drawn, np.minimum(log_probs, 0.0).tolist(), entropies.tolist())
+        for row, (job, token, one) in enumerate(zip(drawing, tokens, drawn, strict=True)):
+            if job.with_best and not job.drawn:
+                job.best = next(best)
+            if job.law_size and job.tree is None:
+                job.draw_declared(output, row, one.entropy)
+            else:
+                job.draw(token, one)
+        for row, job in enumerate(drawing):
+            if job.tree is not None:
+                job.tree.take(output, row)
+
+    def _grow(self, jobs: Sequence[TreeJob]) -> list[TreeJob]:
+        """One level more of each tree; those that have another one."""
+        active = [job for job in jobs if job.expansion.frontier]
+        if not active:
+            return []
+        output = self._stage.run(build_tree_step(active, self._options.block_size), None)
+        assert isinstance(output, StepOutput)
+        first = 0
+        for job in active:
+            count = len(job.expansion.frontier)
+            job.feed_frontier()
+            job.take(output, first)
+            first += count
+        return active
+
+    def _proposal(self, job: ChainJob, max_nodes: int) -> Proposal:
+        """The tree; or the chain, then the first token's rivals, which share what it leaves."""
+        if job.tree is not None:
+            return Proposal(self._name, *job.tree.expansion.best(max_nodes))
+        rivals = [token for token in job.best if token != job.drawn[0]][: self._options.branch]
+        rivals = rivals[: max_nodes - len(job.drawn)]
+        parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]
+        log_probs = list(job.log_probs)
+        if rivals:
+            rest = max(LEAST_REST, -math.expm1(log_probs[0]))
+            log_probs.extend([math.log(rest)] * len(rivals))
+        return Proposal(
+            self._name,
+            np.array([*job.drawn, *rivals], dtype=np.int32),
+            np.array(parents, dtype=np.int32),
+            np.array(log_probs, dtype=np.float32),
+            laws=stacked(job.laws),
+        )

@@ -1,0 +1,182 @@
+"""Trees that a drafter grows level by level from the candidates that its own law gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ...core.types import ROOT, Float32, Int32
+from .tree_shape import TreeShape
+
+
+class Expansion(Protocol):
+    """Says which nodes to compute next, and takes their candidates."""
+
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates are wanted after a node."""
+        ...
+
+    @property
+    def frontier(self) -> Sequence[int]:
+        """Nodes whose candidates `grow` takes next; the root alone at first, none at the end."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Of all nodes so far, in the order in which they came."""
+        ...
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """Of all nodes so far; -1 is the root."""
+        ...
+
+    @property
+    def most_fed(self) -> int:
+        """How many nodes will have been in the frontier at the end, without the root, at most."""
+        ...
+
+    def depth(self, node: int) -> int:
+        """Of a node so far; 0 for the root."""
+        ...
+
+    def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
+        """Candidates after each node of the frontier, the most probable first, and their log q."""
+        ...
+
+    def best(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
+        """Tokens, parents and log-probabilities, as in `Proposal`, of at most `max_nodes` nodes."""
+        ...
+
+
+class _Nodes:
+    """What has been recorded so far."""
+
+    __slots__ = ("_paths", "depths", "frontier", "log_probs", "parents", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.log_probs: list[float] = []
+        self.frontier: list[int] = [ROOT]
+        # Log-probability of the path to each node.
+        self._paths: list[float] = []
+
+    def score(self, node: int) -> float:
+        """Of the path to a node."""
+        return 0.0 if node == ROOT else self._paths[node]
+
+    def depth(self, node: int) -> int:
+        """0 for the root."""
+        return 0 if node == ROOT else self.depths[node]
+
+    def add(self, parent: int, token: int, log_prob: float) -> int:
+        """Record a node; its index."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depth(parent) + 1)
+        self.log_probs.append(log_prob)
+        self._paths.append(self.score(parent) + log_prob)
+        return len(self.tokens) - 1
+
+    def best(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
+        """The nodes of the most probable paths, parents before children.
+
+        Ties fall to the lower depth and then to whoever came first, so that no node comes without
+        its parent: of a path of probability 1 the beginning is kept.
+        """
+        order = sorted(
+            range(len(self.tokens)), key=lambda node: (-self._paths[node], self.depths[node], node)
+        )
+        kept = order[:max_nodes]
+        place = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
+        return (
+            np.array([self.tokens[node] for node in kept], dtype=np.int32),
+            np.array([place[self.parents[node]] for node in kept], dtype=np.int32),
+            np.array([self.log_probs[node] for node in kept], dtype=np.float32),
+        )
+
+
+class DynamicExpansion(_Nodes):
+    """EAGLE-2's tree (arXiv 2406.16858): wide where the drafter is unsure, deep where it is sure.
+
+    Every node of a level gets its `top_k` best candidates, all of which are recorded; the `top_k`
+    most probable paths among those of a level make the next one, down to `depth`. The nodes that
+    are proposed are the most probable of all that were recorded (`best`).
+    """
+
+    __slots__ = ("_depth", "_top_k")
+
+    def __init__(self, top_k: int, depth: int) -> None:
+        super().__init__()
+        self._top_k = top_k
+        self._depth = depth
+        if depth < 1:
+            self.frontier = []
+
+    @property
+    def num_candidates(self) -> int:
+        """See `Expansion`."""
+        return self._top_k
+
+    @property
+    def most_fed(self) -> int:
+        """See `Expansion`."""
+        return self._top_k * max(0, self._depth - 1)
+
+    def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
+        """See `Expansion`."""
+        depth = self.depth(self.frontier[0]) + 1
+        level = [
+            self.add(node, token, log_prob)
+            for node, own_ids, own in zip(self.frontier, ids, log_probs, strict=True)
+            for token, log_prob in zip(own_ids[: self._top_k], own, strict=False)
+        ]
+        level.sort(key=lambda node: (-self.score(node), node))
+        self.frontier = level[: self._top_k] if depth < self._depth else []
+
+
+class StaticExpansion(_Nodes):
+    """The tree of a shape: SpecInfer's widths, Sequoia's growth maps, Medusa's and EAGLE's choices.
+
+    Which candidates are expanded depends on their ranks alone, never on what they are.
+    """
+
+    __slots__ = ("_children", "_num_candidates", "_shapes")
+
+    def __init__(self, shape: TreeShape) -> None:
+        super().__init__()
+        self._num_candidates = shape.num_candidates
+        self._children: dict[int, list[tuple[int, int]]] = {}
+        pairs = zip(shape.parents.tolist(), shape.ranks.tolist(), strict=True)
+        for place, (parent, rank) in enumerate(pairs):
+            self._children.setdefault(parent, []).append((rank, place))
+        # Which node of the shape each of ours is.
+        self._shapes = {ROOT: ROOT}
+        if not len(shape):
+            self.frontier = []
+
+    @property
+    def num_candidates(self) -> int:
+        """See `Expansion`."""
+        return self._num_candidates
+
+    @property
+    def most_fed(self) -> int:
+        """See `Expansion`."""
+        return len(self._children.keys() - {ROOT})
+
+    def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
+        """See `Expansion`."""
+        level = []
+        for node, own_ids, own in zip(self.frontier, ids, log_probs, strict=True):
+            for rank, place in self._children[self._shapes[node]]:
+                if rank < len(own_ids):
+                    added = self.add(node, own_ids[rank], own[rank])
+                    self._shapes[added] = place
+                    level.append(added)
+        self.frontier = [node for node in level if self._shapes[node] in self._children]

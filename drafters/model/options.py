@@ -1,0 +1,87 @@
+"""What may be set of a model drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
+from .chain_length import stop_rule
+from .expansion import DynamicExpansion, Expansion, StaticExpansion
+from .stopping import DraftCosts, Stopping
+from .tree_file import read_tree_shape
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Options of `ModelDrafter`; raises `ConfigError` naming the option.
+
+    tree                  chain; dynamic, EAGLE-2's tree of `top_k` nodes a level; or a JSON file of
+                          a static tree (`drafters/model/tree_file.py`). Requests whose law is
+                          shaped by more than a temperature get chains
+    top_k                 of a dynamic tree
+    num_tokens            most tokens of the chain, levels of a dynamic tree
+    branch                at temperature 0: how many next best tokens, by the model's own logits,
+                          stand beside the chain's first
+    stop                  when a chain ends before that (`drafters/model/stopping.py`): constant,
+                          heuristic, confidence, svip, schedule or goodput
+    law_size              k > 0: with a temperature, chains are drawn from the law of the k most
+                          probable tokens, and say so: acceptance rules other than `coupled` need it
+    confidence_threshold  of `confidence`: the chain ends after a token less probable than this,
+                          which moves to where it would have cost least
+    schedule              of `schedule`: lists of [most requests, tokens], with rising requests
+    num_blocks            KV blocks of all requests; who finds them full gets no proposals
+    block_size            tokens of a KV block
+    prefill_chunk         most rows of one pass
+    device                auto (a GPU where one is), cpu or cuda
+    dtype                 as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
+    enforce_eager         on a GPU: no CUDA graphs, which start slower and draft faster
+    """
+
+    tree: str = "chain"
+    top_k: int = 4
+    num_tokens: int = 4
+    branch: int = 0
+    law_size: int = 0
+    stop: str = "constant"
+    confidence_threshold: float = 0.4
+    schedule: tuple[tuple[int, int], ...] = ()
+    num_blocks: int = 1024
+    block_size: int = 16
+    prefill_chunk: int = 256
+    dtype: str = "auto"
+    device: str = "auto"
+    enforce_eager: bool = False
+
+    def __post_init__(self) -> None:
+        require_whole("num_tokens", self.num_tokens, 1, 1024)
+        require_whole("branch", self.branch, 0, 64)
+        require_whole("top_k", self.top_k, 1, 64)
+        require_whole("law_size", self.law_size, 0, 4096)
+        require_one_of("device", self.device, DEVICES)
+        require_one_of("dtype", self.dtype, DTYPES)
+        require_switches(self, "enforce_eager")
+        self.expansions()
+        require_fraction("confidence_threshold", self.confidence_threshold)
+        self.stop_rule(DraftCosts())
+        for field in ("num_blocks", "block_size", "prefill_chunk"):
+            require_whole(field, getattr(self, field), 1)
+
+    def expansions(self) -> Callable[[int], Expansion] | None:
+        """Makes a tree of at most so many levels; None for chains. Raises `ConfigError`."""
+        if self.tree == "chain":
+            return None
+        if self.tree == "dynamic":
+            return lambda depth: DynamicExpansion(self.top_k, depth)
+        shape = read_tree_shape(Path(self.tree))
+        return lambda depth: StaticExpansion(shape.cut(depth))
+
+    def stop_rule(self, costs: DraftCosts) -> Callable[[], Stopping]:
+        """Makes the rule that bounds the chains of one request. Raises `ConfigError`."""
+        return stop_rule(
+            self.stop, self.num_tokens, self.confidence_threshold, self.schedule, costs
+        )

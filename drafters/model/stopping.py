@@ -1,0 +1,205 @@
+"""How long a draft that is drawn token by token goes on (algorithms.md, section 30).
+
+A rule may look at everything before a token is drawn, and at tokens that are in the draft already;
+never at a token to decide whether that token itself is proposed. So drafts stay draws of the law
+that their drafter declares, and every acceptance rule stays exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ...core.errors import ConfigError
+
+# Pairs of a draft's probability and its fate that the learned threshold is drawn from.
+MAX_PAIRS = 512
+# Below so many, the threshold stays as it was set.
+MIN_PAIRS = 6
+# A wrong stop costs a token, a missed one a row.
+FALSE_NEGATIVE_COST = 3.0
+WEIGHT = 0.1
+
+
+class Drawn(NamedTuple):
+    """A token of a draft: its log-probability, and the entropy of its law; in nats."""
+
+    log_prob: float
+    entropy: float
+
+
+class Stopping(Protocol):
+    """Bounds the drafts of one request."""
+
+    def num_tokens(self, most: int, num_requests: int) -> int:
+        """How long the next draft may become, at most `most`, beside so many requests."""
+        ...
+
+    def stops_after(self, drawn: Drawn) -> bool:
+        """Whether the draft ends with the token that was just put in it."""
+        ...
+
+    def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
+        """Learn how many tokens of the last draft were accepted, from the first on."""
+        ...
+
+
+class Constant:
+    """As many tokens as there may be."""
+
+    def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
+        """All."""
+        return most
+
+    def stops_after(self, drawn: Drawn) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
+        """Nothing is learned."""
+
+
+class Heuristic(Constant):
+    """Two tokens more after a draft that was accepted whole, one less after any other.
+
+    As transformers' `num_assistant_tokens_schedule="heuristic"`, but never above `most`, from where
+    bad drafts would take as long to shorten it as good ones took to get there.
+    """
+
+    def __init__(self, start: int, most: int) -> None:
+        self._num_tokens = start
+        self._most = most
+
+    def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
+        """By what was accepted before."""
+        return min(most, self._num_tokens)
+
+    def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
+        """Longer or shorter."""
+        if draft:
+            is_whole = num_accepted >= len(draft)
+            longer = min(self._most, self._num_tokens + 2)
+            self._num_tokens = longer if is_whole else max(1, self._num_tokens - 1)
+
+
+class Confidence(Constant):
+    """Until a token less probable than a threshold, which then is the last one.
+
+    As transformers' `assistant_confidence_threshold`, whose threshold is moved to where wrong stops
+    and missed ones cost least over the latest drafts (`learns`).
+    """
+
+    def __init__(self, threshold: float, *, learns: bool) -> None:
+        self._threshold = threshold
+        self._learns = learns
+        self._pairs: deque[tuple[float, bool]] = deque(maxlen=MAX_PAIRS)
+
+    @property
+    def threshold(self) -> float:
+        """Least probability after which a draft goes on."""
+        return self._threshold
+
+    def stops_after(self, drawn: Drawn) -> bool:
+        """After an unlikely token."""
+        return math.exp(drawn.log_prob) < self._threshold
+
+    def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
+        """What is behind the first refused token tells nothing."""
+        if not self._learns:
+            return
+        for place, drawn in enumerate(draft[: num_accepted + 1]):
+            self._pairs.append((math.exp(drawn.log_prob), place < num_accepted))
+        if len(self._pairs) >= MIN_PAIRS:
+            self._threshold = _cheapest_threshold(self._pairs, self._threshold)
+
+
+class Svip(Constant):
+    """Until the law itself is uncertain: sqrt(0.15 H(q)) > 0.3 (arXiv 2411.18462)."""
+
+    def __init__(self, scale: float = 0.15, threshold: float = 0.3) -> None:
+        self._most_entropy = threshold**2 / scale
+
+    def stops_after(self, drawn: Drawn) -> bool:
+        """After a token of an uncertain law."""
+        return drawn.entropy > self._most_entropy
+
+
+class Schedule(Constant):
+    """By how many requests draft beside each other; 0 tokens is a length, too."""
+
+    def __init__(self, steps: Sequence[tuple[int, int]]) -> None:
+        """`steps`: (most requests, tokens), rising; beyond the last one the last one counts."""
+        limits = [most for most, _ in steps]
+        if not steps or limits != sorted(set(limits)):
+            raise ConfigError("schedule", "must list [most requests, tokens] with rising requests")
+        self._steps = steps
+
+    def num_tokens(self, most: int, num_requests: int) -> int:
+        """Of the first step that is wide enough."""
+        found = next((count for limit, count in self._steps if num_requests <= limit), None)
+        return min(most, self._steps[-1][1] if found is None else found)
+
+
+class Goodput(Constant):
+    """The length that is expected to bring most tokens a second.
+
+    A draft of k tokens brings 1 + a + .. + a^k, for a running mean a of the share of judged tokens
+    that was accepted, and takes what k draws and one verification take.
+    """
+
+    def __init__(self, costs: DraftCosts) -> None:
+        self._costs = costs
+        self._accepted = 0.5
+
+    def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
+        """By the costs measured so far."""
+        lengths = np.arange(most + 1)
+        tokens = np.cumsum(self._accepted**lengths)
+        return int(np.argmax(tokens / (self._costs.verify_s + lengths * self._costs.draw_s)))
+
+    def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
+        """Move the mean."""
+        judged = min(num_accepted + 1, len(draft))
+        if judged:
+            share = min(num_accepted, judged) / judged
+            self._accepted += WEIGHT * (share - self._accepted)
+
+
+class DraftCosts:
+    """Running means of what a draw and a verification take, over all requests of a drafter."""
+
+    __slots__ = ("draw_s", "verify_s")
+
+    def __init__(self) -> None:
+        # Until both are known every length is worth trying.
+        self.draw_s = 0.0
+        self.verify_s = 1.0
+
+    def note_draw(self, seconds: float) -> None:
+        """One more token for all requests of a step."""
+        self.draw_s += WEIGHT * (seconds - self.draw_s)
+
+    def note_verify(self, seconds: float) -> None:
+        """From the end of one draft to the beginning of the next."""
+        self.verify_s += WEIGHT * (seconds - self.verify_s)
+
+
+def _cheapest_threshold(pairs: Sequence[tuple[float, bool]], otherwise: float) -> float:
+    """The probability of the ROC curve at which false positives + 3 false negatives are least."""
+    order = sorted(pairs, reverse=True)
+    probabilities = np.array([probability for probability, _ in order])
+    accepted = np.array([was for _, was in order])
+    num_accepted = int(accepted.sum())
+    num_refused = len(order) - num_accepted
+    if not num_accepted or not num_refused:
+        return otherwise
+    missed = 1.0 - np.cumsum(accepted) / num_accepted
+    wrong = np.cumsum(~accepted) / num_refused
+    # Equal probabilities fall on one side of any threshold.
+    is_last = np.append(probabilities[1:] != probabilities[:-1], True)
+    cost = np.where(is_last, wrong + FALSE_NEGATIVE_COST * missed, np.inf)
+    return float(probabilities[int(np.argmin(cost))])

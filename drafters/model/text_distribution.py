@@ -1,0 +1,72 @@
+"""How a request chooses the token after a text, for a drafter that chooses as the target does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...core.request.allowed_tokens import TokenRules, rules_of
+from ...core.sampling.edit_builder import edits_of
+from ...core.shaping import Shaping
+from ...core.token_counts import TokenCounts
+from ...core.tree.tree import NO_TREE
+from ...core.types import DraftRequest, LogitEdits
+
+
+@dataclass(slots=True, eq=False)
+class TextLaw:
+    """Follows one text token by token. Structured outputs are not known to it.
+
+    rules         lists of tokens and the least length, over the drafter's vocabulary
+    counts        of the text's tokens; None without penalties
+    num_answered  tokens of the answer so far
+    """
+
+    temperature: float
+    seed: int
+    shaping: Shaping
+    rules: TokenRules | None
+    counts: TokenCounts | None
+    num_answered: int
+
+    @classmethod
+    def of(cls, request: DraftRequest, vocab_size: int) -> TextLaw:
+        """After all tokens of `request`, for a drafter with this vocabulary."""
+        shaping = request.shaping
+        bias = {token: b for token, b in shaping.logit_bias.items() if token < vocab_size}
+        tokens = request.token_ids.tolist()
+        law = cls(
+            request.temperature,
+            request.seed,
+            replace(shaping, logit_bias=bias),
+            rules_of(shaping, request.end_ids, vocab_size),
+            TokenCounts(tokens[: request.prompt_len]) if shaping.has_penalties else None,
+            num_answered=0,
+        )
+        law.append(tokens[request.prompt_len :])
+        return law
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether any token of the drafter may be chosen."""
+        return self.rules is None or self.rules.always is None or bool(self.rules.always.any())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model's own law ranks its tokens; filters only leave out the last ones."""
+        return self.rules is None and self.counts is None and not self.shaping.logit_bias
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """The answer goes on."""
+        self.num_answered += len(tokens)
+        if self.counts is not None:
+            self.counts.append(tokens)
+
+    def copy(self) -> TextLaw:
+        """The same law after the same text, to go on from apart."""
+        return replace(self, counts=None if self.counts is None else self.counts.copy())
+
+    def edits(self, row: int) -> LogitEdits | None:
+        """What is changed in the logits of the next token, which stand in this row."""
+        mask = None if self.rules is None else self.rules.masks(NO_TREE, self.num_answered)
+        return edits_of(self.shaping, self.counts, mask, NO_TREE, row)

@@ -1,0 +1,137 @@
+"""Drafting one request's tree, and the batch step that computes a level of several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from ...core.sampling.rows import sampling_rows
+from ...core.step.builder import block_tables
+from ...core.tree.ancestor_bits import pack
+from ...core.types import ROOT, Bool, Float32, Int32, StepInput, StepOutput, TreeRows
+from .coupled_rank import CoupledChoice, rank_coupled
+from .expansion import Expansion
+from .text_distribution import TextLaw
+
+# With a temperature the noise may raise a token that is unlikely: so many times the candidates
+# are looked at.
+OVERSAMPLE = 4
+
+
+@dataclass(slots=True)
+class TreeJob:
+    """One tree on its way, whose root, the last committed token, is fed.
+
+    committed_len  tokens of the text, all in the cache
+    blocks         KV blocks of the request, with room for every node that is fed
+    fed            nodes whose KV stands behind the text's, in the order of their slots
+    """
+
+    expansion: Expansion
+    committed_len: int
+    blocks: Sequence[int]
+    law: TextLaw
+    fed: list[int] = field(default_factory=list)
+
+    @property
+    def num_top(self) -> int:
+        """How many of the most probable tokens it looks at after a node."""
+        return self.expansion.num_candidates * (OVERSAMPLE if self.law.temperature > 0 else 1)
+
+    def take(self, output: StepOutput, first: int) -> None:
+        """The answers to its frontier, whose rows begin at `first`."""
+        ids, log_probs = [], []
+        for row, node in enumerate(self.expansion.frontier, first):
+            tokens, given = self._candidates(output, row, self.expansion.depth(node))
+            ids.append(tokens.tolist())
+            log_probs.append(given.tolist())
+        self.expansion.grow(ids, log_probs)
+
+    def _candidates(self, output: StepOutput, row: int, depth: int) -> tuple[Int32, Float32]:
+        """The candidates after a node, ranked with the request's noise, and their log-probability.
+
+        What the model itself would choose is always among them, however unlikely it was.
+        """
+        assert output.top is not None
+        assert output.log_probs is not None
+        tokens, log_probs = output.top.ids[row, : self.num_top], output.top.log_probs[row]
+        log_probs = log_probs[: len(tokens)]
+        chosen = output.target_tokens[row]
+        if chosen not in tokens:
+            tokens = np.append(tokens, chosen)
+            log_probs = np.append(log_probs, output.log_probs[row])
+        siblings = np.full(len(tokens), ROOT, dtype=np.int32)
+        choice = CoupledChoice(self.law.temperature, self.law.seed, self.committed_len + depth)
+        count = self.expansion.num_candidates
+        tokens, _, given = rank_coupled(tokens, siblings, log_probs, choice, count)
+        return tokens, given
+
+    def feed_frontier(self) -> None:
+        """The frontier's KV is written."""
+        self.fed.extend(self.expansion.frontier)
+
+    def mask(self) -> Bool:
+        """bool [frontier, fed + frontier]: a node sees its ancestors and itself."""
+        frontier = self.expansion.frontier
+        columns = {node: column for column, node in enumerate([*self.fed, *frontier])}
+        mask = np.zeros((len(frontier), len(columns)), dtype=np.bool_)
+        for row, node in enumerate(frontier):
+            ancestor = node
+            while ancestor != ROOT:
+                mask[row, columns[ancestor]] = True
+                ancestor = self.expansion.parents[ancestor]
+        return mask
+
+
+def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
+    """The step that computes the frontiers of all jobs."""
+    counts = [len(job.expansion.frontier) for job in jobs]
+    trees = [_rows(job, block_size) for job in jobs]
+    own = [slice(len(tree.slots) - count, None) for tree, count in zip(trees, counts, strict=True)]
+    positions = np.concatenate(
+        [tree.positions[rows] for tree, rows in zip(trees, own, strict=True)]
+    )
+    tokens = [job.expansion.tokens[node] for job in jobs for node in job.expansion.frontier]
+    laws = [job.law for job in jobs]
+    no_rows = np.empty(0, dtype=np.int32)
+    return StepInput(
+        step_id=0,
+        moves=np.empty((0, 2), dtype=np.int32),
+        token_ids=np.array(tokens, dtype=np.int32),
+        positions=positions,
+        slots=np.concatenate([tree.slots[rows] for tree, rows in zip(trees, own, strict=True)]),
+        request_starts=np.array([0, *accumulate(counts)], dtype=np.int32),
+        context_lens=np.array([job.committed_len for job in jobs], dtype=np.int32),
+        block_tables=block_tables([job.blocks for job in jobs]),
+        trees=tuple(trees),
+        logits_rows=np.arange(len(tokens), dtype=np.int32),
+        sampling=sampling_rows(
+            [law.temperature for law in laws],
+            [law.shaping for law in laws],
+            [law.seed for law in laws],
+            positions.astype(np.int64) + 1,
+            np.array(counts, dtype=np.int32),
+        ),
+        probe_rows=no_rows,
+        probe_top_k=0,
+        scored_rows=no_rows,
+        scored_tokens=no_rows,
+        with_log_probs=True,
+        num_top=max(job.num_top for job in jobs),
+    )
+
+
+def _rows(job: TreeJob, block_size: int) -> TreeRows:
+    nodes = [*job.fed, *job.expansion.frontier]
+    places = np.arange(job.committed_len, job.committed_len + len(nodes))
+    blocks = np.array(job.blocks, dtype=np.int32)[places // block_size]
+    depths = [job.expansion.depth(node) for node in nodes]
+    return TreeRows(
+        ancestors=pack(job.mask()),
+        slots=(blocks * block_size + places % block_size).astype(np.int32),
+        # The root stands at the last committed position.
+        positions=np.array(depths, dtype=np.int32) + np.int32(job.committed_len - 1),
+    )

@@ -1,0 +1,203 @@
+"""Trees whose shape is known before anything is drafted: which ranks follow which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.errors import ConfigError
+from ...core.types import ROOT, Float64, Int32
+
+MAX_SHAPE_NODES = 1024
+FIELD = "tree"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeShape:
+    """A tree of ranks, in topological order.
+
+    parents  int32 [n]; -1 is the root
+    ranks    int32 [n]  which of its parent's candidates a node is, from 0, the best
+    depths   int32 [n]; 1 for children of the root
+    """
+
+    parents: Int32
+    ranks: Int32
+    depths: Int32
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates are wanted after a node, at most."""
+        return int(self.ranks.max(initial=-1)) + 1
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest node; 0 without any."""
+        return int(self.depths.max(initial=0))
+
+    def cut(self, depth: int) -> TreeShape:
+        """The nodes down to a depth."""
+        kept = self.depths <= depth
+        if kept.all():
+            return self
+        # The root's place is the last, which its index -1 finds.
+        place = np.append(np.cumsum(kept, dtype=np.int32) - 1, ROOT).astype(np.int32)
+        return TreeShape(place[self.parents[kept]], self.ranks[kept], self.depths[kept])
+
+
+def shape_of_paths(paths: Iterable[Sequence[int]]) -> TreeShape:
+    """The shape of Medusa's and EAGLE's `choices`: every node as the ranks from the root down.
+
+    Nodes that only stand inside a path belong to the tree, too. They come in order of depth, and
+    of ranks within one. Raises `ConfigError`.
+    """
+    wanted: set[tuple[int, ...]] = set()
+    for path in paths:
+        ranks = tuple(path)
+        if not ranks or not all(type(rank) is int and rank >= 0 for rank in ranks):
+            raise ConfigError(FIELD, f"a path must list ranks from 0, not {list(path)!r}")
+        wanted.update(ranks[: length + 1] for length in range(len(ranks)))
+    if len(wanted) > MAX_SHAPE_NODES:
+        raise ConfigError(FIELD, f"has {len(wanted)} nodes, more than {MAX_SHAPE_NODES}")
+    ordered = sorted(wanted, key=lambda ranks: (len(ranks), ranks))
+    place = {ranks: index for index, ranks in enumerate(ordered)} | {(): ROOT}
+    return _shape([place[ranks[:-1]] for ranks in ordered], [ranks[-1] for ranks in ordered])
+
+
+def shape_of_widths(widths: Sequence[int]) -> TreeShape:
+    """SpecInfer's expansion: every node of depth i - 1 has its `widths[i - 1]` best children.
+
+    (arXiv 2305.09781, `<k_1, .., k_m>`.) Raises `ConfigError`.
+    """
+    if not all(type(width) is int and width >= 1 for width in widths):
+        raise ConfigError(FIELD, f"widths must be whole numbers from 1, not {list(widths)!r}")
+    paths: list[tuple[int, ...]] = [()]
+    every: list[tuple[int, ...]] = []
+    for width in widths:
+        paths = [(*path, rank) for path in paths for rank in range(width)]
+        every += paths
+        if len(every) > MAX_SHAPE_NODES:
+            raise ConfigError(FIELD, f"widths make more than {MAX_SHAPE_NODES} nodes")
+    return shape_of_paths(every)
+
+
+def shape_of_successors(successors: Sequence[Sequence[int]]) -> TreeShape:
+    """Sequoia's growth map: the children of each node, best first; node 0 is the root.
+
+    Raises `ConfigError`.
+    """
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    for node, children in enumerate(successors):
+        for rank, child in enumerate(children):
+            if child in paths or not node < child < len(successors):
+                raise ConfigError("Successors", f"node {child} is no child of node {node} alone")
+            paths[child] = (*paths[node], rank)
+    del paths[0]
+    return shape_of_paths(paths.values())
+
+
+def shape_of_sequoia(
+    acceptance: Sequence[float], num_nodes: int, max_depth: int
+) -> tuple[TreeShape, float]:
+    """Sequoia's tree of `num_nodes` nodes, and how many of them are accepted on average.
+
+    acceptance  probability that the child of each rank is the accepted one, given its parent is;
+                a node may have no more children than ranks, and no rank without those before it
+
+    The dynamic programme of Chen et al. 2024 (arXiv 2402.12374, section 4.1.2): the best value of
+    a node with b children is that of b - 1, plus p_b times the best of the nodes left for the b-th.
+    Fewer nodes where depth and ranks leave no room. Raises `ConfigError`.
+    """
+    if not acceptance or not all(0 <= one <= 1 for one in acceptance):
+        raise ConfigError("acceptance", f"must be probabilities, not {list(acceptance)!r}")
+    tables = _sequoia_tables(np.array(acceptance), num_nodes + 1, max_depth)
+    size = num_nodes + 1
+    while not np.isfinite(tables.best[size, max_depth]):
+        size -= 1
+    paths: list[tuple[int, ...]] = []
+    _collect(tables, size, max_depth, (), paths)
+    shape = shape_of_paths(paths) if paths else _shape([], [])
+    return shape, float(tables.best[size, max_depth]) - 1.0
+
+
+def sequoia_size(
+    acceptance: Sequence[float],
+    max_nodes: int,
+    max_depth: int,
+    seconds: Callable[[int, int], float],
+) -> tuple[int, int]:
+    """Nodes and depth of the tree that brings most tokens a second (the same, section 4.3).
+
+    seconds  of a step, drafting included, with so many nodes of such a depth
+    """
+    tables = _sequoia_tables(np.array(acceptance), max_nodes + 1, max_depth)
+    best, found = 1.0 / seconds(0, 0), (0, 0)
+    for depth in range(1, max_depth + 1):
+        for nodes in range(1, max_nodes + 1):
+            rate = float(tables.best[nodes + 1, depth]) / seconds(nodes, depth)
+            if rate > best:
+                best, found = rate, (nodes, depth)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    """Of nodes with so many descendants, themselves included, and so many levels below them.
+
+    values  float64 [nodes + 1, levels + 1, children + 1]
+    splits  int32, the same shape: of the best tree, nodes without the last child's subtree
+    best    float64 [nodes + 1, levels + 1]: over all numbers of children
+    """
+
+    values: Float64
+    splits: Int32
+    best: Float64
+
+
+def _sequoia_tables(acceptance: Float64, max_size: int, max_depth: int) -> _Tables:
+    shape = (max_size + 1, max_depth + 1, len(acceptance) + 1)
+    values = np.full(shape, -np.inf)
+    splits = np.zeros(shape, dtype=np.int32)
+    best = np.full(shape[:2], -np.inf)
+    values[1, :, 0] = best[1] = 1.0
+    for size in range(2, max_size + 1):
+        rest = np.arange(1, size)
+        for levels in range(1, max_depth + 1):
+            for child, chance in enumerate(acceptance, 1):
+                below = best[size - rest, levels - 1]
+                # A chance of 0 makes no impossible tree possible.
+                gain = chance * np.where(below > 0, below, 0.0)
+                sums = np.where(below > 0, values[rest, levels, child - 1] + gain, -np.inf)
+                place = int(np.argmax(sums))
+                values[size, levels, child] = sums[place]
+                splits[size, levels, child] = rest[place]
+            best[size, levels] = values[size, levels].max()
+    return _Tables(values, splits, best)
+
+
+def _collect(
+    tables: _Tables, size: int, levels: int, path: tuple[int, ...], found: list[tuple[int, ...]]
+) -> None:
+    """Add the paths of the best tree below `path`."""
+    for child in range(int(np.argmax(tables.values[size, levels])), 0, -1):
+        left = int(tables.splits[size, levels, child])
+        own = (*path, child - 1)
+        found.append(own)
+        _collect(tables, size - left, levels - 1, own, found)
+        size = left
+
+
+def _shape(parents: Sequence[int], ranks: Sequence[int]) -> TreeShape:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return TreeShape(
+        np.array(parents, dtype=np.int32),
+        np.array(ranks, dtype=np.int32),
+        np.array(depths, dtype=np.int32),
+    )

@@ -1,0 +1,165 @@
+"""Token Recycling: drafts from what the target found probable after the same tokens before.
+
+Luo et al., ACL 2025 (arXiv 2408.08696), "Turning Trash into Treasure". A table keeps the target's
+most probable next tokens after each token, those of rejected nodes too; a static tree is read out
+of it, token by token. Needs no training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import ConfigError
+from ...core.types import (
+    MAX_SUCCESSORS,
+    Commit,
+    DraftRequest,
+    Int32,
+    Proposal,
+    Query,
+    empty_proposal,
+)
+from ..model.tree_file import read_tree_shape
+from ..open_requests import OpenRequests
+from ..option_checks import require_switches, require_whole
+from .successor_table import UNKNOWN, SuccessorTable
+from .tree_template import TemplateNode, tree_template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecyclingOptions:
+    """Options of `TokenRecyclingDrafter`; raises `ConfigError` naming the option.
+
+    num_successors  next tokens kept for each token; a table takes 4 bytes for each
+    tree            JSON file of the static tree that is drafted through
+                    (`drafters/model/tree_file.py`); default: one that is as large as a step takes
+    share           requests of one namespace and cache salt use one table, which outlives them;
+                    otherwise each request has its own
+    max_tables      most tables that are shared; what was used least recently is forgotten
+    max_vocab       token ids stay below
+    """
+
+    num_successors: int = 8
+    tree: str = ""
+    share: bool = True
+    max_tables: int = 16
+    max_vocab: int = 2**20
+
+    def __post_init__(self) -> None:
+        require_whole("num_successors", self.num_successors, 1, MAX_SUCCESSORS)
+        require_whole("max_tables", self.max_tables, 1)
+        require_whole("max_vocab", self.max_vocab, 1)
+        require_switches(self, "share")
+        self.static_tree()
+
+    def static_tree(self) -> tuple[TemplateNode, ...] | None:
+        """The tree of the file, if one is named. Raises `ConfigError`."""
+        if not self.tree:
+            return None
+        shape = read_tree_shape(Path(self.tree))
+        if shape.num_candidates > self.num_successors:
+            raise ConfigError(
+                "tree", f"has nodes of rank {shape.num_candidates}; raise num_successors"
+            )
+        pairs = zip(shape.parents.tolist(), shape.ranks.tolist(), strict=True)
+        return tuple(TemplateNode(parent + 1, rank) for parent, rank in pairs)
+
+
+class TokenRecyclingDrafter:
+    """Proposes a static tree of candidates of candidates, and asks for those of every tree.
+
+    Serves engines of one target: what it knows of a token is the target's.
+    """
+
+    def __init__(
+        self, name: str = "token_recycling", options: TokenRecyclingOptions | None = None
+    ) -> None:
+        self._name = name
+        self._options = options or TokenRecyclingOptions()
+        self._static_tree = self._options.static_tree()
+        self._requests: OpenRequests[_Request] = OpenRequests(name)
+        # By namespace and cache salt; the latest last.
+        self._tables: dict[tuple[str, str], SuccessorTable] = {}
+
+    @property
+    def name(self) -> str:
+        """The `source` of the proposals."""
+        return self._name
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the shared tables, and of requests with tables of their own."""
+        shared = sum(table.memory_bytes for table in list(self._tables.values()))
+        return shared + (0 if self._options.share else self._requests.memory_bytes)
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request. Raises `DrafterError` if it has no token."""
+        self._requests.put(request.request_id, _Request(request, self._table(request)))
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
+        """One proposal a query; ignores the deadline, since it needs microseconds.
+
+        A query of no nodes asks for no successors either: then every row of the step is dear.
+        """
+        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Learn the target's candidates. Raises `DrafterError` if they are not as wanted."""
+        for commit in commits:
+            state = self._requests.of_commit(commit)
+            if commit.successors is not None:
+                state.table.learn(commit.successors)
+            state.extend(commit.tokens)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request; an unknown id is ignored."""
+        self._requests.drop(request_id)
+
+    def _table(self, request: DraftRequest) -> SuccessorTable:
+        options = self._options
+        new = SuccessorTable(options.num_successors, options.max_vocab)
+        if not (options.share and request.store):
+            return new
+        key = (request.namespace, request.cache_salt)
+        table = self._tables[key] = self._tables.pop(key, new)
+        if len(self._tables) > options.max_tables:
+            del self._tables[next(iter(self._tables))]
+        return table
+
+    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+        if max_nodes <= 0:
+            return empty_proposal(self._name)
+        num_successors = self._options.num_successors
+        template = self._static_tree or tree_template(max_nodes, num_successors)
+        tokens, parents = state.table.expand(state.root, template[:max_nodes])
+        return Proposal(
+            self._name,
+            np.array(tokens, dtype=np.int32),
+            np.array(parents, dtype=np.int32),
+            np.zeros(len(tokens), dtype=np.float32),
+            num_successors=num_successors,
+        )
+
+
+class _Request:
+    """The last token of one request, and the table that serves it."""
+
+    __slots__ = ("committed_len", "root", "table")
+
+    def __init__(self, request: DraftRequest, table: SuccessorTable) -> None:
+        self.committed_len = 0
+        self.root = UNKNOWN
+        self.table = table
+        self.extend(request.token_ids)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.table.memory_bytes
+
+    def extend(self, tokens: Int32) -> None:
+        self.committed_len += len(tokens)
+        self.root = int(tokens[-1]) if len(tokens) else self.root

@@ -1,0 +1,181 @@
+"""Retrieval: continuations of the longest suffix that a store of earlier texts knows.
+
+SPECTRA-RETRIEVAL (ACL 2025, section 4.2.2) over the queries of REST (He et al. 2024): the context
+includes the last committed token, and the answer is a tree of counted continuations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.learner import CREDITED, DAMAGED, OUTCOMES, Learner
+from ...core.lookup import Lookup, Subtree
+from ...core.types import Commit, DraftRequest, Int32, Proposal, Query, empty_proposal
+from ..model.coupled_rank import CoupledChoice, rank_coupled
+from ..open_requests import OpenRequests
+from ..option_checks import require_switches, require_whole
+from .learned_answer import LearnedAnswer, refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalOptions:
+    """Options of `RetrievalDrafter`; raises `ConfigError` naming the option.
+
+    context_len    how many of the last tokens are looked up
+    max_nodes      most nodes of a proposal
+    min_match_len  shorter matches are not proposed
+    oversample     with a temperature: so many times the nodes are looked up, since the noise may
+                   raise a continuation that is rare in the store
+    learn          hand ended requests to the store, for later ones of their namespace; never those
+                   of `shared`, with a cache salt or with `store: false`
+    """
+
+    context_len: int = 16
+    max_nodes: int = 24
+    min_match_len: int = 2
+    oversample: int = 4
+    learn: bool = False
+
+    def __post_init__(self) -> None:
+        require_whole("context_len", self.context_len, 1, 64)
+        require_whole("max_nodes", self.max_nodes, 1, 4096)
+        require_whole("min_match_len", self.min_match_len, 1, self.context_len)
+        require_whole("oversample", self.oversample, 1, 64)
+        require_switches(self, "learn")
+
+
+class RetrievalDrafter:
+    """Proposes what a lookup knows, ranked by its counts and the request's sampling noise.
+
+    Keeps the last `context_len` tokens of each request, and of requests that are to be learned
+    their answers, too. What the lookup raises comes out of `propose`.
+    """
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        name: str = "retrieval",
+        options: RetrievalOptions | None = None,
+        learner: Learner | None = None,
+        free: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`free` frees what lookup and learner hold."""
+        self._lookup = lookup
+        self._free = free
+        self._name = name
+        self._options = options or RetrievalOptions()
+        self._learner = learner if self._options.learn else None
+        self._refused: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
+        self._requests: OpenRequests[_Request] = OpenRequests(name)
+
+    @property
+    def name(self) -> str:
+        """The `source` of the proposals."""
+        return self._name
+
+    @property
+    def memory_bytes(self) -> int:
+        """See `Drafter`."""
+        return self._requests.memory_bytes
+
+    @property
+    def learning_counts(self) -> Mapping[str, int]:
+        """See `LearningDrafter`; no outcome is left out."""
+        if self._learner is None:
+            return {}
+        learned = self._learner.counts
+        counts = {name: self._refused[name] + learned.get(name, 0) for name in OUTCOMES}
+        return counts | {name: learned.get(name, 0) for name in (CREDITED, DAMAGED)}
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request. Raises `DrafterError` if it has no token."""
+        state = _Request(request, self._options.context_len)
+        if self._learner is not None:
+            state.refusal = refusal(request)
+            if state.refusal is None:
+                state.answer = LearnedAnswer(request)
+        self._requests.put(request.request_id, state)
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
+        """One proposal a query, from one lookup of all; its deadline is the lookup's own."""
+        states = [self._requests.of_query(query) for query in queries]
+        proposals = [empty_proposal(self._name) for _ in queries]
+        budgets = [min(query.max_nodes, self._options.max_nodes) for query in queries]
+        asked = [index for index, budget in enumerate(budgets) if budget > 0]
+        if not asked:
+            return proposals
+        subtrees = self._lookup.lookup(
+            [states[index].context for index in asked],
+            [states[index].namespace for index in asked],
+            [self._num_candidates(states[index], budgets[index]) for index in asked],
+        )
+        for index, subtree in zip(asked, subtrees, strict=True):
+            if subtree.match_len >= self._options.min_match_len:
+                proposals[index] = self._rank(states[index], subtree, budgets[index])
+        for state, proposal in zip(states, proposals, strict=True):
+            if state.answer is not None:
+                state.answer.propose(proposal)
+        return proposals
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Follow the committed tokens."""
+        for commit in commits:
+            self._requests.of_commit(commit).extend(commit.tokens)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request, or hand it on to be learned; an unknown id is ignored."""
+        state = self._requests.drop(request_id)
+        if self._learner is None or state is None:
+            return
+        if state.refusal is not None:
+            self._refused[state.refusal] += 1
+        ended = None if state.answer is None else state.answer.end()
+        if ended is not None:
+            self._learner.learn(ended)
+
+    def free(self) -> None:
+        """See `OwningDrafter`; what waits to be learned is learned first."""
+        self._free()
+
+    def _num_candidates(self, state: _Request, max_nodes: int) -> int:
+        return max_nodes * self._options.oversample if state.temperature > 0 else max_nodes
+
+    def _rank(self, state: _Request, subtree: Subtree, max_nodes: int) -> Proposal:
+        nodes = (subtree.tokens, subtree.parents, subtree.log_probs)
+        # Without noise they stand in their order already.
+        if not state.temperature and len(subtree.tokens) <= max_nodes:
+            return Proposal(self._name, *nodes)
+        choice = CoupledChoice(state.temperature, state.seed, state.committed_len)
+        return Proposal(self._name, *rank_coupled(*nodes, choice, max_nodes))
+
+
+class _Request:
+    """The end of one request's text, and how its tokens are chosen."""
+
+    __slots__ = (
+        "answer", "committed_len", "context", "context_len", "namespace", "refusal", "seed",
+        "temperature",
+    )  # fmt: skip
+
+    def __init__(self, request: DraftRequest, context_len: int) -> None:
+        self.answer: LearnedAnswer | None = None
+        self.refusal: str | None = None
+        self.context: Int32 = request.token_ids[-context_len:].astype(np.int32)
+        self.context_len = context_len
+        self.committed_len = len(request.token_ids)
+        self.namespace = request.namespace
+        self.temperature = request.temperature
+        self.seed = request.seed
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.context.nbytes + (0 if self.answer is None else self.answer.memory_bytes)
+
+    def extend(self, tokens: Int32) -> None:
+        self.context = np.concatenate([self.context, tokens])[-self.context_len :]
+        self.committed_len += len(tokens)
+        if self.answer is not None:
+            self.answer.extend(tokens)

@@ -1,0 +1,87 @@
+"""One request's answer while it grows, for a store that learns from it when it ends."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from ...core.learner import Ended
+from ...core.types import ROOT, DraftRequest, Int32, Proposal
+
+SHARED = "shared"
+# The prompt's last tokens are learned, too, so that the answer's first ones are found by them.
+PROMPT_TAIL = 16
+# The first tokens of a longer answer are learned.
+MAX_TOKENS = 2048
+
+
+def refusal(request: DraftRequest) -> str | None:
+    """Why its text is not learned, one of `core.learner.OUTCOMES`; None where it may be.
+
+    What is learned may be read by all later requests of the namespace. A store knows namespaces
+    but no salts, so what a salt keeps apart is not learned.
+    """
+    if request.namespace == SHARED:
+        return "shared"
+    if not request.store:
+        return "unstored"
+    return "salted" if request.cache_salt else None
+
+
+class LearnedAnswer:
+    """The end of a prompt, the answer so far, and which runs of it were proposed."""
+
+    __slots__ = ("_accepted", "_answer_start", "_namespace", "_proposal", "_tokens")
+
+    def __init__(self, request: DraftRequest) -> None:
+        start = max(request.prompt_len - PROMPT_TAIL, 0)
+        self._namespace = request.namespace
+        self._tokens = array("i", request.token_ids[start:].tolist())
+        self._answer_start = request.prompt_len - start
+        self._accepted: list[tuple[int, int]] = []
+        self._proposal: Proposal | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the tokens."""
+        return len(self._tokens) * self._tokens.itemsize
+
+    def propose(self, proposal: Proposal) -> None:
+        """The last proposal is the one that the next commit is measured by."""
+        self._proposal = proposal
+
+    def extend(self, tokens: Int32) -> None:
+        """Add committed tokens; those that the last proposal began with are an accepted run."""
+        start = len(self._tokens)
+        if self._proposal is not None:
+            length = _agreed(self._proposal, tokens)
+            if length and start + length <= MAX_TOKENS:
+                self._accepted.append((start, start + length))
+        self._proposal = None
+        self._tokens.extend(tokens.tolist())
+        del self._tokens[MAX_TOKENS:]
+
+    def end(self) -> Ended | None:
+        """What is to be learned; None if there is no answer."""
+        if len(self._tokens) <= self._answer_start:
+            return None
+        tokens = np.array(self._tokens, dtype=np.int32)
+        return Ended(self._namespace, tokens, tuple(self._accepted))
+
+
+def _agreed(proposal: Proposal, tokens: Int32) -> int:
+    """How many of the first tokens are a path of the proposal."""
+    children = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(
+            zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
+        )
+    }
+    node = ROOT
+    for length, token in enumerate(tokens.tolist()):
+        found = children.get((node, token))
+        if found is None:
+            return length
+        node = found
+    return len(tokens)

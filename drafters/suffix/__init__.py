@@ -1,0 +1,4 @@
+"""Suffix decoding, over an automaton of each request's text.
+
+Start with `drafter.py`.
+"""

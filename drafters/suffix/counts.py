@@ -1,0 +1,110 @@
+"""How often every string of a text stands in it, while the text grows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...core.types import Int32
+from .automaton import (
+    CONTEXT,
+    CONTEXT_LEN,
+    COUNT,
+    LAST,
+    LENGTH,
+    LINK,
+    NONE,
+    NUM_EDGES,
+    NUM_STATES,
+    NUM_TOKENS,
+    ROOT_STATE,
+    SOURCE,
+    TARGET,
+    Automaton,
+    empty_automaton,
+    extend,
+    fill_table,
+    find_edge,
+)
+
+FIRST_CAPACITY = 64
+
+
+class SuffixCounts:
+    """The counts of a suffix tree of depth `max_depth`, kept in a suffix automaton.
+
+    Takes at most 112 bytes a token, and twice that where the arrays have just grown.
+
+    automaton  what the compiled loops read; another one after an append
+    """
+
+    __slots__ = ("_capacity", "_max_depth", "automaton")
+
+    def __init__(self, max_depth: int) -> None:
+        self._max_depth = max_depth
+        self._capacity = FIRST_CAPACITY
+        self.automaton: Automaton = empty_automaton(FIRST_CAPACITY)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all texts."""
+        return int(self.automaton[3][NUM_TOKENS])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.automaton)
+
+    def start_text(self) -> None:
+        """What is appended from now on does not follow what was before."""
+        self.automaton[3][[LAST, CONTEXT, CONTEXT_LEN]] = (ROOT_STATE, ROOT_STATE, 0)
+
+    def append(self, tokens: Int32) -> None:
+        """Continue the text. `tokens` is int32 [n]."""
+        num_tokens = self.num_tokens + len(tokens)
+        if num_tokens > self._capacity:
+            self._grow(num_tokens)
+        # The loops are compiled for arrays that may be written, and would be again for others.
+        extend(self.automaton, np.array(tokens, dtype=np.int32), self._max_depth)
+
+    def check_integrity(self) -> None:
+        """Assert that states, edges, table and counts agree with each other."""
+        states, edges, table, cursor = self.automaton
+        num_states, num_edges = int(cursor[NUM_STATES]), int(cursor[NUM_EDGES])
+        states, edges = states[:num_states], edges[:num_edges]
+        assert np.count_nonzero(table != NONE) == num_edges
+        for edge, (source, token, _, _) in enumerate(edges.tolist()):
+            assert find_edge(self.automaton, source, token) == edge
+        lengths, links, counts = states[:, LENGTH], states[1:, LINK], states[:, COUNT]
+        sources, targets = edges[:, SOURCE], edges[:, TARGET]
+        assert np.all(lengths[links] < lengths[1:])
+        assert np.all(lengths[sources] < lengths[targets])
+        assert lengths[cursor[CONTEXT]] >= cursor[CONTEXT_LEN]
+        # Each place of a string has at most one token after it, and at most one before it. A
+        # state is counted where its shortest string is not too long.
+        shortest = np.append(0, lengths[links] + 1)
+        is_counted = shortest[sources] < self._max_depth
+        after = np.bincount(sources[is_counted], counts[targets[is_counted]], num_states)
+        is_counted = shortest[1:] <= self._max_depth
+        before = np.bincount(links[is_counted], counts[1:][is_counted], num_states)
+        assert after[ROOT_STATE] == before[ROOT_STATE] == self.num_tokens
+        assert np.all(np.maximum(after, before)[1:] <= counts[1:])
+
+    def _grow(self, num_tokens: int) -> None:
+        capacity = self._capacity
+        while capacity < num_tokens:
+            capacity *= 2
+        old_states, old_edges, _, cursor = self.automaton
+        states, edges, table, _ = empty_automaton(capacity)
+        num_edges = int(cursor[NUM_EDGES])
+        states[: cursor[NUM_STATES]] = old_states[: cursor[NUM_STATES]]
+        edges[:num_edges] = old_edges[:num_edges]
+        fill_table(edges, num_edges, table)
+        self._capacity = capacity
+        self.automaton = (states, edges, table, cursor)
+
+
+def grown_counts() -> SuffixCounts:
+    """Counts of some text that has outgrown its first arrays: all their loops have run."""
+    counts = SuffixCounts(max_depth=2)
+    counts.append(np.zeros(FIRST_CAPACITY + 1, dtype=np.int32))
+    return counts

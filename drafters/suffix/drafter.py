@@ -1,0 +1,190 @@
+"""Suffix decoding: what followed the text's suffixes most often, here and in earlier answers.
+
+Oliaro et al. 2024, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications"
+(arXiv 2411.04975), with the drafts of Arctic Inference.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.errors import ConfigError
+from ...core.types import Commit, DraftRequest, Int32, Proposal, Query, empty_proposal
+from ..open_requests import OpenRequests
+from ..option_checks import require_fraction, require_number, require_switches, require_whole
+from .counts import SuffixCounts, grown_counts
+from .drafts import Limits, best_draft
+from .recent_counts import RecentCounts
+
+# Namespace and cache salt.
+Sharing = tuple[str, str]
+
+NO_ANSWERS = SuffixCounts(max_depth=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuffixOptions:
+    """Options of `SuffixDrafter`; raises `ConfigError` naming the option.
+
+    max_match_len    longest suffix of the text that is looked up
+    num_tokens       most tokens of a draft
+    max_spec_factor  and
+    max_spec_offset  a suffix of m tokens is continued by at most factor * m + offset tokens
+    min_token_prob   least probability that all tokens up to one are accepted, by the counts
+    tree             drafts are trees of the most probable nodes, not single paths
+    window           so many of the latest tokens of a request are counted, at least half as many
+    answer_tokens    the same of ended answers of a namespace and cache salt; 0: none are counted
+    max_namespaces   of so many of these, the latest to end an answer
+    """
+
+    max_match_len: int = 64
+    num_tokens: int = 16
+    max_spec_factor: float = 1.0
+    max_spec_offset: float = 0.0
+    min_token_prob: float = 0.1
+    tree: bool = True
+    window: int = 65536
+    answer_tokens: int = 65536
+    max_namespaces: int = 32
+
+    def __post_init__(self) -> None:
+        require_whole("max_match_len", self.max_match_len, 1, 1024)
+        require_whole("num_tokens", self.num_tokens, 1, 1024)
+        require_number("max_spec_factor", self.max_spec_factor, 0)
+        require_number("max_spec_offset", self.max_spec_offset, -1024)
+        require_fraction("min_token_prob", self.min_token_prob)
+        require_switches(self, "tree")
+        require_whole("window", self.window, 2)
+        require_whole("answer_tokens", self.answer_tokens, 0)
+        if self.answer_tokens == 1:
+            raise ConfigError("answer_tokens", "must be 0, or at least 2")
+        require_whole("max_namespaces", self.max_namespaces, 1)
+
+    @property
+    def max_depth(self) -> int:
+        """Tokens of the longest suffix and draft together."""
+        return self.max_match_len + self.num_tokens
+
+
+class SuffixDrafter:
+    """Proposes the better of two drafts: by the request's own text, and by earlier answers.
+
+    An answer is counted when its request closes, for requests of the same namespace and cache salt
+    and no others.
+    """
+
+    def __init__(self, name: str = "suffix", options: SuffixOptions | None = None) -> None:
+        self._name = name
+        self._options = options or SuffixOptions()
+        # Whole numbers would have the loops compiled again.
+        self._limits: Limits = (
+            float(self._options.max_spec_factor),
+            float(self._options.max_spec_offset),
+            float(self._options.min_token_prob),
+            self._options.tree,
+        )
+        self._requests: OpenRequests[_Request] = OpenRequests(name)
+        # By namespace and cache salt; the latest to end an answer is the last.
+        self._answers: dict[Sharing, RecentCounts] = {}
+        # Compiles the loops, or reads them from disk, before a request waits for them.
+        grown = grown_counts().automaton
+        best_draft(grown, grown, np.zeros(1, dtype=np.int32), 1, self._limits)
+
+    @property
+    def name(self) -> str:
+        """The `source` of the proposals."""
+        return self._name
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the counts of all open requests and of all answers."""
+        answers = list(self._answers.values())
+        return self._requests.memory_bytes + sum(counts.memory_bytes for counts in answers)
+
+    def open(self, request: DraftRequest) -> None:
+        """Count the request's committed tokens. Raises `DrafterError` if there are none."""
+        state = _Request(request, self._options)
+        self._requests.put(request.request_id, state)
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
+        """One proposal a query; ignores the deadline, since it needs microseconds."""
+        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Count the committed tokens."""
+        for commit in commits:
+            self._requests.of_commit(commit).append(commit.tokens)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request, but for its answer; an unknown id is ignored."""
+        state = self._requests.drop(request_id)
+        if state is not None and state.store and self._options.answer_tokens:
+            self._keep_answer(state.sharing, np.array(state.answer, dtype=np.int32))
+
+    def check_integrity(self) -> None:
+        """Assert that all counts agree with each other and stay within their bounds."""
+        for state in self._requests:
+            state.counts.check_integrity()
+        for counts in self._answers.values():
+            counts.check_integrity()
+        assert len(self._answers) <= self._options.max_namespaces
+
+    def _keep_answer(self, sharing: Sharing, answer: Int32) -> None:
+        if not len(answer):
+            return
+        options = self._options
+        counts = self._answers.pop(sharing, None)
+        if counts is None:
+            counts = RecentCounts(options.answer_tokens, options.max_depth)
+            if len(self._answers) == options.max_namespaces:
+                del self._answers[next(iter(self._answers))]
+        self._answers[sharing] = counts
+        counts.start_text()
+        counts.append(answer)
+
+    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+        room = min(self._options.num_tokens, max_nodes)
+        if room <= 0:
+            return empty_proposal(self._name)
+        answers = self._answers.get(state.sharing, NO_ANSWERS)
+        found = best_draft(
+            state.counts.automaton, answers.automaton, state.context, room, self._limits
+        )
+        return Proposal(self._name, *found)
+
+
+class _Request:
+    """The counts of one request's text, its answer, and its last tokens."""
+
+    __slots__ = (
+        "_max_match_len", "answer", "committed_len", "context", "counts", "sharing", "store",
+    )  # fmt: skip
+
+    def __init__(self, request: DraftRequest, options: SuffixOptions) -> None:
+        self.sharing: Sharing = (request.namespace, request.cache_salt)
+        self.store = request.store
+        self.counts = RecentCounts(options.window, options.max_depth)
+        self.answer = array("i")
+        self.context: Int32 = np.empty(0, dtype=np.int32)
+        self.committed_len = 0
+        self._max_match_len = options.max_match_len
+        self._extend(request.token_ids)
+        self.answer.extend(request.token_ids[request.prompt_len :].tolist())
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.counts.memory_bytes + len(self.answer) * self.answer.itemsize
+
+    def append(self, tokens: Int32) -> None:
+        """Add to the answer."""
+        self._extend(tokens)
+        self.answer.extend(tokens.tolist())
+
+    def _extend(self, tokens: Int32) -> None:
+        self.counts.append(tokens)
+        self.context = np.concatenate([self.context, tokens])[-self._max_match_len :]
+        self.committed_len += len(tokens)

@@ -1,0 +1,74 @@
+"""Attention of all rows of a step over a paged KV cache, in Triton.
+
+Reads each key and value once for all query lines of a tile: the rows of a request times the heads
+that share a key. Importing this file needs Triton; `dispatch.py` does it where it is chosen.
+"""
+
+# Triton takes plain numbers for constants of a kernel, whatever their annotation.
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from ..dot_types import dot_type, triton_type
+from .kernels import attend_tiles, merge_partials
+from .spec import LayerSpec
+from .step_layout import StepLayout
+from .tile_plan import COLUMN_STEP
+
+# Asked for by name: Triton will change its default, and warns until then.
+FUSED = {"enable_fp_fusion": True}
+# tl.dot takes no fewer.
+LEAST_DIM = LEAST_COLUMNS = 16
+# Columns of a tile by the most bytes of a key; with the queries they fit the 99 KiB of shared
+# memory that consumer GPUs have (Ada).
+COLUMNS = ((256, COLUMN_STEP), (512, 32))
+
+
+def paged_attention(
+    query: Tensor, pairs: Tensor, layout: StepLayout, spec: LayerSpec,
+    out: Tensor, *, log_sums: Tensor | None = None,
+) -> None:  # fmt: skip
+    """As `attention_reference.paged_attention`, which says what it does."""
+    shape, partials = layout.shape, layout.partials
+    assert query.stride(2) == out.stride(2) == pairs.stride(3) == 1
+    sums = out if log_sums is None else log_sums
+    dims = max(triton.next_power_of_2(shape.head_dim), LEAST_DIM)
+    shared = {
+        "SHARE": shape.share, "HEAD_DIM": shape.head_dim, "DIMS": dims,
+        "PARTIAL_LINES": partials.sums.shape[2], "HAS_SUMS": log_sums is not None,
+        "KEEP": triton_type(out.dtype),
+    }  # fmt: skip
+    attend_tiles[layout.launch_items, shape.num_kv_heads](
+        query, pairs, out, sums, out if spec.scales is None else spec.scales,
+        partials.out, partials.sums,
+        layout.items, layout.requests, layout.positions, layout.ancestors,
+        layout.own_slots, layout.own_positions, layout.first_blocks, layout.blocks,
+        spec.scaling, spec.window or 0, spec.softcap or 0.0,
+        query.stride(0), query.stride(1), pairs.stride(0), pairs.stride(1), pairs.stride(2),
+        out.stride(0), out.stride(1), sums.stride(0),
+        BLOCK_SIZE=layout.block_size, NUM_WORDS=layout.capacity.num_words,
+        LINES=max(layout.tile_lines, LEAST_DIM),
+        HAS_WINDOW=spec.window is not None, HAS_SOFTCAP=spec.softcap is not None,
+        HAS_SCALES=spec.scales is not None,
+        **shared, **tile_options(dims, query.dtype), **FUSED,
+    )  # fmt: skip
+    if layout.has_partials:
+        merge_partials[layout.launch_rows, shape.num_heads](
+            out, sums, partials.out, partials.sums, layout.merges,
+            out.stride(0), out.stride(1), sums.stride(0), **shared, **FUSED,
+        )  # fmt: skip
+
+
+def tile_options(dims: int, dtype: torch.dtype) -> dict[str, object]:
+    """How tiles are computed: fewer columns where a row of keys is long, to fit shared memory."""
+    row_bytes = dims * dtype.itemsize
+    return {
+        "COLUMNS": next((count for most, count in COLUMNS if row_bytes <= most), LEAST_COLUMNS),
+        "DOT": dot_type(dtype),
+        "num_warps": 8 if row_bytes > 256 else 4,
+        "num_stages": 1 if row_bytes > 512 else 2,
+    }

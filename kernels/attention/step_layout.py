@@ -1,0 +1,214 @@
+"""Where a step's rows, columns and tiles are, as device tensors that are refilled in place.
+
+The addresses and the launch sizes of a layout never change, so that a CUDA graph captured with it
+can be replayed for any step that fits its capacity. One copy to the device a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import astuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.compiled import compiled
+from ...core.types import Int32, StepInput
+from ..staged_buffer import StagedBuffer
+from .layout_capacity import LayoutCapacity, PartialResults
+from .spec import AttentionShape
+from .tile_plan import (
+    ITEM_FIELDS,
+    REQUEST_FIELDS,
+    RequestRows,
+    lines_of_tiles,
+    plan_tiles,
+)
+
+NOTHING = np.empty(0, dtype=np.int32)
+BLOCK_SECTIONS = ("first_blocks", "blocks")
+
+
+class StepLayout:
+    """The layout of one step after another; valid until the next `refill`. Empty at first.
+
+    ancestors      int64 [rows, words]  bits of own columns (`core/tree/ancestor_bits.py`), of trees
+    requests       int32 [requests, REQUEST_FIELDS], items int32 [max items, ITEM_FIELDS],
+    merges         int32 [rows, 3]  as in `tile_plan.py`; request -1: no item
+    first_blocks   int32 [requests]  where a request's block table begins in `blocks`
+    blocks         int32 [blocks]
+    token_ids      int32 [rows]
+    positions      int32 [rows]; own_positions int32 [columns]  absolute
+    slots          int32 [rows]  where the rows' KV is written; -1: nowhere
+    own_slots      int32 [columns]
+    tile_lines     lines of a tile: `tile_rows` rows times the heads that share a key
+
+    With `tile_lines` given, tiles are never chosen by the step, as a CUDA graph needs it.
+    """
+
+    def __init__(
+        self, shape: AttentionShape, capacity: LayoutCapacity, block_size: int,
+        partials: PartialResults, tile_lines: int | None = None,
+    ) -> None:  # fmt: skip
+        self.shape, self.capacity, self.block_size = shape, capacity, block_size
+        self.partials = partials
+        self._fixed_lines = tile_lines
+        self.tile_lines = tile_lines or lines_of_tiles(shape.share, 1)
+        self.max_items = capacity.num_rows + partials.budget.max_partials
+        self.num_items, self.num_rows = self.max_items, capacity.num_rows
+        self.num_partials = partials.budget.max_partials
+        self._sections = self._make_sections()
+        size = max(section.stop for section in self._sections.values())
+        self._buffer = StagedBuffer(size, partials.out.device)
+        self._host = self._buffer.next()
+        self.ancestors = self._view("ancestors").view(torch.int64).view(-1, capacity.num_words)
+        self.requests = self._view("requests").view(-1, REQUEST_FIELDS)
+        self.items = self._view("items").view(-1, ITEM_FIELDS)
+        self.merges = self._view("merges").view(-1, 3)
+        self.first_blocks, self.blocks = self._view("first_blocks"), self._view("blocks")
+        self.token_ids = self._view("token_ids")
+        self.positions, self.slots = self._view("positions"), self._view("slots")
+        self.own_positions, self.own_slots = self._view("own_positions"), self._view("own_slots")
+        for nothing in (self.slots, self.items):
+            nothing.fill_(-1)
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+        return self.tile_lines // self.shape.share
+
+    @property
+    def launch_items(self) -> int:
+        """Programs to launch for each key/value head: all there may be where tiles are fixed."""
+        return self.num_items if self._fixed_lines is None else self.max_items
+
+    @property
+    def launch_rows(self) -> int:
+        """The same for rows."""
+        return self.num_rows if self._fixed_lines is None else self.capacity.num_rows
+
+    @property
+    def has_partials(self) -> bool:
+        """Whether anything may have to be merged."""
+        return self.num_partials > 0 or self._fixed_lines is not None
+
+    def refill(self, step: StepInput, only: Collection[int] | None = None) -> None:
+        """Describe `step`, which must fit; with `only`, no rows but those of these requests.
+
+        The step's KV moves are not part of it.
+        """
+        assert self.capacity.holds(LayoutCapacity.exact(step, self.block_size))
+        requests = _request_rows(step, only)
+        if self._fixed_lines is None:
+            most_rows = int(requests.column(1).max(initial=0))
+            self.tile_lines = lines_of_tiles(self.shape.share, most_rows)
+        budget = self.partials.budget
+        plan = plan_tiles(
+            requests, len(step.token_ids), self.tile_rows,
+            num_programs=budget.num_programs, max_partials=budget.max_partials,
+        )  # fmt: skip
+        self.num_items, self.num_rows = len(plan.items), len(step.token_ids)
+        self.num_partials = plan.num_partials
+        self._host = self._buffer.next()
+        self._put("requests", requests.table, 0)
+        self._put("items", plan.items, -1)
+        self._put("merges", plan.merges, 0)
+        self._put("token_ids", step.token_ids, 0)
+        self._put("positions", step.positions, 0)
+        self._put("slots", step.slots, -1)
+        self._put_own(step)
+        self._buffer.send(self._put_blocks(step))
+
+    def _put_own(self, step: StepInput) -> None:
+        starts = step.request_starts.tolist()
+        own_slots, own_positions = [NOTHING], [NOTHING]
+        words = self._host[self._sections["ancestors"]].view(np.int64)
+        words = words.reshape(-1, self.capacity.num_words)
+        for index, tree in enumerate(step.trees):
+            rows = slice(starts[index], starts[index + 1])
+            if tree is None:
+                own_slots.append(step.slots[rows])
+                own_positions.append(step.positions[rows])
+                continue
+            own_slots.append(tree.slots)
+            own_positions.append(tree.positions)
+            words[rows] = 0
+            words[rows, : tree.ancestors.shape[1]] = tree.ancestors.view(np.int64)
+        self._put("own_slots", np.concatenate(own_slots))
+        self._put("own_positions", np.concatenate(own_positions))
+
+    def _put_blocks(self, step: StepInput) -> int:
+        """Also returns how much of the buffer is in use: the block tables come last in it."""
+        first_blocks, blocks = (self._host[self._sections[name]] for name in BLOCK_SECTIONS)
+        tables = (step.context_lens, step.block_tables, self.block_size)
+        return self._sections["blocks"].start + _list_blocks(*tables, first_blocks, blocks)
+
+    def _put(self, name: str, values: np.ndarray, rest: int | None = None) -> None:
+        section = self._sections[name]
+        first_free = section.start + values.size
+        self._host[section.start : first_free] = values.ravel()
+        if rest is not None:
+            self._host[first_free : section.stop] = rest
+
+    def _view(self, name: str) -> Tensor:
+        return self._buffer.device[self._sections[name]]
+
+    def _make_sections(self) -> Mapping[str, slice]:
+        """Where each array lies in the buffer; the 64-bit words first, for their alignment."""
+        rows, requests, columns, blocks, words = astuple(self.capacity)
+        sizes = {
+            "ancestors": 2 * rows * words,
+            "requests": requests * REQUEST_FIELDS,
+            "items": self.max_items * ITEM_FIELDS,
+            "merges": rows * 3,
+            "token_ids": rows,
+            "positions": rows,
+            "slots": rows,
+            "own_slots": columns,
+            "own_positions": columns,
+            "first_blocks": requests,
+            "blocks": blocks,
+        }
+        starts = np.cumsum([0, *(_aligned(size) for size in sizes.values())]).tolist()
+        return {
+            name: slice(start, start + size)
+            for (name, size), start in zip(sizes.items(), starts, strict=False)
+        }
+
+
+def _aligned(size: int) -> int:
+    # Triton compiles anew for pointers that are no multiple of 16 bytes.
+    return -(-size // 4) * 4
+
+
+@compiled
+def _list_blocks(
+    context_lens: Int32, tables: Int32, block_size: int, first_blocks: Int32, blocks: Int32
+) -> int:
+    """Write the blocks that contexts have, request by request; returns how many there are."""
+    total = 0
+    for request in range(len(context_lens)):
+        first_blocks[request] = total
+        for index in range(-(-context_lens[request] // block_size)):
+            blocks[total] = tables[request, index]
+            total += 1
+    return total
+
+
+def _request_rows(step: StepInput, only: Collection[int] | None) -> RequestRows:
+    starts = step.request_starts
+    table = np.empty((len(starts) - 1, REQUEST_FIELDS), dtype=np.int32)
+    num_rows = table[:, 1]
+    table[:, 0] = starts[:-1]
+    np.subtract(starts[1:], starts[:-1], out=num_rows)
+    table[:, 2] = step.context_lens
+    table[:, 4] = [
+        rows if tree is None else len(tree.slots)
+        for rows, tree in zip(num_rows.tolist(), step.trees, strict=True)
+    ]
+    table[:, 3] = table[:, 4].cumsum() - table[:, 4]
+    table[:, 5] = [tree is None for tree in step.trees]
+    if only is not None:
+        num_rows[~np.isin(np.arange(len(num_rows)), list(only))] = 0
+    return RequestRows(table)

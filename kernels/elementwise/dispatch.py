@@ -1,0 +1,26 @@
+"""The operators between products of one implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ElementwiseOps:
+    """`elementwise_reference.py` says what each does."""
+
+    rms_norm: Callable[..., None]
+    rotate: Callable[[Tensor, Tensor, Tensor], None]
+    gated: Callable[[Tensor, Tensor, str], None]
+
+
+def load_elementwise(name: str) -> ElementwiseOps:
+    """The operators of `triton` or `reference`; Triton is imported only where it is used."""
+    if name == "reference":
+        from . import reference as ops  # noqa: PLC0415
+    else:
+        from . import ops  # noqa: PLC0415
+    return ElementwiseOps(ops.rms_norm, ops.rotate, ops.gated)

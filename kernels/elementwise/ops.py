@@ -1,0 +1,65 @@
+"""What lies between the products of a layer, in Triton, a launch each; importing needs Triton."""
+
+# Triton takes plain numbers for constants of a kernel, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from .kernels import gate, normalise, turn_heads
+
+# Asked for by name: Triton will change its default, and warns until then.
+FUSED = {"enable_fp_fusion": True}
+GATE_CHUNK = 1024
+
+
+def rms_norm(
+    x: Tensor, scale: Tensor, eps: float, out: Tensor, residual: Tensor | None = None
+) -> None:
+    """As `elementwise_reference.rms_norm`."""
+    num_rows, size = x.shape[0], x.shape[-1]
+    num_groups = x.shape[1] if x.ndim == 3 else 1
+    assert x.stride(-1) == out.stride(-1) == scale.stride(0) == 1
+    assert residual is None or (x.ndim == 2 and residual.stride(1) == 1)
+    if not num_rows:
+        return
+    normalise[num_rows, num_groups](
+        x, x if residual is None else residual, scale, out, eps, x.stride(0), x.stride(-2),
+        0 if residual is None else residual.stride(0), out.stride(0), out.stride(-2),
+        SIZE=size, WIDTH=triton.next_power_of_2(size), HAS_RESIDUAL=residual is not None,
+        num_warps=norm_warps(size), **FUSED,
+    )  # fmt: skip
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """As `elementwise_reference.rotate`."""
+    num_rows, num_heads, dim = heads.shape
+    assert heads.stride(2) == cos.stride(2) == sin.stride(2) == 1
+    assert cos.stride(0) == sin.stride(0)
+    assert cos.shape == sin.shape == (num_rows, 1, dim)
+    if not num_rows:
+        return
+    turn_heads[num_rows,](
+        heads, cos, sin, heads.stride(0), heads.stride(1), cos.stride(0),
+        NUM_HEADS=num_heads, HEADS=triton.next_power_of_2(num_heads),
+        HALF=dim // 2, WIDTH=triton.next_power_of_2(dim // 2), **FUSED,
+    )  # fmt: skip
+
+
+def gated(gate_up: Tensor, out: Tensor, activation: str) -> None:
+    """As `elementwise_reference.gated`."""
+    num_rows, size = out.shape
+    assert gate_up.stride(1) == out.stride(1) == 1
+    if not num_rows:
+        return
+    gate[num_rows, triton.cdiv(size, GATE_CHUNK)](
+        gate_up, out, size, gate_up.stride(0), out.stride(0),
+        IS_GELU=activation == "gelu_tanh", LEN=GATE_CHUNK, **FUSED,
+    )  # fmt: skip
+
+
+def norm_warps(size: int) -> int:
+    """Threads of a row in units of 32: eight numbers a thread, and no more than helps."""
+    return min(max(triton.next_power_of_2(size) // 256, 1), 16)

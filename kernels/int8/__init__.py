@@ -1,0 +1,4 @@
+"""Products with weights of 8 bits.
+
+Start with `product.py`.
+"""

@@ -1,0 +1,66 @@
+"""Triton kernels that write and copy slots of a KV cache. Importing this file needs Triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .reference import LARGEST_FP8
+
+FP8_BOUND = tl.constexpr(LARGEST_FP8)
+
+
+@triton.jit
+def store_rows(
+    keys, values, pairs, slots, scales, stride_row, stride_head, stride_value_row,
+    stride_value_head, stride_slot, stride_half, stride_pair_head,
+    NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, IS_FP8: tl.constexpr,
+):  # fmt: skip
+    """Program (row, half): all heads of a row's key (half 0) or value (half 1)."""
+    row = tl.program_id(0)
+    half = tl.program_id(1)
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot < 0:
+        return
+    head = tl.arange(0, HEADS)[:, None]
+    dim = tl.arange(0, DIMS)[None, :]
+    mask = (head < NUM_HEADS) & (dim < HEAD_DIM)
+    wide_row = row.to(tl.int64)
+    if half == 0:
+        numbers = tl.load(keys + wide_row * stride_row + head * stride_head + dim, mask=mask)
+    else:
+        at = wide_row * stride_value_row + head * stride_value_head
+        numbers = tl.load(values + at + dim, mask=mask)
+    if HAS_SCALES:
+        scale = tl.load(scales + half * NUM_HEADS + head, mask=head < NUM_HEADS, other=1.0)
+        numbers = numbers.to(tl.float32) / scale
+    if IS_FP8:
+        bounded = tl.minimum(numbers.to(tl.float32), FP8_BOUND)
+        numbers = tl.maximum(bounded, -FP8_BOUND)
+    place = pairs + slot * stride_slot + half * stride_half + head * stride_pair_head + dim
+    tl.store(place, numbers.to(pairs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def copy_rows(
+    source, target, source_rows, target_rows, stride_index, row_len,
+    stride_source, stride_target, stride_source_layer, stride_target_layer,
+    FROM_LIST: tl.constexpr, TO_LIST: tl.constexpr, CHUNK_LEN: tl.constexpr,
+):  # fmt: skip
+    """Program (copy, layer, chunk): part of a row; without a list, copy i is of or to row i."""
+    index = tl.program_id(0)
+    layer = tl.program_id(1).to(tl.int64)
+    number = tl.program_id(2) * CHUNK_LEN + tl.arange(0, CHUNK_LEN)
+    read = tl.load(source_rows + index * stride_index).to(tl.int64)
+    write = tl.load(target_rows + index * stride_index).to(tl.int64)
+    if read < 0:
+        return
+    if not FROM_LIST:
+        read = index.to(tl.int64)
+    if not TO_LIST:
+        write = index.to(tl.int64)
+    mask = number < row_len
+    begin = layer * stride_source_layer + read * stride_source
+    numbers = tl.load(source + begin + number, mask=mask)
+    tl.store(target + layer * stride_target_layer + write * stride_target + number, numbers, mask)

@@ -1,0 +1,102 @@
+"""Chooses the tokens of rows of logits, in Triton. Importing this file needs Triton.
+
+Passes over the logits, each by one launch for all chunks of all rows:
+
+    greedy         1  the best of each chunk
+    temperature    2  and values plus noise; min_p is part of it
+    top_k, top_p   4  before the noise: counts of bins, then the tokens in doubt are gathered
+
+Rows of a step may differ; a launch ends at once for rows that do not need it, and is not made
+where no row does. Two more launches find the borders of top_k and top_p among the gathered tokens,
+and a last one picks each row's token from its chunks: 2, 3 and 7 launches. Where a row has more
+than `room` tokens in doubt (nearly equal logits throughout; top_k above `room` beside top_p) one
+program bisects over its whole vocabulary instead: the same answer, after milliseconds.
+
+Greedy, temperature, top_k and min_p give the tokens of `core.sampling` always. So does top_p, but
+for the rounding of sums: weights are rounded to 2^-44 of the best one's (2^-50 in small
+vocabularies), which moves the sum of n tokens by at most n 2^-45, and numpy's running sum errs by
+the rounding of its own order. Only a token that is the last in or the first out, and whose sum is
+that close to the share asked for, can be judged otherwise; tests count none. The kernels' sums are
+of whole numbers, so that they do not depend on the launch or the device's order.
+"""
+
+# Triton takes plain numbers for constants of a kernel, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from .filter_kernels import BINS, add_up, gather
+from .kernels import find_bests, find_winners, pick_tokens
+from .noise_kernels import EXACT
+from .tables import SamplingScratch, SamplingTables
+from .threshold_kernels import find_borders
+
+# Threads of a program in units of 32.
+WARPS = {"num_warps": 8}
+LAUNCH = EXACT | WARPS
+# Its numbers stay in registers from one round of bisection to the next.
+BISECT_LEN = 2048
+BISECT = EXACT | {"num_warps": 16}
+
+
+def choose_tokens(
+    logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
+) -> None:
+    """As `sampling_reference.choose_tokens`."""
+    num_rows, num_chunks = tables.launch_rows, scratch.num_chunks
+    if not num_rows:
+        return
+    assert logits.stride(1) == 1
+    assert len(logits) >= num_rows
+    assert logits.shape[1] == tables.vocab_size
+    assert scratch.histogram.shape[1] == BINS.value
+    size = (logits.stride(0), tables.vocab_size)
+    parts = {"LEN": scratch.chunk_len}
+    chunks = {"CHUNKS": triton.next_power_of_2(num_chunks)}
+    grid = (num_rows, num_chunks)
+    find_bests[grid](
+        logits, scratch.bests, scratch.best_ids, scratch.histogram, scratch.sums, scratch.found,
+        *size, **parts, BINS=BINS.value, **LAUNCH,
+    )  # fmt: skip
+    if tables.filters:
+        _find_borders(logits, tables, scratch)
+    if tables.samples:
+        find_winners[grid](
+            logits, scratch.bests, scratch.borders, scratch.winners, scratch.winner_ids,
+            tables.temperatures, tables.top_k, tables.top_p, tables.floors, tables.keys,
+            *size, num_chunks, **parts, **chunks, **LAUNCH,
+        )  # fmt: skip
+    pick_tokens[num_rows,](
+        scratch.bests, scratch.best_ids, scratch.winners, scratch.winner_ids, tables.temperatures,
+        out, num_chunks, **chunks, num_warps=1, **EXACT,
+    )  # fmt: skip
+
+
+def _find_borders(logits: Tensor, tables: SamplingTables, scratch: SamplingScratch) -> None:
+    num_chunks = scratch.num_chunks
+    filters = (tables.temperatures, tables.top_k, tables.top_p)
+    size = (logits.stride(0), tables.vocab_size, num_chunks, weight_scale(tables.vocab_size))
+    parts = {"LEN": scratch.chunk_len, "CHUNKS": triton.next_power_of_2(num_chunks)}
+    room = {"ROOM": scratch.room}
+    grid = (tables.launch_rows, num_chunks)
+    add_up[grid](
+        logits, scratch.bests, scratch.histogram, scratch.sums, *filters, *size, **parts, **LAUNCH
+    )
+    gather[grid](
+        logits, scratch.bests, scratch.histogram, scratch.sums, scratch.found, scratch.candidates,
+        *filters, *size, **parts, **room, **LAUNCH,
+    )  # fmt: skip
+    for is_gathered in (True, False):
+        find_borders[tables.launch_rows,](
+            logits, scratch.bests, scratch.histogram, scratch.sums, scratch.candidates,
+            scratch.borders, *filters, *size, IS_GATHERED=is_gathered, CHUNKS=parts["CHUNKS"],
+            LEN=min(scratch.chunk_len, BISECT_LEN), **room, **BISECT,
+        )  # fmt: skip
+
+
+def weight_scale(vocab_size: int) -> float:
+    """What weights are multiplied by: int64 holds their sum, and float64 each of them."""
+    return 2.0 ** min(50, 62 - vocab_size.bit_length())

@@ -1,0 +1,71 @@
+"""Triton kernels that change logits before sampling. Importing this file needs Triton.
+
+Launched without fused multiply-add: every operation is rounded on its own, as numpy's is.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .edit_tables import ROW_FIELDS
+from .kernels import load_logits
+
+FIELDS = tl.constexpr(ROW_FIELDS)
+
+
+@triton.jit
+def copy_allowed(
+    logits, out, rows, masks, stride_row, stride_out, vocab_size, num_words, LEN: tl.constexpr
+):
+    """Program (row, chunk): the logits, -inf where the row's mask says so.
+
+    First, although masks come last: what the other edits make of -inf is -inf.
+    """
+    row = tl.program_id(0)
+    token_ids = tl.program_id(1) * LEN + tl.arange(0, LEN)
+    is_token = token_ids < vocab_size
+    values = load_logits(logits, row, stride_row, token_ids, vocab_size)
+    mask = tl.load(rows + row * FIELDS + 6)
+    if mask >= 0:
+        at = masks + mask * num_words + (token_ids >> 5)
+        bits = (tl.load(at, mask=is_token, other=0) >> (token_ids & 31)) & 1
+        values = tl.where(bits == 1, values, float("-inf"))
+    tl.store(out + row.to(tl.int64) * stride_out + token_ids, values, mask=is_token)
+
+
+@triton.jit
+def change_tokens(
+    out, rows, bias_tokens, biases, factors, tokens, times, path, stride_out, LEN: tl.constexpr
+):
+    """Program row: adds its biases, then penalises tokens of its text, in place."""
+    row = tl.program_id(0)
+    fields = rows + row * FIELDS
+    first_bias, num_biases = tl.load(fields), tl.load(fields + 1)
+    first, count = tl.load(fields + 2), tl.load(fields + 3)
+    first_step, num_steps = tl.load(fields + 4), tl.load(fields + 5)
+    row_out = out + row.to(tl.int64) * stride_out
+    for start in range(0, num_biases, LEN):
+        index = start + tl.arange(0, LEN)
+        mask = index < num_biases
+        at = row_out + tl.load(bias_tokens + first_bias + index, mask=mask, other=0)
+        bias = tl.load(biases + first_bias + index, mask=mask, other=0.0)
+        tl.store(at, tl.load(at, mask=mask) + bias, mask=mask)
+    # What one thread has written another reads.
+    tl.debug_barrier()
+    own = factors + tl.load(fields + 7) * 3
+    repetition, frequency, presence = tl.load(own), tl.load(own + 1), tl.load(own + 2)
+    for start in range(0, count, LEN):
+        index = start + tl.arange(0, LEN)
+        mask = index < count
+        at = row_out + tl.load(tokens + first + index, mask=mask, other=0)
+        value = tl.load(at, mask=mask, other=0.0)
+        doubled = tl.load(times + first + index, mask=mask, other=0)
+        seen = doubled >> 1
+        for step in range(0, num_steps):
+            seen += (tl.load(path + first_step + step) == index).to(tl.int32)
+        weaker = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
+        value = tl.where((seen > 0) | (doubled & 1 == 1), weaker, value)
+        value = value - seen.to(tl.float32) * frequency
+        value = value - (seen > 0).to(tl.float32) * presence
+        tl.store(at, value, mask=mask)

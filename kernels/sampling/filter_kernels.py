@@ -1,0 +1,147 @@
+"""Triton kernels that find where top_k and top_p cut a row; importing this file needs Triton.
+
+Nothing is sorted. A value's size (how far it is below the best) falls in one of `BINS` bins of
+equal ratio; counts of the bins say in which the borders may lie; the tokens of these are gathered,
+and among them a border is found by bisection (`border_kernels.py`). Weights are whole numbers,
+`exp(value) * 2^shift` rounded: their sums do not depend on the order, so that a border never
+depends on the launch.
+"""
+
+# Types of a kernel are those of the language in it.
+# pyright: reportOperatorIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .kernels import best_of_row, load_logits, ranks_of, shifted
+
+BINS = tl.constexpr(512)
+# Bins are told apart by exponent and five bits of the mantissa; the first begins above 2^-10.
+BIN_SHIFT = tl.constexpr(18)
+FIRST_BIN = tl.constexpr((127 - 10) << 5)
+LAST_BIN = tl.constexpr(511)
+
+
+@triton.jit
+def bins_of(ranks):
+    """The bin of each rank. The last holds sizes of 64 and more: no noise makes up for those."""
+    bins = ((ranks >> 32) >> BIN_SHIFT).to(tl.int32) - FIRST_BIN
+    return tl.minimum(tl.maximum(bins, 0), LAST_BIN)
+
+
+@triton.jit
+def size_at(bins):
+    """int32 bits of the least size in a bin."""
+    return tl.where(bins == 0, 0, (bins + FIRST_BIN) << BIN_SHIFT)
+
+
+@triton.jit
+def weights_of(sizes, scale):
+    """int64 weights of int32 sizes."""
+    values = sizes.to(tl.float32, bitcast=True).to(tl.float64)
+    return (tl.exp(-values) * scale + 0.5).to(tl.int64)
+
+
+@triton.jit
+def weights_of_ranks(ranks, scale):
+    """The same of ranks."""
+    return weights_of((ranks >> 32).to(tl.int32), scale)
+
+
+@triton.jit
+def share_of(top_p, total):
+    """The sum of weights that top_p asks for; float64 as numpy's, at least 1."""
+    wanted = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+    return tl.maximum(wanted, 1)
+
+
+@triton.jit
+def add_up(
+    logits, bests, histogram, sums, temperatures, top_k, top_p, stride_row, vocab_size, num_chunks,
+    scale, LEN: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Counts of all bins; the sum of all weights where only top_p cuts."""
+    row = tl.program_id(0)
+    temperature = tl.load(temperatures + row)
+    count_wanted = tl.load(top_k + row)
+    share = tl.load(top_p + row)
+    if (temperature == 0) | ((count_wanted == 0) & (share >= 1)):
+        return
+    token_ids = tl.program_id(1) * LEN + tl.arange(0, LEN)
+    is_token = token_ids < vocab_size
+    values = load_logits(logits, row, stride_row, token_ids, vocab_size)
+    best = best_of_row(bests, row, num_chunks, CHUNKS)
+    ranks = ranks_of(shifted(values, best, temperature), token_ids)
+    counts = tl.histogram(bins_of(ranks), BINS, mask=is_token)
+    bins = tl.arange(0, BINS)
+    tl.atomic_add(histogram + row * BINS + bins, counts, mask=counts > 0, sem="relaxed")
+    if count_wanted == 0:
+        weights = tl.where(is_token, weights_of_ranks(ranks, scale), 0)
+        tl.atomic_add(sums + row * 2, tl.sum(weights, axis=0), sem="relaxed")
+
+
+@triton.jit
+def bins_in_doubt(histogram, sums, row, count_wanted, share, scale):
+    """The first and the last bin in which borders may lie, and counts below and in them.
+
+    With top_k and top_p, all from the best on: what top_p asks for is known only after top_k. With
+    top_p alone: what lies beyond a bin weighs at most its count times the weight at the near edge
+    of each bin, and at least that at the far edge.
+    """
+    bins = tl.arange(0, BINS)
+    counts = tl.load(histogram + row * BINS + bins)
+    up_to = tl.cumsum(counts, axis=0)
+    if count_wanted > 0:
+        last = tl.sum((up_to < count_wanted).to(tl.int32), axis=0)
+        first = tl.where(share < 1, 0, last)
+    else:
+        total = tl.load(sums + row * 2)
+        wanted = share_of(share, total)
+        wide = counts.to(tl.int64)
+        most = wide * (weights_of(size_at(bins), scale) + 1)
+        far = weights_of(size_at(bins + 1), scale) - 1
+        least = wide * tl.where(bins == LAST_BIN, 0, tl.maximum(far, 0))
+        most_beyond = tl.sum(most, axis=0) - tl.cumsum(most, axis=0)
+        least_beyond = tl.sum(least, axis=0) - tl.cumsum(least, axis=0)
+        last = tl.sum((total - most_beyond < wanted).to(tl.int32), axis=0)
+        first = tl.sum((total - least_beyond < wanted).to(tl.int32), axis=0)
+    last = tl.minimum(last, LAST_BIN - 1)
+    first = tl.minimum(first, last)
+    below = tl.sum(tl.where(bins < first, counts, 0), axis=0)
+    inside = tl.sum(tl.where((bins >= first) & (bins <= last), counts, 0), axis=0)
+    return first, last, below, inside
+
+
+@triton.jit
+def gather(
+    logits, bests, histogram, sums, found, candidates, temperatures, top_k, top_p,
+    stride_row, vocab_size, num_chunks, scale,
+    LEN: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """Ranks of the tokens in bins in doubt, in any order; the weight of those before them."""
+    row = tl.program_id(0)
+    temperature = tl.load(temperatures + row)
+    count_wanted = tl.load(top_k + row)
+    share = tl.load(top_p + row)
+    if (temperature == 0) | ((count_wanted == 0) & (share >= 1)):
+        return
+    first, last, _, inside = bins_in_doubt(histogram, sums, row, count_wanted, share, scale)
+    if inside > ROOM:
+        return
+    token_ids = tl.program_id(1) * LEN + tl.arange(0, LEN)
+    is_token = token_ids < vocab_size
+    values = load_logits(logits, row, stride_row, token_ids, vocab_size)
+    best = best_of_row(bests, row, num_chunks, CHUNKS)
+    ranks = ranks_of(shifted(values, best, temperature), token_ids)
+    bins = bins_of(ranks)
+    if (count_wanted == 0) & (first > 0):
+        weights = tl.where(is_token & (bins < first), weights_of_ranks(ranks, scale), 0)
+        tl.atomic_add(sums + row * 2 + 1, tl.sum(weights, axis=0), sem="relaxed")
+    is_inside = (is_token & (bins >= first) & (bins <= last)).to(tl.int32)
+    num_inside = tl.sum(is_inside, axis=0)
+    if num_inside > 0:
+        place = tl.atomic_add(found + row, num_inside, sem="relaxed")
+        place += tl.cumsum(is_inside, axis=0) - 1
+        tl.store(candidates + row.to(tl.int64) * ROOM + place, ranks, mask=is_inside > 0)

@@ -1,0 +1,86 @@
+"""What the sampling kernels do, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core.sampling.choose import SCREEN_MARGIN
+from .noise_reference import gumbel_of, uniform
+from .tables import SamplingScratch, SamplingTables
+
+
+def choose_tokens(
+    logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
+) -> None:
+    """Store each row's token in `out`, int32 [rows]: that of `core.sampling.choose_tokens`.
+
+    `logits` [rows, vocabulary] of any float type count as float32. `scratch` is not used.
+    """
+    del scratch
+    rows = slice(tables.launch_rows)
+    logits = logits[rows]
+    out[rows] = logits.argmax(dim=-1)
+    is_sampled = tables.temperatures[rows] > 0
+    if not tables.samples:
+        return
+
+    def column(values: Tensor) -> Tensor:
+        return values[rows][is_sampled][:, None]
+
+    scaled = shifted(logits[is_sampled].float(), column(tables.temperatures))
+    if tables.filters:
+        scaled = keep_top(scaled, column(tables.top_k), column(tables.top_p))
+    scaled = scaled.masked_fill(scaled < column(tables.floors), -torch.inf)
+    out[rows][is_sampled] = noisy_argmax(scaled, column(tables.keys)).to(torch.int32)
+
+
+def shifted(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """Relative to the best and over the temperature, so that none makes infinities."""
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
+
+
+def keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Logits outside top_k or top_p become -inf. Ties are kept by top_k, and cut by id by top_p."""
+    order = scaled.argsort(dim=-1, descending=True, stable=True)
+    ranked = scaled.gather(-1, order)
+    vocab_size = scaled.shape[-1]
+    last = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long() - 1
+    ranked = ranked.masked_fill(ranked < ranked.gather(-1, last), -torch.inf)
+    weights = torch.exp(ranked.double())
+    above = weights.cumsum(dim=-1) - weights
+    outside = (above >= top_p.double() * weights.sum(dim=-1, keepdim=True)) & (top_p < 1)
+    outside[:, 0] = False
+    ranked = ranked.masked_fill(outside, -torch.inf)
+    return torch.empty_like(scaled).scatter_(-1, order, ranked)
+
+
+def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
+    """As `core.sampling`; rows with a typical_p of 1 stay as they are."""
+    weights = torch.exp(scaled.double())
+    total = weights.sum(dim=-1, keepdim=True)
+    surprise = torch.log(total) - scaled
+    terms = weights * surprise.masked_fill(weights == 0, 0.0)
+    entropy = terms.sum(dim=-1, keepdim=True) / total
+    order = (surprise - entropy).abs().argsort(dim=-1, stable=True)
+    ranked = weights.gather(-1, order)
+    outside = ranked.cumsum(dim=-1) - ranked >= typical_p.double() * total
+    outside[:, 0] = False
+    dropped = torch.zeros_like(outside).scatter_(-1, order, outside) & (typical_p < 1)
+    kept = scaled.masked_fill(dropped, -torch.inf)
+    return kept - kept.amax(dim=-1, keepdim=True)
+
+
+def noisy_argmax(scaled: Tensor, keys: Tensor) -> Tensor:
+    """As `core.sampling.noisy_argmax`, which says why it is exact.
+
+    `keys` int64 [rows, 1] are those of `core.noise.stream_keys`.
+    """
+    token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
+    uniforms = uniform(keys, token_ids)
+    screen = scaled - torch.log(-torch.log(uniforms))
+    best = screen.amax(dim=-1, keepdim=True)
+    row, token = torch.nonzero(screen >= best - 2 * SCREEN_MARGIN, as_tuple=True)
+    scores = torch.full_like(scaled, -torch.inf)
+    scores[row, token] = scaled[row, token] + gumbel_of(uniforms[row, token])
+    return scores.argmax(dim=-1)

@@ -1,0 +1,112 @@
+"""What rows are sampled with, as device tensors that are refilled in place."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.sampling.noise import stream_keys
+from ...core.types import Float32, SamplingRows
+from ..staged_buffer import StagedBuffer
+
+
+class SamplingTables:
+    """Parameters of up to `num_rows` rows; valid until the next `refill`. One copy to the device.
+
+    keys         int64 [rows]    `core.noise.stream_keys` of seeds and positions
+    temperatures float32 [rows]  0 is greedy
+    top_p        float32 [rows]  1 is off
+    floors       float32 [rows]  the least value that min_p keeps; -inf is off
+    top_k        int32 [rows]    0 is off
+
+    Addresses never change. With `is_fixed` launches do not, either, as a CUDA graph needs it: they
+    are made for all rows, those that a step has not are greedy, and for all kinds of parameters.
+    """
+
+    def __init__(
+        self, num_rows: int, vocab_size: int, device: torch.device, *, is_fixed: bool = False
+    ) -> None:
+        self.capacity, self.vocab_size, self.is_fixed = num_rows, vocab_size, is_fixed
+        self.num_rows = num_rows
+        self._samples = self._filters = is_fixed
+        # The keys, and four numbers of half their width.
+        self._buffer = StagedBuffer(6 * num_rows, device)
+        self.keys = self._buffer.device[: 2 * num_rows].view(torch.int64)
+        floats = self._buffer.device[2 * num_rows :].view(torch.float32).view(4, -1)
+        self.temperatures, self.top_p, self.floors = floats[0], floats[1], floats[2]
+        self.top_k = floats[3].view(torch.int32)
+
+    @property
+    def launch_rows(self) -> int:
+        """Rows to launch for."""
+        return self.capacity if self.is_fixed else self.num_rows
+
+    @property
+    def samples(self) -> bool:
+        """Whether any row may have a temperature."""
+        return self.is_fixed or self._samples
+
+    @property
+    def filters(self) -> bool:
+        """Whether top_k or top_p may cut any row."""
+        return self.is_fixed or self._filters
+
+    def refill(self, sampling: SamplingRows) -> None:
+        """Describe these rows, which must fit; none may have a typical_p below 1."""
+        self.num_rows = count = len(sampling.temperature)
+        assert count <= self.capacity
+        assert (sampling.typical_p == 1).all()
+        host = self._buffer.next()
+        keys = host[: 2 * self.capacity].view(np.int64)
+        floats = host[2 * self.capacity :].view(np.float32).reshape(4, -1)
+        top_k = np.where(sampling.top_k < self.vocab_size, sampling.top_k, 0)
+        keys[:count] = stream_keys(sampling.seed, sampling.position).view(np.int64)
+        floats[0] = 0
+        rows = (sampling.temperature, sampling.top_p, least_kept(sampling.min_p))
+        for place, values in enumerate(rows):
+            floats[place, :count] = values
+        floats[3].view(np.int32)[:count] = top_k
+        has_noise = sampling.temperature > 0
+        self._samples = bool(has_noise.any())
+        self._filters = bool((has_noise & ((top_k > 0) | (sampling.top_p < 1))).any())
+        self._buffer.send(6 * self.capacity)
+
+
+def least_kept(min_p: Float32) -> Float32:
+    """The least float32 that is not below log(min_p) in float64; -inf for 0."""
+    with np.errstate(divide="ignore"):
+        exact = np.log(min_p.astype(np.float64))
+    rounded = exact.astype(np.float32)
+    return np.where(rounded < exact, np.nextafter(rounded, np.float32(inf)), rounded)
+
+
+class SamplingScratch:
+    """What the kernels hand to one another; for tables of the same capacity and vocabulary.
+
+    bests, best_ids, winners, winner_ids  [rows, chunks]  of parts of the vocabulary
+    histogram   int32 [rows, bins]; sums int64 [rows, 2]; found int32 [rows]
+    candidates  int64 [rows, room]; borders int64 [rows]
+    """
+
+    def __init__(
+        self, num_rows: int, vocab_size: int, device: torch.device, *,
+        chunk_len: int = 4096, bins: int = 512, room: int = 4096,
+    ) -> None:  # fmt: skip
+        self.chunk_len, self.room = chunk_len, room
+        self.num_chunks = -(-vocab_size // chunk_len)
+
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(num_rows, *shape, dtype=dtype, device=device)
+
+        self.bests = empty(self.num_chunks, dtype=torch.float32)
+        self.winners = torch.empty_like(self.bests)
+        self.best_ids = empty(self.num_chunks, dtype=torch.int32)
+        self.winner_ids = torch.empty_like(self.best_ids)
+        self.histogram = empty(bins, dtype=torch.int32)
+        self.sums = empty(2, dtype=torch.int64)
+        self.found = empty(dtype=torch.int32)
+        self.candidates = empty(room, dtype=torch.int64)
+        self.borders = empty(dtype=torch.int64)

@@ -1,0 +1,129 @@
+"""Triton kernels that bisect for the border of a row's kept tokens; importing needs Triton."""
+
+# Types of a kernel are those of the language in it.
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .filter_kernels import bins_in_doubt, share_of, size_at, weights_of_ranks
+from .kernels import best_of_row, load_logits, ranks_of, shifted
+
+# Above all ranks.
+EVERYTHING = tl.constexpr(2**63 - 1)
+ALL_IDS = tl.constexpr(2**32 - 1)
+
+
+@triton.jit
+def tally(
+    ranks, weights, border, logits, row, best, temperature, stride_row, vocab_size, scale,
+    IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, LEN: tl.constexpr,
+):  # fmt: skip
+    """int64: how many tokens have ranks up to `border`, or what they weigh.
+
+    Of those gathered, which `ranks` and `weights` hold; or of the whole row.
+    """
+    if IS_GATHERED:
+        total = tl.sum(tl.where(ranks <= border, weights, 0), axis=0)
+    else:
+        sums = tl.zeros([LEN], dtype=tl.int64)
+        for start in range(0, vocab_size, LEN):
+            token_ids = start + tl.arange(0, LEN)
+            values = load_logits(logits, row, stride_row, token_ids, vocab_size)
+            own = ranks_of(shifted(values, best, temperature), token_ids)
+            counted = weights_of_ranks(own, scale) if HAS_WEIGHTS else tl.full([LEN], 1, tl.int64)
+            sums += tl.where((own <= border) & (token_ids < vocab_size), counted, 0)
+        total = tl.sum(sums, axis=0)
+    return total
+
+
+@triton.jit
+def least_size(
+    low, high, ranks, weights, wanted, logits, row, best, temperature, stride_row, vocab_size,
+    scale, IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, LEN: tl.constexpr,
+):  # fmt: skip
+    """The least size up to which tokens are, or weigh, what is wanted; `high` where none is."""
+    while low < high:
+        middle = low + ((high - low) >> 1)
+        found = tally(
+            ranks, weights, (middle << 32) | ALL_IDS, logits, row, best, temperature, stride_row,
+            vocab_size, scale, IS_GATHERED, HAS_WEIGHTS, LEN,
+        )  # fmt: skip
+        low = tl.where(found >= wanted, low, middle + 1)
+        high = tl.where(found >= wanted, middle, high)
+    return low
+
+
+@triton.jit
+def find_borders(
+    logits, bests, histogram, sums, candidates, borders, temperatures, top_k, top_p,
+    stride_row, vocab_size, num_chunks, scale,
+    IS_GATHERED: tl.constexpr, LEN: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """The rank of each row's last token that is kept, of the tokens gathered.
+
+    Without `IS_GATHERED`: of rows whose tokens in doubt had no room, and from all their tokens.
+    """
+    row = tl.program_id(0)
+    temperature = tl.load(temperatures + row)
+    count_wanted = tl.load(top_k + row).to(tl.int64)
+    share = tl.load(top_p + row)
+    if (temperature == 0) | ((count_wanted == 0) & (share >= 1)):
+        return
+    first, last, below, inside = bins_in_doubt(histogram, sums, row, count_wanted, share, scale)
+    if (inside <= ROOM) != IS_GATHERED:
+        return
+    best = best_of_row(bests, row, num_chunks, CHUNKS)
+    place = tl.arange(0, ROOM)
+    weight_below = tl.zeros([], dtype=tl.int64)
+    count_below = tl.zeros([], dtype=tl.int64)
+    if IS_GATHERED:
+        at = candidates + row.to(tl.int64) * ROOM + place
+        ranks = tl.load(at, mask=place < inside, other=0)
+        ones = (place < inside).to(tl.int64)
+        weights = tl.where(place < inside, weights_of_ranks(ranks, scale), 0)
+        weight_below += tl.load(sums + row * 2 + 1)
+        count_below += below
+    else:
+        ranks = tl.full([ROOM], EVERYTHING, dtype=tl.int64)
+        ones = tl.zeros([ROOM], dtype=tl.int64)
+        weights = ones
+
+    low = size_at(first).to(tl.int64)
+    high = size_at(last + 1).to(tl.int64)
+    border = tl.full([], EVERYTHING, dtype=tl.int64)
+    if count_wanted > 0:
+        size = least_size(
+            low, high, ranks, ones, count_wanted - count_below, logits, row, best, temperature,
+            stride_row, vocab_size, scale, IS_GATHERED, False, LEN,
+        )  # fmt: skip
+        # Not found where the k-th lies beyond all bins in doubt: what is there never wins.
+        border = tl.where(size < high, (size << 32) | ALL_IDS, border)
+    if share < 1:
+        if count_wanted > 0:
+            total = tally(
+                ranks, weights, border, logits, row, best, temperature, stride_row, vocab_size,
+                scale, IS_GATHERED, True, LEN,
+            )  # fmt: skip
+        else:
+            total = tl.load(sums + row * 2)
+        wanted = share_of(share, total) - weight_below
+        size = least_size(
+            low, high, ranks, weights, wanted, logits, row, best, temperature,
+            stride_row, vocab_size, scale, IS_GATHERED, True, LEN,
+        )  # fmt: skip
+        # Of equal values the lowest tokens are kept.
+        low, high = size << 32, (size << 32) + vocab_size - 1
+        while low < high:
+            # Their sum would not fit into 64 bits.
+            middle = low + ((high - low) >> 1)
+            weight = tally(
+                ranks, weights, middle, logits, row, best, temperature, stride_row, vocab_size,
+                scale, IS_GATHERED, True, LEN,
+            )  # fmt: skip
+            low = tl.where(weight >= wanted, low, middle + 1)
+            high = tl.where(weight >= wanted, middle, high)
+        border = tl.minimum(border, low)
+    tl.store(borders + row, border)

@@ -1,0 +1,4 @@
+"""What is asked, of whom, and when: prompts, endpoints, load.
+
+Start with `endpoint.py`.
+"""

@@ -1,0 +1,84 @@
+"""An engine in this process as an endpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from ...core.errors import DraftlineError
+from ...core.request.output import Delta, RequestMetrics
+from ...core.request.sampling_params import SamplingParams
+from ...core.request_options import RequestOptions
+from ..records.record import Arrival, Record
+from ..records.spec_counts import from_metrics
+from .endpoint import Ask
+
+
+class StreamingEngine(Protocol):
+    """The part of `AsyncEngine` that is measured."""
+
+    def stream(
+        self,
+        prompt: str,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """Deltas of one answer as they are committed."""
+        ...
+
+
+class EngineEndpoint:
+    """One engine.
+
+    `per_request`: each request names its drafters; else the engine has those of the setting only,
+    and no drafter takes time that the setting does not ask for.
+    """
+
+    def __init__(self, engine: StreamingEngine, *, per_request: bool) -> None:
+        self._engine = engine
+        self._per_request = per_request
+
+    async def answer(self, ask: Ask) -> Record:
+        """Stream the answer. Raises `DraftlineError`."""
+        arrivals, texts = [], []
+        metrics: RequestMetrics | None = None
+        start = time.perf_counter()
+        async with aclosing(
+            self._engine.stream(ask.prompt, _params(ask), self._options(ask))
+        ) as deltas:
+            async for delta in deltas:
+                seconds = time.perf_counter() - start
+                if delta.token_ids:
+                    arrivals.append(Arrival(seconds, delta.token_ids, delta.sources))
+                texts.append(delta.text)
+                metrics = delta.metrics
+        if metrics is None or not arrivals:
+            raise DraftlineError(f"prompt {ask.name}: the answer has no token")
+        return Record(
+            prompt=ask.name,
+            text="".join(texts),
+            num_tokens=metrics.generated_tokens,
+            arrivals=tuple(arrivals),
+            counts=from_metrics(metrics),
+        )
+
+    def _options(self, ask: Ask) -> RequestOptions:
+        drafters = ask.setting.drafters
+        return RequestOptions(
+            cache_salt=ask.salt,
+            speculative=drafters != (),
+            drafters=drafters if self._per_request else None,
+            max_nodes=ask.max_nodes,
+        )
+
+
+def _params(ask: Ask) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=ask.max_tokens,
+        temperature=ask.temperature,
+        top_p=ask.top_p,
+        seed=ask.seed,
+        ignore_eos=ask.ignore_eos,
+    )

@@ -1,0 +1,172 @@
+"""A server with the OpenAI API as an endpoint, through the official client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import openai
+from openai.types import Completion
+
+from ...core.errors import ConfigError, DraftlineError
+from ..records.record import Arrival, Record
+from ..records.spec_counts import SpecCounts, from_block
+from .endpoint import Ask
+
+TIMEOUT_S = 600.0
+NO_KEY = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server says of itself. `drafters` are those of a draftline server."""
+
+    model: str
+    is_draftline: bool
+    drafters: tuple[str, ...]
+
+
+class HttpEndpoint:
+    """One server. A context manager.
+
+    report       ask a draftline server for each token's id and source; other servers are never
+                 asked for more than OpenAI's fields and `ignore_eos`
+    http_client  of httpx, instead of one of its own
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        report: bool = True,
+        http_client: Any = None,
+    ) -> None:
+        url = base_url.rstrip("/")
+        self.client = openai.AsyncOpenAI(
+            base_url=url if url.endswith("/v1") else f"{url}/v1",
+            api_key=api_key or NO_KEY,
+            max_retries=0,
+            timeout=TIMEOUT_S,
+            http_client=http_client,
+        )
+        self.info = ServerInfo("", is_draftline=False, drafters=())
+        self._report = report
+
+    async def connect(self, model: str | None = None) -> Self:
+        """Find out what is served; `model` is asked for where there are several.
+
+        Raises `ConfigError` naming the field.
+        """
+        try:
+            cards = [card async for card in self.client.models.list()]
+        except (openai.APIError, ValueError) as error:
+            raise ConfigError(
+                "base-url", f"{self.client.base_url} does not answer: {error}"
+            ) from error
+        card = next((card for card in cards if model in (None, card.id)), None)
+        if card is None:
+            known = ", ".join(card.id for card in cards)
+            raise ConfigError("model", f"{model!r} is not served; known: {known or 'none'}")
+        extra = card.model_extra or {}
+        self.info = ServerInfo(
+            card.id, card.owned_by == "draftline", tuple(extra.get("drafters") or ())
+        )
+        return self
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def answer(self, ask: Ask) -> Record:
+        """Stream the answer. Raises `DraftlineError` with the server's own words."""
+        answer = _Answer()
+        start = time.perf_counter()
+        with server_errors(ask.name):
+            stream: AsyncIterator[Completion] = await self.client.completions.create(
+                model=self.info.model,
+                prompt=ask.prompt,
+                max_tokens=ask.max_tokens,
+                temperature=ask.temperature,
+                top_p=ask.top_p,
+                seed=ask.seed,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body=self.extra_body(ask),
+            )
+            async for chunk in stream:
+                answer.add(chunk, time.perf_counter() - start)
+        return answer.record(ask.name)
+
+    def extra_body(self, ask: Ask) -> dict[str, Any]:
+        """The fields beyond OpenAI's."""
+        body: dict[str, Any] = {"ignore_eos": True} if ask.ignore_eos else {}
+        if not self.info.is_draftline:
+            return body
+        drafters = ask.setting.drafters
+        speculative: dict[str, Any] = {"enabled": drafters != (), "report": self._report}
+        if drafters:
+            speculative["drafters"] = list(drafters)
+        if ask.max_nodes is not None:
+            speculative["max_tokens"] = ask.max_nodes
+        return body | {"cache_salt": ask.salt, "speculative": speculative}
+
+
+@contextmanager
+def server_errors(name: str) -> Iterator[None]:
+    """Whatever the client raises becomes a `DraftlineError` about the prompt `name`."""
+    try:
+        yield
+    except openai.APIError as error:
+        raise DraftlineError(f"prompt {name}: {error}") from error
+
+
+class _Answer:
+    """Collects the chunks of one stream."""
+
+    def __init__(self) -> None:
+        self._arrivals: list[Arrival] = []
+        self._text = ""
+        self._num_tokens: int | None = None
+        self._counts: SpecCounts | None = None
+
+    def add(self, chunk: Completion, seconds: float) -> None:
+        extra = chunk.model_extra or {}
+        if chunk.choices:
+            text = chunk.choices[0].text or ""
+            # A last chunk without text only says why the answer ends.
+            is_part = text or chunk.choices[0].finish_reason is None
+            report = extra.get("draftline")
+            if report is not None and report["token_ids"]:
+                ids, sources = tuple(report["token_ids"]), tuple(report["sources"])
+                self._arrivals.append(Arrival(seconds, ids, sources))
+            elif is_part and report is None:
+                self._arrivals.append(Arrival(seconds))
+            self._text += text
+        if chunk.usage is not None:
+            self._num_tokens = chunk.usage.completion_tokens
+        block = (extra.get("metrics") or {}).get("speculative_decoding")
+        if block is not None:
+            self._counts = from_block(block)
+
+    def record(self, name: str) -> Record:
+        if not self._arrivals:
+            raise DraftlineError(f"prompt {name}: the answer has no token")
+        if self._num_tokens is None:
+            raise DraftlineError(f"prompt {name}: the server sends no usage in its streams")
+        return Record(
+            prompt=name,
+            text=self._text,
+            num_tokens=self._num_tokens,
+            arrivals=tuple(self._arrivals),
+            counts=self._counts,
+        )

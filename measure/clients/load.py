@@ -1,0 +1,74 @@
+"""Sends requests at a rate or at a concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from ...core.errors import ConfigError
+from ..records.record import Record
+from .endpoint import Ask, Endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How requests come.
+
+    concurrency   most requests at once; None: no limit
+    request_rate  mean requests a second, at the random times of a Poisson process; None: as fast as
+                  `concurrency` lets them
+    seed          of the times: one seed, one series
+    """
+
+    concurrency: int | None = 1
+    request_rate: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ConfigError("concurrency", "must be at least 1")
+        if self.request_rate is not None and self.request_rate <= 0:
+            raise ConfigError("request-rate", "must be above 0 requests a second")
+
+    def starts(self, count: int) -> list[float]:
+        """Seconds after the run's start at which each of `count` requests comes; rising."""
+        if self.request_rate is None:
+            return [0.0] * count
+        source, now, times = random.Random(self.seed), 0.0, []
+        for _ in range(count):
+            times.append(now)
+            now += source.expovariate(self.request_rate)
+        return times
+
+
+async def run_load(
+    endpoint: Endpoint, asks: Sequence[Ask], load: Load
+) -> tuple[list[Record], float]:
+    """Records in the order of `asks`, and the seconds until the last one was answered.
+
+    A request's times count from when it was sent, without its wait for `concurrency`. Raises
+    `DraftlineError` where any fails: a run with failures measures nothing.
+    """
+    gate = asyncio.Semaphore(load.concurrency) if load.concurrency else nullcontext()
+    begin = time.perf_counter()
+
+    async def send(ask: Ask, start: float) -> Record:
+        await asyncio.sleep(max(0.0, begin + start - time.perf_counter()))
+        async with gate:
+            return await endpoint.answer(ask)
+
+    tasks = [
+        asyncio.create_task(send(ask, start))
+        for ask, start in zip(asks, load.starts(len(asks)), strict=True)
+    ]
+    try:
+        records = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return list(records), time.perf_counter() - begin

@@ -1,0 +1,42 @@
+"""The settings that are compared: the target alone, and sets of drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.errors import ConfigError
+
+TARGET_ONLY = "target"
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`drafters`: who may propose; empty is plain decoding, None leaves it to the server."""
+
+    name: str
+    drafters: tuple[str, ...] | None
+
+
+def matched_settings(known: Sequence[str], chosen: str | None) -> list[Setting]:
+    """The target alone first, then what `chosen` lists.
+
+    known   the drafters there are
+    chosen  names parted by commas, `+` joins several, `all` is every one; None: each alone, and all
+
+    Raises `ConfigError` for a drafter that is not there.
+    """
+    settings = [Setting(TARGET_ONLY, ())]
+    if chosen is None:
+        settings += [Setting(name, (name,)) for name in known]
+        return settings if len(known) < 2 else [*settings, Setting(ALL, tuple(known))]
+    for name in filter(None, (part.strip() for part in chosen.split(","))):
+        drafters = tuple(known) if name == ALL else tuple(name.split("+"))
+        for drafter in drafters:
+            if drafter not in known:
+                raise ConfigError(
+                    "drafters", f"{drafter!r} is not there; known: {', '.join(known) or 'none'}"
+                )
+        settings.append(Setting(name, drafters))
+    return settings

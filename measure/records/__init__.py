@@ -1,0 +1,4 @@
+"""What a run leaves: requests, counts, the machine.
+
+Start with `record.py`.
+"""

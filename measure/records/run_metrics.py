@@ -1,0 +1,98 @@
+"""The figures of one run: latencies as vLLM's benchmark defines them, SPECTRA's throughputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.request.output import TARGET_SOURCE
+from .record import Record
+from .spec_counts import SpecCounts, total
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds over all requests, or over all gaps. P99 is interpolated, as numpy does it."""
+
+    mean: float
+    median: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMetrics:
+    """One run of one setting.
+
+    seconds             from the first request sent to the last answer
+    request_throughput, output_throughput  requests and tokens a second, over all requests
+    mac_tp              mean over all steps of (tokens / seconds); None where the server does not
+                        tell what a step brought (SPECTRA, ACL 2025)
+    mic_tp              tokens of all requests / seconds of all requests; at one request at a time
+                        this is output_throughput
+    tpot, itl           None where every answer has one token
+    position_by_source  position_by_source[name][depth]: accepted nodes, where the server tells
+    """
+
+    num_requests: int
+    num_tokens: int
+    seconds: float
+    request_throughput: float
+    output_throughput: float
+    mac_tp: float | None
+    mic_tp: float
+    ttft: Latency
+    tpot: Latency | None
+    itl: Latency | None
+    e2el: Latency
+    counts: SpecCounts | None
+    position_by_source: dict[str, list[int]]
+
+
+def run_metrics(records: Sequence[Record], seconds: float) -> RunMetrics:
+    """The figures of `records`, at least one, that were answered within `seconds`."""
+    tokens = sum(record.num_tokens for record in records)
+    rates = [rate for record in records for rate in record.step_rates]
+    counts = [record.counts for record in records if record.counts is not None]
+    tpot = [record.tpot for record in records if record.tpot is not None]
+    itl = [gap for record in records for gap in record.itl]
+    return RunMetrics(
+        num_requests=len(records),
+        num_tokens=tokens,
+        seconds=seconds,
+        request_throughput=len(records) / seconds,
+        output_throughput=tokens / seconds,
+        mac_tp=float(np.mean(rates)) if rates else None,
+        mic_tp=tokens / sum(record.e2el for record in records),
+        ttft=latency([record.ttft for record in records]),
+        tpot=latency(tpot) if tpot else None,
+        itl=latency(itl) if itl else None,
+        e2el=latency([record.e2el for record in records]),
+        counts=total(counts) if len(counts) == len(records) else None,
+        position_by_source=_position_by_source(records),
+    )
+
+
+def latency(seconds: Sequence[float]) -> Latency:
+    """Mean, median and 99th percentile of at least one figure."""
+    values = np.asarray(seconds)
+    return Latency(float(values.mean()), float(np.median(values)), float(np.percentile(values, 99)))
+
+
+def _position_by_source(records: Sequence[Record]) -> dict[str, list[int]]:
+    """Accepted nodes by their source and depth; the first arrival comes from the prompt's pass."""
+    found: Counter[tuple[str, int]] = Counter()
+    for record in records:
+        for arrival in record.arrivals[1:]:
+            found.update(
+                (source, depth)
+                for depth, source in enumerate(arrival.sources)
+                if source != TARGET_SOURCE
+            )
+    depths = max((depth for _, depth in found), default=-1) + 1
+    return {
+        source: [found[source, depth] for depth in range(depths)]
+        for source in sorted({source for source, _ in found})
+    }

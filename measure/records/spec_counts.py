@@ -1,0 +1,86 @@
+"""Counts of speculation, from the engine's metrics or from an answer's `metrics` block."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from ...core.request.output import RequestMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecCounts:
+    """Totals of one or more answers.
+
+    num_steps    verification steps
+    committed    tokens that they committed, bonus tokens included
+    drafted, accepted  nodes by source
+    lengths      lengths[n] steps accepted n nodes
+    """
+
+    num_steps: int
+    committed: int
+    drafted: Mapping[str, int]
+    accepted: Mapping[str, int]
+    lengths: tuple[int, ...]
+
+    @property
+    def tau(self) -> float:
+        """Tokens a pass of the target; 1 before any."""
+        return self.committed / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the verified nodes that were accepted."""
+        drafted = sum(self.drafted.values())
+        return sum(self.accepted.values()) / drafted if drafted else 0.0
+
+    @property
+    def by_position(self) -> list[float]:
+        """Share of the steps that accepted a node at depth 0, 1, and so on."""
+        steps = sum(self.lengths)
+        return [sum(self.lengths[depth:]) / steps for depth in range(1, len(self.lengths))]
+
+
+def from_metrics(metrics: RequestMetrics) -> SpecCounts:
+    """Counts of an answer of an engine in this process."""
+    histogram = Counter(metrics.accepted_lengths)
+    return SpecCounts(
+        num_steps=metrics.num_steps,
+        committed=metrics.generated_tokens - 1 if metrics.num_steps else 0,
+        drafted=dict(metrics.drafted_by_source),
+        accepted=dict(metrics.accepted_by_source),
+        lengths=tuple(histogram[n] for n in range(max(histogram, default=-1) + 1)),
+    )
+
+
+def from_block(block: Mapping[str, Any]) -> SpecCounts:
+    """Counts of `metrics.speculative_decoding` of a draftline server's answer."""
+    steps, sources = block["num_spec_steps"], block["by_source"]
+    return SpecCounts(
+        num_steps=steps,
+        committed=round(block["mean_acceptance_length"] * steps),
+        drafted={name: counts["num_draft_tokens"] for name, counts in sources.items()},
+        accepted={name: counts["num_accepted_tokens"] for name, counts in sources.items()},
+        lengths=tuple(block["acceptance_histogram"]),
+    )
+
+
+def total(counts: Iterable[SpecCounts]) -> SpecCounts:
+    """All together."""
+    every = list(counts)
+    drafted: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    for one in every:
+        drafted.update(one.drafted)
+        accepted.update(one.accepted)
+    return SpecCounts(
+        num_steps=sum(one.num_steps for one in every),
+        committed=sum(one.committed for one in every),
+        drafted=dict(drafted),
+        accepted=dict(accepted),
+        lengths=tuple(map(sum, zip_longest(*(one.lengths for one in every), fillvalue=0))),
+    )

@@ -1,0 +1,4 @@
+"""Drafters measured on recorded answers, without the model.
+
+Start with `recording.py`.
+"""

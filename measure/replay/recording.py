@@ -1,0 +1,185 @@
+"""What a target answered, kept in a file, so that drafters can be tried without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from ...core.errors import ConfigError
+from ...core.request.output import RequestOutput
+from ...core.request.sampling_params import SamplingParams
+from ..runs.matched import Plan
+from .row_contexts import Said
+
+FIELD = "replay"
+VERSION = 2
+# Next tokens that are kept for each token of an answer: what the drafters that learn from the
+# target's own predictions ask for, at most.
+NUM_SUCCESSORS = 8
+
+
+class OffText(NamedTuple):
+    """What the target found most probable, best first, after a text that it did not say itself.
+
+    start   the answer's text up to here, and then
+    tokens  the first of which the text does not have there
+    """
+
+    start: int
+    tokens: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAnswer:
+    """One answer of the target alone.
+
+    seed        of its sampling; no two answers of a recording share one
+    successors  the target's most probable tokens, best first, at the place of each answer token
+    off_text    the same where drafters asked about other tokens
+    """
+
+    name: str
+    prompt: str
+    seed: int
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    successors: tuple[tuple[int, ...], ...]
+    off_text: tuple[OffText, ...] = ()
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return self.prompt_ids + self.answer_ids
+
+    @classmethod
+    def of(cls, name: str, prompt: str, seed: int, output: RequestOutput) -> Self:
+        """What `recorded_params` brought."""
+        return cls(
+            name=name,
+            prompt=prompt,
+            seed=seed,
+            prompt_ids=output.prompt_token_ids,
+            answer_ids=output.token_ids,
+            successors=tuple(one.top_ids for one in output.log_probs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """Answers of one model to one plan; the fields are those of `Plan`."""
+
+    model: str
+    max_tokens: int
+    temperature: float
+    ignore_eos: bool
+    answers: tuple[RecordedAnswer, ...]
+
+    def with_said(self, said: Said) -> Recording:
+        """The same with what the target said to drafters' questions about these answers."""
+        found: dict[int, list[OffText]] = {answer.seed: [] for answer in self.answers}
+        texts = {answer.seed: answer.text_ids for answer in self.answers}
+        for context, ids in said.items():
+            if context.seed in texts:
+                start, tokens = off_text(texts[context.seed], context.start, context.tokens)
+                if tokens:
+                    found[context.seed].append(OffText(start, tokens, ids))
+        answers = (replace(one, off_text=tuple(found[one.seed])) for one in self.answers)
+        return replace(self, answers=tuple(answers))
+
+    def write(self, path: Path) -> None:
+        """One JSON line with the settings, then one an answer."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = {name: getattr(self, name) for name in _SETTINGS}
+        lines = [{"version": VERSION} | head, *(_fields(answer) for answer in self.answers)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        path.write_text(text, encoding="utf-8")
+
+
+def off_text(
+    text: Sequence[int], start: int, tokens: tuple[int, ...]
+) -> tuple[int, tuple[int, ...]]:
+    """Of `tokens` at `start` and on, the first that `text` does not have there, and all after it.
+
+    Gives where they begin, and them.
+    """
+    for place, token in enumerate(tokens, start):
+        if place >= len(text) or text[place] != token:
+            return place, tokens[place - start :]
+    return start + len(tokens), ()
+
+
+def read_recording(path: Path) -> Recording:
+    """Raises `ConfigError` naming the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(FIELD, f"cannot read {path}: {error}") from error
+    recording = Recording(**_head(path, lines), answers=tuple(_answers(path, lines)))
+    if not recording.answers or len({one.seed for one in recording.answers}) < len(
+        recording.answers
+    ):
+        raise ConfigError(FIELD, f"{path} holds no answers, or two of one seed")
+    return recording
+
+
+def recorded_params(plan: Plan, index: int) -> SamplingParams:
+    """How prompt `index` of a plan is asked to be recorded."""
+    return SamplingParams(
+        max_tokens=plan.max_tokens,
+        temperature=plan.temperature,
+        seed=plan.seed + index,
+        ignore_eos=plan.ignore_eos,
+        logprobs=NUM_SUCCESSORS,
+    )
+
+
+_SETTINGS = ("model", "max_tokens", "temperature", "ignore_eos")
+_ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "successors", "off_text")
+
+
+def _head(path: Path, lines: Sequence[str]) -> dict[str, Any]:
+    try:
+        head = json.loads(lines[0])
+        if head.pop("version") != VERSION:
+            raise ValueError("another version wrote it")
+        return {name: head[name] for name in _SETTINGS}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(FIELD, f"{path} is no recording of draftline bench: {error}") from error
+
+
+def _answers(path: Path, lines: Sequence[str]) -> Iterator[RecordedAnswer]:
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            yield _answer(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{path} line {number} is no recorded answer: {error}"
+            raise ConfigError(FIELD, message) from error
+
+
+def _fields(answer: RecordedAnswer) -> dict[str, Any]:
+    return {name: getattr(answer, name) for name in _ANSWER}
+
+
+def _answer(row: dict[str, Any]) -> RecordedAnswer:
+    answer = RecordedAnswer(
+        name=str(row["name"]),
+        prompt=str(row["prompt"]),
+        seed=int(row["seed"]),
+        prompt_ids=_ids(row["prompt_ids"]),
+        answer_ids=_ids(row["answer_ids"]),
+        successors=tuple(map(_ids, row["successors"])),
+        off_text=tuple(
+            OffText(int(start), _ids(tokens), _ids(ids)) for start, tokens, ids in row["off_text"]
+        ),
+    )
+    if len(answer.successors) != len(answer.answer_ids) or not answer.prompt_ids:
+        raise ValueError("a list is too short")
+    return answer
+
+
+def _ids(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(map(int, values))

@@ -1,0 +1,4 @@
+"""Results as tables, files and pictures.
+
+Start with `summary.py`.
+"""

@@ -1,0 +1,142 @@
+"""PNG plots of matched runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import ConfigError
+from .summary import BenchResult, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 140
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+MIN_POSITIONS, MAX_POSITIONS = 4, 16
+LEGEND_COLUMNS = 3
+MARKERS = "osD^v<>pX*"
+
+
+def write_plots(result: BenchResult, folder: Path) -> list[Path]:
+    """`speed.png`, `latency.png` and, where something was drafted, `acceptance.png`.
+
+    Raises `ConfigError` where matplotlib is missing.
+    """
+    require_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {"speed": _speed(result.summaries), "latency": _latency(result.summaries)}
+    drafted = [one for one in result.summaries if one.whole.counts and one.whole.counts.drafted]
+    if drafted:
+        figures["acceptance"] = _acceptance(drafted)
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=DPI)
+    return paths
+
+
+def require_matplotlib(field: str = "plots") -> None:
+    """Raises `ConfigError` naming `field` where it is missing: better before a measurement than
+    after it."""
+    try:
+        import matplotlib  # noqa: F401, PLC0415 - plots are optional
+    except ImportError as error:
+        raise ConfigError(field, "needs matplotlib: pip install 'draftline[bench]'") from error
+
+
+def _figure(columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    # Without pyplot there is no window and no global state.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes)
+
+
+def _bars(axes: Axes, names: Sequence[str]) -> None:
+    """Settings from top to bottom: their names are long."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+
+
+def _speed(summaries: Sequence[Summary]) -> Figure:
+    figure, [axes] = _figure(1, 8, 1.2 + 0.32 * len(summaries))
+    rates = [one.rate for one in summaries]
+    low = [one.rate - min(one.rates) for one in summaries]
+    high = [max(one.rates) - one.rate for one in summaries]
+    bars = axes.barh(range(len(rates)), rates, xerr=[low, high], capsize=3, color="tab:blue")
+    labels = [f"{one.speedup:.2f}x" for one in summaries]
+    axes.bar_label(bars, labels, padding=8)
+    axes.margins(x=0.15, y=0.02)
+    axes.set_xlabel("output tokens/s: median over rounds, least to most\nbeside it the speedup")
+    _bars(axes, [one.name for one in summaries])
+    return figure
+
+
+def _latency(summaries: Sequence[Summary]) -> Figure:
+    figure, panels = _figure(len(LATENCIES), 12, 1.4 + 0.4 * len(summaries))
+    for axes, name in zip(panels, LATENCIES, strict=True):
+        found = [getattr(one.whole, name) for one in summaries]
+        for offset, label, colour in ((-0.2, "median", "tab:blue"), (0.2, "p99", "tab:orange")):
+            heights = [1000 * getattr(one, label) if one else 0.0 for one in found]
+            places = [index + offset for index in range(len(found))]
+            title = "P99" if label == "p99" else label
+            axes.barh(places, heights, height=0.38, label=title, color=colour)
+        axes.set_xlabel(f"{name.upper()}, ms")
+        _bars(axes, [one.name for one in summaries])
+        if axes is not panels[0]:
+            axes.set_yticklabels([])
+    handles: Any = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper right", ncols=2, frameon=False)
+    return figure
+
+
+def _acceptance(summaries: Sequence[Summary]) -> Figure:
+    """Acceptance by depth of every setting, and by source of the one that has most of them."""
+    from matplotlib import colormaps  # noqa: PLC0415
+
+    legend_rows = -(-len(summaries) // LEGEND_COLUMNS)
+    figure, [left, right] = _figure(2, 12, 4 + 0.25 * legend_rows)
+    colours = colormaps["tab10" if len(summaries) <= len(MARKERS) else "tab20"]
+    for index, one in enumerate(summaries):
+        assert one.whole.counts is not None
+        shares = one.whole.counts.by_position[:MAX_POSITIONS]
+        style: Any = {"color": colours(index), "marker": MARKERS[index % len(MARKERS)]}
+        left.plot(range(len(shares)), shares, markersize=4, linewidth=1, label=one.name, **style)
+    left.set_xlabel("position in the draft")
+    left.set_ylabel("share of steps that accepted it")
+    left.set_ylim(0, 1.05)
+    _whole_numbers(left)
+    handles: Any = left.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
+    mixed = max(summaries, key=lambda one: len(one.whole.position_by_source))
+    _stack(right, mixed)
+    return figure
+
+
+def _whole_numbers(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(-0.6, max(MIN_POSITIONS - 0.4, axes.get_xlim()[1]))
+
+
+def _stack(axes: Axes, one: Summary) -> None:
+    """Accepted tokens by depth, the sources on top of each other."""
+    sources = one.whole.position_by_source
+    depths = min(MAX_POSITIONS, max(map(len, sources.values()), default=0))
+    base = [0] * depths
+    for source, counts in sources.items():
+        axes.bar(range(depths), counts[:depths], bottom=base, label=source)
+        base = [a + b for a, b in zip(base, counts, strict=False)]
+    axes.set_xlabel("position in the draft")
+    axes.set_ylabel("accepted tokens")
+    axes.set_title(f"{one.name}, by source", fontsize="medium")
+    _whole_numbers(axes)
+    if sources:
+        axes.legend(frameon=False)

@@ -1,0 +1,105 @@
+"""What is told of matched runs: one summary a setting."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..records.run_metrics import RunMetrics, run_metrics
+from ..runs.equality import Difference
+from ..runs.matched import Run, Runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One setting over all rounds.
+
+    rates     output tokens a second, one a round
+    speedups  ratio to the reference's rate of the same round, one a round
+    whole     the figures over the requests of all rounds
+    same      answers that equal the reference's, of all of them
+    """
+
+    name: str
+    rates: tuple[float, ...]
+    speedups: tuple[float, ...]
+    whole: RunMetrics
+    same: int
+    rounds: tuple[RunMetrics, ...]
+
+    @property
+    def rate(self) -> float:
+        """Median over rounds."""
+        return statistics.median(self.rates)
+
+    @property
+    def speedup(self) -> float:
+        """Median over rounds."""
+        return statistics.median(self.speedups)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """Everything that was measured.
+
+    what         on what and how, for JSON
+    differences  None where answers were not compared
+    """
+
+    what: dict[str, Any]
+    summaries: tuple[Summary, ...]
+    differences: tuple[Difference, ...] | None
+
+    @property
+    def faults(self) -> list[Difference]:
+        """Differences that float rounding does not explain."""
+        return [difference for difference in self.differences or () if difference.is_fault]
+
+    def fields(self) -> dict[str, Any]:
+        """The same for JSON; seconds stay seconds."""
+        return {
+            **self.what,
+            "settings": {
+                one.name: {
+                    "output_throughput": one.rate,
+                    "speedup": one.speedup,
+                    "tau": one.whole.counts.tau if one.whole.counts else None,
+                    "same_answers": one.same,
+                    "rates": one.rates,
+                    "speedups": one.speedups,
+                    "all_rounds": asdict(one.whole),
+                    "rounds": [asdict(metrics) for metrics in one.rounds],
+                }
+                for one in self.summaries
+            },
+            "differences": self.differences and [asdict(one) for one in self.differences],
+        }
+
+
+def summarise(runs: Runs, reference: str) -> tuple[Summary, ...]:
+    """Summaries in the order of `runs`."""
+    plain = [run.metrics.output_throughput for run in runs[reference]]
+    answers = _answers(runs[reference][0])
+    summaries = []
+    for name, rounds in runs.items():
+        rates = [run.metrics.output_throughput for run in rounds]
+        records = [record for run in rounds for record in run.records]
+        summaries.append(
+            Summary(
+                name=name,
+                rates=tuple(rates),
+                speedups=tuple(rate / base for rate, base in zip(rates, plain, strict=True)),
+                whole=run_metrics(records, sum(run.metrics.seconds for run in rounds)),
+                same=sum(
+                    a == b for run in rounds for a, b in zip(answers, _answers(run), strict=True)
+                ),
+                rounds=tuple(run.metrics for run in rounds),
+            )
+        )
+    return tuple(summaries)
+
+
+def _answers(run: Run) -> Sequence[object]:
+    return [record.text if record.token_ids is None else record.token_ids for record in run.records]

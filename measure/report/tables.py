@@ -1,0 +1,121 @@
+"""The tables that `draftline bench` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from ..records.run_metrics import Latency
+from ..records.spec_counts import SpecCounts
+from ..runs.equality import Difference
+from .summary import BenchResult, Summary
+
+NONE = "-"
+SHOWN_POSITIONS = 8
+MIN_WIDTH = 110
+SHOWN_DIFFERENCES = 20
+
+
+def print_result(result: BenchResult, console: Console) -> None:
+    """Speed, latencies, acceptance, and every answer that differs."""
+    # Narrower terminals break lines more readably than the tables' cells.
+    console.width = max(console.width, MIN_WIDTH)
+    summaries = result.summaries
+    console.print(_speed(summaries))
+    console.print(_latencies(summaries))
+    drafted = [one for one in summaries if one.whole.counts and one.whole.counts.drafted]
+    if drafted:
+        console.print(_acceptance(drafted))
+    if result.differences is not None:
+        console.print(_equality(result.differences))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
+    table.add_column(columns[0])
+    for column in columns[1:]:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _speed(summaries: Iterable[Summary]) -> Table:
+    table = _table(
+        "Speed: medians over rounds (least - most)",
+        "setting", "output tok/s", "", "speedup", "", "tau", "Mac-TP", "Mic-TP", "same answers",
+    )  # fmt: skip
+    for one in summaries:
+        whole = one.whole
+        table.add_row(
+            one.name,
+            f"{one.rate:.1f}",
+            f"({min(one.rates):.1f} - {max(one.rates):.1f})",
+            f"{one.speedup:.2f}x",
+            f"({min(one.speedups):.2f} - {max(one.speedups):.2f})",
+            f"{whole.counts.tau:.2f}" if whole.counts else NONE,
+            f"{whole.mac_tp:.1f}" if whole.mac_tp else NONE,
+            f"{whole.mic_tp:.1f}",
+            f"{one.same} of {whole.num_requests}",
+        )
+    return table
+
+
+def _latencies(summaries: Iterable[Summary]) -> Table:
+    table = _table(
+        "Latency, ms: mean / median / P99 over all rounds",
+        "setting", "TTFT", "TPOT", "ITL", "E2EL",
+    )  # fmt: skip
+    for one in summaries:
+        whole = one.whole
+        parts = (whole.ttft, whole.tpot, whole.itl, whole.e2el)
+        table.add_row(one.name, *map(_milliseconds, parts))
+    return table
+
+
+def _milliseconds(latency: Latency | None) -> str:
+    if latency is None:
+        return NONE
+    values = (latency.mean, latency.median, latency.p99)
+    return " / ".join(f"{1000 * value:.1f}" for value in values)
+
+
+def _acceptance(summaries: Iterable[Summary]) -> Table:
+    table = _table(
+        "Acceptance: nodes by source, and share of steps that accepted one at depth 0, 1, ...",
+        "setting", "rate", "accepted / drafted by source", "by position",
+    )  # fmt: skip
+    table.columns[2].justify = table.columns[3].justify = "left"
+    for one in summaries:
+        counts = one.whole.counts
+        assert counts is not None
+        shares = [f"{share:.2f}" for share in counts.by_position[:SHOWN_POSITIONS]]
+        more = " ..." if len(counts.by_position) > SHOWN_POSITIONS else ""
+        table.add_row(
+            one.name, f"{counts.acceptance_rate:.0%}", _sources(counts), " ".join(shares) + more
+        )
+    return table
+
+
+def _sources(counts: SpecCounts) -> str:
+    parts = [
+        f"{name} {counts.accepted.get(name, 0):,} / {drafted:,}"
+        for name, drafted in counts.drafted.items()
+    ]
+    return "\n".join(parts)
+
+
+def _equality(differences: Sequence[Difference]) -> Group | str:
+    if not differences:
+        return "all answers are the same under every setting"
+    lines = [Text(str(difference)) for difference in differences[:SHOWN_DIFFERENCES]]
+    left = len(differences) - len(lines)
+    if left:
+        lines.append(Text(f"... and {left} more, in the JSON"))
+    num_faults = sum(difference.is_fault for difference in differences)
+    if num_faults:
+        head = f"[bold red]ANSWERS DIFFER: {num_faults} differences[/]"
+    else:
+        head = f"[bold yellow]{len(differences)} differences, all at near-ties[/]"
+    return Group(head, *lines)

@@ -1,0 +1,4 @@
+"""Runs side by side: matched requests, equal answers, distributions.
+
+Start with `matched.py`.
+"""

@@ -1,0 +1,167 @@
+"""Whether a live server draws tokens by the target's own probabilities, with speculation or not."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import itemgetter
+
+import openai
+import torch
+
+from ...core.errors import DraftlineError
+from ..clients.endpoint import Ask
+from ..clients.http_endpoint import HttpEndpoint
+from ..clients.load import Load, run_load
+from ..clients.setting import Setting
+from .equality import Difference, difference
+
+# Repeats itself, so that n-grams have something to propose for the very first step.
+PROMPT = "for name in names:\n    print(name)\nfor name in names:\n    print("
+# The prompt's own pass gives the first token; drafts, of one token each, begin after it.
+NUM_TOKENS = 8
+TOP_LOGPROBS = 5
+MIN_EXPECTED = 5.0
+# Stands for bytes that are no whole character.
+UNDECODED = "\ufffd"
+# A sound server fails one check in a million.
+LEAST_P = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SeedCheck:
+    """The same seeds with drafts of one token and without: equal draws for every seed
+    are equal distributions.
+    """
+
+    num_seeds: int
+    num_distinct: int
+    num_drafted: int
+    num_accepted: int
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChiSquare:
+    """First tokens of many seeds against the target's probabilities; `p_value` is of the test."""
+
+    num_draws: int
+    num_bins: int
+    statistic: float
+    p_value: float
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether chance explains the frequencies."""
+        return self.p_value >= LEAST_P
+
+
+async def check_seeds(
+    endpoint: HttpEndpoint, plain: Setting, drafted: Setting, *, seeds: int, together: int
+) -> SeedCheck:
+    """Draw with `seeds` seeds under both settings. Raises `DraftlineError`."""
+    asks = [_ask(plain, seed) for seed in range(seeds)]
+    load = Load(concurrency=together)
+    expected, _ = await run_load(endpoint, asks, load)
+    found, _ = await run_load(
+        endpoint, [replace(ask, setting=drafted, max_nodes=1) for ask in asks], load
+    )
+    partings = [difference(drafted.name, a, b) for a, b in zip(expected, found, strict=True)]
+    counts = [record.counts for record in found if record.counts is not None]
+    return SeedCheck(
+        num_seeds=seeds,
+        num_distinct=len({record.token_ids for record in expected}),
+        num_drafted=sum(sum(one.drafted.values()) for one in counts),
+        num_accepted=sum(sum(one.accepted.values()) for one in counts),
+        differences=tuple(parting for parting in partings if parting is not None),
+    )
+
+
+async def check_first_token(
+    endpoint: HttpEndpoint, setting: Setting, *, seeds: int
+) -> ChiSquare | str:
+    """A chi-square test, or why there is none: no log-probabilities, or too few draws.
+
+    Raises `DraftlineError`.
+    """
+    draws: Counter[str] = Counter()
+    probabilities: dict[str, float] = {}
+    for seed in range(seeds):
+        try:
+            token, probabilities = await _draw(endpoint, _ask(setting, seed))
+        except openai.BadRequestError as error:
+            return f"the server refuses logprobs: {error.message}"
+        except openai.APIError as error:
+            raise DraftlineError(f"seed {seed}: {error}") from error
+        draws[token] += 1
+    if not probabilities:
+        return "the server sends no logprobs"
+    found = chi_square(draws, probabilities)
+    if found.num_bins == 1:
+        return f"{seeds} draws are too few to tell the likely tokens apart"
+    return found
+
+
+def chi_square(draws: Mapping[str, int], probabilities: Mapping[str, float]) -> ChiSquare:
+    """Pearson's test of `draws` against `probabilities` of some tokens; all others are one bin.
+
+    Bins of fewer than five expected draws join that one.
+    """
+    total = sum(draws.values())
+    kept = {token: p * total for token, p in probabilities.items() if p * total >= MIN_EXPECTED}
+    observed = [draws.get(token, 0) for token in kept]
+    observed.append(total - sum(observed))
+    expected = [*kept.values()]
+    expected.append(total - sum(expected))
+    if len(expected) > 1 and expected[-1] < MIN_EXPECTED:
+        observed.append(observed.pop() + observed.pop())
+        expected.append(expected.pop() + expected.pop())
+    bins = list(zip(observed, expected, strict=True))
+    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in bins)
+    freedom = len(bins) - 1
+    return ChiSquare(total, len(bins), statistic, _chance(statistic, freedom))
+
+
+def _chance(statistic: float, freedom: int) -> float:
+    """Probability of at least this statistic."""
+    if freedom == 0:
+        return 1.0
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def _ask(setting: Setting, seed: int) -> Ask:
+    return Ask(
+        name=f"seed {seed}",
+        prompt=PROMPT,
+        setting=setting,
+        max_tokens=NUM_TOKENS,
+        temperature=1.0,
+        seed=seed,
+    )
+
+
+async def _draw(endpoint: HttpEndpoint, ask: Ask) -> tuple[str, dict[str, float]]:
+    """The first token's text, and the probabilities of the likeliest ones.
+
+    A text that several tokens may have is not among them. Raises `openai.APIError`.
+    """
+    answer = await endpoint.client.completions.create(
+        model=endpoint.info.model,
+        prompt=ask.prompt,
+        max_tokens=1,
+        temperature=ask.temperature,
+        seed=ask.seed,
+        logprobs=TOP_LOGPROBS,
+        extra_body=endpoint.extra_body(ask),
+    )
+    told = answer.choices[0].logprobs
+    if told is None or not told.tokens or not told.top_logprobs:
+        return "", {}
+    # The chosen token is told, too, where it is not one of the likeliest.
+    likeliest = sorted(told.top_logprobs[0].items(), key=itemgetter(1))[-TOP_LOGPROBS:]
+    return told.tokens[0], {
+        text: math.exp(log_prob) for text, log_prob in likeliest if UNDECODED not in text
+    }

@@ -1,0 +1,83 @@
+"""Whether every setting gave the answers of the target alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from ..records.record import Record
+from .matched import Run, Runs
+
+# Says of (number of the prompt, expected, found) why they differ, and whether it is a fault.
+Explain = Callable[[int, Sequence[int], Sequence[int]], tuple[str, bool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """An answer that is not the target's own.
+
+    position  of the first difference: a token's, or a character's where tokens are not told
+    is_fault  False where float rounding explains it
+    """
+
+    setting: str
+    prompt: str
+    position: int
+    expected: str
+    found: str
+    explanation: str = ""
+    is_fault: bool = True
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.setting}, prompt {self.prompt}, position {self.position}: "
+            f"expected {self.expected}, found {self.found}"
+        )
+        return f"{text} ({self.explanation})" if self.explanation else text
+
+
+def differences(runs: Runs, reference: str, explain: Explain | None = None) -> list[Difference]:
+    """Answers of any round and setting that differ from the first round of `reference`.
+
+    An answer that differs in the same way in several rounds is told once.
+    """
+    expected = runs[reference][0].records
+    found: dict[Difference, None] = {}
+    for setting, rounds in runs.items():
+        for run in rounds:
+            found |= dict.fromkeys(_of_run(setting, expected, run, explain))
+    return list(found)
+
+
+def difference(setting: str, expected: Record, found: Record) -> Difference | None:
+    """Where two answers part first; token ids are compared where both have them, else texts."""
+    a, b = expected.token_ids, found.token_ids
+    if a is None or b is None:
+        a, b = expected.text, found.text
+    if a == b:
+        return None
+    pairs = enumerate(zip_longest(a, b))
+    position, (one, other) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+    return Difference(
+        setting=setting,
+        prompt=found.prompt,
+        position=position,
+        expected="the end" if one is None else repr(one),
+        found="the end" if other is None else repr(other),
+    )
+
+
+def _of_run(
+    setting: str, expected: Sequence[Record], run: Run, explain: Explain | None
+) -> list[Difference]:
+    found = []
+    for index, (one, other) in enumerate(zip(expected, run.records, strict=True)):
+        parting = difference(setting, one, other)
+        if parting is None:
+            continue
+        if explain is not None and one.token_ids is not None and other.token_ids is not None:
+            why, is_fault = explain(index, one.token_ids, other.token_ids)
+            parting = replace(parting, explanation=why, is_fault=is_fault)
+        found.append(parting)
+    return found

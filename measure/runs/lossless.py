@@ -1,0 +1,124 @@
+"""Whether a live server's answers depend on speculation: matched requests with it on and off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..clients.endpoint import Ask, Endpoint
+from ..clients.load import Load, run_load
+from ..clients.prompts import BenchPrompt
+from ..clients.setting import TARGET_ONLY, Setting
+from ..records.record import Record
+from .equality import Difference, difference
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen; `seed` is the first prompt's, the next one's is one higher."""
+
+    name: str
+    temperature: float
+    top_p: float = 1.0
+    seed: int = 0
+
+
+SAMPLINGS = (
+    Sampling("greedy", 0.0),
+    Sampling("t 0.7, top_p 0.9", 0.7, 0.9, seed=1000),
+    Sampling("t 1", 1.0, seed=2000),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Answers of one setting against the target's own, alone.
+
+    together     requests at once
+    num_tokens   that were compared
+    num_drafted, num_accepted  nodes
+    """
+
+    sampling: str
+    setting: str
+    together: int
+    num_answers: int
+    num_tokens: int
+    num_drafted: int
+    num_accepted: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether there was nothing to be wrong: drafters were named, and nothing was drafted."""
+        return self.setting != TARGET_ONLY and not self.num_drafted
+
+
+async def check_answers(
+    endpoint: Endpoint,
+    settings: Sequence[Setting],
+    prompts: Sequence[BenchPrompt],
+    *,
+    max_tokens: int,
+    together: int,
+    tell: Callable[[str], None],
+) -> list[Check]:
+    """Every sampling and setting, one request after another and `together` at once.
+
+    `settings` begins with the target alone, whose answers one after another are the expected ones.
+    Raises `DraftlineError`.
+    """
+    assert settings[0].name == TARGET_ONLY
+    checks = []
+    for sampling in SAMPLINGS:
+        asks = _asks(sampling, settings[0], prompts, max_tokens)
+        expected, _ = await run_load(endpoint, asks, Load(concurrency=1))
+        for setting in settings:
+            for count in (1, together):
+                if setting is settings[0] and count == 1:
+                    continue
+                tell(f"{sampling.name}: {setting.name}, {count} at once")
+                mine = [replace(ask, setting=setting) for ask in asks]
+                found, _ = await run_load(endpoint, mine, Load(concurrency=count))
+                checks.append(_check(sampling, setting, count, expected, found))
+    return checks
+
+
+def _asks(
+    sampling: Sampling, setting: Setting, prompts: Sequence[BenchPrompt], max_tokens: int
+) -> list[Ask]:
+    return [
+        Ask(
+            name=prompt.name,
+            prompt=prompt.text,
+            setting=setting,
+            max_tokens=max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed + index,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def _check(
+    sampling: Sampling,
+    setting: Setting,
+    together: int,
+    expected: Sequence[Record],
+    found: Sequence[Record],
+) -> Check:
+    partings = [
+        difference(setting.name, one, other) for one, other in zip(expected, found, strict=True)
+    ]
+    counts = [record.counts for record in found if record.counts is not None]
+    return Check(
+        sampling=sampling.name,
+        setting=setting.name,
+        together=together,
+        num_answers=len(found),
+        num_tokens=sum(record.num_tokens for record in found),
+        num_drafted=sum(sum(one.drafted.values()) for one in counts),
+        num_accepted=sum(sum(one.accepted.values()) for one in counts),
+        differences=tuple(parting for parting in partings if parting is not None),
+    )

@@ -1,0 +1,76 @@
+"""Matched runs: the same requests under every setting, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..clients.endpoint import Ask, Endpoint
+from ..clients.load import Load, run_load
+from ..clients.prompts import BenchPrompt
+from ..clients.setting import Setting
+from ..records.record import Record
+from ..records.run_metrics import RunMetrics, run_metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What every setting is asked. Prompt i is sampled with `seed` + i."""
+
+    prompts: Sequence[BenchPrompt]
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = True
+    rounds: int = 3
+    load: Load = field(default_factory=Load)
+
+    def asks(self, setting: Setting, salt: str) -> list[Ask]:
+        """One request for each prompt."""
+        return [
+            Ask(
+                name=prompt.name,
+                prompt=prompt.text,
+                setting=setting,
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                seed=self.seed + index,
+                ignore_eos=self.ignore_eos,
+                salt=salt,
+            )
+            for index, prompt in enumerate(self.prompts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One round of one setting."""
+
+    records: tuple[Record, ...]
+    metrics: RunMetrics
+
+
+Runs = dict[str, list[Run]]
+
+
+async def run_matched(
+    endpoints: Mapping[Setting, Endpoint], plan: Plan, tell: Callable[[str], None]
+) -> Runs:
+    """Runs of every setting by its name, one a round, after a warm-up that is not kept.
+
+    Settings take turns within a round, and each round begins with another one, so that a machine
+    whose speed drifts is unfair to none. No round finds prefixes that another one computed.
+    Raises `DraftlineError`.
+    """
+    runs: Runs = {setting.name: [] for setting in endpoints}
+    order = list(endpoints)
+    for turn in range(plan.rounds + 1):
+        for setting in order:
+            tell(f"{'warm-up' if turn == 0 else f'round {turn} of {plan.rounds}'}: {setting.name}")
+            asks = plan.asks(setting, f"bench-{setting.name}-{turn}")
+            records, seconds = await run_load(endpoints[setting], asks, plan.load)
+            if turn:
+                run = Run(tuple(records), run_metrics(records, seconds))
+                runs[setting.name].append(run)
+        order = [*order[1:], order[0]]
+    return runs

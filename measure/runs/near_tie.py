@@ -1,0 +1,118 @@
+"""Judges where two answers of one prompt part: a near-tie of the target's scores, or a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ...cluster.engine.request_factory import RequestFactory
+from ...core.request.request import RequestState
+from ...core.request.sampling_params import SamplingParams
+from ...core.request_options import RequestOptions
+from ...core.sampling.choose import process_logits
+from ...core.sampling.edit_builder import build_edits
+from ...core.sampling.logit_edits import edit_logits
+from ...core.sampling.noise import gumbel
+from ...core.sampling.rows import sampling_rows
+from ...core.tree.tree import NO_TREE
+
+# float32 logits of two batch shapes differ by some 1e-5 here; two scores closer than this may swap.
+NEAR_TIE = 1e-3
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first difference of two answers.
+
+    gap  score of the expected token minus that of the other, by transformers' own logits as the
+         request's parameters change them: a logit at temperature 0, else a log-probability over
+         the temperature plus the request's noise; infinite where one answer merely ends earlier
+    """
+
+    prompt: int
+    position: int
+    expected: int
+    found: int
+    gap: float
+    temperature: float
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether float rounding explains the difference."""
+        return abs(self.gap) < NEAR_TIE
+
+    def __str__(self) -> str:
+        return (
+            f"prompt {self.prompt} token {self.position} temperature {self.temperature}: expected "
+            f"{self.expected}, found {self.found}, gap {self.gap:.2e}"
+        )
+
+
+class Judge:
+    """Reads the target's scores from a transformers model, and changes them as a request asks."""
+
+    def __init__(self, model: PreTrainedModel, factory: RequestFactory) -> None:
+        self._model = model
+        self._factory = factory
+
+    def partings(
+        self,
+        prompts: Sequence[Sequence[int]],
+        expected: Sequence[Sequence[int]],
+        found: Sequence[Sequence[int]],
+        params: SamplingParams,
+    ) -> list[Parting]:
+        """First differences of all answers that differ."""
+        return [
+            self._parting(index, prompt, a, b, params)
+            for index, (prompt, a, b) in enumerate(zip(prompts, expected, found, strict=True))
+            if tuple(a) != tuple(b)
+        ]
+
+    def _parting(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        expected: Sequence[int],
+        found: Sequence[int],
+        params: SamplingParams,
+    ) -> Parting:
+        pairs = enumerate(zip_longest(expected, found, fillvalue=NO_TOKEN))
+        position, (a, b) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        # One that ends earlier for the same tokens was cut at another place: no tie.
+        gap = float("inf")
+        if NO_TOKEN not in (a, b):
+            scores = self._scores(prompt, expected[:position], params)
+            gap = float(scores[a] - scores[b])
+        return Parting(index, position, a, b, gap, params.temperature)
+
+    @torch.inference_mode()
+    def _scores(
+        self, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams
+    ) -> np.ndarray:
+        """float64 [vocabulary]: what the token after `answer` is the argmax of."""
+        text = torch.tensor([[*prompt, *answer]])
+        logits = self._model(input_ids=text).logits[0, -1:].float().numpy()
+        options = RequestOptions()
+        request, stop = self._factory.build("judged", prompt, params, lambda _: None, options)
+        state = RequestState(request, stop, blocks=[], arrival_time=0.0)
+        state.append(answer)
+        form = None
+        if request.rules is not None and request.rules.constraint is not None:
+            request.rules.constraint.advance(answer)
+            form = request.rules.constraint.follow(NO_TREE).result().masks
+        edits = build_edits(state, NO_TREE, 0, form)
+        logits = edit_logits(logits, () if edits is None else (edits,))
+        if params.temperature == 0:
+            return logits[0].astype(np.float64)
+        position = np.array([text.shape[1]])
+        sampling = sampling_rows([params.temperature], [params], [request.seed], position)
+        scaled = process_logits(logits[0], sampling, 0)
+        noise = gumbel(np.array([request.seed]), position, np.arange(len(scaled)))
+        return scaled.astype(np.float64) + noise

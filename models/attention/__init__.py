@@ -1,0 +1,4 @@
+"""Attention of a stage's layers over its paged KV.
+
+Start with `interface.py`.
+"""

@@ -1,0 +1,61 @@
+"""What computes a stage's attention: chosen once at start, asked for every step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...core.types import StepInput
+from ...kernels.attention.spec import AttentionShape
+from ...kernels.dispatch import AttentionChoice, Machine, choose_attention, choose_for_fp8
+from .kernel_attention import FlashBackend, KernelBackend, StepKernels
+from .paged_kv import PagedKv
+from .step_attention import StepAttention
+
+
+class AttentionBackend(Protocol):
+    """Owns what attention needs between steps; the cache is the stage's."""
+
+    def begin(self, step: StepInput) -> StepAttention | StepKernels:
+        """Attention of this step; that of the step before is of no use any more."""
+        ...
+
+    def move(self, moves: Tensor) -> None:
+        """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
+        ...
+
+
+class SdpaBackend:
+    """torch's own attention (`step_attention.py`): the reference, and what runs on CPUs."""
+
+    def __init__(self, kv: PagedKv, block_size: int) -> None:
+        self._kv, self._block_size = kv, block_size
+
+    def begin(self, step: StepInput) -> StepAttention:
+        """As the protocol says."""
+        return StepAttention(step, self._kv, self._block_size)
+
+    def move(self, moves: Tensor) -> None:
+        """As the protocol says."""
+        self._kv.move(moves)
+
+
+def choose_backend(
+    kv: PagedKv, dtype: torch.dtype, block_size: int, num_heads: int, wanted: str = "auto"
+) -> tuple[AttentionBackend, AttentionChoice]:
+    """The backend of a stage that computes in `dtype` with `num_heads` query heads a layer.
+
+    Raises `ConfigError` (`attention`, `kv_cache_dtype`) where what is wanted cannot run here.
+    """
+    machine = Machine.of(kv.data.device)
+    if kv.scales is None:
+        choice = choose_attention(machine, dtype, block_size, wanted)
+    else:
+        choice = choose_for_fp8(machine, wanted)
+    if choice.name == "sdpa":
+        return SdpaBackend(kv, block_size), choice
+    shape = AttentionShape(num_heads, kv.data.shape[3], kv.data.shape[4])
+    kind = FlashBackend if choice.name == "flash_attn" else KernelBackend
+    return kind(kv, block_size, shape), choice

@@ -1,0 +1,154 @@
+"""A stage's attention by draftline's own operators (`kernels/`), and by FlashAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from ...core.types import StepInput
+from ...kernels.attention.flash_attention import (
+    FlashFunction,
+    FlashOps,
+    flash_attention,
+    plan_flash,
+)
+from ...kernels.attention.layout_capacity import LayoutCapacity, PartialResults, SplitBudget
+from ...kernels.attention.spec import AttentionShape, LayerSpec
+from ...kernels.attention.step_layout import StepLayout
+from ...kernels.attention.tile_plan import lines_of_tiles
+from ...kernels.dispatch import load_ops
+from .paged_kv import PagedKv
+
+# Programs that a multiprocessor is given, so that it has others while one waits for memory.
+PROGRAMS_PER_PROCESSOR = 2
+
+
+class StepKernels:
+    """The attention of one step on one stage: writes the rows' KV, then attends."""
+
+    def __init__(
+        self, backend: KernelBackend, layout: StepLayout, attend: Callable[..., Tensor]
+    ) -> None:
+        """`attend` takes query, pairs and `LayerSpec`."""
+        self._backend, self._layout, self._attend = backend, layout, attend
+
+    def write(self, layer: int, pairs: Tensor) -> None:
+        """Store keys and values of the step's rows, [rows, 2, kv_heads, head_dim]."""
+        self.write_heads(layer, pairs[:, 0], pairs[:, 1])
+
+    def write_heads(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """The same of keys and values apart, [rows, kv_heads, head_dim]."""
+        kv = self._backend.kv
+        self._backend.ops.write_kv(
+            keys, values, kv.layers[layer], self._layout.slots, self._backend.scales(layer)
+        )
+
+    def attend(
+        self, layer: int, query: Tensor, scaling: float,
+        window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As `StepAttention.attend`."""
+        spec = LayerSpec(scaling, window, softcap, self._backend.scales(layer))
+        return self._attend(query, self._backend.kv.layers[layer], spec)
+
+
+class KernelBackend:
+    """Attention by `paged_attention`; keeps one layout for each size of steps."""
+
+    def __init__(
+        self, kv: PagedKv, block_size: int, shape: AttentionShape, implementation: str = "triton"
+    ) -> None:
+        self.kv = kv
+        self.ops = load_ops(implementation)
+        self._shape, self.block_size = shape, block_size
+        device = kv.data.device
+        self._partials = PartialResults(shape, split_budget(shape, device), device)
+        self._layouts: dict[tuple[str, LayoutCapacity], StepLayout] = {}
+
+    def begin(self, step: StepInput) -> StepKernels:
+        """Attention of this step; that of the step before is of no use any more."""
+        layout = self.layout_of(step)
+        layout.refill(step)
+        return StepKernels(self, layout, self.attend_with(step, layout))
+
+    def begin_static(self, layout: StepLayout, out: Tensor) -> StepKernels:
+        """Attention of whatever `layout`, of fixed tiles, describes when it runs.
+
+        Every layer's result is in `out` [rows, heads, head_dim] until the next layer attends; rows
+        that see nothing are left as they are.
+        """
+        attend = partial(_attend, self.ops.paged_attention, layout, out=out)
+        return StepKernels(self, layout, attend)
+
+    def empty_out(self, num_rows: int, dtype: torch.dtype) -> Tensor:
+        """Zeros [num_rows, heads, head_dim]."""
+        size = (num_rows, self._shape.num_heads, self._shape.head_dim)
+        return torch.zeros(size, dtype=dtype, device=self.kv.data.device)
+
+    def static_layout(self, capacity: LayoutCapacity) -> StepLayout:
+        """A layout of fixed tiles, as a CUDA graph needs it."""
+        lines = lines_of_tiles(self._shape.share, capacity.num_rows)
+        return StepLayout(self._shape, capacity, self.block_size, self._partials, lines)
+
+    def move(self, moves: Tensor) -> None:
+        """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
+        self.ops.move_kv(self.kv.data, moves)
+
+    def scales(self, layer: int) -> Tensor | None:
+        """What the layer's stored keys and values are multiplied by; None: 1."""
+        return None if self.kv.scales is None else self.kv.scales[layer]
+
+    def layout_of(self, step: StepInput, use: str = "all") -> StepLayout:
+        """A layout that holds the step, not refilled; each `use` has its own."""
+        capacity = LayoutCapacity.of(step, self.block_size)
+        key = use, capacity
+        if key not in self._layouts:
+            self._layouts[key] = StepLayout(self._shape, capacity, self.block_size, self._partials)
+        return self._layouts[key]
+
+    def attend_with(self, _step: StepInput, layout: StepLayout) -> partial[Tensor]:
+        """A function of query, pairs and `LayerSpec` for all layers of a step."""
+        return partial(_attend, self.ops.paged_attention, layout)
+
+
+class FlashBackend(KernelBackend):
+    """Chunks and committed contexts by FlashAttention, the rest as its base does."""
+
+    def __init__(
+        self, kv: PagedKv, block_size: int, shape: AttentionShape,
+        implementation: str = "triton", flash: FlashFunction | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(kv, block_size, shape, implementation)
+        flash = _flash_function() if flash is None else flash
+        self._flash_ops = FlashOps(flash, self.ops.paged_attention)
+
+    def attend_with(self, step: StepInput, layout: StepLayout) -> partial[Tensor]:
+        """As of the base; `layout` is the whole step's, for writing."""
+        trees, own = self.layout_of(step, "trees"), self.layout_of(step, "own")
+        work = plan_flash(step, layout.block_size, trees, own)
+        return partial(flash_attention, self._flash_ops, work)
+
+
+def split_budget(shape: AttentionShape, device: torch.device) -> SplitBudget:
+    """How far contexts are split on a device."""
+    if device.type != "cuda":
+        return SplitBudget()
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return SplitBudget(max(processors * PROGRAMS_PER_PROCESSOR // shape.num_kv_heads, 1))
+
+
+def _attend(
+    ours: Callable[..., None], layout: StepLayout, query: Tensor, pairs: Tensor, spec: LayerSpec,
+    *, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    out = torch.empty_like(query) if out is None else out
+    ours(query, pairs, layout, spec, out)
+    return out
+
+
+def _flash_function() -> FlashFunction:
+    return import_module("flash_attn").flash_attn_varlen_func

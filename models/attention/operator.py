@@ -1,0 +1,66 @@
+"""A step's attention as an operator that a compiled graph can call (`kernels/cpu/attention.cpp`).
+
+The graph is the same for all steps, so the step is no argument of it: `attending` says which one
+the thread computes now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.tree.ancestor_bits import unpack
+from ...core.types import Bool, StepInput, TreeRows
+from .paged_kv import PagedKv
+
+NONE = np.empty(0, dtype=np.int32)
+
+
+@contextmanager
+def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
+    """Within it, this thread's `attend` is about `step`."""
+    trees = [tree for tree in step.trees if tree is not None]
+    lens = [0 if tree is None else len(tree.slots) for tree in step.trees]
+    torch.ops.draftline.begin_step(
+        kv.data,
+        block_size,
+        _tensor(step.slots),
+        _tensor(step.positions),
+        _tensor(step.request_starts),
+        _tensor(step.context_lens),
+        _tensor(step.block_tables),
+        _tensor(np.cumsum([0, *lens], dtype=np.int32)),
+        _tensor(np.concatenate([NONE, *(tree.slots for tree in trees)])),
+        _tensor(np.concatenate([NONE, *(tree.positions for tree in trees)])),
+        torch.from_numpy(
+            np.concatenate([NONE, *map(_visible, trees)], dtype=np.uint8, casting="unsafe")
+        ),
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        torch.ops.draftline.end_step()
+
+
+def attend(  # noqa: PLR0917 - the operator's
+    heads: Tensor, layer: int, num_heads: int, scaling: float,
+    window: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Store the keys and values of the rows, then attend; [rows, num_heads * head_dim].
+
+    `heads` [rows, num_heads + 2 * kv_heads, head_dim]: queries, keys, values, rotated already.
+    """
+    return torch.ops.draftline.attend(heads, layer, num_heads, scaling, window, softcap)
+
+
+def _visible(tree: TreeRows) -> Bool:
+    return unpack(tree.ancestors, len(tree.slots)).ravel()
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    # A copy, because torch warns of arrays that came over a wire and cannot be written.
+    return torch.from_numpy(np.array(array, dtype=np.int32))

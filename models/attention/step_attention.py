@@ -1,0 +1,225 @@
+"""One step's attention over a paged KV cache: who sees what, computed once for all layers.
+
+Requests of similar size share one padded batch (a group), so that the work of a layer depends on
+the number of groups and not on the number of tokens or requests. Grouped query heads are folded
+into the rows of their key/value head: exact, and no key is ever repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ...core.tree.ancestor_bits import unpack
+from ...core.types import Bool, Int32, Int64, StepInput
+from .paged_kv import PagedKv
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """Rows `first:last` of the step, the slots of the columns, and who sees whom (`visible`)."""
+
+    first: int
+    last: int
+    slots: Int64
+    visible: Bool
+    context_len: int
+    own_positions: Int32
+
+    @property
+    def positions(self) -> Int64:
+        """Absolute position of each column."""
+        return np.concatenate((np.arange(self.context_len), self.own_positions), dtype=np.int64)
+
+    @property
+    def bucket(self) -> tuple[int, int]:
+        """Requests of one bucket are padded to one shape; less than half of a side is padding."""
+        return (self.last - self.first - 1).bit_length(), (len(self.slots) - 1).bit_length()
+
+
+class StepAttention:
+    """The attention of one step on one stage: writes the rows' KV, then attends.
+
+    Valid for one step; it must see the layers of that step only, each once.
+    """
+
+    def __init__(self, step: StepInput, kv: PagedKv, block_size: int) -> None:
+        self.kv = kv
+        self._write_slots = _as_index(step.slots.astype(np.int64), kv.data.device)
+        row_positions = step.positions.astype(np.int64)
+        buckets: dict[tuple[int, int], list[_Request]] = {}
+        for index in range(len(step.context_lens)):
+            request = _request(step, index, block_size)
+            if request.last > request.first:
+                buckets.setdefault(request.bucket, []).append(request)
+        self._groups = [_Group(requests, row_positions, kv) for requests in buckets.values()]
+
+    def attend(
+        self, layer: int, query: Tensor, scaling: float,
+        window: int | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attention of `query` [rows, heads, head_dim] in the stage's layer `layer`; same shape.
+
+        `window` is the largest distance of positions that is seen, plus one; `softcap` bounds the
+        logits as Gemma 2 does.
+        """
+        if len(self._groups) == 1 and self._groups[0].takes_all_rows:
+            return self._groups[0].attend(layer, query, scaling, window, softcap)
+        out = torch.empty_like(query)
+        for group in self._groups:
+            rows = group.attend(layer, query[group.row_ids], scaling, window, softcap)
+            if group.real_rows is None:
+                out.index_copy_(0, group.row_ids, rows)
+            else:
+                out.index_copy_(0, group.row_ids[group.real_rows], rows[group.real_rows])
+        return out
+
+    def write(self, layer: int, pairs: Tensor) -> None:
+        """Store keys and values of the step's rows, [rows, 2, kv_heads, head_dim]."""
+        self.kv.write(layer, self._write_slots, pairs)
+
+    def write_heads(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """The same of keys and values apart, [rows, kv_heads, head_dim]."""
+        self.write(layer, torch.stack((keys, values), dim=1))
+
+
+class _Group:
+    """Requests padded to `batch` x `query_len` rows and `batch` x `num_columns` columns."""
+
+    def __init__(self, requests: list[_Request], row_positions: Int64, kv: PagedKv) -> None:
+        self.kv = kv
+        self.batch = len(requests)
+        self.query_len = max(request.last - request.first for request in requests)
+        self.num_columns = max(len(request.slots) for request in requests)
+        self._requests = requests
+        self._step_positions = row_positions
+        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+        device = kv.data.device
+        slots = self._padded([request.slots for request in requests], self.num_columns)
+        self._slots = _as_index(slots.ravel(), device)
+        self._row_ids = self._padded(
+            [np.arange(request.first, request.last) for request in requests], self.query_len
+        )
+        flat_ids = self._row_ids.ravel()
+        self.takes_all_rows = len(flat_ids) == len(row_positions) and _in_a_row(flat_ids)
+        self.row_ids = torch.from_numpy(flat_ids).to(device)
+        lens = np.array([request.last - request.first for request in requests])
+        real = np.flatnonzero(np.arange(self.query_len) < lens[:, None])
+        self.real_rows = None if len(real) == len(flat_ids) else torch.from_numpy(real).to(device)
+
+    def _padded(self, rows: list[Int64], width: int) -> Int64:
+        """The rows under one another, each with zeros behind it up to `width`."""
+        if len(rows) == 1:
+            return rows[0][None]
+        out = np.zeros((len(rows), width), dtype=np.int64)
+        for line, row in zip(out, rows, strict=True):
+            line[: len(row)] = row
+        return out
+
+    def attend(
+        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """`query` [batch * query_len, heads, head_dim], in and out."""
+        _, num_heads, head_dim = query.shape
+        pairs = self.kv.gather(layer, self._slots)
+        kv_heads = pairs.shape[2]
+        share = num_heads // kv_heads
+        keys, values = (
+            pairs.view(self.batch, self.num_columns, 2, kv_heads, head_dim)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
+        folded = (
+            query.view(self.batch, self.query_len, kv_heads, share, head_dim)
+            .permute(0, 2, 3, 1, 4)
+            .reshape(self.batch, kv_heads, share * self.query_len, head_dim)
+        )
+        mask = self._mask(window, share, query.dtype)
+        if softcap is None:
+            out = scaled_dot_product_attention(folded, keys, values, mask, scale=scaling)
+        else:
+            out = _softcapped_attention(
+                folded, keys, values, mask, scaling=scaling, softcap=softcap
+            )
+        return (
+            out.view(self.batch, kv_heads, share, self.query_len, head_dim)
+            .permute(0, 3, 1, 2, 4)
+            .reshape(self.batch * self.query_len, num_heads, head_dim)
+        )
+
+    def _mask(self, window: int | None, share: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [batch, 1, share * query_len, columns]; None where every row sees all."""
+        key = (window, share)
+        if key not in self._masks:
+            self._masks[key] = self._build_mask(window, share, dtype)
+        return self._masks[key]
+
+    def _build_mask(self, window: int | None, share: int, dtype: torch.dtype) -> Tensor | None:
+        visible = self._visible()
+        row_positions = self._step_positions[self._row_ids]
+        if window is not None and row_positions.max() >= window:
+            columns = self._padded([r.positions for r in self._requests], self.num_columns)
+            visible = visible & (row_positions[:, :, None] - columns[:, None, :] < window)
+        if visible.all():
+            return None
+        additive = np.where(visible, np.float32(0), np.float32(-np.inf))
+        mask = torch.from_numpy(additive).to(self.kv.data.device, dtype)
+        return mask.repeat(1, share, 1).unsqueeze(1)
+
+    def _visible(self) -> Bool:
+        """Who sees whom, [batch, query_len, columns]."""
+        if self.batch == 1:
+            return self._requests[0].visible[None]
+        # Padding rows see nothing: whatever comes out for them is dropped.
+        visible = np.zeros((self.batch, self.query_len, self.num_columns), dtype=np.bool_)
+        for page, request in zip(visible, self._requests, strict=True):
+            num_rows, num_columns = request.visible.shape
+            page[:num_rows, :num_columns] = request.visible
+        return visible
+
+
+def _softcapped_attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
+    *, scaling: float, softcap: float,
+) -> Tensor:  # fmt: skip
+    """Attention whose logits are bounded by tanh (Gemma 2, eager formula of transformers)."""
+    logits = torch.matmul(query, keys.transpose(2, 3)) * scaling
+    logits = torch.tanh(logits / softcap) * softcap
+    if mask is not None:
+        logits = logits + mask
+    weights = torch.softmax(logits, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(weights, values)
+
+
+def _request(step: StepInput, index: int, block_size: int) -> _Request:
+    first, last = int(step.request_starts[index]), int(step.request_starts[index + 1])
+    context_len = int(step.context_lens[index])
+    num_blocks = -(-context_len // block_size)
+    blocks = step.block_tables[index, :num_blocks].astype(np.int64)
+    context = (blocks[:, None] * block_size + np.arange(block_size)).ravel()[:context_len]
+    tree = step.trees[index]
+    if tree is None:
+        own_slots, own_positions = step.slots[first:last], step.positions[first:last]
+        own_visible = np.tri(last - first, dtype=np.bool_)
+    else:
+        own_slots, own_positions = tree.slots, tree.positions
+        own_visible = unpack(tree.ancestors, len(own_slots))
+    visible = np.ones((last - first, context_len + len(own_slots)), dtype=np.bool_)
+    visible[:, context_len:] = own_visible
+    slots = np.concatenate((context, own_slots), dtype=np.int64)
+    return _Request(first, last, slots, visible, context_len, own_positions)
+
+
+def _as_index(slots: Int64, device: torch.device) -> Tensor | slice:
+    """A slice where the slots lie in a row (then reads are views), else a tensor."""
+    if len(slots) and _in_a_row(slots):
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return torch.from_numpy(slots).to(device)
+
+
+def _in_a_row(ids: Int64) -> bool:
+    return bool((ids[1:] - ids[:-1] == 1).all())

@@ -1,0 +1,4 @@
+"""Devices, and copies between them and the host.
+
+Start with `device_choice.py`.
+"""

@@ -1,0 +1,4 @@
+"""The layers of a stage: loaded, sliced, made fast, compiled.
+
+Start with `model_slice.py`.
+"""

@@ -1,0 +1,60 @@
+"""Linear layers whose weights are kept as 8-bit integers: half of bfloat16's memory.
+
+Weights alone are rounded, each output's to 127 steps of its own size; arithmetic stays as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import ConfigError
+from ...kernels.dispatch import Machine, load_int8_linear, runs_triton
+
+QUANTIZATIONS = ("none", "int8")
+LARGEST = 127
+
+
+class Int8Linear(nn.Module):
+    """weight int8 [outputs, inputs], scales float32 [outputs], bias as of the layer it replaces."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """`weight` of a linear layer without a bias, which may be set later."""
+        super().__init__()
+        scales = weight.abs().amax(dim=1).float().clamp(min=torch.finfo(torch.float32).tiny)
+        scales /= LARGEST
+        rounded = (weight.float() / scales[:, None]).round().to(torch.int8)
+        self.weight = nn.Parameter(rounded, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        implementation = "triton" if runs_triton(Machine.of(weight.device)) else "reference"
+        self._product = load_int8_linear(implementation)
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` [..., inputs] -> [..., outputs]."""
+        rows = x.reshape(-1, x.shape[-1])
+        out = self._product(rows, self.weight, self.scales).view(*x.shape[:-1], -1)
+        return out if self.bias is None else out + self.bias
+
+
+def check_quantization(quantization: str) -> None:
+    """Raises `ConfigError` (`quantization`) for what there is not."""
+    if quantization not in QUANTIZATIONS:
+        known = " or ".join(QUANTIZATIONS)
+        raise ConfigError("quantization", f"must be {known}, not {quantization!r}")
+
+
+def is_quantized(model: nn.Module, name: str) -> bool:
+    """Whether a parameter is the weight of a linear layer within the model's decoder layers."""
+    module, _, attribute = name.rpartition(".")
+    in_layers = ".layers." in f".{module}"
+    return (
+        attribute == "weight" and in_layers and isinstance(model.get_submodule(module), nn.Linear)
+    )
+
+
+def put_quantized(model: nn.Module, name: str, weight: Tensor) -> None:
+    """Replace the layer of which `name` is the weight."""
+    parent, _, child = name.removesuffix(".weight").rpartition(".")
+    setattr(model.get_submodule(parent), child, Int8Linear(weight))

@@ -1,0 +1,4 @@
+"""What a model folder holds, and which layers each stage loads of it.
+
+Start with `checkpoint.py`.
+"""

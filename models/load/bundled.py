@@ -1,0 +1,18 @@
+"""What the package carries: the demo models, and a retrieval store for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...core.errors import CheckpointError
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "assets" / "models"
+DEMO_STORE = FOLDER / "demo-store"
+BUNDLED_NAMES = ("demo", "demo-drafter", "demo-drafter-other-vocab")
+
+
+def demo_path(name: str = "demo") -> Path:
+    """Folder of a bundled model. Raises `CheckpointError` if the name is none of them."""
+    if name not in BUNDLED_NAMES:
+        raise CheckpointError(f"no bundled model {name!r}; there are {', '.join(BUNDLED_NAMES)}")
+    return FOLDER / name

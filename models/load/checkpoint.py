@@ -1,0 +1,120 @@
+"""A model folder in Hugging Face format: where it is, its config, its tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+from ...core.errors import CheckpointError
+from .bundled import BUNDLED_NAMES, demo_path
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def resolve_model_path(model: str | Path) -> Path:
+    """The folder of a model: `model` itself, a bundled one by name, or the snapshot of a hub id.
+
+    Raises `CheckpointError` if it is neither a folder nor a hub id that can be fetched.
+    """
+    if model in BUNDLED_NAMES:
+        return demo_path(str(model))
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if isinstance(model, Path) or str(model).count("/") != 1 or str(model).startswith((".", "/")):
+        raise CheckpointError(f"model folder {model} does not exist; give a folder or a hub id")
+    try:
+        return Path(
+            snapshot_download(
+                model, allow_patterns=["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+            )
+        )
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"model {model} is not a local folder and could not be fetched from the model hub "
+            f"({type(error).__name__}); give the path of a folder that holds config.json"
+        ) from error
+
+
+def read_config(model: str | Path) -> PretrainedConfig:
+    """The model's config. Raises `CheckpointError` if it is missing or unreadable."""
+    folder = resolve_model_path(model)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json; give a Hugging Face model folder")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object. Raises `CheckpointError` naming the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return content
+
+
+class TensorFiles:
+    """The safetensors of a model folder: one file, or shards with an index.
+
+    Raises `CheckpointError` naming the file if one is missing or corrupt.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if (folder / INDEX_FILE).is_file():
+            weight_map = read_json(folder / INDEX_FILE).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise CheckpointError(f"{folder / INDEX_FILE} has no weight_map; fetch it again")
+            self._file_of: dict[str, str] = weight_map
+        elif (folder / SINGLE_FILE).is_file():
+            with _opened(folder / SINGLE_FILE) as tensors:
+                self._file_of = dict.fromkeys(tensors.keys(), SINGLE_FILE)
+        else:
+            raise CheckpointError(
+                f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; "
+                "convert the weights to safetensors"
+            )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors of the checkpoint."""
+        return frozenset(self._file_of)
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """The named tensors, file by file, as stored. All names must be in `names`."""
+        by_file: dict[str, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self._file_of[name], []).append(name)
+        for file, wanted in by_file.items():
+            with _opened(self.folder / file) as tensors:
+                for name in wanted:
+                    yield name, _read_tensor(tensors, name, self.folder / file)
+
+
+def _opened(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is missing or corrupt ({error}); fetch it again") from error
+
+
+def _read_tensor(tensors: safe_open, name: str, path: Path) -> Tensor:
+    try:
+        return tensors.get_tensor(name)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"tensor {name} cannot be read from {path} ({error}); fetch the file again"
+        ) from error

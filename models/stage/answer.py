@@ -1,0 +1,118 @@
+"""What the last stage answers to a step: target tokens, and small numbers that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.candidates import Verdict
+from ...core.types import Int32, StepInput, StepOutput, TopTokens
+from ..device.copies import HostCopy, to_device
+from ..sampling.backend import Sampler
+from ..verify.apply import verdicts, with_verdicts
+
+# Waits for the answer of a step that was launched; called once, in any thread.
+Answer = Callable[[], StepOutput]
+
+
+def wanted_rows(step: StepInput) -> Int32:
+    """Rows of a step whose logits its answer needs, ascending."""
+    wanted = [rows for rows in (step.logits_rows, step.probe_rows, step.scored_rows) if len(rows)]
+    if len(wanted) == 1:
+        return wanted[0]
+    return np.unique(np.concatenate((*wanted, np.empty(0, dtype=np.int32))))
+
+
+def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler) -> Answer:
+    """Enqueue all that the answer needs, and one copy of it to the host.
+
+    logits  float32 [rows, vocabulary], unprocessed, of `wanted_rows`
+
+    Waits for the device only where a rule decides, on the host, what is accepted.
+    """
+
+    def of(wanted: Int32) -> Tensor:
+        if not len(wanted):
+            return logits[:0]
+        # Not copied where drafters and answers want the same rows.
+        if wanted is rows or np.array_equal(wanted, rows):
+            return logits
+        return logits[to_device(np.searchsorted(rows, wanted), logits.device)]
+
+    own = of(step.logits_rows)
+    targets, found = _chosen(step, own, sampler)
+    parts = {"target_tokens": targets, "probe_ids": _probed(of(step.probe_rows), step.probe_top_k)}
+    if len(step.scored_rows):
+        laws = torch.log_softmax(of(step.scored_rows), dim=-1)
+        parts["scores"] = _of_tokens(laws, to_device(step.scored_tokens, logits.device))
+        parts |= _top("scored_top", laws, step.num_top)
+    if step.with_log_probs or step.with_entropies:
+        parts |= _told(step, torch.log_softmax(own, dim=-1), targets)
+    copy = HostCopy(list(parts.values()))
+
+    def wait() -> StepOutput:
+        arrays = dict(zip(parts, (tensor.numpy() for tensor in copy.wait()), strict=True))
+        return StepOutput(
+            step.step_id, arrays["target_tokens"], arrays["probe_ids"],
+            arrays.get("scores", np.empty(0, dtype=np.float32)),
+            log_probs=arrays.get("log_probs"), entropies=arrays.get("entropies"), verdicts=found,
+            top=_top_tokens("top", arrays), scored_top=_top_tokens("scored_top", arrays),
+        )  # fmt: skip
+
+    return wait
+
+
+def _chosen(
+    step: StepInput, logits: Tensor, sampler: Sampler
+) -> tuple[Tensor, tuple[Verdict, ...] | None]:
+    """The target of each row, int32 [rows], and what a rule decides where there is one."""
+    if not len(logits):
+        return torch.empty(0, dtype=torch.int32, device=logits.device), None
+    edited = sampler.edit(logits, step.edits)
+    targets = sampler.choose(edited, step.sampling)
+    if step.verification is None:
+        return targets, None
+    found = verdicts(edited, step.sampling, step.verification)
+    # So that log-probabilities are those of what is committed.
+    committed = with_verdicts(targets.cpu().numpy(), step.verification, found)
+    return to_device(committed, logits.device).to(torch.int32), found
+
+
+def _told(step: StepInput, laws: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """What is wanted of the laws of `logits_rows`."""
+    parts = {}
+    if step.with_log_probs:
+        parts["log_probs"] = _of_tokens(laws, targets.long())
+        parts |= _top("top", laws, step.num_top)
+    if step.with_entropies:
+        parts["entropies"] = torch.special.entr(laws.exp()).sum(dim=-1)
+    return parts
+
+
+def _probed(logits: Tensor, count: int) -> Tensor:
+    """The most probable tokens of each row, int32 [rows, count]."""
+    if not len(logits) or not count:
+        return torch.empty(len(logits), count, dtype=torch.int32, device=logits.device)
+    return logits.topk(count, dim=-1).indices.to(torch.int32)
+
+
+def _of_tokens(laws: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probability of one token a row, float32 [rows]."""
+    return laws.gather(-1, tokens[:, None])[:, 0]
+
+
+def _top(name: str, laws: Tensor, count: int) -> dict[str, Tensor]:
+    """The most probable tokens of each row and their log-probabilities, if any are wanted."""
+    if not count:
+        return {}
+    best = laws.topk(count, dim=-1)
+    return {f"{name}_ids": best.indices.to(torch.int32), f"{name}_log_probs": best.values}
+
+
+def _top_tokens(name: str, arrays: dict[str, np.ndarray]) -> TopTokens | None:
+    if f"{name}_ids" not in arrays:
+        return None
+    return TopTokens(arrays[f"{name}_ids"], arrays[f"{name}_log_probs"])

@@ -1,0 +1,135 @@
+"""How many KV blocks a stage's GPU has room for, found by running the largest step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ...core.errors import ConfigError
+from ...core.step.prompt_step import prompt_step
+from .options import StageOptions
+from .trial_stage import TrialStage
+
+GIB = 2**30
+# What is allocated in odd sizes leaves gaps; CUDA graphs and kernels take memory of the driver's.
+SLACK_BYTES = GIB // 2
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceMemory(Protocol):
+    """A GPU's memory; all in bytes."""
+
+    def begin_peak(self) -> None:
+        """Measure `peak` from now on."""
+        ...
+
+    def peak(self) -> int:
+        """Most that this process's tensors took at once since `begin_peak`."""
+        ...
+
+    def allocated(self) -> int:
+        """What they take now."""
+        ...
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Of the whole GPU, whoever uses it, after tensors' unused memory was given back."""
+        ...
+
+
+class CudaMemory:
+    """That of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def begin_peak(self) -> None:
+        """As the protocol says."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        """As the protocol says."""
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def allocated(self) -> int:
+        """As the protocol says."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def free_and_total(self) -> tuple[int, int]:
+        """As the protocol says."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What was found of a GPU that holds a stage's weights and a small cache; bytes.
+
+    work   most that a step takes besides them
+    trial  the small cache
+    """
+
+    total: int
+    free: int
+    work: int
+    trial: int
+
+    def room(self, utilization: float, num_works: int) -> int:
+        """Bytes for a cache in place of the small one, so that `utilization` of the GPU is used.
+
+        What steps take is left free `num_works` times over.
+        """
+        used = self.total - self.free - self.trial
+        return int(self.total * utilization) - used - self.work * num_works - SLACK_BYTES
+
+
+def fitting_blocks(
+    stage_of: Callable[[int], TrialStage], block_size: int, options: StageOptions,
+    memory: DeviceMemory,
+) -> int:  # fmt: skip
+    """KV blocks of a GPU that holds the stage's weights already; `stage_of` takes a number of them.
+
+    Raises `ConfigError` (`gpu_memory_utilization`) where there is room for none.
+    """
+    trial_blocks = -(-options.max_rows // block_size)
+    use = profile(stage_of(trial_blocks), options.max_rows, memory)
+    # Graphs keep a step's memory beside that of steps that run without them.
+    num_works = 1 if options.graphs is None else 2
+    block_bytes = use.trial // trial_blocks
+    return blocks_that_fit(use, block_bytes, options.gpu_memory_utilization, num_works)
+
+
+def profile(stage: TrialStage, max_rows: int, memory: DeviceMemory) -> MemoryUse:
+    """Run a prompt of `max_rows` tokens, every one of which gets a target token."""
+    hidden = None if stage.is_first else stage.empty_hidden(max_rows)
+    resting = memory.allocated()
+    memory.begin_peak()
+    stage.run(prompt_step(max_rows, stage.block_size), hidden)
+    work = memory.peak() - resting
+    free, total = memory.free_and_total()
+    return MemoryUse(total, free, work, stage.kv.data.nbytes)
+
+
+def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_works: int) -> int:
+    """KV blocks of `block_bytes`. Raises `ConfigError` where there is room for none."""
+    room = use.room(utilization, num_works)
+    if room < block_bytes:
+        taken = use.total - use.free - use.trial
+        raise ConfigError(
+            "gpu_memory_utilization",
+            f"of {utilization:g} leaves no room for a KV cache: of {use.total / GIB:.1f} GiB, "
+            f"{taken / GIB:.1f} are taken and a step takes {use.work / GIB:.1f}; raise it, "
+            "lower max_num_batched_tokens, or cut the model into more stages",
+        )
+    num_blocks = room // block_bytes
+    logger.info(
+        "event=kv_cache_sized blocks=%d gib=%.2f step_gib=%.2f total_gib=%.1f",
+        num_blocks, num_blocks * block_bytes / GIB, use.work / GIB, use.total / GIB,
+    )  # fmt: skip
+    return num_blocks

@@ -1,0 +1,195 @@
+"""A pipeline stage: a contiguous span of a model's layers over its own paged KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.types import Int32, StepInput, StepOutput
+from ..attention.backend import AttentionBackend, SdpaBackend, choose_backend
+from ..attention.kernel_attention import KernelBackend
+from ..attention.operator import attending
+from ..attention.paged_kv import PagedKv
+from ..device.copies import to_device
+from ..layers.layer_loop import run_layers
+from ..layers.model_slice import ModelSlice, load_slice
+from ..layers.rotary import RotaryTable
+from ..load.partition import LayerSpan
+from ..sampling.backend import choose_sampler, uses_fused_modules
+from .answer import Answer, launch_answer, wanted_rows
+from .graph_capture import Capture, CudaCapture
+from .graph_options import GraphOptions
+from .graph_runner import GraphRunner
+from .kv_cache import make_kv
+from .memory import CudaMemory, fitting_blocks
+from .options import StageOptions
+from .warm_up import capture, warm_up
+
+if TYPE_CHECKING:
+    from ..layers.compiled_layers import CompiledLayers
+
+
+def load_stage(  # noqa: PLR0913 - one parameter a setting
+    model_path: str | Path, span: LayerSpan, num_blocks: int | None, block_size: int,
+    dtype: str = "float32", *, device: str = "cpu",
+    compile_cache: str | Path | None = None, attention: str = "auto",
+    options: StageOptions | None = None,
+) -> Stage:  # fmt: skip
+    """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
+
+    Without `num_blocks` the cache fills a GPU as far as the options say. `attention` is short for
+    options that say nothing else. With `compile_cache` the layers become one compiled graph with
+    attention of its own, kept in that folder, and run once.
+    Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
+    """
+    options = options or StageOptions(attention=attention)
+    fused = uses_fused_modules(device, options.attention) and compile_cache is None
+    part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
+    if compile_cache is not None:
+        assert num_blocks is not None
+        # torch's compiler takes seconds to import.
+        from ..layers.compiled_layers import CompiledLayers, prepare  # noqa: PLC0415
+
+        part = prepare(part, compile_cache)
+        kv = make_kv(part, num_blocks, block_size)
+        stage = Stage(part, kv, block_size, CompiledLayers(part))
+        warm_up(stage)
+        return stage
+
+    def stage_of(num_blocks: int) -> Stage:
+        kv = make_kv(part, num_blocks, block_size, options.kv_cache_dtype)
+        num_heads = part.config.num_attention_heads
+        backend, _ = choose_backend(kv, part.dtype, block_size, num_heads, options.attention)
+        return Stage(part, kv, block_size, attention=backend)
+
+    if num_blocks is None:
+        num_blocks = fitting_blocks(stage_of, block_size, options, CudaMemory(part.device))
+    stage = stage_of(num_blocks)
+    if options.graphs is not None and part.device.type == "cuda" and stage.can_be_captured:
+        capture(stage.use_graphs(options.graphs, CudaCapture(part.device)))
+    return stage
+
+
+class Stage:
+    """Runs steps, in the order of the calls, on one span of layers. Owns the span's KV cache."""
+
+    def __init__(
+        self, part: ModelSlice, kv: PagedKv, block_size: int,
+        compiled: CompiledLayers | None = None, attention: AttentionBackend | None = None,
+    ) -> None:  # fmt: skip
+        """Without `attention` it is torch's own."""
+        self.kv = kv
+        self.block_size = block_size
+        self._part = part
+        self._compiled = compiled
+        self._attention = attention or SdpaBackend(kv, block_size)
+        self._sampler = choose_sampler(part.device)
+        self._softcap = getattr(part.config, "final_logit_softcapping", None)
+        like = torch.empty(0, dtype=part.dtype, device=part.device)
+        layer_types = [kind for kind in part.layer_types if kind is not None]
+        self._rotary = RotaryTable(part.rotary, layer_types, like, flat=part.fast)
+        self._graphs: GraphRunner | None = None
+
+    def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
+        """Steps that fit run by the runner from now on, once its graphs are captured."""
+        assert isinstance(self._attention, KernelBackend)
+        self._graphs = GraphRunner(self._part, self._rotary, self._attention, options, capture)
+        return self._graphs
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether its attention can be part of a CUDA graph: draftline's own operators can."""
+        return isinstance(self._attention, KernelBackend)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether `run` embeds tokens; it takes no hidden states then."""
+        return self._part.embed is not None
+
+    def empty_hidden(self, num_rows: int) -> Tensor:
+        """Zeros for hidden states that `run` takes: [num_rows, hidden_size]."""
+        size = (num_rows, self._part.config.hidden_size)
+        return torch.zeros(size, dtype=self._part.dtype, device=self._part.device)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the cache."""
+        return self.kv.num_slots // self.block_size
+
+    def reset(self) -> None:
+        """Forget all steps: the KV cache is as empty as at the start."""
+        self.kv.data.zero_()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether `run` answers with a `StepOutput`."""
+        return self._part.head is not None
+
+    @torch.inference_mode()
+    def run(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | StepOutput:
+        """Hidden states [rows, hidden_size] for the next stage, or what the last stage answers.
+
+        `hidden` is what the stage before returned; None on the first. Moves KV first, then writes
+        the KV of the step's rows.
+        """
+        result = self.launch(step, hidden)
+        return result if isinstance(result, Tensor) else result()
+
+    @torch.inference_mode()
+    def launch(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | Answer:
+        """As `run`, but the last stage gives what waits for its answer.
+
+        On a GPU the host may launch the next step before it waits; what waits may be called by
+        another thread.
+        """
+        hidden = self._hidden(step, hidden)
+        if not self.is_last:
+            return hidden
+        rows = wanted_rows(step)
+        return launch_answer(step, rows, self._logits(hidden, rows), self._sampler)
+
+    @torch.inference_mode()
+    def logits(self, step: StepInput, hidden: Tensor | None, rows: Int32) -> Tensor:
+        """Unprocessed float32 logits [len(rows), vocabulary] of these rows; last stage only.
+
+        Runs the step as `run` does.
+        """
+        return self._logits(self._hidden(step, hidden), rows)
+
+    def _hidden(self, step: StepInput, hidden: Tensor | None) -> Tensor:
+        part = self._part
+        if len(step.moves):
+            self._attention.move(to_device(step.moves, part.device))
+        if self._graphs is not None:
+            found = self._graphs.run(step, hidden)
+            if found is not None:
+                # The stage after may still read it when this one runs the next step.
+                return found if self.is_last else found.clone()
+        if part.embed is not None:
+            hidden = part.embed(to_device(step.token_ids, part.device))
+        assert hidden is not None
+        assert len(hidden) == len(step.token_ids)
+        if not len(hidden):
+            return hidden
+        positions = to_device(step.positions, part.device)
+        rotations = self._rotary.rotations(positions, int(step.positions.max()))
+        states = hidden.to(part.device, non_blocking=True)
+        if self._compiled is not None:
+            with attending(step, self.kv, self.block_size):
+                return self._compiled(states, rotations)
+        return run_layers(part, states, positions, rotations, self._attention.begin(step))
+
+    def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
+        part = self._part
+        assert part.norm is not None
+        assert part.head is not None
+        if len(rows) != len(hidden) or (rows != np.arange(len(rows))).any():
+            hidden = hidden[to_device(rows, part.device)]
+        logits = part.head(part.norm(hidden)).float()
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits

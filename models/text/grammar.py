@@ -1,0 +1,93 @@
+"""Answers of a given form: which tokens a grammar allows, followed in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from transformers import PreTrainedTokenizerBase
+
+from ...core.errors import RequestError
+from ...core.request.constraint import TreeForm
+from ...core.structured_output import StructuredOutput
+from ...core.tree.tree import NO_TREE, TokenTree
+from ...core.types import UInt32
+from .grammar_messages import Setup
+from .grammar_process import Form, GrammarProcess
+
+# Memory of the process that follows all forms of an engine.
+MEMORY_BYTES = 8 << 30
+
+
+class GrammarFactory:
+    """Makes constraints for one model. The process behind them starts with the first one."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self.process = GrammarProcess(self._setup)
+
+    def constraint(self, output: StructuredOutput) -> Future[GrammarConstraint]:
+        """A constraint at the start of an answer. Does not wait.
+
+        Raises, or the future does, `RequestError`. Cancelling the future gives the constraint up.
+        """
+        if not self._eos_token_ids or getattr(self._tokenizer, "backend_tokenizer", None) is None:
+            missing = "fast tokenizer" if self._eos_token_ids else "end-of-sequence token"
+            raise RequestError(output.field, f"this model has no {missing}, which it needs")
+        form = self.process.new_form(output)
+        made: Future[GrammarConstraint] = Future()
+        first = self.process.follow(form, NO_TREE)
+        first.add_done_callback(partial(_make, self.process, form, made))
+        return made
+
+    def close(self) -> None:
+        """End the process; constraints fail from now on."""
+        self.process.close()
+
+    def _setup(self) -> Setup:
+        tokenizer = getattr(self._tokenizer, "backend_tokenizer").to_str()  # noqa: B009
+        return Setup(tokenizer, self._vocab_size, self._eos_token_ids, MEMORY_BYTES)
+
+
+class GrammarConstraint:
+    """See `Constraint` (`core/request/constraint.py`)."""
+
+    def __init__(self, process: GrammarProcess, form: Form, first: UInt32) -> None:
+        self._process = process
+        self._form = form
+        self.first = first
+
+    def follow(self, tree: TokenTree) -> Future[TreeForm]:
+        """See `Constraint`."""
+        return self._process.follow(self._form, tree)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """See `Constraint`."""
+        self._form.committed += token_ids
+
+    def close(self) -> None:
+        """See `Constraint`."""
+        self._process.forget(self._form)
+
+
+def _make(
+    process: GrammarProcess,
+    form: Form,
+    made: Future[GrammarConstraint],
+    first: Future[TreeForm],
+) -> None:
+    """The form's first mask is there, or it cannot be used."""
+    error = first.exception()
+    if not made.set_running_or_notify_cancel() or error is not None:
+        process.forget(form)
+    if made.cancelled():
+        return
+    if error is None:
+        made.set_result(GrammarConstraint(process, form, first.result().masks[0]))
+    else:
+        made.set_exception(error)

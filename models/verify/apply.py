@@ -1,0 +1,82 @@
+"""Applies an acceptance rule beside the logits, on the last stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.candidates import Verdict
+from ...core.types import Int32, SamplingRows
+from ...core.verify.rng import SeededChance
+from ...core.verify.verification import TreeCandidates, Verification
+from ..sampling.sampler import process_rows
+from .block_verification import verify_block
+from .k_seq import verify_k_seq
+from .rejection import verify_rejections
+from .traversal import verify_traversal
+from .typical import verify_typical
+
+Twin = Callable[[Tensor, TreeCandidates, SeededChance], Verdict]
+
+# Of `RULES`, tree by tree; `rejection` decides about all trees at once.
+TWINS: Mapping[str, Twin] = {
+    "block": verify_block,
+    "traversal": verify_traversal,
+    "k_seq": verify_k_seq,
+    "typical": verify_typical,
+}
+
+
+def verdicts(
+    logits: Tensor, sampling: SamplingRows, verification: Verification
+) -> tuple[Verdict, ...]:
+    """What is accepted of each tree, and the token after it.
+
+    logits  float32 [rows, vocabulary], edited; rows of trees come first, each root's before those
+            of its nodes, as in `sampling`
+    """
+    num_rows = sum(1 + tree.num_nodes for tree in verification.trees)
+    laws = target_laws(logits[:num_rows], sampling)
+    if all(tree.rule == "rejection" for tree in verification.trees):
+        return verify_rejections(laws, verification)
+    return _one_by_one(laws, verification)
+
+
+def _one_by_one(laws: Tensor, verification: Verification) -> tuple[Verdict, ...]:
+    found, first = [], 0
+    parts = zip(verification.trees, verification.seeds, verification.positions, strict=True)
+    for tree, seed, position in parts:
+        own = laws[first : first + 1 + tree.num_nodes]
+        if tree.rule == "rejection":
+            found += verify_rejections(own, Verification((tree,), (seed,), (position,)))
+        else:
+            found.append(TWINS[tree.rule](own, tree, SeededChance(seed, position)))
+        first += 1 + tree.num_nodes
+    return tuple(found)
+
+
+def with_verdicts(targets: Int32, verification: Verification, found: Sequence[Verdict]) -> Int32:
+    """int32 [rows]: `targets` with the tokens that were committed after the rows of each path."""
+    targets = targets.copy()
+    first = 0
+    for tree, (path, token) in zip(verification.trees, found, strict=True):
+        tokens = dict(zip(tree.nodes.tolist(), tree.tokens.tolist(), strict=True))
+        rows = [0, *(node + 1 for node in path)]
+        targets[[first + row for row in rows]] = [*(tokens[node] for node in path), token]
+        first += 1 + tree.num_nodes
+    return targets
+
+
+def target_laws(logits: Tensor, sampling: SamplingRows) -> Tensor:
+    """float64 [rows, vocabulary]: the law that each row's token is drawn from."""
+    laws = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+    laws.scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
+    sampled = np.flatnonzero(sampling.temperature[: len(logits)])
+    if len(sampled):
+        rows = torch.from_numpy(sampled).to(logits.device)
+        scaled = process_rows(logits[rows].float(), sampling, sampled)
+        laws[rows] = torch.softmax(scaled.double(), dim=-1)
+    return laws

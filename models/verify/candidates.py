@@ -1,0 +1,77 @@
+"""What candidates were drawn from, and draws, beside the logits: `core/candidates.py` in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.types import Float64, Int64
+from ...core.verify.verification import TreeCandidates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CandidateLaws:
+    """The laws of some candidates; a candidate that is no draw has its one-hot law.
+
+    ids    int64 [c, k]
+    probs  float64 [c, k]
+    """
+
+    ids: Tensor
+    probs: Tensor
+
+    @classmethod
+    def of(cls, tree: TreeCandidates, device: torch.device) -> Self:
+        """Those of one tree, on `device`."""
+        ids, probs = cut_laws([tree])
+        return cls(torch.from_numpy(ids).to(device), torch.from_numpy(probs).to(device))
+
+    def whole(self, places: Tensor | slice, vocab_size: int) -> Tensor:
+        """float64 [n, vocabulary]: those of the candidates at `places`."""
+        ids = self.ids[places]
+        laws = self.probs.new_zeros(len(ids), vocab_size)
+        return laws.scatter_add_(1, ids, self.probs[places]) if len(ids) else laws
+
+
+def cut_laws(trees: Sequence[TreeCandidates]) -> tuple[Int64, Float64]:
+    """ids and probs, [candidates, k], of all trees' candidates."""
+    width = max(1, *(tree.law_ids.shape[1] for tree in trees))
+    tokens = np.concatenate([tree.tokens for tree in trees])
+    ids = np.zeros((len(tokens), width), dtype=np.int64)
+    probs = np.zeros((len(tokens), width))
+    first = 0
+    for tree in trees:
+        rows = slice(first, first + len(tree.tokens))
+        ids[rows, : tree.law_ids.shape[1]] = tree.law_ids
+        probs[rows, : tree.law_probs.shape[1]] = tree.law_probs
+        first += len(tree.tokens)
+    totals = probs.sum(axis=1, keepdims=True)
+    is_draw = totals[:, 0] > 0
+    ids[~is_draw, 0] = tokens[~is_draw]
+    probs[~is_draw, 0] = 1.0
+    return ids, np.where(is_draw[:, None], probs / np.where(totals > 0, totals, 1.0), probs)
+
+
+def draw(laws: Tensor, coins: Tensor) -> Tensor:
+    """A token of each law, int64 [laws], with coins float64 [laws, 1]; as `SeededChance.draw`."""
+    sums = laws.cumsum(dim=1)
+    token = torch.searchsorted(sums, coins * sums[:, -1:], right=True)[:, 0]
+    ids = torch.arange(laws.shape[1], device=laws.device)
+    last = torch.where(laws > 0, ids, 0).amax(dim=1)
+    return torch.minimum(token, last)
+
+
+def draw_one(law: Tensor, coin: float) -> int:
+    """The same of one law, float64 [vocabulary]."""
+    return int(draw(law[None], law.new_full((1, 1), coin)))
+
+
+def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+    """Rows of `weights` as laws; where rounding left no mass at all, those of `otherwise`."""
+    total = weights.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, weights / total, otherwise)

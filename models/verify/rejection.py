@@ -1,0 +1,117 @@
+"""Sequential residual verification of all trees of a step: `core/verify/rejection.py` in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.candidates import Verdict
+from ...core.types import Float64
+from ...core.verify.rng import SeededChance
+from ...core.verify.verification import Verification
+from .candidates import CandidateLaws, cut_laws, draw, normalised
+
+
+def verify_rejections(laws: Tensor, verification: Verification) -> tuple[Verdict, ...]:
+    """What `verify_rejection` decides about each tree, with the same coins.
+
+    laws  float64 [rows, vocabulary]: of each tree's root and nodes, tree by tree; stays unchanged
+
+    Every round tests the next candidate of every tree that has one.
+    """
+    batch = _Batch.of(verification, laws.device)
+    row, next_test = batch.roots.clone(), batch.first_test[batch.roots].clone()
+    left = laws[row]
+    num_coins = torch.zeros_like(row)
+    accepted_rows: list[Tensor] = []
+    while (has_test := next_test < batch.end_test[row]).any():
+        test = torch.where(has_test, next_test, 0)
+        own = batch.laws.whole(test, laws.shape[1])
+        token = batch.tokens[test][:, None]
+        chance = (left.gather(1, token) / own.gather(1, token))[:, 0]
+        coin = batch.coins.gather(1, num_coins[:, None])[:, 0]
+        is_accepted = has_test & (coin < chance)
+        left = torch.where((has_test & ~is_accepted)[:, None], _residual(left, own), left)
+        row = torch.where(is_accepted, batch.child_rows[test], row)
+        left = torch.where(is_accepted[:, None], laws[row], left)
+        next_test = torch.where(is_accepted, batch.first_test[row], next_test + has_test)
+        num_coins += has_test
+        accepted_rows.append(torch.where(is_accepted, row, -1))
+    coin = batch.coins.gather(1, num_coins[:, None])
+    return batch.verdicts(accepted_rows, draw(left, coin))
+
+
+def _residual(left: Tensor, own: Tensor) -> Tensor:
+    """norm(max(left - q, 0)); where rounding left no mass at all, `left`."""
+    return normalised((left - own).clamp(min=0.0), left)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """All candidates, those that follow one row side by side in the order of their tests.
+
+    roots                 int64 [trees]  each root's row
+    first_test, end_test  int64 [rows]   which candidates follow a row
+    tokens, child_rows    int64 [candidates]
+    laws                  of the candidates
+    coins                 float64 [trees, tests + 1]: the last one draws the token
+    """
+
+    roots: Tensor
+    first_test: Tensor
+    end_test: Tensor
+    tokens: Tensor
+    child_rows: Tensor
+    laws: CandidateLaws
+    coins: Tensor
+
+    @classmethod
+    def of(cls, verification: Verification, device: torch.device) -> _Batch:
+        """On `device`."""
+        trees = verification.trees
+        sizes = np.array([1 + tree.num_nodes for tree in trees])
+        roots = np.cumsum(sizes) - sizes
+        parents = np.concatenate([t.parents + 1 + r for t, r in zip(trees, roots, strict=True)])
+        order = np.argsort(parents, kind="stable")
+        counts = np.bincount(parents, minlength=int(sizes.sum()))
+        children = np.concatenate([t.nodes + 1 + r for t, r in zip(trees, roots, strict=True)])
+        tokens = np.concatenate([tree.tokens for tree in trees])
+        ids, probs = cut_laws(trees)
+        found: dict[str, np.ndarray] = {
+            "roots": roots,
+            "first_test": np.cumsum(counts) - counts,
+            "end_test": np.cumsum(counts),
+            "tokens": tokens[order],
+            "child_rows": children[order],
+        }
+        on_device = {
+            name: torch.from_numpy(array.astype(np.int64)).to(device)
+            for name, array in found.items()
+        }
+        return cls(
+            **on_device,
+            laws=CandidateLaws(
+                torch.from_numpy(ids[order]).to(device), torch.from_numpy(probs[order]).to(device)
+            ),
+            coins=torch.from_numpy(_coins(verification)).to(device),
+        )
+
+    def verdicts(self, accepted_rows: Sequence[Tensor], tokens: Tensor) -> tuple[Verdict, ...]:
+        """Paths as nodes of their own trees."""
+        roots = self.roots.tolist()
+        paths: list[list[int]] = [[] for _ in roots]
+        for rows in accepted_rows:
+            for path, row, root in zip(paths, rows.tolist(), roots, strict=True):
+                if row >= 0:
+                    path.append(row - root - 1)
+        return tuple(map(Verdict, paths, tokens.tolist()))
+
+
+def _coins(verification: Verification) -> Float64:
+    most = max(len(tree.tokens) for tree in verification.trees) + 1
+    pairs = zip(verification.seeds, verification.positions, strict=True)
+    return np.stack([SeededChance(*pair).coins(most) for pair in pairs])

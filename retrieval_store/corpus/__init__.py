@@ -1,0 +1,4 @@
+"""From documents to a store: reading, scoring, refining by perplexity, building.
+
+Start with `build.py`.
+"""

@@ -1,0 +1,184 @@
+"""Builds a corpus: documents, refinement by the target, segments, store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...core.errors import ConfigError
+from ...core.types import Int32
+from ..build_progress import BuildProgress
+from ..delta.fitness import Fitness
+from ..segment.segment import Segment, build_segment
+from ..store import SegmentStore, check_namespace
+from .document_filter import DocumentFilter, DocumentRules
+from .documents import Document, TokenizedDocument, Unreadable
+from .refine import choose_lowest
+from .report import CorpusReport, DropLog
+from .scoring import CorpusScorer
+
+Tokenize = Callable[[Document], TokenizedDocument]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refinement:
+    """Which documents stay: those that the target finds most likely.
+
+    keep            at most so many, the lowest perplexities first; None: all
+    max_perplexity  none above; None: no limit
+    """
+
+    scorer: CorpusScorer
+    keep: int | None = None
+    max_perplexity: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.keep < 1:
+            raise ConfigError("keep", f"must be at least 1, got {self.keep}")
+        if self.max_perplexity is not None and not self.max_perplexity >= 1:
+            raise ConfigError("max_perplexity", f"must be at least 1, got {self.max_perplexity}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSettings:
+    """How documents become segments.
+
+    refinement          None keeps every fit document
+    max_segment_tokens  a larger corpus makes several segments (25 bytes of memory a token)
+    show_progress       a bar on stderr
+    """
+
+    fitness: Fitness
+    rules: DocumentRules = field(default_factory=DocumentRules)
+    refinement: Refinement | None = None
+    max_segment_tokens: int = 64_000_000
+    show_progress: bool = False
+
+
+def build_corpus(
+    store: SegmentStore,
+    namespace: str,
+    documents: Iterable[Document | Unreadable],
+    tokenize: Tokenize,
+    settings: BuildSettings,
+    *,
+    remove: Sequence[str] = (),
+) -> CorpusReport:
+    """Add the documents that are fit to a namespace of `store`.
+
+    Segments whose ids are in `remove` go in the same change; whatever else was there stays. Raises
+    `ConfigError` if none is left, and `StoreError` if the store cannot take the segments.
+    """
+    check_namespace(namespace)
+    with BuildProgress(shown=settings.show_progress) as progress:
+        dropped = DropLog()
+        num_read, fit = _fit(documents, tokenize, settings.rules, dropped, progress)
+        found = _perplexities(fit, settings.refinement, progress)
+        kept = _chosen(found, len(fit), settings.refinement)
+        for index in sorted(set(range(len(fit))) - set(kept)):
+            dropped.add("perplexity", fit[index].name)
+        if not kept:
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.counts.items())
+            raise ConfigError("documents", f"none of {num_read} is left ({reasons or 'no input'})")
+        segments = list(_segments([fit[index].tokens.ids for index in kept], settings, progress))
+    return CorpusReport(
+        num_read=num_read,
+        dropped=dropped.counts,
+        examples=dropped.examples,
+        num_kept=len(kept),
+        num_tokens=sum(segment.header.num_tokens for segment in segments),
+        segment_ids=tuple(store.change(namespace, add=segments, remove=remove)),
+        num_bytes=sum(len(segment.data) for segment in segments),
+        scored=tuple(found),
+        kept_scored=tuple(found[index] for index in kept) if found else (),
+    )
+
+
+class _Fit(NamedTuple):
+    """A document that passed the rules."""
+
+    name: str
+    tokens: TokenizedDocument
+
+
+def _fit(
+    documents: Iterable[Document | Unreadable],
+    tokenize: Tokenize,
+    rules: DocumentRules,
+    dropped: DropLog,
+    progress: BuildProgress,
+) -> tuple[int, list[_Fit]]:
+    """How many were read, and those that the rules let pass."""
+    task = progress.start_work("Reading", "documents", None)
+    sieve = DocumentFilter(rules)
+    num_read = 0
+    fit: list[_Fit] = []
+    for document in documents:
+        num_read += 1
+        progress.advance(task)
+        tokens = _tokens(document, tokenize, sieve)
+        if isinstance(tokens, str):
+            dropped.add(tokens, document.name)
+        else:
+            fit.append(_Fit(document.name, tokens))
+    progress.update(task, total=num_read)
+    return num_read, fit
+
+
+def _tokens(
+    document: Document | Unreadable, tokenize: Tokenize, sieve: DocumentFilter
+) -> TokenizedDocument | str:
+    """The tokens of a document that is fit, or why it is not."""
+    if isinstance(document, Unreadable):
+        return document.reason
+    if (fault := sieve.text_fault(document.text)) is not None:
+        return fault
+    tokens = tokenize(document)
+    return sieve.length_fault(len(tokens.ids)) or tokens
+
+
+def _perplexities(
+    fit: Sequence[_Fit], refinement: Refinement | None, progress: BuildProgress
+) -> list[float]:
+    if refinement is None:
+        return []
+    tokens = [one.tokens for one in fit]
+    task = progress.start_work("Scoring", "tokens", sum(len(one.ids) for one in tokens))
+    scores = refinement.scorer.scores(tokens, lambda count: progress.advance(task, count))
+    return [score.perplexity for score in scores]
+
+
+def _chosen(found: Sequence[float], count: int, refinement: Refinement | None) -> list[int]:
+    if refinement is None:
+        return list(range(count))
+    return choose_lowest(found, keep=refinement.keep, max_perplexity=refinement.max_perplexity)
+
+
+def _segments(
+    documents: Sequence[Int32], settings: BuildSettings, progress: BuildProgress
+) -> Iterator[Segment]:
+    fitness = settings.fitness
+    task = progress.start_work("Sorting", "documents", len(documents))
+    for group in _groups(documents, settings.max_segment_tokens):
+        yield build_segment(
+            group,
+            tokenizer_hash=fitness.tokenizer_hash,
+            model_hash=fitness.model_hash,
+            vocab_size=fitness.vocab_size,
+        )
+        progress.advance(task, len(group))
+
+
+def _groups(documents: Sequence[Int32], most: int) -> Iterator[list[Int32]]:
+    """Runs of documents of at most `most` tokens; a longer document makes a group of its own."""
+    group: list[Int32] = []
+    size = 0
+    for document in documents:
+        if group and size + len(document) > most:
+            yield group
+            group, size = [], 0
+        group.append(document)
+        size += len(document)
+    if group:
+        yield group

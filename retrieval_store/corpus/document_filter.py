@@ -1,0 +1,85 @@
+"""Drops documents that would harm a retrieval store, and tells why."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass, field
+
+from ...core.errors import ConfigError
+from ..licences import licence_share
+
+# Runs of words whose copies are looked for; one run in so many is remembered.
+RUN_WORDS = 8
+RUN_SAMPLE = 16
+# A document of fewer sampled runs is too short to be called a near copy.
+MIN_RUNS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentRules:
+    """What makes a document unfit.
+
+    min_tokens             shorter ones hold little to continue, and their perplexity is noise
+    min_compression_ratio  compressed size / size; below it a text is one line over and over, which
+                           has a low perplexity and would be kept by refinement
+    max_licence_share      of the text that may be licence and copyright notices
+    max_overlap            of the word runs that earlier documents may have
+    """
+
+    min_tokens: int = 64
+    min_compression_ratio: float = 0.05
+    max_licence_share: float = 0.5
+    max_overlap: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.min_tokens < 1:
+            raise ConfigError("min_tokens", f"must be at least 1, got {self.min_tokens}")
+        for name in ("min_compression_ratio", "max_licence_share", "max_overlap"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(name, f"must be from 0 to 1, got {getattr(self, name)}")
+
+
+@dataclass(slots=True)
+class DocumentFilter:
+    """Finds what is wrong with documents; remembers those that are fit."""
+
+    rules: DocumentRules = field(default_factory=DocumentRules)
+    _seen: set[bytes] = field(default_factory=set)
+    _runs: set[int] = field(default_factory=set)
+
+    def text_fault(self, text: str) -> str | None:
+        """Why a text is dropped: it repeats itself, is a licence, or a copy (white space aside)."""
+        words = text.split()
+        plain = " ".join(words).encode("utf-8", errors="surrogatepass")
+        if len(plain) > 0 and _compression_ratio(plain) < self.rules.min_compression_ratio:
+            return "repetitive"
+        digest = hashlib.sha256(plain).digest()
+        if digest in self._seen:
+            return "duplicate"
+        if licence_share(text) > self.rules.max_licence_share:
+            return "licence"
+        runs = _sampled_runs(words)
+        if len(runs) >= MIN_RUNS and len(runs & self._runs) > self.rules.max_overlap * len(runs):
+            return "near duplicate"
+        self._seen.add(digest)
+        self._runs |= runs
+        return None
+
+    def length_fault(self, num_tokens: int) -> str | None:
+        """Why a document of so many tokens is dropped."""
+        return "too short" if num_tokens < self.rules.min_tokens else None
+
+
+def _compression_ratio(plain: bytes) -> float:
+    return len(zlib.compress(plain)) / len(plain)
+
+
+def _sampled_runs(words: list[str]) -> set[int]:
+    """Hashes of the runs that are divisible by `RUN_SAMPLE`: the same ones in every copy (Manber,
+    USENIX 1994)."""
+    runs = (
+        " ".join(words[start : start + RUN_WORDS]) for start in range(len(words) - RUN_WORDS + 1)
+    )
+    hashes = (zlib.crc32(run.encode("utf-8", errors="surrogatepass")) for run in runs)
+    return {value for value in hashes if value % RUN_SAMPLE == 0}

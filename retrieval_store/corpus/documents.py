@@ -1,0 +1,67 @@
+"""A corpus' documents, from their texts to their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core.types import Bool, Int32
+
+
+class Span(NamedTuple):
+    """Characters `start` to `stop` of a text."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text; `name` tells where it came from, such as `notes.jsonl:12`.
+
+    answers  what the target is to judge, ascending; None: the whole text
+    """
+
+    name: str
+    text: str
+    answers: tuple[Span, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat; the role is `system`, `user`, `assistant` or `tool`."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Turns that a model's chat template makes a document of."""
+
+    name: str
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands where a document could not be read."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedDocument:
+    """ids: int32 [n]; is_scored: bool [n], the tokens that the target judges, None: all."""
+
+    ids: Int32
+    is_scored: Bool | None = None
+
+    def num_scored(self, start: int, stop: int) -> int:
+        """Of the tokens from `start` to `stop`."""
+        if self.is_scored is None:
+            return max(0, stop - start)
+        return int(np.count_nonzero(self.is_scored[start:stop]))

@@ -1,0 +1,177 @@
+"""Where learned texts are kept until they are folded into segments: a log for each namespace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from ...core.errors import DamagedError
+from ...core.types import Int32
+from ..store import SEGMENT_ID
+from .damage import DamageCount
+
+DIGEST = re.compile(r"[0-9a-f]{32}")
+# Nothing longer is written.
+MAX_TOKENS = 4096
+# Far above what one event gives, far below what would keep a text for ever.
+MAX_EVENT_WEIGHT = 16.0
+
+
+def text_digest(tokens: Int32) -> str:
+    """Name of a text: 32 hexadecimal digits; equal texts have equal names."""
+    return hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaEvent:
+    """A text was learned, or proved useful.
+
+    digest  of the text
+    weight  what this adds to the text's weight
+    tokens  int32 [n]; None where the text is known by its digest
+    """
+
+    digest: str
+    weight: float
+    tokens: Int32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoggedEvent:
+    """An event with its place in the log, and its time in seconds since the epoch."""
+
+    position: str
+    time: float
+    event: DeltaEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What became of the events that left a log.
+
+    segment_id  the segment of the store that holds the texts; None: there is none yet
+    time        when `weights` were taken, in seconds since the epoch
+    weights     digest of a text -> its weight
+    garbage     segments to delete: of a fold that ended, or that died before its end
+    """
+
+    segment_id: str | None = None
+    time: float = 0.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    garbage: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """For `from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes, origin: str) -> Self:
+        """Raises `DamagedError` naming `origin` for anything but what `to_json` gave.
+
+        What a later version may add is left out.
+        """
+        try:
+            fields = json.loads(text)
+            weights = {_digest(name): _number(one) for name, one in fields["weights"].items()}
+            garbage = tuple(_segment_id(name) for name in fields["garbage"])
+            named = None if fields["segment_id"] is None else _segment_id(fields["segment_id"])
+            return cls(named, _number(fields["time"]), weights, garbage)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedError(f"{origin}: corrupt") from error
+
+
+def checked_event(digest: object, weight: object, data: bytes | None) -> DeltaEvent:
+    """The event of what a log holds; `data` are its tokens' bytes.
+
+    Raises `ValueError` unless it is one that a learner writes: anybody may have, or a disk or a
+    network may have changed it.
+    """
+    found = _number(weight)
+    if not 0 < found <= MAX_EVENT_WEIGHT:
+        raise ValueError("weight")
+    if data is None:
+        return DeltaEvent(_digest(digest), found)
+    if len(data) > 4 * MAX_TOKENS:
+        raise ValueError("length")
+    tokens = np.frombuffer(data, "<i4").astype(np.int32)
+    if text_digest(tokens) != digest:
+        raise ValueError("digest")
+    return DeltaEvent(_digest(digest), found, tokens)
+
+
+def _digest(name: object) -> str:
+    if not isinstance(name, str) or DIGEST.fullmatch(name) is None:
+        raise ValueError("digest")
+    return name
+
+
+def _segment_id(name: object) -> str:
+    if not isinstance(name, str) or SEGMENT_ID.fullmatch(name) is None:
+        raise ValueError("segment id")
+    return name
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("number")
+    return float(value)
+
+
+class DeltaLog(Protocol):
+    """A bounded, expiring log of each namespace, for texts of one model.
+
+    Every method raises `StoreError` if the store is out of reach, and `DamagedError` if only what
+    it holds of one namespace cannot be read. Readers keep what they have read for as long as a
+    namespace's epoch stays the same, and read anew when it changes.
+
+    damage  counts what is damaged and was passed over
+    """
+
+    damage: DamageCount
+
+    def now(self) -> float:
+        """Seconds since the epoch, by the store's clock, which also gives events their times."""
+        ...
+
+    def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
+        """Add events, in order, and tell those who wait for changes of the segment store.
+
+        False, and nothing is added, where the store's `LearningPolicy` forbids it at that moment.
+        """
+        ...
+
+    def epochs(self) -> dict[str, str]:
+        """Namespace -> a mark that changes when events leave its log, or all of it."""
+        ...
+
+    def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
+        """Events after the position `after`, oldest first: all, or so many that asking again for
+        those after the last one is worth while."""
+        ...
+
+    def folded(self, namespace: str) -> Folded:
+        """What the last fold said; nothing, if that is damaged."""
+        ...
+
+    def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
+        """Set `folded` and drop events up to and with position `up_to`, at once for readers.
+
+        Only under `locked`; raises `StoreError` if that lock was lost.
+        """
+        ...
+
+    def locked(self, namespace: str) -> AbstractContextManager[bool]:
+        """Whether nobody else folds or forgets the namespace until the context ends."""
+        ...
+
+    def close(self) -> None:
+        """Free connections."""
+        ...

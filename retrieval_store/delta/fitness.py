@@ -1,0 +1,44 @@
+"""For which model a text of token ids is of use."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...core.types import Int32
+
+
+class Tagged(Protocol):
+    """Names texts of one model in paths and keys."""
+
+    @property
+    def tag(self) -> str:
+        """16 hexadecimal digits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Implements `Tagged` where only the name is known."""
+
+    tag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitness:
+    """For which model a corpus is built; see `models/text/fingerprint.py`."""
+
+    tokenizer_hash: str
+    model_hash: str
+    vocab_size: int
+
+    @property
+    def tag(self) -> str:
+        """16 hexadecimal digits, safe in paths and keys; texts of other models have others."""
+        named = f"{self.tokenizer_hash}\0{self.model_hash}\0{self.vocab_size}"
+        return hashlib.sha256(named.encode()).hexdigest()[:16]
+
+    def takes(self, tokens: Int32) -> bool:
+        """Whether all are ids of the vocabulary."""
+        return not len(tokens) or (tokens.min() >= 0 and tokens.max() < self.vocab_size)

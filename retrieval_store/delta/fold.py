@@ -1,0 +1,130 @@
+"""Folds a delta into one segment of learned texts for each namespace.
+
+The segment of the last fold is made anew with the texts of the log, so a namespace has one segment
+of this kind, two for the moment in which readers change over. A crash at any point loses nothing:
+events leave the log only when the segment that holds them is listed, and what a dead fold left is
+the next one's garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...core.errors import DamagedError, DraftlineError
+from ..search.lookup import SHARED
+from ..store import Manifest, SegmentStore, loss
+from .delta_log import DeltaLog, Folded, LoggedEvent
+from .fitness import Fitness
+from .folded_texts import folded_texts, learned_segment
+from .settings import LearningSettings
+from .store_watch import StoreWatch
+from .weighted_texts import WeightedTexts
+
+
+class Folder:
+    """Folds what is due in the namespaces of one log. Every method raises `StoreError`.
+
+    Nothing is folded into a store that has lost its data: what little would be there then is not
+    to be taken for all that it held.
+
+    watch  knows what the store held; None: only what this folder itself saw
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        log: DeltaLog,
+        fitness: Fitness,
+        settings: LearningSettings,
+        watch: StoreWatch | None = None,
+    ) -> None:
+        self._store = store
+        self._watch = watch or StoreWatch(store)
+        self._log = log
+        self._fitness = fitness
+        self._settings = settings
+
+    def fold_due(self) -> list[str]:
+        """Fold every namespace whose log is long or old enough; the names of those folded.
+
+        One that fails keeps none of the others waiting; what it raised comes after all of them.
+        """
+        self._watch.look()
+        folded: list[str] = []
+        failure: DraftlineError | None = None
+        for namespace in self._log.epochs():
+            try:
+                if namespace != SHARED and self.fold(namespace):
+                    folded.append(namespace)
+            except DraftlineError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return folded
+
+    def fold(self, namespace: str, *, must: bool = False) -> bool:
+        """Fold one namespace if it is due, or `must` be; False too if another replica does it."""
+        if not (must or self._is_due(self._log.read(namespace))):
+            return False
+        with self._log.locked(namespace) as held:
+            # Another replica may have folded between the two readings.
+            events = self._log.read(namespace) if held else []
+            if not events or not (must or self._is_due(events)):
+                return False
+            manifest = self._watch.look()
+            old = self._log.folded(namespace)
+            if old.segment_id is not None and not manifest.written:
+                raise loss(self._store.url)
+            self._commit(namespace, self._collected(namespace, old, manifest), events, manifest)
+        return True
+
+    def _is_due(self, events: Sequence[LoggedEvent]) -> bool:
+        if not events:
+            return False
+        tokens = sum(0 if one.event.tokens is None else len(one.event.tokens) for one in events)
+        # Half the time is left for replicas that are down or busy.
+        is_old = self._log.now() - events[0].time > self._settings.log_seconds / 2
+        settings = self._settings
+        return is_old or tokens >= settings.fold_tokens or len(events) >= settings.fold_entries
+
+    def _collected(self, namespace: str, folded: Folded, manifest: Manifest) -> Folded:
+        """What the last fold said, with its garbage deleted."""
+        garbage = [name for name in folded.garbage if name != folded.segment_id]
+        self._delete(namespace, garbage, manifest)
+        return replace(folded, garbage=())
+
+    def _commit(
+        self, namespace: str, old: Folded, events: Sequence[LoggedEvent], manifest: Manifest
+    ) -> None:
+        now, up_to = self._log.now(), events[-1].position
+        texts = self._texts(namespace, old, events, now)
+        new = None
+        if len(texts):
+            segment = learned_segment(texts.documents(now), self._fitness)
+            new = segment.segment_id
+            self._log.fold(namespace, replace(old, garbage=(new,)))
+            self._store.change(namespace, add=[segment], follows=manifest)
+        gone = () if old.segment_id in (None, new) else (old.segment_id,)
+        self._log.fold(namespace, Folded(new, now, texts.weights(now), gone), up_to)
+        self._delete(namespace, gone, manifest)
+
+    def _delete(self, namespace: str, segment_ids: Sequence[str], manifest: Manifest) -> None:
+        if segment_ids:
+            self._store.change(namespace, remove=segment_ids, follows=manifest)
+
+    def _texts(
+        self, namespace: str, old: Folded, events: Sequence[LoggedEvent], now: float
+    ) -> WeightedTexts:
+        try:
+            texts = folded_texts(self._store, namespace, old, self._settings, now)
+        except DamagedError:
+            # The segment is replaced by this fold.
+            self._log.damage.add(namespace, "folded texts")
+            texts = WeightedTexts(self._settings.folded_tokens, self._settings.half_life)
+        for logged in events:
+            tokens = logged.event.tokens
+            if tokens is None or self._fitness.takes(tokens):
+                texts.apply(logged.event, min(logged.time, now))
+        texts.prune(now)
+        return texts

@@ -1,0 +1,103 @@
+"""Learned texts of one namespace, each with a weight that use raises and time decays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.types import Int32
+from .delta_log import DeltaEvent
+
+# A text counts as often as its weight says, but never more than this.
+MAX_COPIES = 4
+# Texts of less weight are forgotten: six half-lives after they were learned, if nobody used them.
+LEAST_WEIGHT = 1 / 64
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    tokens: Int32
+    data: bytes
+    weight: float
+    time: float
+    order: int
+
+    def weight_at(self, time: float, half_life: float) -> float:
+        return self.weight * 0.5 ** (max(time - self.time, 0.0) / half_life)
+
+
+class WeightedTexts:
+    """Keeps at most `max_tokens` tokens: texts of the lowest weight go first, of equals the oldest.
+
+    half_life  in which a weight halves, in the unit of all times here
+    """
+
+    def __init__(self, max_tokens: int, half_life: float) -> None:
+        self._max_tokens = max_tokens
+        self._half_life = half_life
+        self._texts: dict[str, _Text] = {}
+        self._num_added = 0
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._texts
+
+    def apply(self, event: DeltaEvent, time: float) -> None:
+        """Add a text, or weight to one that is known; weight for an unknown one is ignored."""
+        text = self._texts.get(event.digest)
+        if text is not None:
+            text.weight = text.weight_at(time, self._half_life) + event.weight
+            text.time = max(text.time, time)
+        elif event.tokens is not None and 0 < len(event.tokens) <= self._max_tokens:
+            data = event.tokens.astype("<i4").tobytes()
+            self._num_added += 1
+            added = _Text(event.tokens, data, event.weight, time, self._num_added)
+            self._texts[event.digest] = added
+            self.num_tokens += len(event.tokens)
+
+    def prune(self, time: float, oldest: float = -np.inf) -> bool:
+        """Forget texts last used before `oldest`, of hardly any weight, or too many; True if any.
+
+        Whoever is needed for room goes by weight at `time`.
+        """
+        weights = self.weights(time)
+        order = sorted(self._texts, key=lambda name: (weights[name], self._texts[name].order))
+        before = len(self._texts)
+        for digest in order:
+            text = self._texts[digest]
+            is_over = self.num_tokens > self._max_tokens
+            if is_over or weights[digest] < LEAST_WEIGHT or text.time < oldest:
+                del self._texts[digest]
+                self.num_tokens -= len(text.tokens)
+        return len(self._texts) < before
+
+    def weights(self, time: float) -> dict[str, float]:
+        """Digest -> weight at `time`."""
+        return {
+            digest: text.weight_at(time, self._half_life) for digest, text in self._texts.items()
+        }
+
+    def documents(self, time: float) -> list[Int32]:
+        """int32 [n] each, oldest first; a text of weight w stands there round(w) times."""
+        weights = self.weights(time)
+        found: list[Int32] = []
+        for digest, text in self._texts.items():
+            found += [text.tokens] * min(MAX_COPIES, max(1, round(weights[digest])))
+        return found
+
+    def holding(self, run: Int32) -> set[str]:
+        """Digests of the texts that hold `run` somewhere."""
+        wanted = run.astype("<i4").tobytes()
+        return {digest for digest, text in self._texts.items() if _holds(text.data, wanted)}
+
+
+def _holds(data: bytes, wanted: bytes) -> bool:
+    """Whether whole int32 values of `data` are `wanted`."""
+    at = data.find(wanted)
+    while at % 4 and at >= 0:
+        at = data.find(wanted, at + 1)
+    return at >= 0

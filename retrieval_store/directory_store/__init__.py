@@ -1,0 +1,4 @@
+"""A store in a folder.
+
+Start with `store.py`.
+"""

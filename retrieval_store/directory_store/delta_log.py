@@ -1,0 +1,176 @@
+"""The embedded delta log: a file for each namespace, in the folder of a `DirectoryStore`.
+
+.delta/<folder>/<tag>.log  see `directory_log_file`; `folder` is the namespace's, see
+                           `namespace_folder`; `tag` is the fitness of the texts
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...core.errors import DamagedError, StoreError
+from ..delta.damage import DamageCount
+from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent
+from ..delta.fitness import Tagged
+from ..delta.settings import LearningSettings
+from ..delta.store_clock import StoreClock
+from ..store import check_namespace
+from .locks import DELTA, fold_lock, folder_time, log_lock
+from .log_file import LogContent, decode_log, encode_log
+from .namespace_folder import folder_name, namespace_of, older_folder
+from .policy import namespaces_off
+from .replace_file import replace_file
+
+_Stamp = tuple[int, int, int]
+
+
+class DirectoryDeltaLog:
+    """Implements `DeltaLog` in a folder, for any number of processes of one machine.
+
+    A file is replaced as a whole, so readers need no lock; one that did not change is not read
+    again. Times are those that the file system gives.
+    """
+
+    def __init__(self, folder: Path, fitness: Tagged, settings: LearningSettings) -> None:
+        self.damage = DamageCount()
+        self._store_folder = folder
+        self._folder = folder / DELTA
+        self._tag = fitness.tag
+        self._settings = settings
+        self._clock = StoreClock(lambda: folder_time(folder))
+        self._seen: dict[Path, tuple[_Stamp, LogContent]] = {}
+
+    def now(self) -> float:
+        """By the clock of the file system."""
+        return self._clock.now()
+
+    def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
+        """Replace the file by one that holds the events, too, within the log's bounds."""
+        check_namespace(namespace)
+
+        def add(old: LogContent) -> LogContent:
+            start, now = old.next_position, self.now()
+            oldest = now - self._settings.log_seconds
+            added = [
+                LoggedEvent(f"{start + index:016d}", now, event)
+                for index, event in enumerate(events)
+            ]
+            # A time to come is of a clock that was wrong, and must not keep an event for ever.
+            kept = [
+                logged if logged.time <= now else replace(logged, time=now)
+                for logged in (*old.events, *added)
+                if logged.time >= oldest
+            ]
+            return replace(
+                old,
+                next_position=start + len(added),
+                events=tuple(kept[-self._settings.log_entries :]),
+            )
+
+        with log_lock(self._store_folder):
+            if namespace in namespaces_off(self._store_folder):
+                return False
+            self._change(namespace, add)
+        return True
+
+    def epochs(self) -> dict[str, str]:
+        """Of the namespaces that have texts of this fitness."""
+        try:
+            folders = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        except OSError as error:
+            raise StoreError(f"{self._folder}: cannot be read ({error})") from error
+        found = (namespace_of(folder.name) for folder in folders)
+        epochs = {name: self._epoch(name) for name in found if name is not None}
+        return {name: epoch for name, epoch in epochs.items() if epoch}
+
+    def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
+        """Events after a position."""
+        events = self._load(namespace).events
+        return [logged for logged in events if logged.position > after]
+
+    def folded(self, namespace: str) -> Folded:
+        """What the last fold said."""
+        return self._load(namespace).folded
+
+    def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
+        """Replace the file; the lock is the process's own as long as it lives."""
+
+        def cut(old: LogContent) -> LogContent:
+            left = tuple(logged for logged in old.events if logged.position > up_to)
+            return replace(old, epoch=secrets.token_hex(8), folded=folded, events=left)
+
+        with log_lock(self._store_folder):
+            self._change(namespace, cut)
+
+    @contextlib.contextmanager
+    def locked(self, namespace: str) -> Iterator[bool]:
+        """Without waiting; one namespace of a folder at a time."""
+        check_namespace(namespace)
+        with fold_lock(self._store_folder, wait=False) as held:
+            yield held
+
+    def close(self) -> None:
+        """Nothing is open between calls."""
+
+    def _path(self, namespace: str) -> Path:
+        return self._folder / folder_name(namespace) / f"{self._tag}.log"
+
+    def _older_path(self, namespace: str) -> Path:
+        """Where versions before this one wrote."""
+        folder = older_folder(self._folder, namespace) or self._folder / folder_name(namespace)
+        return folder / f"{self._tag}.json"
+
+    def _epoch(self, namespace: str) -> str:
+        try:
+            return self._load(namespace).epoch
+        except DamagedError:
+            # Whoever reads this log hears why; the other namespaces are no worse for it.
+            return "unreadable"
+
+    def _load(self, namespace: str) -> LogContent:
+        """What is sound of a namespace's file; without an epoch if there is none."""
+        for path in (self._path(namespace), self._older_path(namespace)):
+            try:
+                found = path.stat()
+                stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+                seen = self._seen.get(path)
+                if seen is None or seen[0] != stamp:
+                    known = {} if seen is None else seen[1].lines
+                    content = decode_log(path.read_bytes(), str(path), known)
+                    seen = self._seen[path] = (stamp, content)
+                    for place in content.damaged:
+                        self.damage.add(namespace, place)
+            except FileNotFoundError:
+                self._seen.pop(path, None)
+            except OSError as error:
+                raise DamagedError(f"{path}: cannot be read ({error})") from error
+            else:
+                return seen[1]
+        return LogContent(epoch="")
+
+    def _change(self, namespace: str, edit: Callable[[LogContent], LogContent]) -> None:
+        """Under `log_lock`."""
+        path, older = self._path(namespace), self._older_path(namespace)
+        old = self._load(namespace)
+        # A damaged first line is replaced by a new one here.
+        has_epoch = old.epoch and not old.damaged
+        old = old if has_epoch else replace(old, epoch=secrets.token_hex(8), damaged=())
+        try:
+            path.parent.mkdir(exist_ok=True)
+            replace_file(path, encode_log(edit(old)))
+            older.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written ({error})") from error
+
+
+def directory_log_tags(folder: Path) -> list[str]:
+    """Tags of the logs in a store's folder, sorted. Raises `StoreError`."""
+    try:
+        files = [*(folder / DELTA).glob("*/*.log"), *(folder / DELTA).glob("*/*.json")]
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be read ({error})") from error
+    return sorted({path.stem for path in files})

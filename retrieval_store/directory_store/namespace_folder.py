@@ -1,0 +1,45 @@
+"""Names of the folders in which a `DirectoryStore` keeps its namespaces.
+
+Lower-case letters, digits, `_` and `-` stand for themselves, every other character for `=` and its
+two hexadecimal digits. So no folder has the name of a file of the store, and no two namespaces
+share one where the system does not tell upper from lower case. Stores of before have folders
+named like the namespaces themselves; those are read, and no longer written.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..store import NAMESPACE
+
+# The store's own file without a dot.
+LOCK = "lock"
+PLAIN = re.compile(r"[a-z0-9_-]")
+ENCODED = re.compile(r"(?:[a-z0-9_-]|=[0-9a-f]{2})+")
+
+
+def folder_name(namespace: str) -> str:
+    """At most 192 characters for a namespace that `check_namespace` lets pass."""
+    if namespace == LOCK:
+        return f"={ord(LOCK[0]):02x}{LOCK[1:]}"
+    return "".join(one if PLAIN.fullmatch(one) else f"={ord(one):02x}" for one in namespace)
+
+
+def namespace_of(name: str) -> str | None:
+    """Whose folder this is; None for other folders."""
+    found = name
+    if ENCODED.fullmatch(name):
+        found = re.sub("=(..)", lambda code: chr(int(code[1], 16)), name)
+    return found if NAMESPACE.fullmatch(found) else None
+
+
+def older_folder(parent: Path, namespace: str) -> Path | None:
+    """The folder of a namespace as older versions named it, if it is there by that very name."""
+    if namespace == folder_name(namespace):
+        return None
+    try:
+        # By that very name, also where the system takes another case for it.
+        return next((path for path in parent.iterdir() if path.name == namespace), None)
+    except OSError:
+        return None

@@ -1,0 +1,199 @@
+"""The embedded store: segment files in a folder, listed by `manifest.json`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ...core.errors import StoreError
+from ..segment.segment import Segment
+from ..store import (
+    Manifest,
+    SegmentStore,
+    check_names,
+    check_namespace,
+    damaged_manifest,
+    is_entry,
+    require_id,
+)
+from .locks import lock_file
+from .namespace_folder import LOCK, folder_name, older_folder
+from .replace_file import replace_file
+
+MANIFEST = "manifest.json"
+# Deleted files stay so long for readers that hold an older manifest.
+GRACE_SECONDS = 60.0
+# Another writer may be about to write a large corpus; those who only go on do not wait for it.
+WAIT_SECONDS = 600.0
+SHORT_WAIT_SECONDS = 30.0
+
+
+class DirectoryStore(SegmentStore):
+    """Implements `SegmentStore` in a folder, which is made by the first `put`.
+
+    One writer at a time (a file lock, several processes are fine), any number of readers without
+    a lock: the manifest is replaced by an atomic rename. Segments are memory-mapped, so processes
+    of one machine share their pages.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._closed = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    def manifest(self) -> Manifest:
+        """What is stored now."""
+        path = self._folder / MANIFEST
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return Manifest(is_broken=any(self._folder.glob("[!.]*/*.segment")))
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read ({error})") from error
+        try:
+            return _decode(text, str(path))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise StoreError(f"{path}: corrupt; delete the folder and build again") from error
+
+    def get(self, namespace: str, segment_id: str) -> Segment:
+        """The segment, memory-mapped and checked."""
+        check_names(namespace, segment_id)
+        path = self._found(namespace, segment_id)
+        segment = Segment.open(path)
+        require_id(segment, segment_id, str(path))
+        return segment
+
+    def change(
+        self,
+        namespace: str,
+        *,
+        add: Sequence[Segment] = (),
+        remove: Sequence[str] = (),
+        follows: Manifest | None = None,
+    ) -> list[str]:
+        """Write what is added, then replace the manifest."""
+        check_namespace(namespace)
+        for segment_id in remove:
+            check_names(namespace, segment_id)
+        if not add and not self.manifest().written:
+            return []
+        added = {segment.segment_id: segment.data for segment in add}
+        removed = [name for name in remove if name not in added]
+        wait = WAIT_SECONDS if follows is None else SHORT_WAIT_SECONDS
+        with _reported(self._folder), self._locked(wait):
+            old = self.manifest()
+            origin = old.origin_after(follows, self.url, adds=bool(add))
+            if follows is not None and not old.written:
+                # Should this writer die, its segment must not look like a lost manifest's.
+                self._write({}, origin)
+            for segment_id, data in added.items():
+                path = self._path(namespace, segment_id)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(path, data[:])
+            for path in (self._found(namespace, segment_id) for segment_id in removed):
+                if path.exists():
+                    os.utime(path)
+            listed = dict(old.sizes.get(namespace, {}))
+            listed |= {name: len(data) for name, data in added.items()}
+            left = {name: size for name, size in listed.items() if name not in removed}
+            self._switch({**old.sizes, namespace: left}, origin)
+        return list(added)
+
+    def accept_loss(self) -> None:
+        """Replace the manifest, which may be lost; segments that it does not list go in time."""
+        with _reported(self._folder), self._locked(WAIT_SECONDS):
+            self._switch(self.manifest().sizes, "")
+
+    def wait_for_change(self, timeout: float) -> None:
+        """Wait `timeout` seconds: a folder does not tell of changes."""
+        self._closed.wait(timeout)
+
+    def close(self) -> None:
+        """End a `wait_for_change` in another thread."""
+        self._closed.set()
+
+    def _path(self, namespace: str, segment_id: str) -> Path:
+        return self._folder / folder_name(namespace) / f"{segment_id}.segment"
+
+    def _found(self, namespace: str, segment_id: str) -> Path:
+        """Where a segment is, which an older version may have written."""
+        path = self._path(namespace, segment_id)
+        older = None if path.exists() else older_folder(self._folder, namespace)
+        return path if older is None else older / path.name
+
+    def _switch(self, sizes: Mapping[str, Mapping[str, int]], origin: str) -> None:
+        self._write({name: dict(listed) for name, listed in sizes.items() if listed}, origin)
+        self._collect(sizes)
+
+    def _write(self, sizes: Mapping[str, Mapping[str, int]], origin: str) -> None:
+        replace_file(self._folder / MANIFEST, _encode(sizes, origin))
+
+    def _collect(self, sizes: Mapping[str, Mapping[str, int]]) -> None:
+        """Remove files that no manifest of the last minute names."""
+        # By the clock that stamps the files: this process's own may be wrong.
+        oldest = (self._folder / MANIFEST).stat().st_mtime - GRACE_SECONDS
+        kept: dict[str, set[str]] = {}
+        for namespace, listed in sizes.items():
+            # Older versions named folders like namespaces, whatever the system tells apart.
+            for name in {folder_name(namespace), namespace.casefold()}:
+                kept.setdefault(name, set()).update(listed)
+        # No namespace begins with a dot: what is learned and not folded yet lies there.
+        for path in [*self._folder.glob("[!.]*/*"), *self._folder.glob("*.new")]:
+            listed = kept.get(path.parent.name.casefold(), ())
+            # What cannot be removed is in nobody's way.
+            with contextlib.suppress(OSError):
+                if path.stem not in listed and path.is_file() and path.stat().st_mtime < oldest:
+                    path.unlink()
+
+    @contextlib.contextmanager
+    def _locked(self, seconds: float) -> Iterator[None]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / LOCK
+        with path.open("w") as file:
+            if not lock_file(file, seconds):
+                raise StoreError(f"{path}: another writer has held this lock for {seconds:.0f} s")
+            yield
+
+
+def _encode(sizes: Mapping[str, Mapping[str, int]], origin: str) -> bytes:
+    fields: dict[str, object] = {"segments": sizes}
+    if origin:
+        fields["origin"] = origin
+    return json.dumps(fields | {"sha256": _sum(fields)}, sort_keys=True, indent=1).encode()
+
+
+def _decode(text: bytes, path: str) -> Manifest:
+    """Raises `DamagedError` for an entry that names nothing, and what other JSON raises."""
+    fields = json.loads(text)
+    # Older versions wrote none.
+    stored = fields.pop("sha256", None)
+    if stored is not None and stored != _sum(fields):
+        raise ValueError("checksum")
+    sizes = {name: dict(listed) for name, listed in fields["segments"].items()}
+    for namespace, listed in sizes.items():
+        for segment_id, size in listed.items():
+            if not is_entry(namespace, segment_id, size):
+                raise damaged_manifest(path, f"{namespace}/{segment_id}")
+    whole = {name: listed for name, listed in sizes.items() if listed}
+    return Manifest(whole, written=True, origin=str(fields.get("origin", "")))
+
+
+def _sum(fields: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error})") from error

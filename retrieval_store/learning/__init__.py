@@ -1,0 +1,4 @@
+"""What is learned of whom, and how it is forgotten.
+
+Start with `learning.py`.
+"""

@@ -1,0 +1,51 @@
+"""Deletes all that a store keeps of a namespace, at once, and looks whether anything is left."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ...core.errors import StoreError
+from ..store import check_namespace
+from .policy import LearningPolicy
+
+
+class NamespaceEraser(Protocol):
+    """Both methods raise `StoreError` if the store is out of reach."""
+
+    def erase(self, namespace: str) -> None:
+        """Delete segments, learned texts and what was said of them, without any grace.
+
+        Waits for a fold under way, which would write again, and tells readers.
+        """
+        ...
+
+    def remains(self, namespace: str) -> list[str]:
+        """Names of keys, entries and files of the namespace, sorted."""
+        ...
+
+    def close(self) -> None:
+        """Free connections."""
+        ...
+
+
+def forget_namespace(
+    eraser: NamespaceEraser, namespace: str, policy: LearningPolicy | None = None
+) -> int:
+    """Erase a namespace and verify that nothing is left; how many things were deleted.
+
+    With `policy` nothing is learned of it from now on, so that requests which end later bring
+    nothing back. Replicas that follow the store stop answering from it at their next reading.
+    Raises `ConfigError` for an unsafe name, and `StoreError` naming what is left.
+    """
+    check_namespace(namespace)
+    if policy is not None:
+        policy.switch(namespace, learns=False)
+    before = eraser.remains(namespace)
+    eraser.erase(namespace)
+    left = eraser.remains(namespace)
+    if left:
+        raise StoreError(
+            f"namespace {namespace}: {', '.join(left[:4])} is there again; stop what writes to it "
+            "and forget it once more"
+        )
+    return len(before)

@@ -1,0 +1,125 @@
+"""Learning of one store for one model: who may, what is written, what is read and folded."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from ...core.errors import ConfigError
+from ...core.learner import CREDITED, DAMAGED, Ended
+from ...core.types import Int32
+from ..delta.delta_log import MAX_TOKENS, DeltaEvent, DeltaLog, text_digest
+from ..delta.fitness import Fitness
+from ..delta.fold import Folder
+from ..delta.live_delta import LiveDelta
+from ..delta.settings import LearningSettings
+from ..delta.store_watch import StoreWatch
+from ..search.lookup import MIN_CONTEXT, SHARED
+from ..segment.segment import Segment
+from ..store import SegmentStore, check_namespace
+
+# A shorter text continues no context.
+MIN_TOKENS = MIN_CONTEXT + 1
+# Runs of one request that are looked for in learned texts; the longest are taken.
+MAX_RUNS = 32
+
+
+class LiveLearning:
+    """Learns ended requests of all namespaces but `shared`, those in `off`, and those that the
+    store's `LearningPolicy` forbids.
+
+    counts  by outcome, see `core.learner.OUTCOMES`; `credited`: texts that were of use; `damaged`:
+            entries of logs that were passed over
+    watch   of the store; nothing is learned or folded while that has lost its data, of which what
+            it says of namespaces that are not learned is a part
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        log: DeltaLog,
+        fitness: Fitness,
+        settings: LearningSettings | None = None,
+        off: Collection[str] = (),
+    ) -> None:
+        settings = settings or LearningSettings()
+        for namespace in off:
+            check_namespace(namespace)
+        self._log = log
+        self._off = frozenset(off)
+        self.fitness = fitness
+        self._delta = LiveDelta(store, log, fitness, settings)
+        self.watch = StoreWatch(store)
+        self._folder = Folder(store, log, fitness, settings, self.watch)
+        self._counting = threading.Lock()
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def segments(self) -> Mapping[str, Segment]:
+        """Namespace -> what it learned lately; a new mapping after every change."""
+        return self._delta.segments
+
+    @property
+    def num_damaged(self) -> int:
+        """Entries and texts that were passed over because they are damaged."""
+        return self._log.damage.total
+
+    def refresh(self) -> None:
+        """Read what all replicas learned. Raises `StoreError`."""
+        self._delta.refresh()
+
+    def fold_due(self) -> list[str]:
+        """Fold what is due; the namespaces. Raises `StoreError`."""
+        return self._folder.fold_due()
+
+    def learn(self, ended: Ended) -> dict[str, int]:
+        """Write one ended request to the log, or refuse it: what that adds to `counts`.
+
+        A text that is known raises its own weight only; so do the texts that hold a run which the
+        target took. Raises `StoreError`.
+        """
+        added = self._learn(ended)
+        if num_damaged := self._log.damage.take():
+            added |= {DAMAGED: num_damaged}
+        with self._counting:
+            self.counts.update(added)
+        return added
+
+    def close(self) -> None:
+        """Free the log's connections."""
+        self._log.close()
+
+    def _learn(self, ended: Ended) -> dict[str, int]:
+        reason = self._refusal(ended)
+        if reason is not None:
+            return {reason: 1}
+        self.watch.require()
+        digest = text_digest(ended.tokens)
+        is_known = self._delta.is_known(ended.namespace, digest)
+        own = DeltaEvent(digest, 1.0, None if is_known else ended.tokens)
+        useful = self._delta.holding(ended.namespace, _runs(ended)) - {digest}
+        credits = [DeltaEvent(name, 1.0) for name in sorted(useful)]
+        if not self._log.append(ended.namespace, [own, *credits]):
+            return {"off": 1}
+        outcome = "repeated" if is_known else "learned"
+        return {outcome: 1, CREDITED: len(credits)} if credits else {outcome: 1}
+
+    def _refusal(self, ended: Ended) -> str | None:
+        try:
+            check_namespace(ended.namespace)
+        except ConfigError:
+            return "unfit"
+        if ended.namespace == SHARED:
+            return "shared"
+        if ended.namespace in self._off:
+            return "off"
+        is_fit = MIN_TOKENS <= len(ended.tokens) <= MAX_TOKENS and self.fitness.takes(ended.tokens)
+        return None if is_fit else "unfit"
+
+
+def _runs(ended: Ended) -> list[Int32]:
+    """The runs that the target took, each with the context that it was found by."""
+    longest = sorted(ended.accepted, key=lambda run: run[0] - run[1])[:MAX_RUNS]
+    found = [ended.tokens[max(start - MIN_CONTEXT, 0) : stop] for start, stop in longest]
+    return [run for run in found if len(run) >= MIN_TOKENS]

@@ -1,0 +1,42 @@
+"""Ended requests as protobuf messages, and back with every field checked."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...core.errors import ProtocolError
+from ...core.learner import Ended
+from ..delta.fitness import Fitness
+from ..retrieval_pb2 import LearnRequest
+from ..wire import ints
+
+LEARN_METHOD = "/draftline.retrieval.Retrieval/Learn"
+
+
+def encode_learn(ended: Ended, fitness: Fitness) -> bytes:
+    """An ended request, and for which model its tokens are, as bytes."""
+    return LearnRequest(
+        namespace=ended.namespace,
+        tokens=ended.tokens.astype("<i4").tobytes(),
+        runs=np.array(ended.accepted, dtype="<i4").tobytes(),
+        tokenizer_hash=fitness.tokenizer_hash,
+        model_hash=fitness.model_hash,
+        vocab_size=fitness.vocab_size,
+    ).SerializeToString()
+
+
+def decode_learn(request: LearnRequest) -> tuple[Ended, Fitness]:
+    """The arguments of `encode_learn`. Raises `ProtocolError` for runs outside the text."""
+    tokens, runs = ints(request.tokens, "tokens"), ints(request.runs, "runs")
+    if len(runs) % 2:
+        raise ProtocolError("runs: not pairs of start and stop")
+    starts, stops = runs[::2], runs[1::2]
+    if np.any(starts < 0) or np.any(starts >= stops) or np.any(stops > len(tokens)):
+        raise ProtocolError("runs: a run is not in the text")
+    accepted = tuple(zip(starts.tolist(), stops.tolist(), strict=True))
+    fitness = Fitness(
+        tokenizer_hash=request.tokenizer_hash,
+        model_hash=request.model_hash,
+        vocab_size=request.vocab_size,
+    )
+    return Ended(request.namespace, tokens, accepted), fitness

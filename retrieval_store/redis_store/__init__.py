@@ -1,0 +1,4 @@
+"""A store in Redis.
+
+Start with `store.py`.
+"""

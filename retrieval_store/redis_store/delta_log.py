@@ -1,0 +1,267 @@
+"""A delta log in Redis: one stream for each namespace, beside the segments of `redis_store`.
+
+Keys, with the segment store's hash tag; `tag` is the fitness of the texts:
+
+    ...:delta:<namespace>:<tag>   stream of `digest`, `weight` and, of new texts, `tokens`
+    ...:folded:<namespace>:<tag>  string: `Folded` as JSON
+    ...:epochs                    hash: "<namespace>/<tag>" -> epoch
+    ...:lock:<namespace>          held while the namespace is folded or forgotten
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from redis.client import Pipeline
+from redis.exceptions import LockError, NoPermissionError
+from redis.lock import Lock
+
+from ...core.errors import DamagedError, StoreError
+from ..delta.damage import DamageCount
+from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent, checked_event
+from ..delta.fitness import Tagged
+from ..delta.settings import LearningSettings
+from ..delta.store_clock import StoreClock
+from ..store import NAMESPACE, check_namespace
+from .client import TIMEOUT_S, RedisClient, as_text
+
+logger = logging.getLogger(__name__)
+
+# Entries of one round trip; Redis keeps about a hundred more of a log than it is told to.
+PAGE = 1024
+# A fold takes seconds; whoever dies in one keeps the others out for so long.
+LOCK_SECONDS = 120.0
+
+
+class RedisDeltaLog:
+    """Implements `DeltaLog` over the URL and name of a `RedisStore`.
+
+    Times are the server's. Without the right to ask for them (`TIME`) this process's own clock
+    says what is old when texts are read or folded, and nothing is trimmed for its age.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        fitness: Tagged,
+        settings: LearningSettings,
+        *,
+        name: str = "retrieval",
+        timeout: float = TIMEOUT_S,
+    ) -> None:
+        self.damage = DamageCount()
+        self._redis = RedisClient(url, name, timeout)
+        self._client = self._redis.raw
+        self._clock = StoreClock(self._server_time)
+        self._may_ask_time = True
+        self._tag = fitness.tag
+        self._settings = settings
+        self._epochs = f"{self._redis.prefix}:epochs"
+        self._locks: dict[str, Lock] = {}
+
+    def now(self) -> float:
+        """By the server's clock."""
+        return self._clock.now()
+
+    def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
+        """One transaction: the events, the log's bounds, and the message to readers.
+
+        It is tried again when the policy changes meanwhile, and begins with a look at it. What is
+        no stream, and so nobody's log, makes room for one.
+        """
+        check_namespace(namespace)
+        try:
+            return self._append(namespace, events)
+        except DamagedError:
+            if not self._discard_other(namespace):
+                raise
+        return self._append(namespace, events)
+
+    def _append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
+        is_off, now = False, self.now()
+
+        def add(change: Pipeline) -> None:
+            nonlocal is_off
+            is_off = change.hexists(self._redis.learning, namespace)
+            if not is_off:
+                change.multi()
+                self._add(change, namespace, events, now)
+
+        with self._redis.reported():
+            self._client.transaction(add, self._redis.learning)
+        return not is_off
+
+    def _add(
+        self, change: Pipeline, namespace: str, events: Sequence[DeltaEvent], now: float
+    ) -> None:
+        settings, key = self._settings, self._key("delta", namespace)
+        for event in events:
+            change.xadd(key, _fields(event), maxlen=settings.log_entries, approximate=True)
+        if self._may_ask_time:
+            oldest = max(0, int(1e3 * (now - settings.log_seconds)))
+            change.xtrim(key, minid=oldest, approximate=True)
+        change.expire(key, int(settings.log_seconds) + 1)
+        change.hsetnx(self._epochs, f"{namespace}/{self._tag}", secrets.token_hex(8))
+        change.publish(self._redis.channel, namespace)
+
+    def _discard_other(self, namespace: str) -> bool:
+        """Delete what is in the place of a namespace's stream and is none; whether it was so."""
+        key = self._key("delta", namespace)
+        try:
+            with self._redis.reported():
+                self._client.xrange(key, count=1)
+        except DamagedError:
+            self.damage.add(namespace, "log")
+            with self._redis.reported():
+                self._client.unlink(key)
+            return True
+        return False
+
+    def epochs(self) -> dict[str, str]:
+        """Of the namespaces that have texts of this fitness."""
+        with self._redis.reported():
+            found = self._client.hgetall(self._epochs)
+        split = {as_text(key).partition("/"): as_text(epoch) for key, epoch in found.items()}
+        return {
+            namespace: epoch
+            for (namespace, _, tag), epoch in split.items()
+            if tag == self._tag and NAMESPACE.fullmatch(namespace)
+        }
+
+    def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
+        """Entries that are no events are passed over; what is far beyond the log's bound is left
+        to the next reading."""
+        found: list[LoggedEvent] = []
+        most = self._settings.log_entries + PAGE
+        is_more = True
+        while is_more and len(found) < most:
+            with self._redis.reported():
+                entries: Any = self._client.xrange(
+                    self._key("delta", namespace), min=f"({after}" if after else "-", count=PAGE
+                )
+            for name, fields in entries:
+                after = as_text(name)
+                self._take(namespace, after, fields, found)
+            is_more = len(entries) == PAGE
+        return found
+
+    def _take(self, namespace: str, position: str, fields: Any, found: list[LoggedEvent]) -> None:
+        try:
+            event = _event(fields)
+        except (KeyError, ValueError, TypeError):
+            self.damage.add(namespace, position)
+        else:
+            found.append(LoggedEvent(position, int(position.partition("-")[0]) / 1e3, event))
+
+    def folded(self, namespace: str) -> Folded:
+        """What the last fold said."""
+        key = self._key("folded", namespace)
+        try:
+            with self._redis.reported():
+                text = self._client.get(key)
+            if text is None:
+                return Folded()
+            assert isinstance(text, bytes), "the client must not decode answers"
+            return Folded.from_json(text, f"{self._redis.url} {key}")
+        except DamagedError:
+            self.damage.add(namespace, "folded")
+            return Folded()
+
+    def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
+        """One transaction."""
+        key = self._key("delta", namespace)
+        with self._redis.reported():
+            lock = self._locks.get(namespace)
+            if lock is None or not lock.owned():
+                raise StoreError(f"{self._redis.url}: lost the lock on namespace {namespace}")
+            with self._client.pipeline(transaction=True) as change:
+                change.set(self._key("folded", namespace), folded.to_json())
+                if up_to:
+                    change.xtrim(key, minid=_next(up_to), approximate=False)
+                change.hset(self._epochs, f"{namespace}/{self._tag}", secrets.token_hex(8))
+                change.publish(self._redis.channel, namespace)
+                change.execute()
+
+    @contextmanager
+    def locked(self, namespace: str) -> Iterator[bool]:
+        """Without waiting."""
+        lock = namespace_lock(self._redis, namespace)
+        with self._redis.reported():
+            if not lock.acquire(blocking=False):
+                yield False
+                return
+        self._locks[namespace] = lock
+        try:
+            yield True
+        finally:
+            del self._locks[namespace]
+            release(self._redis, lock)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def _server_time(self) -> float:
+        with self._redis.reported():
+            try:
+                seconds, microseconds = self._client.time()
+            except NoPermissionError:
+                if self._may_ask_time:
+                    logger.warning("event=own_clock_used store=%s; allow +time", self._redis.url)
+                self._may_ask_time = False
+                return time.time()
+        self._may_ask_time = True
+        return seconds + microseconds / 1e6
+
+    def _key(self, kind: str, namespace: str) -> str:
+        return f"{self._redis.prefix}:{kind}:{namespace}:{self._tag}"
+
+
+def redis_log_tags(url: str, name: str = "retrieval", timeout: float = TIMEOUT_S) -> list[str]:
+    """Tags of the logs in Redis, sorted. Raises `StoreError`."""
+    client = RedisClient(url, name, timeout)
+    try:
+        with client.reported():
+            found = client.raw.hgetall(f"{client.prefix}:epochs")
+    finally:
+        client.raw.close()
+    return sorted({as_text(key).rpartition("/")[2] for key in found})
+
+
+def namespace_lock(client: RedisClient, namespace: str) -> Lock:
+    """The lock under which a namespace is folded or forgotten; not taken yet."""
+    return client.raw.lock(f"{client.prefix}:lock:{namespace}", timeout=LOCK_SECONDS)
+
+
+def release(client: RedisClient, lock: Lock) -> None:
+    """Give a lock back. Raises `StoreError`; one that expired meanwhile is left to its owner."""
+    try:
+        with client.reported():
+            lock.release()
+    except StoreError as error:
+        if not isinstance(error.__cause__, LockError):
+            raise
+
+
+def _fields(event: DeltaEvent) -> dict[Any, Any]:
+    fields = {"digest": event.digest, "weight": repr(event.weight)}
+    if event.tokens is None:
+        return fields
+    return fields | {"tokens": event.tokens.astype("<i4").tobytes()}
+
+
+def _event(fields: dict[bytes, bytes]) -> DeltaEvent:
+    """Raises `ValueError` or `KeyError` for anything but what `_fields` gave."""
+    weight = float(fields[b"weight"])
+    return checked_event(fields[b"digest"].decode(), weight, fields.get(b"tokens"))
+
+
+def _next(position: str) -> str:
+    """The lowest position above one."""
+    milliseconds, _, count = position.partition("-")
+    return f"{milliseconds}-{int(count) + 1}"

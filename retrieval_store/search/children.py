@@ -1,0 +1,114 @@
+"""Walks the children of a trie node that several views see, in order of their tokens, compiled.
+
+A view is a span of a segment's sorted suffixes that share their first `at` tokens; a node seen by
+several is walked in step, so that a child's spans in all of them are at hand together.
+"""
+
+from __future__ import annotations
+
+from ...core.compiled import compiled
+from ...core.types import ROOT, Float64, Int64
+from ..segment.segment import SEPARATOR
+from ..segment.view import common_len, token, wide_child, wide_node
+from ..segment.wide_nodes import CHILD_HIGH, CHILD_LOW, CHILD_NODE, CHILD_TOKEN, FIRST, SHARED
+
+# Columns of a view's current child: its token, its span, its row in the table of wide nodes or -1,
+# and where the walk goes on: a row of the table's children, or for a path of one child, 1.
+CHILD, LOW, HIGH, NODE, NEXT = range(5)
+NUM_COLUMNS = 5
+
+
+@compiled
+def rewind(own: Int64, children: Int64) -> None:
+    """Begin with the children of a node whose views, int64 [views, 3], are spans and wide rows."""
+    for view in range(len(own)):
+        children[view, HIGH] = own[view, 0]
+        children[view, CHILD] = ROOT
+        children[view, NEXT] = 0
+
+
+@compiled
+def next_child(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled loops
+    rows: Int64, lengths: Int64, depth: int, own: Int64, least: Float64, children: Int64,
+    passed: int,
+) -> int:  # fmt: skip
+    """Move the views whose current child is `passed` on, and give the lowest token of all.
+
+    lengths  int64 [levels]  of each level's context
+    depth    of the node below the contexts
+    least    float64 [views]  children that occur less often in a view are left out there
+
+    SEPARATOR, which is above all tokens: there is no child any more.
+    """
+    lowest, view = SEPARATOR, 0
+    for level in range(len(lengths)):
+        for index in range(len(rows)):
+            if children[view, CHILD] == passed:
+                at = lengths[level] + depth
+                _next_of_view(rows, index, own, view, at, least[view], children)
+            lowest = min(lowest, children[view, CHILD])
+            view += 1
+    return lowest
+
+
+@compiled
+def _next_of_view(  # noqa: PLR0913, PLR0917
+    rows: Int64, index: int, own: Int64, view: int, at: int, least: float, children: Int64
+) -> None:
+    if own[view, 0] == own[view, 1]:
+        children[view, CHILD] = SEPARATOR
+    elif own[view, 2] < 0:
+        _next_narrow(rows, index, own, view, at, least, children)
+    elif at < wide_node(rows, index, own[view, 2], SHARED):
+        _only_child(rows, index, own, view, at, children)
+    else:
+        _next_wide(rows, index, own, view, least, children)
+
+
+@compiled
+def _next_narrow(  # noqa: PLR0913, PLR0917
+    rows: Int64, index: int, own: Int64, view: int, at: int, least: float, children: Int64
+) -> None:
+    """Children end where suffixes share no more than the node's tokens."""
+    low, last = children[view, HIGH], own[view, 1]
+    while low < last:
+        end = low + 1
+        while end < last and common_len(rows, index, end) > at:
+            end += 1
+        if end - low >= least:
+            children[view, CHILD] = token(rows, index, low, at)
+            children[view, LOW], children[view, HIGH], children[view, NODE] = low, end, -1
+            return
+        low = end
+    children[view, CHILD] = SEPARATOR
+
+
+@compiled
+def _only_child(  # noqa: PLR0917
+    rows: Int64, index: int, own: Int64, view: int, at: int, children: Int64
+) -> None:
+    is_first = children[view, NEXT] == 0
+    children[view, CHILD] = token(rows, index, own[view, 0], at) if is_first else SEPARATOR
+    for column in range(3):
+        children[view, LOW + column] = own[view, column]
+    children[view, NEXT] = 1
+
+
+@compiled
+def _next_wide(  # noqa: PLR0917
+    rows: Int64, index: int, own: Int64, view: int, least: float, children: Int64
+) -> None:
+    node = own[view, 2]
+    child = max(children[view, NEXT], wide_node(rows, index, node, FIRST))
+    end = wide_node(rows, index, node + 1, FIRST)
+    while child < end:
+        low = wide_child(rows, index, child, CHILD_LOW)
+        high = wide_child(rows, index, child, CHILD_HIGH)
+        if high - low >= least:
+            children[view, CHILD] = wide_child(rows, index, child, CHILD_TOKEN)
+            children[view, LOW], children[view, HIGH] = low, high
+            children[view, NODE] = wide_child(rows, index, child, CHILD_NODE) - 1
+            children[view, NEXT] = child + 1
+            return
+        child += 1
+    children[view, CHILD] = SEPARATOR

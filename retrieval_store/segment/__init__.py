@@ -1,0 +1,4 @@
+"""A segment: token text with its suffix array, built once and mapped.
+
+Start with `segment.py`.
+"""

@@ -1,0 +1,112 @@
+"""Opens the store that a URL names, its log of learned texts, its policy, and what deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ...core.errors import ConfigError
+from ...models.load.bundled import DEMO_STORE
+from ..delta.delta_log import DeltaLog
+from ..delta.fitness import Fitness, Tag, Tagged
+from ..delta.settings import LearningSettings
+from ..directory_store.delta_log import DirectoryDeltaLog, directory_log_tags
+from ..directory_store.eraser import DirectoryEraser
+from ..directory_store.policy import DirectoryLearningPolicy
+from ..directory_store.store import DirectoryStore
+from ..learning.erasure import NamespaceEraser
+from ..learning.learning import LiveLearning
+from ..learning.policy import LearningPolicy
+from ..store import SegmentStore
+
+
+def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
+    """`redis://host:port/db` (also `rediss://`, `unix://`), a folder, or `demo`: the bundled one.
+
+    Connects to nothing yet. Raises `ConfigError` for any other scheme; with `must_exist`, as for
+    those who only read, also for a folder that is not there.
+    """
+    if _is_redis(url):
+        # By name and only here: the embedded store needs neither that file nor the Redis client.
+        return import_module("..redis_store.store", __package__).RedisStore(url)
+    folder = _folder(url)
+    if must_exist and not folder.is_dir():
+        raise ConfigError("store", f"no folder {folder}; `draftline corpus build` makes one")
+    return DirectoryStore(folder)
+
+
+def shown_store(url: str) -> str:
+    """What a report may say of a store: no user or password, and of a folder its name only."""
+    if _is_redis(url):
+        return import_module("..redis_store.connection", __package__).shown_url(url)
+    return Path(url).name
+
+
+def open_delta_log(url: str, fitness: Tagged, settings: LearningSettings) -> DeltaLog:
+    """The log beside a store. Raises `ConfigError` as `open_store` does, and for `demo`."""
+    if _is_redis(url):
+        log = import_module("..redis_store.delta_log", __package__).RedisDeltaLog
+        return log(url, fitness, settings)
+    return DirectoryDeltaLog(_writable(url), fitness, settings)
+
+
+def open_all_logs(url: str) -> list[DeltaLog]:
+    """The logs of all models, to be read. Raises `ConfigError` and `StoreError`."""
+    if url == "demo":
+        return []
+    if _is_redis(url):
+        tags = import_module("..redis_store.delta_log", __package__).redis_log_tags(url)
+    else:
+        tags = directory_log_tags(_folder(url))
+    return [open_delta_log(url, Tag(tag), LearningSettings()) for tag in tags]
+
+
+def open_learning(url: str, fitness: Fitness, off: Collection[str] = ()) -> LiveLearning:
+    """What learns into a store, for texts of one model; nothing of the namespaces in `off`."""
+    settings = LearningSettings()
+    log = open_delta_log(url, fitness, settings)
+    return LiveLearning(open_store(url), log, fitness, settings, off)
+
+
+def open_eraser(url: str) -> NamespaceEraser:
+    """What forgets namespaces of a store. Raises `ConfigError` as `open_delta_log` does."""
+    if _is_redis(url):
+        return import_module("..redis_store.eraser", __package__).RedisEraser(url)
+    return DirectoryEraser(_writable(url))
+
+
+def open_policy(url: str, *, writes: bool = False) -> LearningPolicy:
+    """What says of which namespaces of a store nothing is learned.
+
+    Raises `ConfigError` as `open_store` does; with `writes` also for `demo`, and for a folder that
+    is not there, since a policy that nobody reads would promise too much.
+    """
+    if _is_redis(url):
+        return import_module("..redis_store.policy", __package__).RedisLearningPolicy(url)
+    folder = _writable(url) if writes else _folder(url)
+    if writes and not folder.is_dir():
+        raise ConfigError("store", f"no folder {folder}; nothing was ever stored there")
+    return DirectoryLearningPolicy(folder)
+
+
+def _is_redis(url: str) -> bool:
+    return urlsplit(url).scheme in ("redis", "rediss", "unix")
+
+
+def _folder(url: str) -> Path:
+    if url == "demo":
+        return DEMO_STORE
+    scheme = urlsplit(url).scheme
+    if scheme in ("", "file") and url:
+        return Path(url.removeprefix("file://"))
+    # What stands before an @ may be a password.
+    shown = f"{scheme}://..." if "@" in url else repr(url)
+    raise ConfigError("store", f"{shown} is neither a folder nor a redis:// URL")
+
+
+def _writable(url: str) -> Path:
+    if url == "demo":
+        raise ConfigError("store", "the bundled store is not written; name a folder of your own")
+    return _folder(url)

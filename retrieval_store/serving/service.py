@@ -1,0 +1,292 @@
+"""Serves lookups from memory while the store behind it changes, or dies and comes back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from ...core.errors import ConfigError, DamagedError, StoreError
+from ...core.learner import Ended
+from ...core.lookup import Subtree
+from ...core.types import Int32
+from ..delta.fitness import Fitness
+from ..delta.store_watch import StoreWatch
+from ..learning.learning import LiveLearning
+from ..search.lookup import SegmentLookup
+from ..segment.segment import Segment
+from ..store import Manifest, SegmentStore
+from .background import start_repeating
+from .status import ServiceStatus
+
+logger = logging.getLogger(__name__)
+
+# Between two readings of a store whose texts are learned, in seconds; between two looks at what is
+# to be folded.
+REFRESH_PAUSE_S = 0.2
+FOLD_PAUSE_S = 2.0
+# Until a refused segment is tried again while everything else is followed.
+RETRY_PAUSE_S = 5.0
+
+Held = dict[tuple[str, str], Segment]
+Refused = dict[tuple[str, str], StoreError]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What every segment must be built for; None is not checked."""
+
+    tokenizer_hash: str | None = None
+    model_hash: str | None = None
+    vocab_size: int | None = None
+
+
+class RetrievalService:
+    """Implements `core.lookup.Lookup` over a store, always from what is in memory.
+
+    `refresh` loads what changed and then replaces the lookup as a whole, so no lookup waits for
+    it or sees half of it. `start` does so in a thread whenever the store changes; while the store
+    is out of reach, or has lost its data, what was loaded last goes on being served. So does a
+    namespace's old content for as long as no segment of its new one can be loaded. With `learning`,
+    what was learned lately is served, too, and folded in a second thread.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        expected: Expected | None = None,
+        poll_seconds: float = 1.0,
+        *,
+        learning: LiveLearning | None = None,
+    ) -> None:
+        self._store = store
+        self._expected = expected or Expected()
+        self._poll_seconds = poll_seconds
+        self._manifest: Manifest | None = None
+        self._learning = learning
+        self._watched = StoreWatch(store) if learning is None else learning.watch
+        self._held: Held = {}
+        self._refused: Refused = {}
+        self._retry_at = 0.0
+        self._num_refusals = 0
+        self._num_failures = 0
+        self._last_error = ""
+        self._learned: Mapping[str, Segment] = {}
+        self._lookup = SegmentLookup({})
+        self._refreshing = threading.Lock()
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+        # Whoever forgets to stop leaves no thread and no connection behind.
+        self._release = weakref.finalize(self, _release, self._stopped, store, learning)
+
+    @property
+    def version(self) -> str:
+        """Version of the manifest being served; empty while none is served as a whole."""
+        return "" if self._manifest is None else self._manifest.version
+
+    @property
+    def status(self) -> ServiceStatus:
+        """How it stands with its store."""
+        held = self._held
+        return ServiceStatus(
+            version=self.version,
+            num_segments=len(held),
+            num_bytes=sum(len(segment.data) for segment in held.values()),
+            refused=tuple("/".join(key) for key in self._refused),
+            num_refusals=self._num_refusals,
+            num_failures=self._num_failures,
+            last_error=self._last_error,
+            num_damaged=0 if self._learning is None else self._learning.num_damaged,
+            is_lost=self._watched.is_lost,
+        )
+
+    def lookup(
+        self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
+    ) -> list[Subtree]:
+        """One subtree a context, in order; see `core.lookup.Lookup`. Never touches the store."""
+        return self._lookup.lookup(contexts, namespaces, max_nodes)
+
+    def refresh(self) -> bool:
+        """Serve what the store holds now; True if that changed anything.
+
+        Raises `StoreError`, and serves on as before, if the store is out of reach or has lost its
+        data. Raises it after everything else was taken over if a segment was built for another
+        tokenizer, model or vocabulary, or could not be had. One that is damaged costs its own
+        namespace only: `status` tells of it. The next call tries these segments again.
+        """
+        changed, failure = self._refresh(patient=False)
+        if failure is not None and not isinstance(failure, DamagedError):
+            raise failure
+        return changed
+
+    def learn(self, ended: Ended, fitness: Fitness | None = None) -> Mapping[str, int]:
+        """Learn an ended request: what became of it, see `LiveLearning.learn`.
+
+        Blocks for some round trips to the store; nothing happens where nothing is to be learned.
+        Raises `StoreError` if the store is out of reach or has lost its data, and `ConfigError` for
+        a text of another model than `fitness`, if that is given.
+        """
+        if self._learning is None:
+            return {}
+        if fitness is not None and fitness != self._learning.fitness:
+            raise ConfigError("fitness", "the text is of another model than this service's")
+        return self._learning.learn(ended)
+
+    def start(self) -> None:
+        """Follow the store in a thread until `stop`, or until nobody holds this any more.
+
+        Loads nothing by itself yet.
+        """
+        self._repeat(RetrievalService._watch, "retrieval_store")
+        if self._learning is not None:
+            self._repeat(RetrievalService._fold, "retrieval_fold")
+
+    def stop(self) -> None:
+        """End the threads (at most `poll_seconds` and a store timeout) and close the store."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+        self._release()
+
+    def _refresh(self, *, patient: bool) -> tuple[bool, StoreError | None]:
+        """Whether anything changed, and why a segment was refused."""
+        with self._refreshing:
+            try:
+                changed = self._follow(patient=patient)
+            except StoreError as error:
+                self._note(error)
+                raise
+            failures = list(self._refused.values())
+            # What damage hides is told last.
+            failures.sort(key=lambda error: isinstance(error, DamagedError))
+            failure = failures[0] if failures else None
+            self._note(failure)
+            return changed, failure
+
+    def _note(self, failure: StoreError | None) -> None:
+        self._num_failures = 0 if failure is None else self._num_failures + 1
+        self._last_error = "" if failure is None else str(failure)
+
+    def _follow(self, *, patient: bool) -> bool:
+        # Before the manifest: what is folded between the two readings is there twice, never not at
+        # all.
+        learned, unread = self._read_learned()
+        manifest = self._watched.look()
+        is_same = self._manifest is not None and manifest.version == self._manifest.version
+        if not is_same or learned is not self._learned:
+            self._take_over(manifest, learned, patient=patient)
+            is_same = False
+        if unread is not None:
+            raise unread
+        return not is_same
+
+    def _take_over(
+        self, manifest: Manifest, learned: Mapping[str, Segment], *, patient: bool
+    ) -> None:
+        held, refused = self._load_all(manifest, patient=patient)
+        grouped: dict[str, list[Segment]] = {}
+        for (namespace, _), segment in held.items():
+            grouped.setdefault(namespace, []).append(segment)
+        for namespace, segment in learned.items():
+            grouped.setdefault(namespace, []).append(segment)
+        self._lookup = SegmentLookup(grouped)
+        self._held, self._refused, self._learned = held, refused, learned
+        # Without a manifest the next call loads again, even if the store goes back.
+        self._manifest = None if refused else manifest
+
+    def _read_learned(self) -> tuple[Mapping[str, Segment], StoreError | None]:
+        """What was learned lately, and why some of it could not be read."""
+        if self._learning is None:
+            return self._learned, None
+        unread = None
+        try:
+            self._learning.refresh()
+        except StoreError as error:
+            unread = error
+        return self._learning.segments, unread
+
+    def _load_all(self, manifest: Manifest, *, patient: bool) -> tuple[Held, Refused]:
+        """What is to be served, and the listed segments that could not be had.
+
+        patient  do not try one again that was refused a moment ago
+        """
+        held: Held = {}
+        refused: Refused = {}
+        now = time.monotonic()
+        waits = patient and now < self._retry_at
+        if not waits:
+            self._retry_at = now + RETRY_PAUSE_S
+        for namespace in sorted(manifest.sizes):
+            loaded: Held = {}
+            for segment_id in manifest.segment_ids(namespace):
+                key = (namespace, segment_id)
+                found = self._refused.get(key) if waits else None
+                found = found or self._held.get(key) or self._load(namespace, segment_id)
+                if isinstance(found, Segment):
+                    loaded[key] = found
+                else:
+                    refused[key] = found
+            if not loaded and manifest.sizes[namespace]:
+                loaded = {key: old for key, old in self._held.items() if key[0] == namespace}
+            held |= loaded
+        self._keep_unreadable(manifest, held, refused)
+        return held, refused
+
+    def _keep_unreadable(self, manifest: Manifest, held: Held, refused: Refused) -> None:
+        """Entries of the manifest that say nothing: what they named is not known to be gone."""
+        for name, error in manifest.damaged.items():
+            namespace, _, segment_id = name.partition("/")
+            key = (namespace, segment_id)
+            refused[key] = self._refused.get(key, error)
+            if key not in self._refused:
+                self._count_refusal(key, error)
+            if key in self._held:
+                held[key] = self._held[key]
+
+    def _count_refusal(self, key: tuple[str, str], error: StoreError) -> None:
+        self._num_refusals += 1
+        # It is tried again and again, and said once.
+        level = logging.DEBUG if key in self._refused else logging.WARNING
+        logger.log(level, "event=retrieval_segment_refused segment=%s %s", "/".join(key), error)
+
+    def _load(self, namespace: str, segment_id: str) -> Segment | StoreError:
+        """A segment, or why it is refused."""
+        try:
+            segment = self._store.get(namespace, segment_id)
+            segment.require(f"{self._store.url} {namespace}/{segment_id}", **asdict(self._expected))
+        except StoreError as error:
+            self._count_refusal((namespace, segment_id), error)
+            return error
+        return segment
+
+    def _repeat(self, action: Callable[[RetrievalService], None], name: str) -> None:
+        thread = start_repeating(
+            self, action, name=name, stopped=self._stopped, first_retry=self._poll_seconds
+        )
+        self._threads.append(thread)
+
+    def _watch(self) -> None:
+        self._store.wait_for_change(self._poll_seconds)
+        before = self.version
+        # What is refused was told; it keeps nobody else's changes waiting.
+        changed, _ = self._refresh(patient=True)
+        if changed and self.version != before:
+            logger.info("event=retrieval_store_followed version=%s", self.version)
+        # Every text that is learned is a change; a busy store is read so often and no oftener.
+        self._stopped.wait(REFRESH_PAUSE_S if self._learning is not None else 0.0)
+
+    def _fold(self) -> None:
+        assert self._learning is not None
+        self._stopped.wait(FOLD_PAUSE_S)
+        for namespace in self._learning.fold_due():
+            logger.info("event=retrieval_delta_folded namespace=%s", namespace)
+
+
+def _release(stopped: threading.Event, store: SegmentStore, learning: LiveLearning | None) -> None:
+    stopped.set()
+    if learning is not None:
+        learning.close()
+    store.close()

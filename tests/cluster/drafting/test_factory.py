@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftline.cluster.config import DrafterConfig, EngineConfig
+from draftline.cluster.drafting.factory import KINDS, build_drafter
+from draftline.core.errors import ConfigError, StoreError
+from draftline.core.types import DraftRequest, Query
+from draftline.drafters.ngram.anpd import AnpdDrafter
+from draftline.drafters.ngram.lookahead import LookaheadDrafter
+from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter
+from draftline.drafters.ngram.spectra import SpectraDrafter
+from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter
+from draftline.drafters.suffix.drafter import SuffixDrafter
+from draftline.training.tokenizer import train_tokenizer
+from support.tools.tiny_models import save_tiny_model
+
+
+@pytest.mark.parametrize(
+    ("kind", "drafter_class"),
+    [
+        ("prompt_lookup", PromptLookupDrafter),
+        ("spectra", SpectraDrafter),
+        ("anpd", AnpdDrafter),
+        ("suffix", SuffixDrafter),
+        ("lookahead", LookaheadDrafter),
+        ("token_recycling", TokenRecyclingDrafter),
+    ],
+)
+def test_a_kind_becomes_its_drafter_with_the_configured_name(kind, drafter_class):
+    assert isinstance(build_drafter(DrafterConfig(kind=kind)), drafter_class)
+    assert build_drafter(DrafterConfig(kind=kind)).name == kind
+    assert build_drafter(DrafterConfig(kind=kind, name="mine")).name == "mine"
+
+
+def test_options_reach_the_drafter():
+    text = np.array([1, 2, 3, 4, 5, 6, 7, 1, 2], dtype=np.int32)
+    for num_tokens in (2, 5):
+        drafter = build_drafter(DrafterConfig(kind="prompt_lookup", num_tokens=num_tokens))
+        drafter.open(DraftRequest("r", text, len(text), 0.0, 1))
+        (proposal,) = drafter.propose([Query("r", len(text), 16)])
+        assert proposal.tokens.tolist() == [3, 4, 5, 6, 7][:num_tokens]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kind": "oracle"}, "kind: unknown drafter 'oracle'; known: prompt_lookup"),
+        ({"kind": "prompt_lookup", "max_ngrm": 3}, "max_ngrm.*did you mean 'max_ngram'"),
+        ({"kind": "prompt_lookup", "transprt": "grpc"}, "transprt.*did you mean 'transport'"),
+        ({"kind": "spectra", "model": "demo"}, "model: unknown key 'model'"),
+        ({"kind": "prompt_lookup", "max_ngram": "three"}, "max_ngram"),
+        ({"kind": "spectra", "window": -1}, "window"),
+        ({"kind": "anpd", "ngram": 1}, "ngram: must be a whole number from 2 to 64"),
+        ({"kind": "suffix", "max_spec_factor": "x"}, "max_spec_factor: must be a finite number"),
+        ({"kind": "spectra", "window": 20}, "window: probes with up to 79 rows"),
+        ({"kind": "lookahead", "window": 60, "ngram": 8}, "window: probes with up to 419 rows"),
+        ({"kind": "token_recycling", "num_succesors": 8}, "did you mean 'num_successors'"),
+        ({"kind": "model"}, "model: must be given"),
+        ({"kind": "retrieval"}, "store: must be given"),
+        ({"kind": "retrieval", "store": "ftp://here"}, "store: 'ftp://here' is neither"),
+        ({"kind": "retrieval", "server": 7}, "server: must be given: host:port"),
+    ],
+)
+def test_wrong_settings_name_the_key(config, message):
+    with pytest.raises(ConfigError, match=message):
+        build_drafter(DrafterConfig(**config))
+
+
+def test_every_kind_refuses_an_unknown_key():
+    for kind in KINDS:
+        with pytest.raises(ConfigError, match="unknown key 'no_such_key'"):
+            build_drafter(DrafterConfig(kind=kind, no_such_key=1))
+
+
+def test_retrieval_over_a_folder_and_over_a_server(tmp_path: Path):
+    for where in ({"store": str(tmp_path)}, {"server": "127.0.0.1:1"}):
+        drafter = build_drafter(DrafterConfig(kind="retrieval", name="stored", **where))
+        assert drafter.name == "stored"
+
+
+def test_a_folder_that_is_not_there_is_a_config_error(tmp_path: Path):
+    with pytest.raises(ConfigError, match="store: no folder"):
+        build_drafter(DrafterConfig(kind="retrieval", store=str(tmp_path / "store")))
+
+
+def test_a_store_out_of_reach_is_a_store_error_at_the_start():
+    with pytest.raises(StoreError):
+        build_drafter(DrafterConfig(kind="retrieval", store="redis://127.0.0.1:1/0"))
+
+
+def test_a_model_of_the_same_tokenizer_loads_and_one_of_another_is_refused(tmp_path: Path):
+    same, other = (save_tiny_model("llama", tmp_path / name) for name in ("same", "other"))
+    for folder in (same, other):
+        train_tokenizer([f"def {folder.name}(): pass"], 270, 256).save_pretrained(folder)
+    engine = EngineConfig(model=str(same))
+    drafter = build_drafter(DrafterConfig(kind="model", model=str(same), num_blocks=8), engine)
+    assert drafter.name == "model"
+    with pytest.raises(ConfigError, match="has another tokenizer"):
+        build_drafter(DrafterConfig(kind="model", model=str(other)), engine)

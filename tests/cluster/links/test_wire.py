@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftline.cluster.links import drafter_pb2 as pb
+from draftline.cluster.links import wire
+from draftline.cluster.links.link import DrafterMessage, DrafterReport
+from draftline.core.draft_laws import DraftLaws
+from draftline.core.errors import DrafterError, ProtocolError
+from draftline.core.shaping import Shaping
+from draftline.core.types import (
+    MAX_SUCCESSORS,
+    Commit,
+    DraftRequest,
+    Probe,
+    Proposal,
+    Query,
+    Successors,
+)
+from google.protobuf import descriptor_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+REPOSITORY = Path(wire.__file__).parents[2]
+LIMIT = 2**20
+
+ids = st.text(min_size=1, max_size=8)
+ints = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(lambda v: np.array(v, dtype=np.int32))
+floats = st.lists(st.floats(-1e6, 0, width=32), max_size=6).map(
+    lambda v: np.array(v, dtype=np.float32)
+)
+lists = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
+shapings = st.builds(
+    Shaping,
+    top_k=st.integers(0, 2**31 - 1),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    typical_p=st.floats(0, 1, exclude_min=True),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=4),
+    allowed_token_ids=st.none() | lists.filter(bool),
+    banned_token_ids=lists,
+    min_tokens=st.integers(0, 2**31 - 1),
+)
+matrices = arrays(np.int32, array_shapes(min_dims=2, max_dims=2, min_side=0))
+requests = st.builds(
+    DraftRequest,
+    ids,
+    ints,
+    st.integers(0, 2**31),
+    st.floats(0, 100),
+    st.integers(0, 2**63 - 1),
+    ids,
+    st.just(Shaping()) | shapings,
+    lists,
+    ids,
+)
+successors = st.builds(
+    lambda ids: Successors(np.arange(len(ids), dtype=np.int32), ids),
+    arrays(
+        np.int32,
+        array_shapes(min_dims=2, max_dims=2, min_side=0),
+        elements=st.integers(0, 2**31 - 1),
+    ),
+)
+commits = st.builds(
+    Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices, st.none() | successors
+)
+queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256))
+probes = st.builds(
+    Probe,
+    ints,
+    ints,
+    arrays(np.bool_, array_shapes(min_dims=2, max_dims=2, min_side=0)),
+    ints,
+    st.integers(0, 100),
+)
+float_matrices = arrays(
+    np.float32,
+    array_shapes(min_dims=2, max_dims=2, min_side=0),
+    elements=st.floats(0, 1, width=32),
+)
+laws = st.none() | st.builds(DraftLaws, matrices, float_matrices)
+proposals = st.builds(
+    Proposal, st.just("s"), ints, ints, floats, st.none() | probes, st.integers(0, 2**31), laws
+)
+messages = st.builds(
+    DrafterMessage,
+    st.integers(1, 2**40),
+    st.lists(ids, max_size=3).map(tuple),
+    st.lists(requests, max_size=3).map(tuple),
+    st.lists(commits, max_size=3),
+    st.lists(queries, max_size=3),
+    st.just(0.0),
+    st.lists(commits, max_size=3),
+)
+
+
+def same(left: object, right: object) -> bool:
+    """Equality of the nested values, arrays with their dtypes."""
+    if isinstance(left, np.ndarray):
+        assert isinstance(right, np.ndarray)
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, list | tuple):
+        assert isinstance(right, list | tuple)
+        return len(left) == len(right) and all(map(same, left, right))
+    if hasattr(type(left), "__slots__") and hasattr(type(left), "__dataclass_fields__"):
+        names = type(left).__dataclass_fields__
+        return all(same(getattr(left, name), getattr(right, name)) for name in names)
+    return left == right
+
+
+@given(messages)
+def test_a_step_round_trips(message: DrafterMessage):
+    decoded = wire.decode_step(wire.encode_step(message, 0.25, LIMIT), 100.0)
+    assert decoded.deadline == 100.25
+    names = ("sequence", "closes", "opens", "commits", "queries", "last_commits")
+    assert all(same(getattr(decoded, name), getattr(message, name)) for name in names)
+
+
+def test_a_request_of_an_older_coordinator_is_unshaped():
+    tokens = wire.encode_array(np.array([3], dtype=np.int32), wire.INT32)
+    old = pb.Step(sequence=1, opens=[pb.DraftRequest(request_id="r", token_ids=tokens)])
+    (request,) = wire.decode_step(pb.ToDrafter(step=old).SerializeToString(), 0.0).opens
+    assert (request.shaping, request.end_ids) == (Shaping(), ())
+
+
+@pytest.mark.parametrize(
+    ("field", "shaping"),
+    [
+        ("top_p", pb.Shaping(top_p=0.0)),
+        ("top_k", pb.Shaping(top_k=2**32 - 1)),
+        ("repetition_penalty", pb.Shaping(repetition_penalty=float("nan"))),
+        ("presence_penalty", pb.Shaping(presence_penalty=3.0)),
+        ("logit_bias", pb.Shaping(logit_bias={1: float("inf")})),
+        ("banned_token_ids", pb.Shaping(banned_token_ids=[2**31])),
+    ],
+)
+def test_an_impossible_shaping_is_refused(field: str, shaping: pb.Shaping):
+    tokens = wire.encode_array(np.array([3], dtype=np.int32), wire.INT32)
+    request = pb.DraftRequest(request_id="r", token_ids=tokens, shaping=shaping)
+    data = pb.ToDrafter(step=pb.Step(sequence=1, opens=[request])).SerializeToString()
+    with pytest.raises(ProtocolError, match=f"wire: {field}: "):
+        wire.decode_step(data, 0.0)
+
+
+@given(st.lists(st.tuples(queries, proposals), max_size=3))
+def test_an_answer_round_trips(pairs: list[tuple[Query, Proposal]]):
+    message = DrafterMessage(7, (), (), [], [query for query, _ in pairs], 0.0)
+    answered = [proposal for _, proposal in pairs]
+    data = wire.encode_answer(message, answered, LIMIT, DrafterReport(9, {"learned": 3}))
+    decoded, report = wire.decode_answer(data, message, "s")
+    assert same(decoded, answered)
+    assert report is not None
+    assert (report.memory_bytes, report.learning) == (9, {"learned": 3})
+
+
+@given(st.binary(max_size=64))
+def test_garbage_is_a_protocol_error_or_decodes(data: bytes):
+    message = DrafterMessage(1, (), (), [], [], 0.0)
+    for decode in (
+        lambda: wire.decode_step(data, 0.0),
+        lambda: wire.decode_answer(data, message, "s"),
+        lambda: wire.decode_hello(data, pb.FromDrafter),
+    ):
+        try:
+            decode()
+        except (ProtocolError, DrafterError):
+            continue
+
+
+@given(messages, st.data())
+def test_a_damaged_step_is_a_protocol_error_or_decodes(
+    message: DrafterMessage, data: st.DataObject
+):
+    encoded = bytearray(wire.encode_step(message, 0.25, LIMIT))
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        wire.decode_step(bytes(encoded), 0.0)
+    except ProtocolError:
+        return
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pb.Array(dtype="<i8", shape=[1], data=bytes(8)),
+        pb.Array(dtype="<i4", shape=[2], data=bytes(4)),
+        pb.Array(dtype="<i4", shape=[1, 1], data=bytes(4)),
+        pb.Array(dtype="<i4", shape=[2**31, 2**31], data=bytes(4)),
+        pb.Array(),
+    ],
+)
+def test_a_wrong_array_is_refused(array: pb.Array):
+    with pytest.raises(ProtocolError, match="<i4"):
+        wire.decode_array(array, wire.INT32)
+
+
+def _heard(tokens: list[int], ids: np.ndarray) -> bytes:
+    heard = Successors(np.array(tokens, dtype=np.int32), ids.astype(np.int32))
+    commit = Commit("r", 1, np.array([2], dtype=np.int32), None, heard)
+    return wire.encode_step(DrafterMessage(1, (), (), [commit], [], 0.0), 0.1, LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (_heard([1, 2], np.ones((1, 3))), "not a row for each token"),
+        (_heard([1], np.ones((1, MAX_SUCCESSORS + 1))), "rows too long"),
+        (_heard([-1], np.ones((1, 3))), "negative"),
+        (_heard([1], -np.ones((1, 3))), "negative"),
+        (_heard([1], np.ones(3)), "2 dimensions"),
+    ],
+)
+def test_wrong_successors_are_refused(data: bytes, message: str):
+    with pytest.raises(ProtocolError, match=message):
+        wire.decode_step(data, 0.0)
+
+
+def test_messages_of_those_who_know_nothing_of_successors_mean_none():
+    array = wire.encode_array(np.array([3], dtype=np.int32), wire.INT32)
+    step = pb.Step(sequence=1)
+    step.commits.add(request_id="r", base_len=1, tokens=array)
+    step.opens.add(request_id="r", token_ids=array, prompt_len=1)
+    decoded = wire.decode_step(pb.ToDrafter(step=step).SerializeToString(), 0.0)
+    assert decoded.commits[0].successors is None
+    assert decoded.opens[0].cache_salt == ""
+    assert not decoded.opens[0].store
+    answer = pb.Answer(sequence=1)
+    nothing = wire.encode_array(np.empty(0, dtype=np.float32), wire.FLOAT32)
+    none = wire.encode_array(np.empty(0, dtype=np.int32), wire.INT32)
+    answer.proposals.add(request_id="r", tokens=none, parents=none, log_probs=nothing)
+    message = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
+    data = pb.FromDrafter(answer=answer).SerializeToString()
+    decoded, report = wire.decode_answer(data, message, "s")
+    assert decoded[0].is_empty
+    assert report is None
+
+
+def test_oversize_is_refused_before_it_is_sent():
+    request = DraftRequest("r", np.zeros(1000, dtype=np.int32), 1000, 0.0, 1)
+    message = DrafterMessage(1, (), (request,), [], [], 0.0)
+    with pytest.raises(ProtocolError, match="limit is 1000"):
+        wire.encode_step(message, 0.1, 1000)
+
+
+HUGE = 2_500_000
+
+
+@pytest.mark.parametrize("part", ["nodes", "probe", "dimensions", "proposals"])
+def test_huge_answers_are_refused_before_arrays_are_built(
+    part: str, monkeypatch: pytest.MonkeyPatch
+):
+    asked = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
+    huge = pb.Array(dtype=wire.INT32, shape=[HUGE], data=bytes(4 * HUGE))
+    one = pb.Array(dtype=wire.INT32, shape=[1], data=bytes(4))
+    log_probs = pb.Array(dtype=wire.FLOAT32, shape=[1], data=bytes(4))
+    proposal = pb.Proposal(request_id="r", tokens=one, parents=one, log_probs=log_probs)
+    answer = pb.Answer(sequence=1, proposals=[proposal])
+    if part == "nodes":
+        answer.proposals[0].tokens.CopyFrom(huge)
+    elif part == "probe":
+        answer.proposals[0].probe.tokens.CopyFrom(huge)
+    elif part == "dimensions":
+        answer.proposals[0].tokens.shape[:] = [1] * HUGE
+    else:
+        answer.proposals.extend([proposal] * 2)
+    data = pb.FromDrafter(answer=answer).SerializeToString()
+    sizes: list[int] = []
+    build = np.frombuffer
+    monkeypatch.setattr(
+        np, "frombuffer", lambda raw, **options: sizes.append(len(raw)) or build(raw, **options)
+    )
+    with pytest.raises(ProtocolError, match="wire: "):
+        wire.decode_answer(data, asked, "s")
+    assert max(sizes, default=0) < HUGE
+
+
+def test_an_answer_about_another_request_is_refused():
+    asked = DrafterMessage(1, (), (), [], [Query("mine", 1, 4)], 0.0)
+    other = DrafterMessage(1, (), (), [], [Query("yours", 1, 4)], 0.0)
+    none = np.empty(0, dtype=np.int32)
+    proposal = Proposal("s", none, none, np.empty(0, dtype=np.float32))
+    with pytest.raises(ProtocolError, match="other requests"):
+        wire.decode_answer(wire.encode_answer(other, [proposal], LIMIT), asked, "s")
+    stale = DrafterMessage(2, (), (), [], asked.queries, 0.0)
+    with pytest.raises(ProtocolError, match="last message"):
+        wire.decode_answer(wire.encode_answer(asked, [proposal], LIMIT), stale, "s")
+
+
+def test_another_protocol_version_is_named():
+    hello = pb.Hello(protocol_version=99, name="s")
+    with pytest.raises(ProtocolError, match="protocol 99"):
+        wire.decode_hello(pb.ToDrafter(hello=hello).SerializeToString(), pb.ToDrafter)
+
+
+def test_the_generated_module_is_up_to_date(tmp_path: Path):
+    """Compared by descriptors, because the text differs between compiler versions."""
+    target = tmp_path / "descriptors"
+    arguments = [f"-I{REPOSITORY}", f"--descriptor_set_out={target}", "cluster/links/drafter.proto"]
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", *arguments], cwd=REPOSITORY, check=True
+    )
+    compiled = descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes()).file[0]
+    committed = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(committed)
+    compiled.ClearField("source_code_info")
+    for file in (compiled, committed):
+        for message in file.message_type:
+            for field in (*message.field, *(f for n in message.nested_type for f in n.field)):
+                field.ClearField("json_name")
+    assert compiled == committed

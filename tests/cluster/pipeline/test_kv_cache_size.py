@@ -1,0 +1,63 @@
+"""Stages that size their caches themselves: the scheduler learns how many blocks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from draftline.cluster.config import EngineConfig
+from draftline.cluster.engine.assembly import Assembly, plan_model
+from draftline.cluster.pipeline.local_pipeline import LocalPipeline
+from draftline.cluster.transport.stage_spec import StageSpec
+from draftline.core.schedule.block_pool import BlockPool
+from draftline.core.types import StepInput
+from support.fakes.fake_stage import FakeStage
+
+if TYPE_CHECKING:
+    from draftline.models.stage.answer import Answer
+
+
+async def test_the_smallest_cache_counts_and_stays_as_large() -> None:
+    plan = plan_model(EngineConfig(model="demo", pipeline_parallel_size=2, block_size=4))
+    unsized = tuple(replace(spec, num_blocks=None) for spec in plan.specs)
+    asked: list[int | None] = []
+    num_rows: list[int] = []
+
+    class Stage(FakeStage):
+        def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
+            num_rows.append(len(step.token_ids))
+            return super().launch(step, hidden)
+
+    def make(specs: Sequence[StageSpec]) -> LocalPipeline:
+        asked.extend(spec.num_blocks for spec in specs)
+        return LocalPipeline(
+            [
+                Stage(index, spec.span.is_last, num_blocks=spec.num_blocks or found)
+                for index, (spec, found) in enumerate(zip(specs, (9, 7), strict=True))
+            ]
+        )
+
+    assembly = Assembly(replace(plan, specs=unsized), make, ())
+    await assembly.start()
+    assert assembly.scheduler._pool.num_blocks == 7
+    assert 1 < max(num_rows) <= 7 * 4
+    await assembly.recover()
+    assert asked == [None, None, 7, 7]
+    assert assembly.pipeline.num_blocks == 7
+    await assembly.stop()
+
+
+def test_a_pool_that_was_resized() -> None:
+    pool = BlockPool(1, 4)
+    pool.resize(3)
+    pool.check()
+    assert pool.num_free == 3
+    assert pool.usage == 0
+    held = pool.allocate(2)
+    with pytest.raises(AssertionError):
+        pool.resize(5)
+    pool.free(held)
+    pool.check()

@@ -1,0 +1,150 @@
+"""Pipelines of Ray actors when stages die, do not start, or are not wanted any more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from draftline.actors.kept_actors import KeptStages, OwnKeeper
+from draftline.cluster.config import TransportName
+from draftline.cluster.pipeline.ray_pipeline import RayPipeline
+from draftline.cluster.pipeline.stage_source import TakenStage
+from draftline.cluster.transport.stage_spec import StageSpec
+from draftline.core.errors import CheckpointError, ConfigError, StageLost
+from support.fakes.fake_stage import DIE_TOKEN, SLOW_TOKEN, fake_specs, fake_step
+from support.servers.processes import is_alive
+from support.servers.ray_cluster import no_actors_left
+
+DETECTION_S = 2.0
+TEARDOWN_S = 10.0
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
+
+
+@pytest.mark.parametrize(
+    ("transport", "is_apart", "victim"),
+    [("distributed", False, 0), ("distributed", True, 1), ("compiled_graph", False, 1)],
+)
+async def test_a_killed_stage_ends_all_steps_and_a_restart_works(
+    transport: TransportName, is_apart: bool, victim: int
+) -> None:
+    stages = KeptStages(OwnKeeper())
+    pipeline = RayPipeline(fake_specs(2, is_apart=is_apart), stages, transport=transport)
+    await pipeline.start()
+    fresh = (await pipeline.submit(fake_step(0))).target_tokens.tolist()
+    # A slow step before the deadly one: the answer to it may still come, or not.
+    waiting = [pipeline.submit(fake_step(1, token=DIE_TOKEN, position=victim))]
+    waiting.append(pipeline.submit(fake_step(2, token=SLOW_TOKEN)))
+    async with asyncio.timeout(DETECTION_S):
+        for step in waiting:
+            with pytest.raises(StageLost, match=f"stage {victim}"):
+                await step
+    with pytest.raises(StageLost, match=f"stage {victim}"):
+        await pipeline.submit(fake_step(3))
+    async with asyncio.timeout(TEARDOWN_S):
+        await pipeline.close()
+    assert await no_actors_left()
+    await pipeline.restart()
+    # New stages have no past.
+    assert (await pipeline.submit(fake_step(0))).target_tokens.tolist() == fresh
+    closing = pipeline.submit(fake_step(1, token=SLOW_TOKEN))
+    async with asyncio.timeout(TEARDOWN_S):
+        await asyncio.gather(pipeline.close(), pipeline.close())
+    with pytest.raises(StageLost, match="closed"):
+        await closing
+    with pytest.raises(StageLost, match="closed"):
+        await pipeline.submit(fake_step(2))
+    assert await no_actors_left()
+
+
+async def pids_of(pipeline: RayPipeline) -> list[int]:
+    stages = [pipeline._stages[index] for index in range(pipeline.num_stages)]
+    return [await stage.__ray_call__.remote(lambda _: os.getpid()) for stage in stages]
+
+
+@pytest.mark.parametrize(
+    ("number", "victim"), [(signal.SIGSTOP, 1), (signal.SIGSTOP, 0), (signal.SIGKILL, 0)]
+)
+async def test_a_restart_keeps_the_stage_that_lives_and_replaces_the_other(
+    number: signal.Signals, victim: int
+) -> None:
+    keeper = OwnKeeper(num_spares=1)
+    pipeline = RayPipeline(fake_specs(2), KeptStages(keeper))
+    await pipeline.start()
+    fresh = (await pipeline.submit(fake_step(0))).target_tokens.tolist()
+    before = await pids_of(pipeline)
+    os.kill(before[victim], number)
+    waiting = asyncio.ensure_future(pipeline.submit(fake_step(1)))
+    await pipeline.restart()
+    with pytest.raises(StageLost):
+        await waiting
+    after = await pids_of(pipeline)
+    assert after[1 - victim] == before[1 - victim]
+    assert after[victim] != before[victim]
+    # The stage that stayed has no past either.
+    assert (await pipeline.submit(fake_step(0))).target_tokens.tolist() == fresh
+    await pipeline.close()
+    keeper.close()
+    assert await no_actors_left()
+    assert not is_alive(before[victim])
+
+
+async def test_a_paused_stage_does_not_hold_up_the_end() -> None:
+    pipeline = RayPipeline(fake_specs(2), KeptStages(OwnKeeper()))
+    await pipeline.start()
+    (_, paused) = await pids_of(pipeline)
+    os.kill(paused, signal.SIGSTOP)
+    waiting = pipeline.submit(fake_step(1))
+    async with asyncio.timeout(TEARDOWN_S):
+        await pipeline.close()
+    with pytest.raises(StageLost, match="closed"):
+        await waiting
+    assert await no_actors_left()
+
+
+async def test_a_stage_of_a_dead_coordinator_goes_on_with_its_successor() -> None:
+    """The first coordinator's connection is cut, so that it can drive the stage no more."""
+    keeper = OwnKeeper()
+    first = RayPipeline(fake_specs(1), KeptStages(keeper))
+    await first.start()
+    fresh = (await first.submit(fake_step(0))).target_tokens.tolist()
+
+    class Inherited(KeptStages):
+        async def take(self, index: int, spec: StageSpec) -> TakenStage:
+            return TakenStage(first._stages[index], is_kept=True)
+
+    second = RayPipeline(fake_specs(1), Inherited(keeper))
+    await second.start()
+    assert await pids_of(second) == await pids_of(first)
+    with pytest.raises(StageLost, match="stage 0"):
+        await first.submit(fake_step(1))
+    assert (await second.submit(fake_step(0))).target_tokens.tolist() == fresh
+    await second.close()
+    await first.close()
+    assert await no_actors_left()
+
+
+async def test_a_stage_that_cannot_be_built_says_why_and_leaves_nothing() -> None:
+    specs = fake_specs(2, error=CheckpointError("shard 2 is missing"))
+    pipeline = RayPipeline(specs, KeptStages(OwnKeeper()))
+    with pytest.raises(CheckpointError, match="shard 2 is missing"):
+        await pipeline.start()
+    assert await no_actors_left()
+    with pytest.raises(StageLost, match="did not start"):
+        await pipeline.submit(fake_step(0))
+
+
+async def test_nccl_without_gpus_is_refused_and_leaves_nothing() -> None:
+    pipeline = RayPipeline(fake_specs(2), KeptStages(OwnKeeper()), transport="nccl")
+    with pytest.raises(ConfigError, match="stage_transport: nccl needs a GPU of its own"):
+        await pipeline.start()
+    assert await no_actors_left()
+
+
+async def test_a_cluster_without_room_is_reported() -> None:
+    pipeline = RayPipeline(fake_specs(1, num_cpus=64), KeptStages(OwnKeeper()), start_timeout_s=0.5)
+    with pytest.raises(StageLost, match="free resources"):
+        await pipeline.start()
+    assert await no_actors_left()

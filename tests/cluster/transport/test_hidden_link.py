@@ -1,0 +1,118 @@
+"""Links between neighbouring stages, over a group that keeps what is sent."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+import torch
+from draftline.cluster.transport import hidden_link
+from draftline.cluster.transport.hidden_link import Carrier, HiddenLink
+from draftline.core.errors import StageLost
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class FakeWork:
+    """One send or receive; one that is lost fails, one that is late never ends."""
+
+    group: FakeGroup
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> None:
+        if self.group.is_lost or self.group.is_late:
+            raise RuntimeError("connection closed by peer" if self.group.is_lost else "timed out")
+        self.group.waited += 1
+
+    def is_completed(self) -> bool:
+        return not self.group.is_late
+
+
+@dataclass
+class FakeGroup:
+    """What neighbours send one another, by receiver."""
+
+    index: int
+    sent: dict[int, deque[torch.Tensor]]
+    is_lost: bool = False
+    is_late: bool = False
+    waited: int = 0
+    begun: int = 0
+
+    def send(self, tensors: list[torch.Tensor], receiver: int, tag: int) -> FakeWork:
+        assert receiver == self.index + 1
+        self.begun += 1
+        self.sent[receiver] += tensors
+        return FakeWork(self)
+
+    def recv(self, tensors: list[torch.Tensor], sender: int, tag: int) -> FakeWork:
+        assert sender == self.index - 1
+        tensors[0].copy_(self.sent[self.index].popleft())
+        return FakeWork(self)
+
+
+@dataclass
+class Row:
+    """Stages in a row."""
+
+    num_stages: int = 3
+    carrier: Carrier = "gloo"
+    sent: dict[int, deque[torch.Tensor]] = field(default_factory=lambda: defaultdict(deque))
+
+    def __post_init__(self) -> None:
+        self.groups = [FakeGroup(index, self.sent) for index in range(self.num_stages)]
+        self.links = [
+            HiddenLink(group, index, self.num_stages, CPU, self.carrier)
+            for index, group in enumerate(self.groups)
+        ]
+
+
+@pytest.mark.parametrize("carrier", ["gloo", "nccl"])
+def test_steps_of_all_kinds_follow_one_another(carrier: Carrier) -> None:
+    row = Row(carrier=carrier)
+    for link in row.links:
+        link.try_out()
+    first, second, _ = row.links
+    spans = ((1.5, 2.5),)
+    steps = [(torch.randn(3, 4), ()), (torch.randn(1, 4), spans), (torch.randn(0, 4), ())]
+    for hidden, own_spans in steps:
+        first.send(hidden, own_spans, max_under_way=2)
+    for hidden, own_spans in steps:
+        found, found_spans = second.receive(len(hidden), 4, torch.float32, len(own_spans))
+        torch.testing.assert_close(found, hidden, rtol=0, atol=0)
+        assert found_spans == own_spans
+    assert not any(row.sent.values())
+
+
+def test_what_is_sent_is_held_until_it_must_have_arrived() -> None:
+    row = Row(num_stages=2)
+    group, link = row.groups[0], row.links[0]
+    for begun in range(1, 6):
+        link.send(torch.ones(2, 4), (), max_under_way=3)
+        assert group.waited == max(0, begun - 3)
+
+
+def test_a_neighbour_that_is_gone() -> None:
+    row = Row(num_stages=2)
+    row.groups[1].is_lost = row.groups[0].is_lost = True
+    row.links[0].send(torch.ones(1, 4), (), max_under_way=1)
+    with pytest.raises(StageLost, match="stage 1 is out of reach of stage 0"):
+        row.links[0].send(torch.ones(1, 4), (), max_under_way=1)
+    with pytest.raises(StageLost, match="stage 0 is out of reach of stage 1"):
+        row.links[1].receive(1, 4, torch.float32, 0)
+
+
+@pytest.mark.parametrize(
+    ("carrier", "told"),
+    [("gloo", "by gloo: timed out$"), ("nccl", "by nccl: nothing came within .*NCCL_DEBUG=INFO")],
+)
+def test_a_neighbour_that_never_answers_the_trial(
+    carrier: Carrier, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden_link, "TRIAL_TIMEOUT", timedelta(milliseconds=5))
+    row = Row(carrier=carrier)
+    row.groups[0].is_late = True
+    with pytest.raises(StageLost, match=f"stage 0 does not reach stage 1 {told}"):
+        row.links[0].try_out()

@@ -1,0 +1,289 @@
+"""Nodes are bought where they are worth their time, and none where nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from draftline.core.request.output import Delta
+from draftline.core.schedule.budget import EXPLORE_EVERY, NodeBudget, StepOutcome
+from draftline.core.schedule.step_cost import GRID, StepCost
+from draftline.core.tree.acceptance_table import AcceptanceTable
+from draftline.core.tree.merge import merge
+from draftline.core.tree.tree import TokenTree
+from draftline.core.types import ROOT, Proposal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fakes.fake_bench import Bench
+from support.fakes.fake_target import plain_answer
+
+FLAT = ([1], [1.0])
+LINEAR = ([1, 2], [1.0, 2.0])
+# Two rows for the price of one, as where a pass is bound by reading the weights.
+WIDE = ([1, 64, 65], [1.0, 1.0, 2.0])
+
+
+def proposal(
+    source: str, tokens: list[int], parents: list[int], log_probs: list[float]
+) -> Proposal:
+    return Proposal(
+        source,
+        np.array(tokens, dtype=np.int32),
+        np.array(parents, dtype=np.int32),
+        np.array(log_probs, dtype=np.float32),
+    )
+
+
+def chain(source: str, length: int) -> Proposal:
+    return proposal(source, list(range(length)), list(range(-1, length - 1)), [0.0] * length)
+
+
+def trained_table(rates: dict[str, float], count: int = 400) -> AcceptanceTable:
+    table = AcceptanceTable()
+    for source, rate in rates.items():
+        for depth in range(1, 10):
+            for index in range(count):
+                accepted = (index * 7919) % count < rate * count
+                table.record(source, 0.0, depth, 0, accepted=accepted)
+    return table
+
+
+def budget(curve: tuple[list[int], list[float]], table: AcceptanceTable, nodes: int) -> NodeBudget:
+    found = NodeBudget(nodes, StepCost(*curve))
+    found.table = table
+    return found
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.4, 0.9])
+def test_estimates_come_near_the_truth(rate: float) -> None:
+    table = trained_table({"a": rate, "b": 1 - rate})
+    assert table.estimate("a", 0.0, 3, 0) == pytest.approx(rate, abs=0.03)
+    assert table.estimate("b", 0.0, 3, 0) == pytest.approx(1 - rate, abs=0.03)
+
+
+def test_a_new_bin_starts_at_the_mean_of_its_drafter() -> None:
+    table = trained_table({"a": 0.8})
+    assert table.estimate("a", 0.0, 1, 3) == pytest.approx(0.8, abs=0.05)
+    assert table.estimate("new", 0.0, 1, 0) == 0.5
+
+
+def test_estimates_follow_a_change() -> None:
+    table = trained_table({"a": 0.9})
+    for _ in range(1000):
+        table.record("a", 0.0, 1, 0, accepted=False)
+    assert table.estimate("a", 0.0, 1, 0) < 0.2
+
+
+def test_a_drafter_that_is_surer_gets_another_estimate() -> None:
+    table = AcceptanceTable()
+    for _ in range(100):
+        table.record("a", -0.1, 1, 0, accepted=True)
+        table.record("a", -5.0, 1, 0, accepted=False)
+    assert table.estimate("a", -0.12, 1, 0) > 0.9
+    assert table.estimate("a", -4.5, 1, 0) < 0.1
+
+
+def test_the_cost_curve_interpolates_and_never_falls() -> None:
+    cost = StepCost([1, 8, 16], [1.0, 3.0, 2.5])
+    seconds = [float(cost.seconds(rows)) for rows in range(1, 300)]
+    assert all(a <= b + 1e-12 for a, b in pairwise(seconds))
+    cost = StepCost([1, 9], [1.0, 5.0])
+    assert float(cost.seconds(12)) == pytest.approx(6.5, abs=0.5)
+    assert float(cost.seconds(1000)) > 400
+
+
+def test_the_cost_curve_learns() -> None:
+    cost = StepCost([1, 64], [1.0, 64.0])
+    for _ in range(200):
+        for rows in GRID[:12]:
+            cost.record(rows, 2.0)
+    assert float(cost.seconds(32)) == pytest.approx(2.0, rel=0.05)
+    cost.record(32, 1e9)
+    assert float(cost.seconds(32)) < 3.0
+
+
+def test_free_rows_are_all_bought_and_dear_ones_are_not() -> None:
+    table = trained_table({"a": 0.6})
+    trees = [merge([chain("a", 6)], 9, 9, table) for _ in range(3)]
+    assert [len(t) for t in budget(FLAT, table, 9).choose(trees, [9] * 3, 0)] == [6, 6, 6]
+    assert [len(t) for t in budget(LINEAR, table, 9).choose(trees, [9] * 3, 0)] == [0, 0, 0]
+
+
+def test_the_better_request_gets_the_nodes() -> None:
+    table = trained_table({"good": 0.95, "bad": 0.1})
+    trees = [merge([chain(source, 8)], 8, 8, table) for source in ("good", "bad")]
+    steep = ([1, 2, 4, 8, 16], [1.0, 1.1, 1.4, 2.5, 6.0])
+    good, bad = budget(steep, table, 8).choose(trees, [8, 8], 0)
+    assert len(good) >= 3
+    assert len(bad) == 0
+
+
+def test_no_tree_exceeds_its_own_limit() -> None:
+    table = trained_table({"a": 0.6})
+    trees = budget(FLAT, table, 4).choose([merge([chain("a", 9)], 9, 9, table)], [4], 0)
+    assert [len(tree) for tree in trees] == [4]
+
+
+COSTS = {"a": 0.3}
+
+
+def test_asking_stops_where_it_does_not_pay_and_is_tried_again() -> None:
+    table = trained_table({"a": 0.1})
+    under = budget(LINEAR, table, 4)
+    trees = [merge([chain("a", 4)], 4, 4, table)]
+    for _ in range(60):
+        under.note_asked(trees, 0.3)
+    for _ in range(EXPLORE_EVERY):
+        assert not under.whom_to_ask(COSTS, 1, 0)
+    assert under.whom_to_ask(COSTS, 1, 0) == {"a"}
+
+
+def test_load_decides_whether_asking_pays() -> None:
+    table = trained_table({"a": 0.7})
+    under = budget(WIDE, table, 4)
+    for _ in range(60):
+        under.note_asked([merge([chain("a", 4)], 4, 4, table)], 0.0)
+    assert under.whom_to_ask(COSTS, 1, 0)
+    assert not under.whom_to_ask(COSTS, 200, 0)
+
+
+def test_a_lone_drafter_that_was_left_out_comes_back_when_texts_change() -> None:
+    """Steps that ask nobody tell nothing of what asking would bring."""
+    under = budget(FLAT, AcceptanceTable(), 4)
+    costs = {"a": 0.5}
+    asked_at = []
+    for step in range(1500):
+        asked = under.whom_to_ask(costs, 1, 0)
+        outcome = StepOutcome(1, 1.0, asked, costs, num_tokens=0 if asked else 1)
+        if asked:
+            asked_at.append(step)
+            tree = merge([chain("a", 4)], 4, 4, under.table)
+            under.note_asked([tree], costs["a"])
+            accepted = 4 if step > 500 else 0
+            under.learn(tree, [*range(accepted), 9])
+            outcome.count(tree, range(accepted + 1))
+        under.note_step(outcome)
+    assert 0 < len([step for step in asked_at if 200 < step <= 500]) < 30
+    assert len([step for step in asked_at if step > 1300]) > 150
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[list[Proposal]]:
+    forest = []
+    for _ in range(draw(st.integers(1, 4))):
+        found = []
+        for index in range(draw(st.integers(0, 3))):
+            size = draw(st.integers(0, 10))
+            found.append(
+                proposal(
+                    f"drafter{index}",
+                    [draw(st.integers(0, 4)) for _ in range(size)],
+                    [draw(st.integers(ROOT, node - 1)) for node in range(size)],
+                    [draw(st.sampled_from([0.0, -0.1, -1.0, -5.0])) for _ in range(size)],
+                )
+            )
+        forest.append(found)
+    return forest
+
+
+def rate(trees: list[TokenTree], cost: StepCost) -> float:
+    tokens = len(trees) + sum(float(tree.values.sum()) for tree in trees)
+    return tokens / float(cost.seconds(len(trees) + sum(len(tree) for tree in trees)))
+
+
+@given(forests(), st.floats(0, 0.5), st.data())
+def test_what_is_chosen_is_a_tree_and_no_slower_than_plain_or_all(
+    forest: list[list[Proposal]], slope: float, data: st.DataObject
+) -> None:
+    table = trained_table({"drafter0": 0.7, "drafter1": 0.2}, count=20)
+    cost = StepCost([1, 2], [1.0, 1.0 + slope])
+    trees = [merge(found, 20, 20, table) for found in forest]
+    under = NodeBudget(20, cost)
+    under.table = table
+    chosen = under.choose(trees, [20] * len(trees), 0)
+    for tree, full in zip(chosen, trees, strict=True):
+        tree.check()
+        assert len(tree) <= len(full)
+    none = [tree.keep(np.zeros(len(tree), dtype=np.bool_)) for tree in trees]
+    assert rate(chosen, cost) >= rate(none, cost) - 1e-9
+    assert rate(chosen, cost) >= rate(trees, cost) - 1e-9
+    said = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=6))
+    trees[0].learn(table, said)
+
+
+def test_learning_judges_only_children_of_what_the_target_said() -> None:
+    table = AcceptanceTable()
+    tree = merge([proposal("a", [1, 2, 3, 4], [ROOT, ROOT, 0, 1], [0.0] * 4)], 9, 9, table)
+    tree.learn(table, [1, 9])
+    assert table.estimate("a", 0.0, 1, 0) > 0.4 > table.estimate("a", 0.0, 1, 1)
+    # Depth 2: token 3 below the accepted 1 was wrong, token 4 below the refused 2 tells nothing.
+    assert table.estimate("a", 0.0, 2, 0) < 0.5
+    fresh = AcceptanceTable()
+    merge([chain("a", 1)], 9, 9, fresh).learn(fresh, [9])
+    assert fresh.estimate("a", 0.0, 1, 0) < 0.5
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.floats(0.1, 20.0), min_size=1, max_size=4),
+    st.integers(0, 2**31),
+    st.integers(1, 3),
+    st.integers(1, 8),
+)
+def test_no_cost_curve_changes_a_text(
+    seconds: list[float], seed: int, groups: int, requests: int
+) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.01 * (1 + seed % 7)
+        return now[0]
+
+    bench = Bench(seed=seed, num_groups=groups, clock=clock, max_running=8, num_blocks=200)
+    rows = [1, 4, 16, 64][: len(seconds)]
+    bench.budget = NodeBudget(bench.nodes, StepCost(rows, sorted(seconds)))
+    bench.use_target(bench.target)
+    names = ["r" * (index + 1) for index in range(requests)]
+
+    async def scenario() -> None:
+        for name in names:
+            bench.add(name, [1, 2, 3], 30)
+        await bench.run()
+
+    asyncio.run(scenario())
+    for name in names:
+        assert bench.tokens(name) == plain_answer([1, 2, 3], 30, len(name), bench.vocab)
+    bench.check_empty()
+
+
+async def test_dear_rows_end_drafting() -> None:
+    bench = Bench(max_running=4)
+    bench.budget = NodeBudget(bench.nodes, StepCost([1, 2], [1.0, 2.0]))
+    bench.use_target(bench.target)
+    bench.add("a", [1, 2, 3], 200)
+    await bench.run()
+    last = bench.heard["a"][-1]
+    assert isinstance(last, Delta)
+    assert last.metrics is not None
+    assert last.metrics.num_draft_tokens < 20
+
+
+async def test_a_request_may_limit_its_tree_and_choose_its_drafters() -> None:
+    bench = Bench(seed=5)
+    bench.add("a", [1, 2, 3], 60, max_nodes=2, drafters=("second",))
+    bench.add("bb", [1, 2, 3], 60, max_nodes=0)
+    await bench.run()
+    sizes = [
+        len(tree.ancestors) - 1 for s in bench.target.steps for tree in s.trees if tree is not None
+    ]
+    assert max(sizes) == 2
+    # Nobody takes the proposals of the other one.
+    assert bench.drafters.left_out == {"first"}
+    for name in ("a", "bb"):
+        last = bench.heard[name][-1]
+        assert isinstance(last, Delta)
+        assert last.metrics is not None
+        assert set(last.metrics.drafted_by_source) <= {"second"}
+        assert bool(last.metrics.num_draft_tokens) is (name == "a")

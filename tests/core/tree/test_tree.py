@@ -1,0 +1,177 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from draftline.core.request.output import TARGET_SOURCE
+from draftline.core.tree.ancestor_bits import pack, unpack
+from draftline.core.tree.merge import merge, merge_all
+from draftline.core.tree.tree import TokenTree, ancestor_bits, credit, keep_all
+from draftline.core.types import ROOT, Proposal, chain_proposal
+from draftline.core.verify.walk import walk_all
+from hypothesis import given
+from hypothesis import strategies as st
+
+VOCAB = 5
+
+
+def proposal(source: str, nodes: list[tuple[int, int]]) -> Proposal:
+    tokens, parents = zip(*nodes, strict=True) if nodes else ((), ())
+    return Proposal(
+        source,
+        np.array(tokens, dtype=np.int32),
+        np.array(parents, dtype=np.int32),
+        np.zeros(len(nodes), dtype=np.float32),
+    )
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> list[Proposal]:
+    found = []
+    for index in range(draw(st.integers(0, 4))):
+        size = draw(st.integers(0, 12))
+        nodes = [
+            (draw(st.integers(0, VOCAB - 1)), draw(st.integers(ROOT, node - 1)))
+            for node in range(size)
+        ]
+        found.append(proposal(f"drafter{index}", nodes))
+    return found
+
+
+def paths(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
+    """Every node as the tokens from the root down to it."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return set(found)
+
+
+def tree_paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return paths(tree.tokens.tolist(), tree.parents.tolist())
+
+
+def test_merges_by_prefix_in_order_of_priority() -> None:
+    first = proposal("spectra", [(7, ROOT), (8, 0), (9, 0)])
+    second = proposal("retrieval", [(7, ROOT), (9, 0), (4, 1), (5, ROOT)])
+    tree = merge([first, second], max_nodes=10, max_depth=10)
+    assert tree.tokens.tolist() == [7, 8, 9, 4, 5]
+    assert tree.parents.tolist() == [ROOT, 0, 0, 2, ROOT]
+    assert tree.depths.tolist() == [1, 2, 2, 3, 1]
+    names = [tree.names[source] for source in tree.sources.tolist()]
+    assert names == ["spectra"] * 3 + ["retrieval"] * 2
+    assert tree.count_sources() == {"spectra": 3, "retrieval": 2}
+
+
+def test_a_cut_node_takes_its_descendants_along() -> None:
+    chain = chain_proposal("a", np.array([1, 2, 3, 4], dtype=np.int32))
+    assert merge([chain], max_nodes=10, max_depth=2).tokens.tolist() == [1, 2]
+    other = chain_proposal("b", np.array([9, 8], dtype=np.int32))
+    assert merge([chain, other], max_nodes=5, max_depth=9).tokens.tolist() == [1, 2, 3, 4, 9]
+
+
+@given(proposals(), st.integers(0, 20), st.integers(0, 6))
+def test_merge_keeps_the_invariants_and_only_proposed_paths(
+    found: list[Proposal], max_nodes: int, max_depth: int
+) -> None:
+    tree = merge(found, max_nodes, max_depth)
+    tree.check()
+    assert len(tree) <= max_nodes
+    assert tree.depths.max(initial=0) <= max_depth
+    proposed = set().union(*(paths(p.tokens.tolist(), p.parents.tolist()) for p in found), set())
+    assert tree_paths(tree) <= proposed
+    if max_nodes >= 20 * VOCAB or max_nodes >= len(proposed):
+        assert tree_paths(tree) == {path for path in proposed if len(path) <= max_depth}
+
+
+@given(proposals())
+def test_mask_row_is_the_root_the_ancestors_and_itself(found: list[Proposal]) -> None:
+    tree = merge(found, 64, 64)
+    mask = tree.mask()
+    for node in range(len(tree)):
+        seen = {0, node + 1}
+        parent = int(tree.parents[node])
+        while parent != ROOT:
+            seen.add(parent + 1)
+            parent = int(tree.parents[parent])
+        assert set(np.flatnonzero(mask[node + 1]).tolist()) == seen
+    assert np.flatnonzero(mask[0]).tolist() == [0]
+
+
+@given(proposals(), st.data())
+def test_walk_follows_the_target_until_it_leaves_the_tree(
+    found: list[Proposal], data: st.DataObject
+) -> None:
+    tree = merge(found, 64, 64)
+    size = len(tree) + 1
+    targets = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size))
+    ((rows, tokens, sources, drafted),) = walk_all([tree], np.array(targets, dtype=np.int32))
+    assert rows[0] == 0
+    assert drafted == tree.count_sources()
+    path = np.array(rows[1:], dtype=np.int32) - 1
+    *accepted, bonus = tokens
+    assert accepted == tree.tokens[path].tolist()
+    assert sources == [*(tree.names[i] for i in tree.sources[path].tolist()), TARGET_SOURCE]
+    node = ROOT
+    for step in path:
+        assert tree.parents[step] == node
+        assert tree.tokens[step] == targets[node + 1]
+        node = step
+    assert bonus == targets[node + 1]
+    pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+    assert (node, bonus) not in set(pairs)
+
+
+@given(st.lists(proposals(), min_size=1, max_size=4), st.data())
+def test_many_trees_at_once_are_as_each_alone(
+    forest: list[list[Proposal]], data: st.DataObject
+) -> None:
+    trees = merge_all(forest, [12] * len(forest), [5] * len(forest))
+    alone = [merge(found, 12, 5) for found in forest]
+    for tree, other in zip(trees, alone, strict=True):
+        assert np.array_equal(tree.nodes, other.nodes)
+        assert np.array_equal(tree.claims, other.claims)
+    for bits, tree in zip(ancestor_bits(trees), trees, strict=True):
+        assert np.array_equal(bits, tree.ancestors())
+    depths = [data.draw(st.integers(0, 5)) for _ in trees]
+    kept = [tree.depths <= depth for tree, depth in zip(trees, depths, strict=True)]
+    for cut, tree, own in zip(keep_all(trees, np.concatenate(kept)), trees, kept, strict=True):
+        cut.check()
+        assert tree_paths(cut) == tree_paths(tree.keep(own))
+    token = st.integers(0, VOCAB - 1)
+    targets = [
+        np.array(data.draw(st.lists(token, min_size=size, max_size=size)), dtype=np.int32)
+        for size in (len(tree) + 1 for tree in trees)
+    ]
+    # What follows the trees' tokens is of others.
+    walks = walk_all(trees, np.concatenate([*targets, np.array([1, 2], dtype=np.int32)]))
+    assert walks == [walk_all([tree], said)[0] for tree, said in zip(trees, targets, strict=True)]
+    rows = [walk.rows for walk in walks]
+    names = max((tree.names for tree in trees), key=len)
+    credits = [
+        credit([tree], [own], np.ones(len(names))) for tree, own in zip(trees, rows, strict=True)
+    ]
+    assert credit(trees, rows, np.ones(len(names))) == np.sum(credits, axis=0).tolist()
+
+
+def test_no_tree_at_all() -> None:
+    assert ancestor_bits([]) == walk_all([], np.array([3], dtype=np.int32)) == []
+    assert credit([], [], np.zeros(2)) == [0, 0]
+
+
+def test_check_notices_a_broken_tree() -> None:
+    tree = merge([proposal("a", [(1, ROOT), (2, 0)])], 9, 9)
+    broken = replace(tree, nodes=tree.nodes + np.array([0, 0, 1, 0], dtype=np.int32))
+    with pytest.raises(AssertionError):
+        broken.check()
+
+
+@given(st.integers(0, 150), st.integers(0, 150), st.integers(0, 2**32 - 1))
+def test_masks_survive_their_bits(rows: int, columns: int, seed: int) -> None:
+    mask = np.random.default_rng(seed).random((rows, columns)) < 0.5
+    bits = pack(mask)
+    assert bits.shape == (rows, -(-columns // 64))
+    assert np.array_equal(unpack(bits, columns), mask)
+
+
+def test_trees_of_more_nodes_than_a_word_has_bits() -> None:
+    tree = merge([chain_proposal("a", np.arange(200, dtype=np.int32))], 200, 200)
+    assert np.array_equal(tree.mask(), np.tri(201, dtype=np.bool_))

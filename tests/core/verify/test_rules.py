@@ -1,0 +1,273 @@
+"""Exact rules give the target's law: all draws and all coins are enumerated."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from draftline.core.candidates import Candidate, Chance, Verdict
+from draftline.core.types import Float64
+from draftline.core.verify.block_verification import verify_block
+from draftline.core.verify.k_seq import verify_k_seq
+from draftline.core.verify.rejection import verify_rejection
+from draftline.core.verify.traversal import verify_traversal
+from draftline.core.verify.typical import verify_typical
+from support.inputs.drafts import Draft, Draw, Rule, both, drawn_tree, iid, swor, top, without
+from support.inputs.enumeration import Laws, Text, deviation, outcomes, random_laws
+
+EXACT = 1e-12
+
+
+def rejection(laws: Float64, children: list[list[Candidate]], chance: Chance) -> Verdict:
+    return verify_rejection(laws, children, chance)
+
+
+def block(laws: Float64, children: list[list[Candidate]], chance: Chance) -> Verdict:
+    return verify_block(laws, [one for candidates in children for one in candidates], chance)
+
+
+def one_step(target: Laws, draw: Draw, rule: Rule = rejection) -> float:
+    """Total variation of a step over one level of candidates."""
+    return deviation(
+        lambda chance: drawn_tree(chance, [draw]).verify(rule, target, chance), target, 1
+    )
+
+
+def cases(seed: int, count: int, vocab: int, length: int, alpha: float = 0.7) -> list[list[Laws]]:
+    """Laws of a target and two drafters."""
+    rng = np.random.default_rng(seed)
+    return [[random_laws(rng, vocab, length, alpha) for _ in range(3)] for _ in range(count)]
+
+
+def sorted_one_hot(laws: Laws) -> Draw:
+    """Sampled, without repeats, sorted by their law, and declared one-hot."""
+
+    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
+        tokens = {token for token, _ in iid(laws, 3)(chance, text)}
+        return [(token, None) for token in sorted(tokens, key=lambda one: -laws[text][one])]
+
+    return draw
+
+
+def conditioned(laws: Laws) -> Draw:
+    """A draw that is dropped below a threshold, its law conditioned on what is kept."""
+
+    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
+        law = laws[text]
+        kept = np.where(law >= np.median(law), law, 0.0)
+        token = chance.draw(law)
+        return [(token, kept / kept.sum())] if kept[token] > 0 else []
+
+    return draw
+
+
+def skipped_repeat(first: Laws, second: Laws) -> Draw:
+    """Two drafters; the second's token is left out where it is the first's, its law without it."""
+
+    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
+        x, y = chance.draw(first[text]), chance.draw(second[text])
+        candidates: list[tuple[int, Float64 | None]] = [(x, first[text])]
+        return candidates if x == y else [*candidates, (y, without(second[text], x))]
+
+    return draw
+
+
+def after_its_cause(laws: Laws) -> Draw:
+    """A draw, then a token that is computed from it."""
+
+    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
+        token = chance.draw(laws[text])
+        return [(token, laws[text]), ((token + 1) % len(laws[text]), None)]
+
+    return draw
+
+
+def mixture(first: Laws, second: Laws, *, declares_mixture: bool) -> Draw:
+    """A drafter that a public coin chooses."""
+
+    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
+        law = first[text] if chance.accepts(0.3) else second[text]
+        declared = 0.3 * first[text] + 0.7 * second[text] if declares_mixture else law
+        return [(chance.draw(law), declared)]
+
+    return draw
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rejection_is_exact_for_every_list_of_candidates(seed: int) -> None:
+    for target, first, second in cases(seed, 4, 4, 0):
+        draws = {
+            "chain": iid(first, 1),
+            "iid": iid(first, 3),
+            "swor": swor(first, 3),
+            "top": top(first, 2),
+            "top, iid, swor": both(top(first, 2), iid(first, 2), swor(second, 1)),
+            "swor, top, iid": both(swor(second, 2), top(first, 2), iid(first, 1)),
+            "sorted, one-hot": sorted_one_hot(first),
+            "conditioned": conditioned(first),
+            "repeat tested twice": both(iid(first, 1), iid(second, 1)),
+            "repeat skipped": skipped_repeat(first, second),
+            "after its cause": after_its_cause(first),
+            "mixture, own law": mixture(first, second, declares_mixture=False),
+            "mixture, mixed law": mixture(first, second, declares_mixture=True),
+        }
+        for name, draw in draws.items():
+            assert one_step(target, draw) < EXACT, name
+
+
+def law(*weights: float) -> Laws:
+    return {(): np.array(weights) / sum(weights)}
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter"),
+    [
+        pytest.param(law(3, 2, 1), law(3, 2, 1), id="equal laws"),
+        pytest.param(law(1, 1, 0, 0), law(0, 0, 1, 1), id="disjoint"),
+        pytest.param(law(0, 1, 0), law(1, 1, 1), id="one-hot target"),
+        pytest.param(law(1, 2, 3), law(0, 1, 0), id="one-hot drafter"),
+        pytest.param(law(0, 1, 1), law(1, 1, 0), id="zeros in both"),
+    ],
+)
+def test_laws_at_the_border(target: Laws, drafter: Laws) -> None:
+    for draw in (iid(drafter, 3), swor(drafter, 3), top(drafter, 3)):
+        assert one_step(target, draw) < EXACT
+    for rule in (rejection, verify_k_seq):
+        assert one_step(target, iid(drafter, 3), rule) < EXACT
+    assert one_step(target, iid(drafter, 1), block) < EXACT
+    assert one_step(target, swor(drafter, 2), verify_traversal) < EXACT
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_k_seq_is_exact(count: int) -> None:
+    for target, drafter, _ in cases(5, 10, 4, 0):
+        assert one_step(target, iid(drafter, count), verify_k_seq) < EXACT
+    for target, drafter, _ in cases(6, 1, 3, 2):
+        draws = [iid(drafter, count), iid(drafter, 1)]
+        found = deviation(
+            lambda chance, p=target, d=draws: drawn_tree(chance, d).verify(verify_k_seq, p, chance),
+            target,
+            3,
+        )
+        assert found < EXACT
+
+
+def accepted(target: Laws, draws: list[Draw], rule: Rule) -> float:
+    """Tokens that a step commits, on average."""
+    return sum(
+        weight * len(text)
+        for weight, text in outcomes(
+            lambda chance: drawn_tree(chance, draws).verify(rule, target, chance)
+        )
+    )
+
+
+def test_block_verification_is_exact_and_never_shorter() -> None:
+    gains = []
+    for target, drafter, _ in cases(7, 6, 3, 3, alpha=1.0):
+        draws = [iid(drafter, 1)] * 3
+        for rule in (rejection, block):
+            found = deviation(
+                lambda chance, p=target, d=draws, r=rule: drawn_tree(chance, d).verify(
+                    r, p, chance
+                ),
+                target,
+                4,
+            )
+            assert found < EXACT
+        gains.append(accepted(target, draws, block) - accepted(target, draws, rejection))
+    assert min(gains) > -EXACT
+    assert max(gains) > 0.01
+
+
+SHAPES = {
+    "iid 2, 2": lambda q: [iid(q, 2), iid(q, 2)],
+    "iid 1, 2": lambda q: [iid(q, 1), iid(q, 2)],
+    "swor 2, 2": lambda q: [swor(q, 2), swor(q, 2)],
+    "swor 2, 1": lambda q: [swor(q, 2), swor(q, 1)],
+    "swor, then top and a draw": lambda q: [swor(q, 2), both(top(q, 1), iid(q, 1))],
+    "top": lambda q: [top(q, 2), top(q, 2)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_trees_from_the_top_and_from_the_leaves(shape: str) -> None:
+    for target, drafter, _ in cases(8, 2, 3, 2):
+        draws = SHAPES[shape](drafter)
+        for rule in (rejection, verify_traversal):
+            if rule is verify_traversal:
+                trees = partial(separate_tree, draws=draws)
+            else:
+                trees = partial(drawn_tree, draws=draws)
+            found = deviation(
+                lambda chance, p=target, t=trees, r=rule: t(chance).verify(r, p, chance), target, 3
+            )
+            assert found < EXACT, rule
+
+
+def separate_tree(chance: Chance, draws: list[Draw]) -> Draft:
+    """`drawn_tree`, in which equal tokens have nodes and subtrees of their own."""
+    draft = Draft()
+    level = [-1]
+    for draw in draws:
+        below = []
+        for node in level:
+            for token, declared in draw(chance, draft.texts[node + 1]):
+                child = len(draft.texts) - 1
+                draft.texts.append((*draft.texts[node + 1], token))
+                draft.children.append([])
+                draft.children[node + 1].append(Candidate(child, token, declared))
+                below.append(child)
+        level = below
+    return draft
+
+
+def test_only_the_likelier_of_two_drawn_siblings_may_be_expanded() -> None:
+    for target, drafter, _ in cases(9, 2, 3, 2):
+
+        def tree(chance: Chance, q: Laws = drafter) -> Draft:
+            draft = drawn_tree(chance, [swor(q, 2)])
+            best = max(draft.children[0], key=lambda one: q[()][one.token])
+            for token, declared in swor(q, 2)(chance, (best.token,)):
+                draft.add(best.node, token, declared)
+            return draft
+
+        for rule in (rejection, verify_traversal):
+            found = deviation(
+                lambda chance, p=target, r=rule, t=tree: t(chance).verify(r, p, chance), target, 3
+            )
+            assert found < EXACT
+
+
+def test_a_drawn_token_may_be_included_and_end_the_chain() -> None:
+    for target, drafter, _ in cases(10, 3, 3, 2):
+
+        def chain(chance: Chance, q: Laws = drafter) -> Draft:
+            draft = drawn_tree(chance, [iid(q, 1)])
+            (first,) = draft.children[0]
+            if q[()][first.token] >= 0.3:
+                draft.add(first.node, chance.draw(q[first.token,]), q[first.token,])
+            return draft
+
+        found = deviation(
+            lambda chance, p=target, t=chain: t(chance).verify(rejection, p, chance), target, 3
+        )
+        assert found < EXACT
+
+
+def test_typical_acceptance_takes_the_longest_likely_path_and_is_lossy() -> None:
+    target: Laws = {
+        (): np.array([0.6, 0.4, 0.0]),
+        (0,): np.array([0.98, 0.01, 0.01]),
+        (1,): np.array([0.5, 0.5, 0.0]),
+        (1, 0): np.array([0.0, 0.0, 1.0]),
+    }
+    draft = Draft()
+    zero, one = draft.add(-1, 0, None), draft.add(-1, 1, None)
+    draft.add(zero, 2, None)
+    draft.add(one, 0, None)
+    found = {text for _, text in outcomes(lambda c: draft.verify(verify_typical, target, c))}
+    # 0 is likelier than 1, but what follows it is not likely enough.
+    assert found == {(1, 0, 2)}
+    assert max(one_step(p, top(q, 2), verify_typical) for p, q, _ in cases(11, 5, 4, 0)) > 0.05

@@ -1,0 +1,176 @@
+"""A server that stops refuses new requests and lets those that run end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import httpx
+import openai
+import pytest
+from draftline import AsyncEngine, EngineConfig, SamplingParams
+from draftline.core.errors import EngineClosed
+from draftline.deploy.api.app import create_app
+from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.api.http.drain import Drain
+from draftline.deploy.settings.settings import ServerConfig
+from support.fakes.fake_engine import FakeEngine
+from support.servers.api_client import check_client
+from support.servers.served_model import ServedModel, served_model
+
+BODY = {"prompt": "abc", "max_tokens": 6}
+NUM_STREAMS = 4
+NUM_TOKENS = 200
+WHOLE = [["length", f"{NUM_TOKENS} tokens"]] * NUM_STREAMS
+
+
+async def test_new_requests_are_refused_while_one_runs() -> None:
+    engine, drain = FakeEngine(hold=asyncio.Event()), Drain()
+    face = LocalFace(engine)  # pyright: ignore[reportArgumentType]
+    app = create_app(face, ServerConfig(), "tiny", drain=drain)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        running = asyncio.create_task(client.post("/v1/completions", json=BODY))
+        await engine.arrivals.get()
+        drain.begin()
+        ending = asyncio.create_task(drain.finish(60))
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+            refused = await client.post(path, json=BODY)
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["connection"] == "close"
+            assert "x-request-id" in refused.headers
+            assert "shutting down" in refused.json()["error"]["message"]
+        health = await client.get("/health")
+        assert health.status_code == 503
+        assert "shutting down" in health.json()["error"]["message"]
+        assert (await client.get("/metrics")).status_code == 200
+        assert (drain.num_running, ending.done()) == (1, False)
+        assert engine._hold is not None
+        engine._hold.set()
+        assert (await running).json()["choices"][0]["finish_reason"] == "length"
+        assert await ending
+
+
+async def test_waiting_ends_with_the_time_or_a_second_call() -> None:
+    drain = Drain()
+    drain.enter()
+    drain.begin()
+    assert not await drain.finish(0)
+    waiting = asyncio.create_task(drain.finish(60))
+    await asyncio.sleep(0)
+    drain.begin()
+    assert not await waiting
+    drain.leave()
+    assert await drain.finish(0)
+
+
+async def test_nothing_that_runs_is_nothing_to_wait_for() -> None:
+    drain = Drain()
+    drain.enter()
+    drain.leave()
+    drain.begin()
+    assert await drain.finish(60)
+
+
+async def test_a_closed_engine_says_so(checkpoint: Path) -> None:
+    engine = AsyncEngine(EngineConfig(model=str(checkpoint), kv_cache_tokens=512))
+    await engine.start()
+    stream = engine.stream("abc", SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True))
+    await anext(stream)
+    await engine.close()
+    with pytest.raises(EngineClosed, match="was closed"):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineClosed, match="is closed"):
+        await engine.generate("abc")
+
+
+def streams_through_sigterm(served: ServedModel, api_key: str = "none") -> list[list[str]]:
+    """Finish reasons, one list a stream; SIGTERM comes when all streams have begun."""
+    client = openai.OpenAI(base_url=served.url, api_key=api_key, max_retries=0, timeout=60)
+    begun = Barrier(NUM_STREAMS + 1, timeout=60)
+
+    def run(index: int) -> list[str]:
+        stream = client.completions.create(
+            model="tiny", prompt="abc" * (index + 1), max_tokens=NUM_TOKENS, temperature=0,
+            stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        next(stream)
+        begun.wait()
+        heard = []
+        try:
+            for chunk in stream:
+                heard += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+                heard += [f"{chunk.usage.completion_tokens} tokens"] if chunk.usage else []
+        except openai.APIError as error:
+            heard.append(str(error))
+        return heard
+
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(run, index) for index in range(NUM_STREAMS)]
+        begun.wait()
+        served.process.send_signal(signal.SIGTERM)
+        return [stream.result(60) for stream in running]
+
+
+def serve_tiny(
+    checkpoint: Path, *, backend: str = "local", drain_timeout: str
+) -> tuple[list[list[str]], str, int]:
+    """What the streams heard, what the server printed after it was ready, its exit code."""
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "--speculative-config", "[]"]
+    arguments += ["--backend", backend, "--drain-timeout", drain_timeout]
+    with served_model(*arguments) as served:
+        heard = streams_through_sigterm(served)
+        assert served.process.stdout is not None
+        return heard, served.process.stdout.read(), served.process.wait(60)
+
+
+@pytest.mark.net
+def test_streams_end_whole_after_sigterm(checkpoint: Path) -> None:
+    heard, printed, code = serve_tiny(checkpoint, drain_timeout="60")
+    assert heard == WHOLE
+    assert printed == (
+        f"waiting up to 60 s for {NUM_STREAMS} requests (once more ends them)\nstopped\n"
+    )
+    assert code == 0
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_a_server_on_ray_answers_and_ends_its_streams_whole(checkpoint: Path) -> None:
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "--backend", "ray", "-pp", "2"]
+    arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
+    with served_model(*arguments, "--drain-timeout", "60") as served:
+        assert len(served.lines) <= 3
+        check_client(served.url, "secret")
+        assert streams_through_sigterm(served, "secret") == WHOLE
+        assert served.process.stdout is not None
+        assert served.process.stdout.read() == "stopped\n"
+        assert served.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("local", marks=pytest.mark.net),
+        pytest.param("ray", marks=(pytest.mark.cluster, pytest.mark.timeout(300))),
+    ],
+)
+def test_streams_end_with_an_error_when_the_time_is_over(checkpoint: Path, backend: str) -> None:
+    heard, printed, code = serve_tiny(checkpoint, backend=backend, drain_timeout="0")
+    # On a busy machine the first streams may be over when the last one begins.
+    cut = [messages for messages in heard if messages != WHOLE[0]]
+    assert cut
+    for messages in cut:
+        assert len(messages) == 1
+        assert "the server is shutting down, please retry" in messages[0]
+    assert printed.endswith("stopped\n")
+    assert "Traceback" not in printed
+    assert code == 0

@@ -1,0 +1,123 @@
+"""The metrics' names, types and labels are those of docs/metrics.md; totals are real counters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import draftline
+from draftline.core.learner import OUTCOMES
+from draftline.core.request.output import RequestMetrics
+from draftline.deploy.api.http.metrics import ServerMetrics
+from draftline.deploy.engine.stats import EngineStats
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from support.fakes.fake_engine import engine_stats
+
+TABLE = Path(draftline.__file__).parent / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(\S+)` \| (\w+) \| (.*?) ?\| .+ \|$")
+# A histogram's buckets and a summary's quantiles have labels of their own.
+OWN_LABELS = {"model_name", "le", "quantile"}
+
+
+def finished() -> RequestMetrics:
+    return RequestMetrics(
+        prompt_tokens=7, generated_tokens=5, num_steps=2, num_draft_tokens=6,
+        drafted_by_source={"spectra": 6}, accepted_by_source={"spectra": 2},
+        accepted_lengths=(2, 0), arrival_time=10.0, start_time=10.5, first_token_time=12.0,
+        finish_time=13.0,
+    )  # fmt: skip
+
+
+def families(metrics: ServerMetrics, stats: Sequence[EngineStats]) -> dict[str, Metric]:
+    """By the name that a query uses."""
+    found = text_string_to_metric_families(metrics.render(stats).decode())
+    return {
+        f"{family.name}_total" if family.type == "counter" else family.name: family
+        for family in found
+    }
+
+
+def value(families: dict[str, Metric], name: str, **labels: str) -> float:
+    """The one sample with these labels."""
+    family = next(f for f in families.values() if any(s.name == name for s in f.samples))
+    (found,) = [
+        sample.value
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    return found
+
+
+def test_the_table_of_the_docs_is_complete_and_true() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.record_gap(0.1)
+    metrics.record_finish("stop", finished())
+    exposed = {
+        (
+            name,
+            family.type,
+            tuple(sorted(set().union(*(s.labels for s in family.samples)) - OWN_LABELS)),
+        )
+        for name, family in families(metrics, [engine_stats()]).items()
+        # What prometheus_client adds to each counter.
+        if not name.endswith("_created")
+    }
+    rows = [found.groups() for line in TABLE.read_text().splitlines() if (found := ROW.match(line))]
+    told = {
+        (name, kind, tuple(sorted(re.findall(r"`(\w+)`", labels)))) for name, kind, labels in rows
+    }
+    assert told == exposed
+    assert len(rows) == len(told)
+
+
+def test_engine_totals() -> None:
+    found = families(ServerMetrics("tiny"), [engine_stats(num_steps=17)])
+    assert value(found, "draftline:engine_steps_total", engine="0") == 17
+    assert value(found, "vllm:num_preemptions_total") == 4
+    assert value(found, "vllm:prefix_cache_queries_total") == 100
+    assert value(found, "vllm:prefix_cache_hits_total") == 64
+    assert value(found, "draftline:spec_decode_num_wasted_tokens_total", source="spectra") == 11
+    proposals = "draftline:drafter_proposals_total"
+    assert value(found, proposals, outcome="in_time") == 25
+    assert value(found, proposals, outcome="late_used") == 5
+    assert value(found, proposals, outcome="dropped") == 7
+    assert value(found, "draftline:drafter_errors_total", source="spectra") == 3
+    assert value(found, "draftline:drafter_up") == 1
+    assert value(found, "draftline:drafter_circuit_open") == 0
+    assert value(found, "draftline:drafter_latency_seconds_sum") == 1.5
+    assert value(found, "draftline:drafter_latency_seconds_count") == 35
+    ended = "draftline:learning_requests_total"
+    assert value(found, ended, source="spectra", outcome="learned") == 13
+    assert value(found, ended, source="spectra", outcome="off") == 6
+    assert value(found, ended, source="spectra", outcome="failed") == 0
+    assert value(found, "draftline:learning_credited_texts_total", source="spectra") == 8
+    assert value(found, "draftline:learning_damaged_entries_total", source="spectra") == 2
+
+
+def test_what_a_drafter_makes_up_is_no_series() -> None:
+    found = families(ServerMetrics("tiny"), [engine_stats()])
+    samples = found["draftline:learning_requests_total"].samples
+    assert sorted(sample.labels["outcome"] for sample in samples) == sorted(OUTCOMES)
+
+
+def test_request_histograms() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.record_finish("stop", finished())
+    found = families(metrics, [])
+    assert value(found, "vllm:request_prompt_tokens_sum") == 7
+    assert value(found, "vllm:request_generation_tokens_sum") == 5
+    assert value(found, "vllm:request_queue_time_seconds_sum") == 0.5
+    assert value(found, "vllm:request_prefill_time_seconds_sum") == 1.5
+
+
+def test_a_replaced_replica_begins_a_series_and_leaves_none_behind() -> None:
+    metrics = ServerMetrics("tiny")
+    before = families(metrics, [engine_stats("a", num_steps=50), engine_stats("b", num_steps=7)])
+    assert value(before, "draftline:engine_steps_total", engine="a") == 50
+    # Answers may come in another order.
+    after = families(metrics, [engine_stats("c", num_steps=1), engine_stats("b", num_steps=9)])
+    steps = after["draftline:engine_steps_total"].samples
+    assert {sample.labels["engine"]: sample.value for sample in steps} == {"c": 1, "b": 9}
+    assert after["draftline:engine_steps_total"].type == "counter"

@@ -1,0 +1,42 @@
+"""docs/limits.md names every limit that can be set, with its default."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import draftline
+import pytest
+from draftline.cluster.config import EngineConfig
+from draftline.deploy.settings.limits import RequestLimits
+from draftline.deploy.settings.settings import DeploymentConfig, ServerConfig
+
+PAGE = Path(draftline.__file__).parent / "docs" / "limits.md"
+NAMES = re.compile(r"(max_|_timeout|_timeout_s$|_timeout$)")
+# Sizes of the engine, not answers to a client.
+SIZES = {
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "trace_steps_max_mb", "limits",
+    "max_ongoing_requests", "drain_timeout_s", "graceful_shutdown_timeout_s",
+}  # fmt: skip
+
+
+def settings() -> list[tuple[str, object]]:
+    found = [(f"limits.{name}", one.default) for name, one in RequestLimits.model_fields.items()]
+    for model in (EngineConfig, ServerConfig, DeploymentConfig):
+        found += [
+            (name, one.default)
+            for name, one in model.model_fields.items()
+            if NAMES.search(name) and name not in SIZES
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("name", "default"), settings())
+def test_a_limit_is_on_the_page(name: str, default: object) -> None:
+    lines = [line for line in PAGE.read_text().splitlines() if f"{name}`" in line]
+    assert lines, f"{name} is not on the page"
+    number = f"{default:g}" if isinstance(default, float) else str(default)
+    spellings = {number, f"{default:,}" if isinstance(default, int) else number}
+    if isinstance(default, int) and default % 2**20 == 0:
+        spellings.add(f"{default // 2**20} MiB")
+    assert any(f" {spelling}" in line for spelling in spellings for line in lines), lines

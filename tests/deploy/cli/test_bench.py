@@ -1,0 +1,208 @@
+"""`draftline bench` and `draftline lossless` from the command line, on real engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from draftline.cluster.config import EngineConfig
+from draftline.core.errors import ConfigError
+from draftline.core.request.output import Delta
+from draftline.deploy.cli import main as cli
+from draftline.deploy.cli.bench import endpoints as bench_endpoints
+from draftline.measure.clients.http_endpoint import HttpEndpoint
+from draftline.measure.clients.setting import TARGET_ONLY, Setting
+from draftline.measure.runs.distribution import ChiSquare, check_first_token
+from support.fakes.fake_engine import FakeEngine
+from support.servers.served_model import served_model
+from typer.testing import CliRunner
+
+DRAFTERS = '[{"kind": "prompt_lookup"}, {"kind": "spectra"}]'
+PLAIN = Setting(TARGET_ONLY, ())
+runner = CliRunner()
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"name": "a", "prompt": "abcabcabc"}, {"task_id": "b", "prompt": "x = 1\nx = "}]
+    path.write_text("\n".join(map(json.dumps, [*rows, {"name": "long", "prompt": "y" * 250}])))
+    return path
+
+
+@pytest.mark.parametrize("shared", [[], ["--one-engine"]])
+def test_bench_of_an_engine(
+    checkpoint: Path, prompts: Path, tmp_path: Path, shared: list[str]
+) -> None:
+    output, plots = tmp_path / "out" / "b.json", tmp_path / "plots"
+    arguments = ["bench", str(checkpoint), "--speculative-config", DRAFTERS, *shared]
+    arguments += ["--prompts", str(prompts), "--num-prompts", "3", "--max-tokens", "12"]
+    arguments += ["--rounds", "1", "--concurrency", "2", "--temperature", "0.5"]
+    arguments += ["--output", str(output), "--plots", str(plots)]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "2 prompts (1 too long for the context left out), 12 tokens each" in result.output
+    assert "all answers are the same" in result.output
+    data = json.loads(output.read_text())
+    assert list(data["settings"]) == ["target", "prompt_lookup", "spectra", "all"]
+    assert data["settings"]["target"]["tau"] == 1
+    assert data["settings"]["all"]["all_rounds"]["num_tokens"] == 24
+    assert data["of"]["one_engine"] is bool(shared)
+    assert {path.name for path in plots.iterdir()} >= {"speed.png", "latency.png"}
+
+
+def test_a_replay_commits_as_much_as_the_target_did(
+    checkpoint: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Whatever asks the target for nothing but its tokens drafts the same without a target."""
+    recording, output = tmp_path / "recording.jsonl", tmp_path / "b.json"
+    drafters = '[{"kind": "prompt_lookup"}, {"kind": "anpd"}, {"kind": "suffix"}]'
+    drafters = f'{{"drafters": {drafters}, "node_budget": "full"}}'
+    common = [str(checkpoint), "--speculative-config", drafters, "--rounds", "1"]
+    common += ["--output", str(output)]
+    asked = ["--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "40"]
+    asked += ["--temperature", "0.7", "--seed", "5", "--record", str(recording)]
+    found = []
+    for arguments in (asked, ["--replay", str(recording)]):
+        result = runner.invoke(cli.app, ["bench", *common, *arguments])
+        assert result.exit_code == 0, result.output
+        assert "all answers are the same" in result.output
+        settings = json.loads(output.read_text())["settings"]
+        found.append({name: one["all_rounds"]["counts"] for name, one in settings.items()})
+    assert found[0] == found[1]
+    assert found[0]["all"]["drafted"]
+
+
+def test_a_replay_knows_what_the_target_said_off_the_text(
+    checkpoint: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Drafters that ask for predictions find those that the same setting was given before."""
+    recording, output = tmp_path / "recording.jsonl", tmp_path / "b.json"
+    drafters = '[{"kind": "lookahead"}, {"kind": "spectra"}, {"kind": "token_recycling"}]'
+    drafters = f'{{"drafters": {drafters}, "node_budget": "full"}}'
+    common = [str(checkpoint), "--speculative-config", drafters, "--rounds", "1"]
+    common += ["--drafters", "lookahead,spectra,token_recycling", "--output", str(output)]
+    asked = ["--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "24"]
+    found = []
+    for arguments in ([*asked, "--record", str(recording)], ["--replay", str(recording)]):
+        result = runner.invoke(cli.app, ["bench", *common, *arguments])
+        assert result.exit_code == 0, result.output
+        settings = json.loads(output.read_text())["settings"]
+        found.append({name: one["all_rounds"]["counts"] for name, one in settings.items()})
+    assert found[0] == found[1]
+    answers = [json.loads(line) for line in recording.read_text().splitlines()[1:]]
+    assert all(answer["off_text"] for answer in answers)
+
+
+def test_a_replay_of_another_model_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    recording = tmp_path / "recording.jsonl"
+    recording.write_text('{"version": 1}\n')
+    result = runner.invoke(cli.app, ["bench", str(checkpoint), "--replay", str(recording)])
+    assert isinstance(result.exception, ConfigError)
+    assert "is no recording of draftline bench" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--suite", "specter"], "suite: 'specter' is not there; known: spectra"),
+        (["--suite", "spectra", "--drafters", "all"], "suite: brings its own drafters"),
+        (["--base-url", "http://localhost:1", "--record", "r"], "record: needs an engine"),
+    ],
+)
+def test_a_suite_that_cannot_run_is_refused(flags: list[str], message: str) -> None:
+    result = runner.invoke(cli.app, ["bench", *flags])
+    assert isinstance(result.exception, ConfigError)
+    assert message in str(result.exception)
+
+
+def test_the_suite_of_spectra(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    output = tmp_path / "b.json"
+    arguments = ["bench", str(checkpoint), "--suite", "spectra", "--prompts", str(prompts)]
+    arguments += ["--num-prompts", "2", "--max-tokens", "12", "--rounds", "1"]
+    result = runner.invoke(cli.app, [*arguments, "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    assert "left out, for want of a store: REST" in result.output
+    settings = json.loads(output.read_text())["settings"]
+    assert {"target", "ANPD", "Lookahead", "CORE", "CORE without forward"} <= settings.keys()
+    assert "RETRIEVAL" not in settings
+
+
+class WrongEngine(FakeEngine):
+    """Answers one letter less well if it has drafters."""
+
+    def __init__(self, config: EngineConfig, **_: object) -> None:
+        super().__init__("aabb" if config.drafters else "aaba")
+
+    async def stream(
+        self, prompt: Any, params: Any = None, options: Any = None, *, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        ids = self.tokenizer.encode(prompt)
+        async for delta in super().stream(ids, params, options, request_id="r"):
+            yield delta
+
+
+def test_bench_fails_on_a_wrong_answer(monkeypatch: pytest.MonkeyPatch, prompts: Path) -> None:
+    monkeypatch.setattr(bench_endpoints, "AsyncEngine", WrongEngine)
+    arguments = ["bench", "--speculative-config", '[{"kind": "spectra"}]', "--rounds", "1"]
+    arguments += ["--prompts", str(prompts), "--num-prompts", "1", "--max-tokens", "4"]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 1
+    assert "ANSWERS DIFFER: 1 differences" in result.output
+    assert "spectra, prompt a, position 3" in result.output
+    assert "NO NEAR-TIE" in result.output
+
+
+@pytest.mark.net
+@pytest.mark.timeout(300)
+def test_bench_and_lossless_of_a_server(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    report = tmp_path / "lossless.json"
+    short = ["--prompts", str(prompts), "--num-prompts", "1", "--max-tokens", "8"]
+    with served_model(str(checkpoint), "--speculative-config", DRAFTERS) as served:
+        url = served.url.removesuffix("/v1")
+        flags = ["--rounds", "1", "--request-rate", "50", "--drafters", "spectra+prompt_lookup"]
+        bench = runner.invoke(cli.app, ["bench", "--base-url", url, *short, *flags])
+        lossless = runner.invoke(
+            cli.app,
+            ["lossless", "--base-url", url, *short, "--seeds", "8", "--output", str(report)],
+        )
+        unknown = runner.invoke(cli.app, ["lossless", "--base-url", url, "--drafters", "medusa"])
+    assert bench.exit_code == 0, bench.output
+    assert "50 a second" in bench.output
+    assert "spectra+prompt_lookup" in bench.output
+    assert lossless.exit_code == 0, lossless.output
+    assert "no difference" in lossless.output
+    data = json.loads(report.read_text())
+    assert data["drafters"] == ["prompt_lookup", "spectra"]
+    assert data["seeds"]["num_seeds"] == 8
+    assert "'medusa' is not there" in str(unknown.exception)
+
+
+@pytest.mark.net
+async def test_first_tokens_of_a_server_follow_its_probabilities() -> None:
+    with served_model("demo", "--speculative-config", DRAFTERS) as served:
+        async with HttpEndpoint(served.url) as endpoint:
+            found = await check_first_token(await endpoint.connect(), PLAIN, seeds=60)
+            few = await check_first_token(endpoint, PLAIN, seeds=2)
+    assert isinstance(found, ChiSquare)
+    assert (found.num_draws, found.num_bins) == (60, 3)
+    assert found.p_value > 0.01
+    assert few == "2 draws are too few to tell the likely tokens apart"
+
+
+async def test_first_tokens_that_do_not_are_found(client: httpx.AsyncClient) -> None:
+    """The fake engine says 0.78 of its token, and always gives it."""
+    async with HttpEndpoint("http://test", http_client=client) as endpoint:
+        found = await check_first_token(await endpoint.connect(), PLAIN, seeds=200)
+    assert isinstance(found, ChiSquare)
+    assert not found.is_sound
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    for command in ("bench", "lossless"):
+        result = runner.invoke(cli.app, [command, "--base-url", "http://127.0.0.1:9"])
+        assert "base-url: http://127.0.0.1:9/v1/ does not answer" in str(result.exception)

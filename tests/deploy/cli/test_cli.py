@@ -1,0 +1,180 @@
+"""The command line: help, errors in one line, a served model from start to signal."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from draftline import __version__
+from draftline.deploy.cli import main as cli
+from support.servers.api_client import check_client
+from support.servers.served_model import COMMAND, served_model
+from typer.testing import CliRunner
+
+COMMANDS = ("serve", "generate", "demo", "doctor", "corpus", "bench", "lossless")
+runner = CliRunner()
+
+
+def test_version() -> None:
+    assert runner.invoke(cli.app, ["--version"]).output == f"draftline {__version__}\n"
+
+
+def test_help_names_every_command() -> None:
+    output = runner.invoke(cli.app, ["--help"]).output
+    for command in COMMANDS:
+        assert command in output
+
+
+def test_every_flag_has_help() -> None:
+    import typer.main
+
+    group = typer.main.get_command(cli.app)
+    pending = [group]
+    while pending:
+        command = pending.pop()
+        pending += getattr(command, "commands", {}).values()
+        assert command.help
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{command.name} {parameter.name}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "no/such/model"], "model folder no/such/model does not exist"),
+        (["serve", "--port", "70000"], "server.port: Input should be less than"),
+        (["serve", "--config", "none.yaml"], "config: cannot read none.yaml"),
+        (["serve", "--speculative-config", "{"], "speculative-config: not valid JSON"),
+        (["serve", "--dtype", "int3"], "dtype: Input should be"),
+        (["serve", "-pp", "0"], "pipeline_parallel_size: Input should be greater"),
+        (["generate", "x", "--top-p", "3"], "top_p: must be above 0"),
+        (["corpus", "list", "--store", "http://x"], "store: 'http://x' is neither"),
+        (["bench", "--concurrency", "0"], "concurrency: must be at least 1"),
+        (["bench", "--request-rate", "-1"], "request-rate: must be above 0"),
+        (["bench", "--prompts", "none.jsonl"], "prompts: cannot read none.jsonl"),
+        (["bench", "--drafters", "medusa"], "drafters: 'medusa' is not there; known: spectra"),
+    ],
+)
+def test_mistakes_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(sys, "argv", ["draftline", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code in (0, 1)
+    for subject in (
+        "python",
+        "torch",
+        "ray",
+        "redis-server",
+        "model demo",
+        "dtype: auto",
+        "attention: auto",
+        "CUDA graphs",
+        "stage_transport",
+    ):
+        assert subject in result.output
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "has_nccl", "picked"),
+    [
+        (4, True, "auto picks nccl: 4 GPUs"),
+        (4, False, "auto picks distributed: torch was built without NCCL"),
+        (1, True, "auto picks distributed: this machine has 1 GPU"),
+    ],
+)
+def test_doctor_on_gpus(
+    num_gpus: int, has_nccl: bool, picked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(total_memory=80 * 2**30)
+    for name, answer in {
+        "is_available": True, "device_count": num_gpus, "get_device_name": "A GPU",
+        "get_device_properties": properties, "get_device_capability": (9, 0),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: has_nccl)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    # Whatever the width of the table.
+    output = " ".join(runner.invoke(cli.app, ["doctor"]).output.split())
+    assert f"{num_gpus - 1}: A GPU, 80 GiB" in output
+    assert picked in output
+    assert "C compiler" in output
+    assert "install gcc" in output
+    assert "picks triton: a GPU" in output
+    assert "picks cuda: torch sees a GPU" in output
+
+
+def test_generate_prints_the_text_alone(checkpoint: Path) -> None:
+    arguments = ["generate", "abcabcabc", "--model", str(checkpoint), "--max-tokens", "8"]
+    runs = [
+        subprocess.run(
+            [*COMMAND, *arguments, "--speculative-config", drafters],
+            capture_output=True, check=True, timeout=170,
+        )
+        for drafters in ("[]", '[{"kind": "prompt_lookup"}]')
+    ]  # fmt: skip
+    assert runs[0].stdout == runs[1].stdout
+    assert runs[0].stdout.endswith(b"\n")
+    assert b"8 tokens" in runs[0].stderr
+    assert all(run.stderr.count(b"\n") == 1 for run in runs)
+
+
+def test_corpus_from_build_to_remove(checkpoint: Path, tmp_path: Path) -> None:
+    text = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(60))
+    (tmp_path / "a.py").write_text(text)
+    store = ["--store", str(tmp_path / "store")]
+    built = runner.invoke(
+        cli.app, ["corpus", "build", str(tmp_path / "a.py"), *store, "--model", str(checkpoint)]
+    )
+    assert "kept 1 of 1 documents" in built.output
+    assert "shared" in runner.invoke(cli.app, ["corpus", "list", *store]).output
+    stats = runner.invoke(cli.app, ["corpus", "stats", *store]).output.splitlines()[1].split()
+    assert stats[:4] == ["shared", "1", "1", f"{len(text):,}"]
+    assert "removed" in runner.invoke(cli.app, ["corpus", "remove", "all", *store]).output
+    assert "shared" not in runner.invoke(cli.app, ["corpus", "list", *store]).output
+    assert list((tmp_path / "store" / "shared").iterdir())
+    forgotten = runner.invoke(cli.app, ["corpus", "forget", "shared", *store]).output
+    assert forgotten == "forgot shared: 1 entries deleted, nothing is left\n"
+    assert not (tmp_path / "store" / "shared").exists()
+
+
+@pytest.mark.net
+@pytest.mark.timeout(600)
+def test_serve_until_sigterm(checkpoint: Path) -> None:
+    """The official client works against `draftline serve`; SIGTERM ends it cleanly.
+
+    Its key is not in the process's command line, which everybody can read.
+    """
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "-pp", "2"]
+    arguments += ["--api-key", "secret", "--speculative-config", '[{"kind": "spectra"}]']
+    with served_model(*arguments) as served:
+        assert len(served.lines) <= 3
+        check_client(served.url, "secret")
+        command_line = Path(f"/proc/{served.process.pid}/cmdline").read_bytes().split(b"\0")
+        assert b"--served-model-name" in command_line
+        assert b"secret" not in command_line
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.stdout is not None
+        assert served.process.stdout.read() == "stopped\n"
+        assert served.process.wait(60) == 0

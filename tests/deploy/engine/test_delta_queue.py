@@ -1,0 +1,88 @@
+"""What waits for a stream's reader is bounded, and the engine never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from draftline import AsyncEngine, EngineConfig, SamplingParams
+from draftline.core.errors import ReaderTooSlow, StageLost
+from draftline.core.request.output import Delta, TokenLogProb
+from draftline.deploy.api.errors import to_api_error
+from draftline.deploy.engine.delta_queue import DELTA_BYTES, DeltaQueue, delta_bytes
+
+
+def delta(text: str = "") -> Delta:
+    return Delta(request_id="r", token_ids=(1,), sources=("target",), text=text)
+
+
+async def test_deltas_come_in_order_and_an_error_last() -> None:
+    queue = DeltaQueue(asyncio.get_running_loop(), 10**6, on_full=pytest.fail)
+    for text in "abc":
+        queue.hear(delta(text))
+    queue.hear(StageLost("gone"))
+    assert [(await queue.next()).text for _ in range(3)] == ["a", "b", "c"]
+    with pytest.raises(StageLost):
+        await queue.next()
+
+
+async def test_too_much_that_waits_ends_the_request_once() -> None:
+    calls: list[int] = []
+    queue = DeltaQueue(asyncio.get_running_loop(), 4 * DELTA_BYTES, on_full=lambda: calls.append(1))
+    for _ in range(10):
+        queue.hear(delta())
+    await asyncio.sleep(0)
+    assert calls == [1]
+    with pytest.raises(ReaderTooSlow, match="2000 bytes") as caught:
+        await queue.next()
+    assert queue._events.empty()
+    answer = to_api_error(caught.value)
+    assert (answer.status, answer.message.startswith("the client reads too slowly")) == (408, True)
+
+
+async def test_what_was_read_makes_room() -> None:
+    queue = DeltaQueue(asyncio.get_running_loop(), 4 * DELTA_BYTES, on_full=pytest.fail)
+    for _ in range(100):
+        queue.hear(delta())
+        await queue.next()
+
+
+async def test_one_large_delta_passes() -> None:
+    queue = DeltaQueue(asyncio.get_running_loop(), 1000, on_full=pytest.fail)
+    queue.hear(delta("a" * 5000))
+    assert len((await queue.next()).text) == 5000
+
+
+def test_alternatives_count() -> None:
+    token = TokenLogProb(1, -1.0, tuple(range(20)), (-1.0,) * 20)
+    plain = delta()
+    rich = Delta(
+        request_id="r", token_ids=(1,), sources=("target",), text="",
+        log_probs=(token,),
+        prompt_log_probs=(None, token),
+    )  # fmt: skip
+    assert delta_bytes(rich) > delta_bytes(plain) + 40 * 50
+
+
+async def test_a_request_whose_answer_nobody_reads_is_cancelled(checkpoint: Path) -> None:
+    engine = AsyncEngine(
+        EngineConfig(model=str(checkpoint), kv_cache_tokens=1024), max_unread_bytes=10 * DELTA_BYTES
+    )
+    await engine.start()
+    try:
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        silent = engine.stream("abc", params)
+        first = await anext(silent)
+        # Another request runs to its end meanwhile.
+        other = await engine.generate("abc", params)
+        assert len(other.token_ids) == 200
+        async with asyncio.timeout(30):
+            while engine.stats().num_running:  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.01)
+        assert first.finish_reason is None
+        with pytest.raises(ReaderTooSlow):
+            async for _ in silent:
+                pass
+    finally:
+        await engine.close()

@@ -1,0 +1,43 @@
+"""A drafter that cannot start ends the start of the engine, with the drafter and the reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from draftline.cluster.config import EngineConfig
+from draftline.core.errors import ConfigError
+from draftline.deploy.engine.placement import Placement
+
+WRONG_DRAFTERS = [
+    ({"kind": "prompt_lookup", "max_ngarm": 2}, "did you mean 'max_ngram'"),
+    ({"kind": "retrieval", "store": "/nowhere/store"}, "/nowhere/store"),
+    ({"kind": "retrieval"}, "must be given"),
+    ({"kind": "model", "model": "demo-drafter-other-vocab"}, "another tokenizer"),
+]
+
+
+async def start(drafter: dict[str, object]) -> None:
+    good = {"kind": "spectra", "transport": "inproc"}
+    config = EngineConfig.model_validate({"model": "demo", "drafters": [good, drafter]})
+    placement = Placement(config)
+    try:
+        await placement.make_links()
+    finally:
+        placement.close()
+
+
+@pytest.mark.parametrize("transport", ["inproc", "grpc"])
+@pytest.mark.parametrize(("drafter", "message"), WRONG_DRAFTERS)
+async def test_a_drafter_that_cannot_start_is_named(
+    drafter: dict[str, object], message: str, transport: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"drafters\[1\].*{re.escape(message)}"):
+        await start({**drafter, "transport": transport})
+
+
+async def test_a_redis_that_is_not_there_is_named(tmp_path: Path) -> None:
+    url = "redis://127.0.0.1:1/0"
+    with pytest.raises(ConfigError, match=r"drafters\[1\].*127\.0\.0\.1:1"):
+        await start({"kind": "retrieval", "store": url, "transport": "grpc"})

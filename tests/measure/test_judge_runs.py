@@ -1,0 +1,33 @@
+"""Answers that differ are judged by the model itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draftline.measure.clients.prompts import BenchPrompt
+from draftline.measure.runs.judge_runs import explain_by_model
+from draftline.measure.runs.matched import Plan
+from draftline.models.load.bundled import demo_path
+from draftline.models.text.tokenizer import load_tokenizer
+from transformers import AutoModelForCausalLM
+
+TEXT = "def read_json(path):\n    "
+
+
+@pytest.fixture(scope="module")
+def ranked() -> list[int]:
+    """All tokens after the prompt, the likeliest first."""
+    model = AutoModelForCausalLM.from_pretrained(demo_path(), dtype=torch.float32).eval()
+    ids = load_tokenizer("demo")(TEXT)["input_ids"]
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids])).logits[0, -1].argsort(descending=True).tolist()
+
+
+def test_a_wrong_token_is_no_near_tie(ranked: list[int]) -> None:
+    plan = Plan(prompts=[BenchPrompt("other", "x"), BenchPrompt("a", TEXT)])
+    explain = explain_by_model("demo", plan, load_tokenizer("demo"))
+    why, is_fault = explain(1, [ranked[0], 5], [ranked[1], 5])
+    assert is_fault
+    assert "NO NEAR-TIE: gap" in why
+    assert float(why.split("gap ")[1]) > 0
+    assert explain(1, [ranked[0], 5], [ranked[0]]) == ("one answer ends before the other", True)

@@ -1,0 +1,142 @@
+"""Matched runs: who is asked what and when, and answers that differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from draftline.core.errors import ConfigError, DraftlineError
+from draftline.measure.clients.load import Load, run_load
+from draftline.measure.clients.prompts import BenchPrompt
+from draftline.measure.clients.setting import Setting, matched_settings
+from draftline.measure.report.summary import BenchResult, summarise
+from draftline.measure.runs.equality import differences
+from draftline.measure.runs.matched import Plan, run_matched
+from support.fakes.fake_endpoint import ANSWER, FakeEndpoint
+
+KNOWN = ("spectra", "model")
+PROMPTS = [BenchPrompt(name, f"text {name}") for name in "abc"]
+SETTINGS = matched_settings(KNOWN, None)
+
+
+def quiet(_text: str) -> None: ...
+
+
+async def result_of(wrong: tuple[int, ...] = ANSWER) -> BenchResult:
+    endpoint = FakeEndpoint(wrong)
+    runs = await run_matched(
+        dict.fromkeys(SETTINGS, endpoint), Plan(prompts=PROMPTS, rounds=2), quiet
+    )
+    return BenchResult({}, summarise(runs, "target"), tuple(differences(runs, "target")))
+
+
+def test_each_drafter_alone_and_then_all() -> None:
+    assert [(one.name, one.drafters) for one in SETTINGS] == [
+        ("target", ()),
+        ("spectra", ("spectra",)),
+        ("model", ("model",)),
+        ("all", KNOWN),
+    ]
+    assert [one.name for one in matched_settings(("spectra",), None)] == ["target", "spectra"]
+    assert matched_settings((), None) == [Setting("target", ())]
+
+
+def test_chosen_settings() -> None:
+    chosen = matched_settings(KNOWN, "model+spectra, all")
+    assert [one.drafters for one in chosen] == [(), ("model", "spectra"), KNOWN]
+    with pytest.raises(ConfigError, match="'medusa' is not there; known: spectra, model"):
+        matched_settings(KNOWN, "spectra+medusa")
+
+
+async def test_settings_take_turns_on_the_same_requests() -> None:
+    endpoint = FakeEndpoint()
+    plan = Plan(prompts=PROMPTS, rounds=2, temperature=0.5, seed=7)
+    runs = await run_matched(dict.fromkeys(SETTINGS, endpoint), plan, quiet)
+    assert {name: len(rounds) for name, rounds in runs.items()} == dict.fromkeys(runs, 2)
+    order = [ask.setting.name for ask in endpoint.asked[:: len(PROMPTS)]]
+    assert order == [
+        *("target", "spectra", "model", "all"),
+        *("spectra", "model", "all", "target"),
+        *("model", "all", "target", "spectra"),
+    ]
+    # A prompt has one seed everywhere, and no run shares another one's prefixes.
+    assert {(ask.name, ask.seed) for ask in endpoint.asked} == {("a", 7), ("b", 8), ("c", 9)}
+    assert set(Counter(ask.salt for ask in endpoint.asked).values()) == {len(PROMPTS)}
+
+
+async def test_equal_answers() -> None:
+    result = await result_of()
+    assert result.differences == ()
+    assert [one.same for one in result.summaries] == [6] * 4
+    target, *drafted = result.summaries
+    assert target.speedups == (1.0, 1.0)
+    assert target.whole.counts is not None
+    assert target.whole.counts.tau == 1
+    for one in drafted:
+        assert one.whole.counts is not None
+        assert one.whole.counts.tau == 2
+
+
+async def test_a_wrong_answer_is_found_in_every_setting() -> None:
+    result = await result_of((1, 2, 9, 4, 5))
+    assert [one.same for one in result.summaries] == [6, 0, 0, 0]
+    # Once for each setting and prompt, though there were two rounds.
+    assert len(result.faults) == 9
+    first = result.differences[0]
+    assert (first.setting, first.prompt, first.position) == ("spectra", "a", 2)
+    assert (first.expected, first.found) == ("3", "9")
+
+
+async def test_an_answer_that_ends_early_differs() -> None:
+    result = await result_of(ANSWER[:-1])
+    assert (result.faults[0].position, result.faults[0].found) == (4, "the end")
+
+
+async def test_differences_are_explained() -> None:
+    runs = await run_matched(
+        dict.fromkeys(SETTINGS[:2], FakeEndpoint((1, 9))), Plan(prompts=PROMPTS, rounds=1), quiet
+    )
+
+    def explain(index: int, expected: object, found: object) -> tuple[str, bool]:
+        assert (expected, found) == (ANSWER, (1, 9))
+        return f"because of {index}", index == 2
+
+    found = differences(runs, "target", explain)
+    assert [(one.explanation, one.is_fault) for one in found] == [
+        ("because of 0", False),
+        ("because of 1", False),
+        ("because of 2", True),
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_concurrency_is_a_limit(limit: int) -> None:
+    endpoint = FakeEndpoint()
+    asks = Plan(prompts=PROMPTS).asks(SETTINGS[0], "")
+    records, _ = await run_load(endpoint, asks, Load(concurrency=limit))
+    assert endpoint.most == limit
+    assert [record.prompt for record in records] == [*"abc"]
+
+
+async def test_a_failed_request_ends_the_run() -> None:
+    class Failing(FakeEndpoint):
+        async def answer(self, ask):
+            if ask.name == "b":
+                raise DraftlineError("no")
+            return await super().answer(ask)
+
+    asks = Plan(prompts=PROMPTS).asks(SETTINGS[0], "")
+    with pytest.raises(DraftlineError, match="no"):
+        await run_load(Failing(), asks, Load(concurrency=1))
+
+
+def test_poisson_times_are_those_of_the_seed() -> None:
+    load = Load(concurrency=None, request_rate=4.0, seed=3)
+    times = load.starts(4000)
+    assert times == load.starts(4000)
+    assert times != Load(request_rate=4.0, seed=4).starts(4000)
+    assert times[0] == 0
+    assert times == sorted(times)
+    # The mean of 4,000 gaps of 1/4 s is within five standard deviations.
+    assert times[-1] / 3999 == pytest.approx(0.25, abs=5 * 0.25 / 4000**0.5)
+    assert Load().starts(3) == [0.0, 0.0, 0.0]

@@ -1,0 +1,276 @@
+"""A stage that replays recorded graphs answers as one that runs eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.types import StepInput, StepOutput
+from draftline.kernels.attention.layout_capacity import SplitBudget
+from draftline.models.attention import kernel_attention
+from draftline.models.attention.backend import choose_backend
+from draftline.models.layers.model_slice import load_slice
+from draftline.models.load.partition import LayerSpan
+from draftline.models.stage.graph_capture import CudaCapture
+from draftline.models.stage.graph_runner import (
+    GraphOptions,
+    GraphReport,
+    GraphRunner,
+    rows_of_graphs,
+)
+from draftline.models.stage.kv_cache import make_kv
+from draftline.models.stage.stage import Stage, load_stage
+from support.fakes.recorded_graph import RecordedGraphs
+from support.inputs.steps import PagedRequest, Rows, make_step
+from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
+from torch.utils._pytree import tree_leaves
+
+# The kernels are interpreted, so that every layer takes its time.
+NUM_LAYERS = 2
+WHOLE = LayerSpan(0, NUM_LAYERS, NUM_LAYERS)
+NUM_BLOCKS, BLOCK_SIZE = 24, 4
+BOUND = 1e-4
+OPTIONS = GraphOptions(max_rows=12, max_requests=3, max_positions=64)
+on_cpus = pytest.mark.skipif(torch.cuda.is_available(), reason="records the interpreter's kernels")
+
+
+class Conversation:
+    """One request of a random run: what is committed and cached, and its tree in flight."""
+
+    def __init__(self, blocks: list[int], rng: np.random.Generator) -> None:
+        self._request = PagedRequest(blocks, BLOCK_SIZE)
+        self._rng = rng
+        self._num_cached = 0
+
+    def next_rows(self) -> tuple[Rows, np.ndarray]:
+        """A chunk, or a tree of which a path is committed by the moves that come with it."""
+        count = int(self._rng.integers(1, 6))
+        tokens = self._rng.integers(2, VOCAB_SIZE, count).tolist()
+        start = self._num_cached
+        if start == 0 or self._rng.random() < 0.4:
+            self._num_cached += count
+            return self._request.chunk(tokens, start), np.empty((0, 2), dtype=np.int32)
+        parents = [int(self._rng.integers(-1, node)) if node else -1 for node in range(count)]
+        path = [count - 1]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        slots = self._request.slots(start, count)
+        self._num_cached += len(path)
+        moves = np.stack((slots[path], slots[: len(path)]), axis=1)
+        return self._request.tree(tokens, parents, start), moves[moves[:, 0] != moves[:, 1]]
+
+
+def random_steps(count: int, seed: int) -> Iterator[StepInput]:
+    """Steps of up to three requests; the moves of a step commit paths of the one before."""
+    rng = np.random.default_rng(seed)
+    blocks = np.split(rng.permutation(NUM_BLOCKS), 3)
+    talks = [Conversation(own.tolist(), rng) for own in blocks]
+    moves: list[np.ndarray] = []
+    for _ in range(count):
+        chosen = [talk for talk in talks if rng.random() < 0.7] or talks[:1]
+        pairs = [talk.next_rows() for talk in chosen]
+        yield make_step(
+            [rows for rows, _ in pairs], moves=np.concatenate([*moves, np.empty((0, 2), np.int32)])
+        )
+        moves = [moved for _, moved in pairs]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> RecordedGraphs:
+    # Programs that have nothing to do take time in an interpreter.
+    monkeypatch.setattr(kernel_attention, "split_budget", lambda *_: SplitBudget(4, 4))
+    return RecordedGraphs(monkeypatch)
+
+
+def captured(stage: Stage, graphs: RecordedGraphs, options: GraphOptions = OPTIONS) -> GraphRunner:
+    runner = stage.use_graphs(options, graphs)
+    runner.capture_all(lambda: 0.0)
+    return runner
+
+
+@on_cpus
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("llama", "float32"), ("gemma3", "float32"), ("qwen2", "bfloat16")]
+)
+def test_replays_equal_eager_steps(
+    kind: str, dtype: str, tmp_path: Path, graphs: RecordedGraphs
+) -> None:
+    folder = save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
+    ours, theirs = (
+        load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, dtype, attention="triton")
+        for _ in range(2)
+    )
+    captured(ours, graphs)
+    assert not ours.kv.data.any()
+    for step in random_steps(7, seed=3):
+        rows = np.arange(len(step.token_ids), dtype=np.int32)
+        found, expected = (stage.logits(step, None, rows) for stage in (ours, theirs))
+        # Tiles of other sizes round elsewhere.
+        bound = BOUND if dtype == "float32" else 0.1
+        torch.testing.assert_close(found, expected, rtol=0, atol=bound)
+        torch.testing.assert_close(ours.kv.data, theirs.kv.data, rtol=0, atol=bound)
+    assert len([count for count in graphs.num_replays if count]) > 1
+
+
+@on_cpus
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_fused_modules_are_replayed_too(kind: str, tmp_path: Path, graphs: RecordedGraphs) -> None:
+    """Modules of fused kernels, which stages on GPUs have."""
+    part = load_slice(save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS), WHOLE, fused=True)
+    stages = []
+    for _ in range(2):
+        kv = make_kv(part, NUM_BLOCKS, BLOCK_SIZE)
+        backend, _ = choose_backend(kv, part.dtype, BLOCK_SIZE, 4, "triton")
+        stages.append(Stage(part, kv, BLOCK_SIZE, attention=backend))
+    captured(stages[0], graphs)
+    for step in random_steps(5, seed=8):
+        found, expected = (stage.run(step) for stage in stages)
+        assert isinstance(found, StepOutput)
+        assert isinstance(expected, StepOutput)
+        np.testing.assert_array_equal(found.target_tokens, expected.target_tokens)
+        ours, theirs = (stage.kv.data for stage in stages)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=BOUND)
+    assert sum(graphs.num_replays) == 5
+
+
+@on_cpus
+def test_stages_hand_hidden_states_on(tmp_path: Path, graphs: RecordedGraphs) -> None:
+    """What a stage gives stays as it is while the stage runs its next step."""
+    folder = save_tiny_model("llama", tmp_path)
+    spans = (LayerSpan(0, 1, 4), LayerSpan(1, 3, 4), LayerSpan(3, 4, 4))
+    stages, peers = (
+        [load_stage(folder, span, NUM_BLOCKS, BLOCK_SIZE, attention="triton") for span in spans]
+        for _ in range(2)
+    )
+    for stage in stages:
+        captured(stage, graphs)
+    steps = list(random_steps(4, seed=1))
+    hidden: list[torch.Tensor | None] = [None] * len(steps)
+    for stage, peer in zip(stages, peers, strict=True):
+        results = [stage.run(step, one) for step, one in zip(steps, hidden, strict=True)]
+        for step, one, found in zip(steps, hidden, results, strict=True):
+            expected = peer.run(step, one)
+            if isinstance(expected, StepOutput):
+                assert isinstance(found, StepOutput)
+                np.testing.assert_array_equal(found.target_tokens, expected.target_tokens)
+            else:
+                torch.testing.assert_close(found, expected, rtol=0, atol=BOUND)
+        hidden = [one if isinstance(one, torch.Tensor) else None for one in results]
+    assert sum(graphs.num_replays) == len(stages) * len(steps)
+
+
+@on_cpus
+def test_steps_that_fit_no_graph_run_eagerly(tmp_path: Path, graphs: RecordedGraphs) -> None:
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+    ours, theirs = (
+        load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, attention="triton") for _ in range(2)
+    )
+    captured(ours, graphs, GraphOptions(max_rows=4, max_requests=2, max_positions=20))
+    request, *others = (PagedRequest(range(first, first + 8), BLOCK_SIZE) for first in (0, 8, 16))
+    steps = [
+        make_step([request.chunk(list(range(2, 20)), 0)]),  # too many rows
+        make_step([request.chunk([5], 18)]),
+        make_step([request.chunk([5, 6], 19)]),  # a position that is too high
+        make_step([one.chunk([7], 0) for one in (*others, request)][:3]),  # too many requests
+        make_step([]),
+        make_step([request.chunk([5], 19)], moves=[(3, 30)]),
+    ]
+    for step, num_replays in zip(steps, (0, 1, 1, 1, 1, 2), strict=True):
+        found, expected = (stage.run(step) for stage in (ours, theirs))
+        assert isinstance(found, StepOutput)
+        assert isinstance(expected, StepOutput)
+        np.testing.assert_array_equal(found.target_tokens, expected.target_tokens)
+        assert sum(graphs.num_replays) == num_replays
+    torch.testing.assert_close(ours.kv.data, theirs.kv.data, rtol=0, atol=BOUND)
+
+
+@on_cpus
+def test_the_smallest_graph_that_was_captured_in_time_runs(
+    tmp_path: Path, graphs: RecordedGraphs
+) -> None:
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+    stage = load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, attention="triton")
+    runner = stage.use_graphs(OPTIONS, graphs)
+    shown: list[int] = []
+    times = iter([0.0, 1.0, 61.0, 62.0])
+    report = runner.capture_all(lambda: next(times), shown.append)
+    assert report == GraphReport(captured=(12, 8), given_up=(4, 2, 1), seconds=62.0)
+    assert shown == [12, 8]
+    request = PagedRequest([1, 2, 3], BLOCK_SIZE)
+    for count, start in ((9, 0), (1, 9)):
+        stage.run(make_step([request.chunk([4] * count, start)]))
+    assert graphs.num_replays == [1, 1]
+
+
+def test_rows_of_graphs_end_at_the_largest_step() -> None:
+    assert rows_of_graphs(12) == (1, 2, 4, 8, 12)
+    assert rows_of_graphs(256)[-3:] == (128, 192, 256)
+    assert rows_of_graphs(8192)[-3:] == (256, 384, 512)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_cuda_graphs_equal_eager_steps(kind: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
+    ours, theirs = (
+        load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, device="cuda", attention="triton")
+        for _ in range(2)
+    )
+    report = ours.use_graphs(OPTIONS, CudaCapture(torch.device("cuda"))).capture_all(lambda: 0.0)
+    assert not report.given_up
+    assert not ours.kv.data.any()
+    for step in random_steps(7, seed=3):
+        rows = np.arange(len(step.token_ids), dtype=np.int32)
+        found, expected = (stage.logits(step, None, rows) for stage in (ours, theirs))
+        # cuBLAS chooses another kernel for another number of rows, and may use TF32.
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-2)
+        torch.testing.assert_close(ours.kv.data, theirs.kv.data, rtol=0, atol=1e-2)
+
+
+def all_answers(stage: Stage, steps: list[StepInput], *, ahead: bool) -> list[StepOutput]:
+    """With everything that a step can ask for; `ahead`: all are launched before one is read."""
+    launched, answers = [], []
+    for step in steps:
+        rows = np.arange(len(step.token_ids), dtype=np.int32)
+        asked = replace(
+            step, with_log_probs=True, with_entropies=True, num_top=2, probe_rows=rows[:1],
+            probe_top_k=3, scored_rows=rows[-1:], scored_tokens=step.token_ids[-1:],
+        )  # fmt: skip
+        answer = stage.launch(asked)
+        assert not isinstance(answer, torch.Tensor)
+        if ahead:
+            launched.append(answer)
+        else:
+            answers.append(answer())
+    return answers or [answer() for answer in launched]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_steps_launched_ahead_answer_as_one_after_the_other(device: str, tmp_path: Path) -> None:
+    """On a GPU nothing in a launch waits for the device."""
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+    ours, theirs = (
+        load_stage(folder, WHOLE, NUM_BLOCKS, BLOCK_SIZE, device=device) for _ in range(2)
+    )
+    if device == "cuda":
+        ours.use_graphs(OPTIONS, CudaCapture(torch.device(device))).capture_all(lambda: 0.0)
+        theirs.use_graphs(OPTIONS, CudaCapture(torch.device(device))).capture_all(lambda: 0.0)
+        # Kernels of the head and of sampling are compiled at their first call.
+        all_answers(ours, list(random_steps(7, seed=5)), ahead=True)
+        ours.kv.data.zero_()
+        torch.cuda.set_sync_debug_mode("error")
+    steps = list(random_steps(7, seed=3))
+    try:
+        found = all_answers(ours, steps, ahead=True)
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    for one, other in zip(found, all_answers(theirs, steps, ahead=False), strict=True):
+        one_fields, other_fields = (tree_leaves(asdict(output)) for output in (one, other))
+        for mine, its in zip(one_fields, other_fields, strict=True):
+            np.testing.assert_array_equal(mine, its)
+        assert len(one.target_tokens) == len(other.target_tokens) > 0

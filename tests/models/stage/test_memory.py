@@ -1,0 +1,95 @@
+"""How many KV blocks a GPU is given, from what a stage is seen to use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from draftline.core.errors import ConfigError
+from draftline.models.load.partition import LayerSpan
+from draftline.models.stage.graph_runner import GraphOptions
+from draftline.models.stage.memory import GIB, SLACK_BYTES, fitting_blocks
+from draftline.models.stage.options import StageOptions
+from draftline.models.stage.stage import Stage, load_stage
+from support.tools.tiny_models import save_tiny_model
+
+BLOCK_SIZE = 4
+# Keys and values of 4 layers, 2 heads of 8 float32 numbers.
+BLOCK_BYTES = 2 * 4 * 2 * 8 * 4 * BLOCK_SIZE
+GRAPHS = GraphOptions(max_rows=8, max_requests=2, max_positions=64)
+
+
+@dataclass
+class FakeMemory:
+    """A GPU of 16 GiB on which others use 1 GiB, and a step takes what is said."""
+
+    weights: int
+    step: int
+    trial: int
+    has_begun: bool = False
+
+    def begin_peak(self) -> None:
+        self.has_begun = True
+
+    def peak(self) -> int:
+        assert self.has_begun
+        return self.weights + self.trial + self.step
+
+    def allocated(self) -> int:
+        return self.weights + self.trial
+
+    def free_and_total(self) -> tuple[int, int]:
+        return 15 * GIB - self.weights - self.trial, 16 * GIB
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+def blocks(folder: Path, memory: FakeMemory, options: StageOptions, first: int = 0) -> int:
+    made: list[int] = []
+
+    def stage_of(num_blocks: int) -> Stage:
+        made.append(num_blocks)
+        return load_stage(folder, LayerSpan(first, 4, 4), num_blocks, BLOCK_SIZE)
+
+    found = fitting_blocks(stage_of, BLOCK_SIZE, options, memory)
+    assert made == [3]  # for the 10 rows of the largest step
+    return found
+
+
+def test_the_cache_fills_what_weights_and_steps_leave(folder: Path) -> None:
+    memory = FakeMemory(weights=4 * GIB, step=2 * GIB, trial=3 * BLOCK_BYTES)
+    left = 16 * GIB * 9 // 10 - 5 * GIB - SLACK_BYTES
+    options = StageOptions(max_rows=10)
+    assert blocks(folder, memory, options) == pytest.approx((left - 2 * GIB) / BLOCK_BYTES, abs=1)
+    options = StageOptions(max_rows=10, graphs=GRAPHS)
+    assert blocks(folder, memory, options) == pytest.approx((left - 4 * GIB) / BLOCK_BYTES, abs=1)
+
+
+def test_a_later_stage_is_run_on_hidden_states(folder: Path) -> None:
+    memory = FakeMemory(weights=4 * GIB, step=2 * GIB, trial=3 * BLOCK_BYTES // 2)
+    options = StageOptions(max_rows=10, gpu_memory_utilization=0.5)
+    left = 8 * GIB - 5 * GIB - 2 * GIB - SLACK_BYTES
+    found = blocks(folder, memory, options, first=2)
+    assert found == pytest.approx(left / (BLOCK_BYTES // 2), abs=1)
+
+
+def test_no_room_is_an_error_that_says_what_to_do(folder: Path) -> None:
+    memory = FakeMemory(weights=13 * GIB, step=2 * GIB, trial=3 * BLOCK_BYTES)
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization: of 0.9 .* 14.0 are taken"):
+        blocks(folder, memory, StageOptions(max_rows=10))
+
+
+@pytest.mark.gpu
+def test_the_cache_of_a_gpu_is_as_large_as_the_setting_says(folder: Path) -> None:
+    options = StageOptions(max_rows=10, gpu_memory_utilization=0.5, graphs=GRAPHS)
+    stage = load_stage(
+        folder, LayerSpan(0, 4, 4), None, BLOCK_SIZE, "bfloat16", device="cuda", options=options
+    )
+    free, total = torch.cuda.mem_get_info()
+    assert 0.3 < (total - free) / total <= 0.5
+    assert stage.kv.data.nbytes == stage.num_blocks * BLOCK_BYTES // 2

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftline.actors.retrieval_server import RetrievalServer
+from draftline.cluster.retrieval.client import GrpcLookup
+from draftline.core.errors import DrafterError, ProtocolError, StoreError
+from draftline.core.learner import Ended
+from draftline.retrieval_store.learning.wire import decode_learn, encode_learn
+from draftline.retrieval_store.retrieval_pb2 import LearnRequest
+from draftline.retrieval_store.serving.open_store import open_policy
+from support.contracts.delta_log_contract import FITNESS, OTHER_MODEL
+from support.inputs.segments import context
+from support.servers.learning_replica import Replica
+
+pytestmark = pytest.mark.net
+
+ENDED = Ended("tenant", context(1, 2, 3, 4), ((1, 2), (3, 4)))
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Replica:
+    return Replica(str(tmp_path / "store"))
+
+
+@pytest.fixture
+async def client(replica: Replica) -> AsyncIterator[GrpcLookup]:
+    server = RetrievalServer(replica.service, learn=replica.service.learn)
+    client = GrpcLookup(f"127.0.0.1:{await server.start()}", timeout_s=30)
+    yield client
+    client.close()
+    await server.stop()
+
+
+async def test_what_is_sent_is_learned(client: GrpcLookup, replica: Replica) -> None:
+    counts = [await asyncio.to_thread(client.learn, ENDED, FITNESS)]
+    replica.service.refresh()
+    counts.append(await asyncio.to_thread(client.learn, ENDED, FITNESS))
+    assert counts == [{"learned": 1}, {"repeated": 1}]
+    found = await asyncio.to_thread(client.lookup, [context(1, 2)], ["tenant"], [4])
+    assert found[0].tokens.tolist() == [3, 4]
+
+
+async def test_what_the_stores_policy_forbids_is_told(
+    client: GrpcLookup, replica: Replica, tmp_path: Path
+) -> None:
+    replica.learn("other", 1, 2, 3)
+    open_policy(str(tmp_path / "store"), writes=True).switch("tenant", learns=False)
+    assert await asyncio.to_thread(client.learn, ENDED, FITNESS) == {"off": 1}
+    assert replica.log.epochs().keys() == {"other"}
+
+
+async def test_texts_of_another_model_are_refused(client: GrpcLookup, replica: Replica) -> None:
+    with pytest.raises(DrafterError, match="INVALID_ARGUMENT fitness: the text is of another"):
+        await asyncio.to_thread(client.learn, ENDED, OTHER_MODEL)
+    assert replica.log.epochs() == {}
+
+
+async def test_a_store_out_of_reach_is_a_drafter_error(
+    client: GrpcLookup, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(*_: object) -> None:
+        raise StoreError("dead")
+
+    monkeypatch.setattr(replica.log, "append", dead)
+    with pytest.raises(DrafterError, match="UNAVAILABLE dead"):
+        await asyncio.to_thread(client.learn, ENDED, FITNESS)
+
+
+async def test_a_server_that_does_not_learn_says_so(replica: Replica) -> None:
+    server = RetrievalServer(replica.service)
+    client = GrpcLookup(f"127.0.0.1:{await server.start()}", timeout_s=30)
+    with pytest.raises(DrafterError, match="UNIMPLEMENTED"):
+        await asyncio.to_thread(client.learn, ENDED, FITNESS)
+    client.close()
+    await server.stop()
+
+
+def test_the_wire_keeps_all() -> None:
+    ended, fitness = decode_learn(LearnRequest.FromString(encode_learn(ENDED, FITNESS)))
+    assert (ended.namespace, ended.accepted, fitness) == ("tenant", ENDED.accepted, FITNESS)
+    assert ended.tokens.tolist() == ENDED.tokens.tolist()
+    bare = Ended("tenant", context(1, 2, 3))
+    assert decode_learn(LearnRequest.FromString(encode_learn(bare, FITNESS)))[0].accepted == ()
+
+
+@pytest.mark.parametrize("runs", [[0], [2, 1], [1, 1], [-1, 2], [0, 9]])
+def test_bad_runs_are_refused(runs: list[int]) -> None:
+    request = LearnRequest(tokens=bytes(16), runs=np.array(runs, dtype="<i4").tobytes())
+    with pytest.raises(ProtocolError, match="runs"):
+        decode_learn(request)

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from draftline.actors.retrieval_server import RetrievalServer
+from draftline.cluster.links.tls_files import TlsFiles
+from draftline.cluster.retrieval.client import GrpcLookup
+from draftline.cluster.retrieval.replicas import ReplicatedLookup
+from draftline.core.errors import CapacityError, ConfigError, DrafterError, ProtocolError
+from draftline.retrieval_store.directory_store.store import DirectoryStore
+from draftline.retrieval_store.retrieval_pb2 import Context, LookupReply, LookupRequest, Subtree
+from draftline.retrieval_store.search.lookup import SegmentLookup
+from draftline.retrieval_store.wire import (
+    MAX_NODES,
+    METHOD,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
+from support.inputs.segments import context, make_segment
+from support.servers.self_signed import self_signed_files
+
+pytestmark = pytest.mark.net
+
+LOOKUP = SegmentLookup(
+    {"shared": [make_segment([[1, 2, 3, 4], [1, 2, 5]])], "own": [make_segment([[2, 3, 9]])]}
+)
+ARGUMENTS = ([context(1, 2), context(2, 3), context(8, 8)], ["shared", "own", "own"], [8, 8, 8])
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[str]:
+    server = RetrievalServer(LOOKUP)
+    yield f"127.0.0.1:{await server.start()}"
+    await server.stop()
+
+
+async def test_the_client_answers_as_the_lookup_does(address: str) -> None:
+    client = GrpcLookup(address, timeout_s=30)
+    found = await asyncio.to_thread(client.lookup, *ARGUMENTS)
+    for near, far in zip(LOOKUP.lookup(*ARGUMENTS), found, strict=True):
+        assert near.match_len == far.match_len
+        for name in ("tokens", "parents", "log_probs"):
+            assert np.array_equal(getattr(near, name), getattr(far, name))
+            assert getattr(near, name).dtype == getattr(far, name).dtype
+    client.close()
+
+
+async def test_bad_requests_are_refused_and_the_server_goes_on(address: str) -> None:
+    requests = [b"\xff", LookupRequest(contexts=[Context(tokens=b"abc")]).SerializeToString()]
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(METHOD)
+        for request in requests:
+            with pytest.raises(grpc.aio.AioRpcError) as info:
+                await call(request, timeout=30)
+            assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        reply = LookupReply.FromString(await call(encode_request(*ARGUMENTS), timeout=30))
+    assert len(reply.subtrees) == 3
+
+
+async def test_mutual_tls_serves_those_with_a_certificate_only(tmp_path: Path) -> None:
+    files = self_signed_files(tmp_path)
+    server = RetrievalServer(LOOKUP, "localhost", tls=files)
+    address = f"localhost:{await server.start()}"
+    client = GrpcLookup(address, timeout_s=30, tls=files)
+    assert len(await asyncio.to_thread(client.lookup, *ARGUMENTS)) == 3
+    client.close()
+    for tls in (TlsFiles(ca=files.ca), None):
+        client = GrpcLookup(address, timeout_s=30, tls=tls)
+        with pytest.raises(DrafterError, match="UNAVAILABLE"):
+            await asyncio.to_thread(client.lookup, *ARGUMENTS)
+        client.close()
+    await server.stop()
+
+
+class SlowLookup:
+    """Takes a second for its first batch, so that later ones are thought to."""
+
+    def lookup(self, *arguments: Any) -> list[Any]:
+        if not self.was_asked:
+            self.was_asked = True
+            time.sleep(1.0)
+        return LOOKUP.lookup(*arguments)
+
+    was_asked = False
+
+
+async def test_a_batch_that_would_be_late_is_refused_and_nothing_is_found() -> None:
+    server = RetrievalServer(SlowLookup())
+    client = GrpcLookup(f"127.0.0.1:{await server.start()}", timeout_s=30)
+    replicas = ReplicatedLookup([client], timeout_s=0.2)
+    assert len(await asyncio.to_thread(client.lookup, *ARGUMENTS)) == 3
+    with pytest.raises(CapacityError, match="RESOURCE_EXHAUSTED refused: too late"):
+        await asyncio.to_thread(client.lookup, *ARGUMENTS, timeout_s=0.2)
+    found = await asyncio.to_thread(replicas.lookup, *ARGUMENTS)
+    assert [len(subtree.tokens) for subtree in found] == [0, 0, 0]
+    assert len(await asyncio.to_thread(client.lookup, *ARGUMENTS)) == 3
+    replicas.close()
+    await server.stop()
+
+
+async def test_health_probes_are_answered() -> None:
+    is_well = False
+    server = RetrievalServer(LOOKUP, is_serving=lambda: is_well)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{await server.start()}") as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await check(b"", timeout=30) == b"\x08\x02"
+        is_well = True
+        assert await check(b"\x0a\x05any-1", timeout=30) == b"\x08\x01"
+    await server.stop()
+
+
+async def test_a_taken_port_is_refused(address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    with pytest.raises(ConfigError, match="port: cannot listen at"):
+        await RetrievalServer(LOOKUP, port=port).start()
+
+
+def test_a_server_out_of_reach_is_a_drafter_error() -> None:
+    client = GrpcLookup("127.0.0.1:1", timeout_s=30)
+    with pytest.raises(DrafterError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
+        client.lookup(*ARGUMENTS)
+    client.close()
+
+
+async def test_a_server_that_is_late_is_a_drafter_error() -> None:
+    """The handler never answers: what counts is the deadline, whatever its length."""
+
+    async def never(_request: bytes, _context: grpc.aio.ServicerContext) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    server = grpc.aio.server()
+    service, _, method = METHOD.strip("/").partition("/")
+    handler = grpc.unary_unary_rpc_method_handler(never)
+    handlers = grpc.method_handlers_generic_handler(service, {method: handler})
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = GrpcLookup(f"127.0.0.1:{port}", timeout_s=0.05)
+    with pytest.raises(DrafterError, match="DEADLINE_EXCEEDED"):
+        await asyncio.to_thread(client.lookup, *ARGUMENTS)
+    client.close()
+    await server.stop(grace=0)
+
+
+def test_the_process_serves_a_store_and_says_one_line(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    store.put("shared", make_segment([[1, 2, 3]]))
+    with started(tmp_path, "--tokenizer-hash", "tokenizer") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("ready port=")
+        client = GrpcLookup(f"127.0.0.1:{line.removeprefix('ready port=').strip()}", timeout_s=30)
+        assert client.lookup([context(1, 2)], ["shared"], [4])[0].tokens.tolist() == [3]
+        client.close()
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=60)
+    assert (process.returncode, rest, errors) == (0, "", "")
+
+
+def test_the_process_refuses_a_store_of_another_tokenizer(tmp_path: Path) -> None:
+    DirectoryStore(tmp_path).put("shared", make_segment([[1, 2, 3]]))
+    with started(tmp_path, "--tokenizer-hash", "other") as process:
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert "tokenizer_hash is tokenizer, the served model has other" in errors
+    assert "Traceback" not in errors
+
+
+def started(store: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "draftline.actors.retrieval_server", "--store", store, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=store,
+    )
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Context(tokens=b"abc"),
+        Context(tokens=b"\xff\xff\xff\xff"),
+        Context(tokens=bytes(4 * 5000)),
+        Context(max_nodes=MAX_NODES + 1),
+    ],
+)
+def test_bad_requests(entry: Context) -> None:
+    with pytest.raises(ProtocolError):
+        decode_request(LookupRequest(contexts=[entry]))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "log_probs"),
+    [
+        ([1, 2], [-1], [0, 0]),
+        ([1, 2], [-1, 1], [0, 0]),
+        ([1, 2], [-2, 0], [0, 0]),
+        ([1, -2], [-1, 0], [0, 0]),
+        ([1, 2], [-1, 0], [0, 0.5]),
+        ([1, 2], [-1, 0], [0, np.nan]),
+    ],
+)
+def test_bad_replies(tokens: list[int], parents: list[int], log_probs: list[float]) -> None:
+    entry = Subtree(
+        tokens=np.array(tokens, dtype="<i4").tobytes(),
+        parents=np.array(parents, dtype="<i4").tobytes(),
+        log_probs=np.array(log_probs, dtype="<f4").tobytes(),
+    )
+    with pytest.raises(ProtocolError):
+        decode_reply(LookupReply(subtrees=[entry]), 1)
+
+
+def test_replies_of_another_number_are_refused() -> None:
+    reply = LookupReply.FromString(encode_reply(LOOKUP.lookup(*ARGUMENTS)))
+    assert len(decode_reply(reply, 3)) == 3
+    with pytest.raises(ProtocolError, match="asked for 2 subtrees, got 3"):
+        decode_reply(reply, 2)
+    half = Subtree(tokens=b"abc", parents=b"abc", log_probs=b"abc")
+    with pytest.raises(ProtocolError, match="not whole"):
+        decode_reply(LookupReply(subtrees=[half]), 1)
+
+
+def test_budgets_out_of_range_are_clamped() -> None:
+    request = LookupRequest.FromString(encode_request([context(1)] * 2, ["n"] * 2, [-1, 10**12]))
+    assert decode_request(request)[2] == [0, MAX_NODES]

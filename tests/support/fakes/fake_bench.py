@@ -1,0 +1,251 @@
+"""An engine over fakes: a target without a model and drafters that guess half right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from draftline.core.engine import EngineCore
+from draftline.core.errors import DraftlineError, StageLost
+from draftline.core.request.output import Delta
+from draftline.core.request.request import Request
+from draftline.core.request.sampling_params import SamplingParams
+from draftline.core.request.stop import StopRule
+from draftline.core.request_options import RequestOptions
+from draftline.core.schedule.block_pool import BlockPool
+from draftline.core.schedule.budget import NodeBudget
+from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
+from draftline.core.trace import StepTrace
+from draftline.core.types import (
+    ROOT,
+    DraftRequest,
+    Probe,
+    Proposal,
+    Query,
+    StepCommit,
+    Successors,
+)
+from support.fakes.fake_target import FakeTarget, next_token, top_ids
+
+
+class NoText:
+    def push(self, _token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+class RandomDrafters:
+    """Random trees, half of whose nodes are what the target will say; checks what it is told."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        probes: bool,
+        vocab: int,
+        memory: int | None,
+        *,
+        successors: bool = False,
+    ) -> None:
+        self.rng = rng
+        self.successors = successors
+        self.wishes: dict[tuple[str, str], int] = {}
+        self.successor_rows = 0
+        self.vocab = vocab
+        self.memory = memory
+        self.probes = probes
+        self.texts: dict[str, list[int]] = {}
+        self.ended: dict[str, list[int]] = {}
+        self.seeds: dict[str, int] = {}
+        self.probe_answers = 0
+        self.left_out: set[str] = set()
+
+    def open(self, request: DraftRequest) -> None:
+        assert request.request_id not in self.texts
+        self.texts[request.request_id] = request.token_ids.tolist()
+        self.seeds[request.request_id] = request.seed
+
+    def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
+        text = self.texts.pop(request_id)
+        for commit in last:
+            assert len(text) == commit.base_len
+            text += commit.tokens.tolist()
+        self.ended[request_id] = text
+
+    async def exchange(
+        self,
+        commits: Sequence[StepCommit],
+        queries: Sequence[Query],
+        left_out: Collection[str] = (),
+    ) -> dict[str, list[Proposal]]:
+        self.left_out.update(left_out)
+        for commit in commits:
+            text = self.texts[commit.request_id]
+            assert len(text) == commit.base_len
+            text += commit.tokens.tolist()
+            for answer in commit.probe_ids.values():
+                assert answer.shape == (2, 3)
+                self.probe_answers += 1
+            for source, heard in commit.successors.items():
+                self._check_heard(commit, heard, self.wishes[commit.request_id, source])
+        await asyncio.sleep(0)
+        return {query.request_id: self._propose(query, left_out) for query in queries}
+
+    def costs(self) -> dict[str, float]:
+        return {"first": 0.0, "second": 0.0}
+
+    def _check_heard(self, commit: StepCommit, heard: Successors, count: int) -> None:
+        """Every row has what was asked for; the root's is the first, and no accepted one lacks."""
+        assert heard.ids.shape == (len(heard.tokens), count)
+        self.successor_rows += len(heard.tokens)
+        rows = list(zip(heard.tokens.tolist(), heard.ids.tolist(), strict=True))
+        text = self.texts[commit.request_id]
+        expected = [
+            (text[end - 1], top_ids(text[:end], count, self.vocab).tolist())
+            for end in range(commit.base_len, len(text))
+        ]
+        assert rows[0] == expected[0]
+        assert all(row in rows for row in expected)
+
+    def _propose(self, query: Query, left_out: Collection[str]) -> list[Proposal]:
+        text = self.texts[query.request_id]
+        assert len(text) == query.committed_len
+        assert query.max_nodes >= 1
+        asked = [name for name in ("first", "second") if name not in left_out]
+        return [self._tree(name, query, text) for name in asked]
+
+    def _tree(self, source: str, query: Query, text: list[int]) -> Proposal:
+        tokens, parents, paths = [], [], []
+        for node in range(int(self.rng.integers(0, 12))):
+            parent = int(self.rng.integers(ROOT, node)) if node else ROOT
+            path = [*(paths[parent] if parent >= 0 else text)]
+            right = next_token(path, self.seeds[query.request_id], self.vocab, self.memory)
+            token = right if self.rng.random() < 0.7 else int(self.rng.integers(0, self.vocab))
+            tokens.append(token)
+            parents.append(parent)
+            paths.append([*path, token])
+        probe = self._probe() if self.probes and self.rng.random() < 0.5 else None
+        nodes = np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32)
+        wish = int(self.rng.integers(0, 5)) if self.successors else 0
+        self.wishes[query.request_id, source] = wish
+        return Proposal(source, *nodes, np.zeros(len(tokens), dtype=np.float32), probe, wish)
+
+    def _probe(self) -> Probe:
+        return Probe(
+            tokens=np.array([1, 2, 3], dtype=np.int32),
+            offsets=np.array([1, 2, 2], dtype=np.int32),
+            mask=np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=np.bool_),
+            wanted=np.array([1, 2], dtype=np.int32),
+            top_k=3,
+        )
+
+
+@dataclass
+class Bench:
+    """An engine over fakes, and what each request's sink heard."""
+
+    num_blocks: int = 64
+    rows: int = 40
+    nodes: int = 10
+    max_running: int = 4
+    max_waiting: int = 100
+    num_groups: int = 1
+    seed: int = 0
+    probes: bool = False
+    successors: bool = False
+    vocab: int = 7
+    block_size: int = 4
+    memory: int | None = 2
+    clock: Callable[[], float] = lambda: 0.0
+    share_prefixes: bool = True
+    trace: StepTrace | None = None
+    heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.target = FakeTarget(self.vocab, self.block_size, self.num_groups, memory=self.memory)
+        self.pool = BlockPool(self.num_blocks, self.block_size)
+        self.drafters = RandomDrafters(
+            np.random.default_rng(self.seed),
+            self.probes,
+            self.vocab,
+            self.memory,
+            successors=self.successors,
+        )
+        limits = SchedulerLimits(
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            max_step_rows=self.rows,
+            max_tree_nodes=self.nodes,
+            max_probe_rows=6,
+            num_groups=self.num_groups,
+            share_prefixes=self.share_prefixes,
+        )
+        self.scheduler = Scheduler(self.pool, limits)
+        self.budget = NodeBudget(self.nodes)
+        self.use_target(self.target)
+
+    def use_target(self, target: FakeTarget) -> None:
+        self.target = target
+        self.core = EngineCore(
+            target, self.drafters, self.scheduler, self.budget, self.clock, trace=self.trace
+        )
+
+    def replace_target(self) -> None:
+        """What a recovery does after `StageLost`."""
+        self.target = FakeTarget(self.vocab, self.block_size, self.num_groups, memory=self.memory)
+        self.core.use_pipeline(self.target)
+
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        speculative: bool = True,
+        *,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+        request = Request(
+            request_id=name,
+            prompt_ids=np.array(prompt, dtype=np.int32),
+            params=params,
+            seed=len(name) if seed is None else seed,
+            max_tokens=max_tokens,
+            sink=self.heard.setdefault(name, []).append,
+            options=RequestOptions(speculative=speculative, **options),
+        )
+        self.core.add(request, StopRule(params, (), max_tokens, NoText()))
+
+    async def run(self) -> None:
+        while self.core.has_work:
+            await self.core.step()
+
+    async def run_over_a_loss(self, *, replaced: bool) -> None:
+        """Run; after a lost stage with another target, or without the requests that ran."""
+        try:
+            await self.run()
+        except StageLost as error:
+            if replaced:
+                self.replace_target()
+            else:
+                self.core.fail_all(error)
+            await self.run()
+
+    def tokens(self, name: str) -> list[int]:
+        deltas = [event for event in self.heard[name] if isinstance(event, Delta)]
+        assert all(len(d.token_ids) == len(d.sources) for d in deltas)
+        return [token for delta in deltas for token in delta.token_ids]
+
+    def check_empty(self) -> None:
+        self.pool.check()
+        assert self.pool.num_free == self.num_blocks
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        assert not self.drafters.texts
+        assert not self.core.has_work

@@ -1,0 +1,55 @@
+"""A drafter's model without a model: a law over the whole text that a row sees."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+from draftline.core.types import Int32, StepInput, StepOutput
+from support.fakes.fake_target import FakeTarget
+
+
+def law(text: list[int], seed: int, vocab_size: int) -> tuple[int, float]:
+    """The token after `text`, and the log-probability that the model claims for it."""
+    key = hashlib.blake2b(repr((text, seed)).encode(), digest_size=8).digest()
+    token = int.from_bytes(key[:4], "little") % vocab_size
+    return token, float(np.log((1 + key[4]) / 256))
+
+
+def plain_chain(text: list[int], seed: int, vocab_size: int, num_tokens: int) -> list[int]:
+    """The chain that the law draws below `text`."""
+    drawn: list[int] = []
+    for _ in range(num_tokens):
+        drawn.append(law(text + drawn, seed, vocab_size)[0])
+    return drawn
+
+
+class FakeModelStage(FakeTarget):
+    """Answers by the text that it reads through its KV cache, which `FakeTarget` checks."""
+
+    # What the next rows tell, one after the other.
+    entropies: list[float]
+
+    def run(self, step: StepInput, hidden: None = None) -> StepOutput:
+        assert hidden is None
+        self.steps.append(step)
+        output = self._run(step)
+        rows = step.logits_rows.tolist()
+        chosen = [
+            law(self._visible(step, row), seed, self._vocab_size)
+            for row, seed in zip(rows, step.sampling.seed.tolist(), strict=True)
+        ]
+        assert step.with_log_probs
+        if step.with_entropies:
+            assert len(rows) <= 1
+            output = replace(output, entropies=np.array([self.entropies.pop(0) for _ in rows]))
+        return replace(
+            output,
+            target_tokens=np.array([token for token, _ in chosen], dtype=np.int32),
+            log_probs=np.array([log_prob for _, log_prob in chosen], dtype=np.float32),
+        )
+
+    def _top_ids(self, text: list[int], top_k: int) -> Int32:
+        first, _ = law(text, 0, self._vocab_size)
+        return (first + np.arange(top_k, dtype=np.int32)) % self._vocab_size

@@ -1,0 +1,122 @@
+"""A target without a model: a law over the exact text that a row sees through the KV cache.
+
+It keeps (token, position) for every slot and moves them as a stage would, so that a wrong slot,
+mask, position, move or block table changes its answers or fails an assertion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import numpy as np
+from draftline.core.errors import StageLost
+from draftline.core.tree.ancestor_bits import unpack
+from draftline.core.types import Int32, StepInput, StepOutput
+
+
+def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:
+    """The target's token after `tokens`: it remembers `memory` of them, or all.
+
+    A short memory lets drafters guess it.
+    """
+    seen = tokens if memory is None else tokens[-memory:]
+    key = repr((seen, seed)).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "little") % vocab_size
+
+
+def top_ids(text: list[int], top_k: int, vocab_size: int) -> Int32:
+    """The target's most probable tokens after a text."""
+    first = next_token(text, 0, vocab_size)
+    return (first + np.arange(top_k, dtype=np.int32)) % vocab_size
+
+
+def plain_answer(
+    prompt: list[int], num_tokens: int, seed: int, vocab_size: int, memory: int | None = 2
+) -> list[int]:
+    """What plain decoding says."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens, seed, vocab_size, memory))
+    return tokens[len(prompt) :]
+
+
+class FakeTarget:
+    """A pipeline of one fake stage."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        block_size: int,
+        max_in_flight: int = 1,
+        *,
+        memory: int | None = 2,
+    ) -> None:
+        self.memory = memory
+        self.max_in_flight = max_in_flight
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._cache: dict[int, tuple[int, int]] = {}
+        self.steps: list[StepInput] = []
+        self.lost = False
+
+    def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
+        answer: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
+        if self.lost:
+            answer.set_exception(StageLost("stage 0 is dead"))
+            return answer
+        self.steps.append(step)
+        answer.set_result(self._run(step))
+        return answer
+
+    def _run(self, step: StepInput) -> StepOutput:
+        moved = [(self._cache[source], target) for source, target in step.moves.tolist()]
+        for value, target in moved:
+            self._cache[target] = value
+        assert len(set(step.slots.tolist())) == len(step.slots), "two rows write one slot"
+        rows = zip(
+            step.slots.tolist(), step.token_ids.tolist(), step.positions.tolist(), strict=True
+        )
+        for slot, token, position in rows:
+            self._cache[slot] = (token, position)
+        texts = [self._visible(step, row) for row in range(len(step.token_ids))]
+        wanted = [texts[row] for row in step.logits_rows.tolist()]
+        assert [len(text) for text in wanted] == step.sampling.position.tolist()
+        probes = [self._top_ids(texts[row], step.probe_top_k) for row in step.probe_rows.tolist()]
+        return StepOutput(
+            step_id=step.step_id,
+            target_tokens=self.choose(step, wanted),
+            probe_ids=np.array(probes, dtype=np.int32).reshape(len(probes), step.probe_top_k),
+            scores=np.empty(0, dtype=np.float32),
+        )
+
+    def choose(self, step: StepInput, texts: list[list[int]]) -> Int32:
+        """The token after each text."""
+        pairs = zip(texts, step.sampling.seed.tolist(), strict=True)
+        tokens = [next_token(text, seed, self._vocab_size, self.memory) for text, seed in pairs]
+        return np.array(tokens, dtype=np.int32)
+
+    def _top_ids(self, text: list[int], top_k: int) -> Int32:
+        return top_ids(text, top_k, self._vocab_size)
+
+    def _visible(self, step: StepInput, row: int) -> list[int]:
+        """The text up to and with this row, read through the cache; positions must be gapless."""
+        request = int(np.searchsorted(step.request_starts, row, side="right")) - 1
+        own = row - int(step.request_starts[request])
+        positions = np.arange(int(step.context_lens[request]))
+        table = step.block_tables[request]
+        slots = table[positions // self._block_size] * self._block_size
+        seen = [self._cache[s] for s in (slots + positions % self._block_size).tolist()]
+        assert [position for _, position in seen] == positions.tolist(), "context is not committed"
+        tree = step.trees[request]
+        if tree is None:
+            first = int(step.request_starts[request])
+            columns = step.slots[first : row + 1].tolist()
+        else:
+            mask = unpack(tree.ancestors, len(tree.slots))
+            assert np.array_equal(tree.slots[-len(mask) :][own], step.slots[row])
+            columns = tree.slots[mask[own]].tolist()
+        seen += [self._cache[slot] for slot in columns]
+        seen.sort(key=lambda value: value[1])
+        assert [position for _, position in seen] == list(range(int(step.positions[row]) + 1))
+        return [token for token, _ in seen]

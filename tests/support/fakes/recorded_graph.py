@@ -1,0 +1,86 @@
+"""Stands for a CUDA graph on a CPU: records the operations of some work, and does them again.
+
+As with a CUDA graph, no Python of the work runs in a replay: numbers and sizes are those of the
+capture, and only what tensors hold may differ. Kernels are those of Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from draftline.models.stage.graph_capture import Work
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import GridExecutor
+
+
+class Recorder(TorchDispatchMode):
+    """Operations of torch and launches of kernels, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Work] = []
+        self.num_launches = 0
+        self._is_launching = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self._is_launching:
+            self.operations.append(lambda: redo(func, args, kwargs or {}, out))
+        return out
+
+    def launch(self, kernel: Callable[[], None]) -> None:
+        """Run a kernel; what the interpreter does inside is no operation of the work."""
+        self._is_launching = True
+        kernel()
+        self._is_launching = False
+        self.num_launches += 1
+        self.operations.append(kernel)
+
+
+def redo(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """The same operation, its results where they were before; a view is copied onto itself."""
+    again = func(*args, **kwargs)
+    for new, old in zip(tree_leaves(again), tree_leaves(out), strict=True):
+        if isinstance(old, Tensor):
+            old.copy_(new)
+
+
+class RecordedGraphs:
+    """A `Capture`. `num_replays` counts those of each graph, in the order of the captures."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.num_replays: list[int] = []
+        self.recorders: list[Recorder] = []
+        self._current: Recorder | None = None
+        launch = GridExecutor.__call__
+
+        def recording(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
+            if self._current is None:
+                launch(executor, *args, **kwargs)
+            else:
+                self._current.launch(lambda: launch(executor, *args, **kwargs))
+
+        patch.setattr(GridExecutor, "__call__", recording)
+
+    def __call__(self, work: Work) -> Work:
+        """As the protocol says."""
+        index = len(self.recorders)
+        self._current = recorder = Recorder()
+        with recorder:
+            work()
+        self._current = None
+        self.recorders.append(recorder)
+        self.num_replays.append(0)
+
+        def replay() -> None:
+            self.num_replays[index] += 1
+            for operation in recorder.operations:
+                operation()
+
+        return replay

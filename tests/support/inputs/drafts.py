@@ -1,0 +1,96 @@
+"""Drafts for tests of acceptance rules: trees whose candidates are drawn as a drafter would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from draftline.core.candidates import Candidate, Chance, Verdict
+from draftline.core.types import Float64
+from support.inputs.enumeration import Laws, Text
+
+# Draws the candidates after a text: their tokens and declared laws, in the order of their tests.
+Draw = Callable[[Chance, Text], list[tuple[int, Float64 | None]]]
+Rule = Callable[[Float64, list[list[Candidate]], Chance], Verdict]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A tree as the rules take it. `texts` are those of its nodes, the root's is empty."""
+
+    texts: list[Text] = field(default_factory=lambda: [()])
+    children: list[list[Candidate]] = field(default_factory=lambda: [[]])
+
+    def add(self, node: int, token: int, law: Float64 | None) -> int:
+        """A candidate after `node`; equal tokens share a node."""
+        known = [one.node for one in self.children[node + 1] if one.token == token]
+        if known:
+            found = known[0]
+        else:
+            found = len(self.texts) - 1
+            self.texts.append((*self.texts[node + 1], token))
+            self.children.append([])
+        self.children[node + 1].append(Candidate(found, token, law))
+        return found
+
+    def verify(self, rule: Rule, laws: Laws, chance: Chance) -> Text:
+        """What a rule commits."""
+        # What comes after texts of full length is not looked at.
+        beyond = np.eye(len(laws[()]))[0]
+        table = np.array([laws.get(text, beyond) for text in self.texts])
+        path, token = rule(table, self.children, chance)
+        text = self.texts[path[-1] + 1] if path else ()
+        return (*text, token)
+
+
+def drawn_tree(chance: Chance, draws: Sequence[Draw]) -> Draft:
+    """A tree whose level i is drawn by `draws[i]` after every node above it."""
+    draft = Draft()
+    level = [-1]
+    for draw in draws:
+        below = []
+        for node in level:
+            for token, law in draw(chance, draft.texts[node + 1]):
+                child = draft.add(node, token, law)
+                if child not in below:
+                    below.append(child)
+        level = below
+    return draft
+
+
+def iid(laws: Laws, count: int) -> Draw:
+    """Independent draws."""
+    return lambda chance, text: [(chance.draw(laws[text]), laws[text]) for _ in range(count)]
+
+
+def swor(laws: Laws, count: int) -> Draw:
+    """Draws without replacement, each with the law that was left."""
+
+    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
+        law = laws[text]
+        found: list[tuple[int, Float64 | None]] = []
+        for _ in range(min(count, np.count_nonzero(law))):
+            token = chance.draw(law)
+            found.append((token, law))
+            law = without(law, token)
+        return found
+
+    return draw
+
+
+def top(laws: Laws, count: int) -> Draw:
+    """The most probable tokens, which are no draws."""
+    return lambda _, text: [(int(token), None) for token in np.argsort(-laws[text])[:count]]
+
+
+def both(*draws: Draw) -> Draw:
+    """The candidates of several drafters, in their order."""
+    return lambda chance, text: [one for draw in draws for one in draw(chance, text)]
+
+
+def without(law: Float64, token: int) -> Float64:
+    """`law` given that it is not this token."""
+    left = law.copy()
+    left[token] = 0.0
+    return left / left.sum() if left.sum() > 0 else left

@@ -1,0 +1,69 @@
+"""A small Ray on this machine, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+
+TESTS = Path(__file__).parents[2]
+
+
+@contextmanager
+def ray_cluster(num_cpus: int = 4) -> Iterator[None]:
+    """Ray with this many logical CPUs; its workers can import `support`."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *([before] if before else [])])
+    try:
+        _start(num_cpus)
+        yield
+    finally:
+        ray.shutdown()
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _start(num_cpus: int) -> None:
+    """Ray gives itself 30 s to start, which is short on a busy machine: try three times."""
+    for attempt in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                ray.init(
+                    num_cpus=num_cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    object_store_memory=100_000_000,
+                )
+                return
+            except Exception:  # Ray itself raises no narrower class
+                ray.shutdown()
+                # What the attempt left warns when it is collected: here, not in some test.
+                gc.collect()
+                if attempt == 2:
+                    raise
+
+
+async def no_actors_left(class_name: str | None = None) -> bool:
+    """Whether all actors, or all of a class, are dead or soon are: Ray hears of it late."""
+    for _ in range(200):
+        if not living_actors(class_name):
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+def living_actors(class_name: str | None = None) -> list[str]:
+    """The classes of all actors, or those of one class, that are not known to be dead."""
+    actors = ray._private.state.actors().values()
+    names = [actor["ActorClassName"] for actor in actors if actor["State"] != "DEAD"]
+    return [name for name in names if class_name in (None, name)]

@@ -1,0 +1,153 @@
+"""Compiles the Triton kernels for GPUs of compute capability 9.0 and 8.9, without one.
+
+Run as a program, in a process of its own: Triton decides once whether it interprets. Prints a line
+a kernel: its name, what it was compiled for, and bytes of shared memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from draftline.kernels.attention import kernels as attention_kernels
+from draftline.kernels.attention import paged_attention
+from draftline.kernels.attention.tile_plan import TILE_LINES
+from draftline.kernels.dot_types import dot_type, triton_type
+from draftline.kernels.int8 import kernels as int8_kernels
+from draftline.kernels.int8 import product as int8_product
+from draftline.kernels.kv import kernels as kv_kernels
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+OPTIONS = ("num_warps", "num_stages")
+# Bytes that a block may have, by compute capability.
+MOST_SHARED = {90: 227 * 1024, 89: 99 * 1024}
+HEAD_DIMS = (64, 96, 128, 256)
+
+
+def compiled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int = 90,
+    **options: Any,
+) -> str:  # fmt: skip
+    """`types` of the arguments that are not `i32`; returns the shared memory that it takes.
+
+    Addresses and strides are known to be multiples of 16, as at run time: loads take more shared
+    memory then.
+    """
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    assert set(types) | set(constants) <= set(kernel.arg_names)
+    attributes = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or name.startswith("stride")
+    }
+    source = ASTSource(kernel, signature, constants, attributes)
+    target = GPUTarget("cuda", capability, 32)
+    binary = triton.compile(source, target=target, options=options | paged_attention.FUSED)
+    assert len(binary.asm["cubin"]) > 0
+    assert re.search(rf"\.target sm_{capability}", binary.asm["ptx"])
+    assert binary.metadata.shared <= MOST_SHARED[capability], binary.metadata.shared
+    return f"shared={binary.metadata.shared}"
+
+
+def attention_cases() -> Iterator[tuple[str, str]]:
+    for dtype, head_dim, lines in itertools.product(NAMES, HEAD_DIMS, TILE_LINES):
+        for capability in MOST_SHARED:
+            facts = attention(dtype, head_dim, NAMES[dtype], lines, capability=capability)
+            yield f"attend_tiles {NAMES[dtype]} {head_dim} {lines} sm_{capability}", facts
+    yield "attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv")
+
+
+def attention(
+    dtype: torch.dtype, head_dim: int, stored: str, lines: int = 64,
+    *, plain: bool = False, capability: int = 90,
+) -> str:  # fmt: skip
+    dims = triton.next_power_of_2(head_dim)
+    options = paged_attention.tile_options(dims, dtype)
+    pointers = dict.fromkeys(
+        ("items", "requests", "positions", "own_slots", "own_positions", "first_blocks", "blocks"),
+        "*i32",
+    ) | dict.fromkeys(("log_sums", "scales", "partial_out", "partial_sums"), "*fp32")
+    types = pointers | {
+        "query": f"*{NAMES[dtype]}", "out": f"*{NAMES[dtype]}", "pairs": f"*{stored}",
+        "ancestors": "*i64", "scaling": "fp32", "softcap": "fp32",
+    }  # fmt: skip
+    constants = {
+        "BLOCK_SIZE": 16, "SHARE": 4, "NUM_WORDS": 4, "HEAD_DIM": head_dim, "DIMS": dims,
+        "LINES": lines, "PARTIAL_LINES": 64, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
+        "HAS_SCALES": stored == "fp8e4nv", "HAS_SUMS": not plain,
+        "KEEP": triton_type(dtype),
+        **{name: value for name, value in options.items() if name not in OPTIONS},
+    }  # fmt: skip
+    chosen = {name: options[name] for name in OPTIONS}
+    return compiled(attention_kernels.attend_tiles, types, constants, capability, **chosen)
+
+
+def merging() -> str:
+    types = dict.fromkeys(("log_sums", "partial_out", "partial_sums"), "*fp32")
+    constants = {
+        "SHARE": 4, "HEAD_DIM": 128, "DIMS": 128, "PARTIAL_LINES": 64, "HAS_SUMS": True,
+        "KEEP": triton_type(torch.bfloat16),
+    }  # fmt: skip
+    types |= {"out": "*bf16", "merges": "*i32"}
+    return compiled(attention_kernels.merge_partials, types, constants)
+
+
+def storing(stored: str) -> str:
+    types = {
+        "keys": "*bf16", "values": "*bf16", "pairs": f"*{stored}", "slots": "*i32",
+        "scales": "*fp32",
+    }  # fmt: skip
+    constants = {
+        "NUM_HEADS": 8, "HEADS": 8, "HEAD_DIM": 80, "DIMS": 128, "HAS_SCALES": stored != "bf16",
+        "IS_FP8": stored != "bf16",
+    }  # fmt: skip
+    return compiled(kv_kernels.store_rows, types, constants)
+
+
+def multiplying(num_rows: int, dtype: torch.dtype, capability: int) -> str:
+    sizes = int8_product.tile_sizes(num_rows, 4096, dtype)
+    types = dict.fromkeys(("x", "out"), f"*{NAMES[dtype]}") | {"weight": "*i8", "scales": "*fp32"}
+    options = {name: int8_product.LAUNCH[name] for name in OPTIONS}
+    constants = {**sizes, "IS_WHOLE": True, "DOT": dot_type(dtype)}
+    return compiled(int8_kernels.multiply_int8, types, constants, capability, **options)
+
+
+def copying() -> str:
+    types = dict.fromkeys(("source", "target", "source_rows", "target_rows"), "*i32")
+    types |= {"source_rows": "*i64", "target_rows": "*i64"}
+    constants = {"FROM_LIST": True, "TO_LIST": False, "CHUNK_LEN": 1024}
+    return compiled(kv_kernels.copy_rows, types, constants)
+
+
+def main(which: str) -> None:
+    """`all`, or `few`: those that compile in seconds."""
+    if which == "all":
+        for name, facts in attention_cases():
+            print(name, facts)
+    else:
+        print("attend_tiles bf16 128 fp8", attention(torch.bfloat16, 128, "fp8e4nv"))
+        print("attend_tiles bf16 256", attention(torch.bfloat16, 256, "bf16", 16, plain=True))
+        facts = attention(torch.float32, 256, "fp32", plain=True, capability=89)
+        print("attend_tiles fp32 256 sm_89", facts)
+    for num_rows, dtype in ((1, torch.bfloat16), (65, torch.bfloat16), (65, torch.float32)):
+        for capability in MOST_SHARED:
+            facts = multiplying(num_rows, dtype, capability)
+            print(f"multiply_int8 {NAMES[dtype]} {num_rows} sm_{capability}", facts)
+    print("merge_partials", merging())
+    print("store_rows bf16", storing("bf16"))
+    print("store_rows fp8", storing("fp8e4nv"))
+    print("copy_rows", copying())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
