@@ -1,4 +1,4 @@
-"""Trees that a drafter grows level by level from the candidates that its own law gives."""
+"""Trees that a drafter grows level by level from the candidates that its own distribution gives."""
 
 from __future__ import annotations
 

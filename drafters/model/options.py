@@ -21,16 +21,17 @@ class ModelOptions:
     """Options of `ModelDrafter`; raises `ConfigError` naming the option.
 
     tree                  chain; dynamic, EAGLE-2's tree of `top_k` nodes a level; or a JSON file of
-                          a static tree (`drafters/model/tree_file.py`). Requests whose law is
-                          shaped by more than a temperature get chains
+                          a static tree (`drafters/model/tree_file.py`). Requests whose distribution
+                          is shaped by more than a temperature get chains
     top_k                 of a dynamic tree
     num_tokens            most tokens of the chain, levels of a dynamic tree
     branch                at temperature 0: how many next best tokens, by the model's own logits,
                           stand beside the chain's first
     stop                  when a chain ends before that (`drafters/model/stopping.py`): constant,
                           heuristic, confidence, svip, schedule or goodput
-    law_size              k > 0: with a temperature, chains are drawn from the law of the k most
-                          probable tokens, and say so: acceptance rules other than `coupled` need it
+    distribution_size     k > 0: with a temperature, chains are drawn from the distribution of the k
+                          most probable tokens, and say so: acceptance rules other than `coupled`
+                          need it
     confidence_threshold  of `confidence`: the chain ends after a token less probable than this,
                           which moves to where it would have cost least
     schedule              of `schedule`: lists of [most requests, tokens], with rising requests
@@ -46,7 +47,7 @@ class ModelOptions:
     top_k: int = 4
     num_tokens: int = 4
     branch: int = 0
-    law_size: int = 0
+    distribution_size: int = 0
     stop: str = "constant"
     confidence_threshold: float = 0.4
     schedule: tuple[tuple[int, int], ...] = ()
@@ -61,7 +62,7 @@ class ModelOptions:
         require_whole("num_tokens", self.num_tokens, 1, 1024)
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
-        require_whole("law_size", self.law_size, 0, 4096)
+        require_whole("distribution_size", self.distribution_size, 0, 4096)
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         require_switches(self, "enforce_eager")

@@ -1,8 +1,8 @@
 """How long a draft that is drawn token by token goes on (algorithms.md, section 30).
 
 A rule may look at everything before a token is drawn, and at tokens that are in the draft already;
-never at a token to decide whether that token itself is proposed. So drafts stay draws of the law
-that their drafter declares, and every acceptance rule stays exact.
+never at a token to decide whether that token itself is proposed. So drafts stay draws of the
+distribution that their drafter declares, and every acceptance rule stays exact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WEIGHT = 0.1
 
 
 class Drawn(NamedTuple):
-    """A token of a draft: its log-probability, and the entropy of its law; in nats."""
+    """A token of a draft: its log-probability, and the entropy of its distribution; in nats."""
 
     log_prob: float
     entropy: float
@@ -118,13 +118,13 @@ class Confidence(Constant):
 
 
 class Svip(Constant):
-    """Until the law itself is uncertain: sqrt(0.15 H(q)) > 0.3 (arXiv 2411.18462)."""
+    """Until the distribution itself is uncertain: sqrt(0.15 H(q)) > 0.3 (arXiv 2411.18462)."""
 
     def __init__(self, scale: float = 0.15, threshold: float = 0.3) -> None:
         self._most_entropy = threshold**2 / scale
 
     def stops_after(self, drawn: Drawn) -> bool:
-        """After a token of an uncertain law."""
+        """After a token of an uncertain distribution."""
         return drawn.entropy > self._most_entropy
 
 

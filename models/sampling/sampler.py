@@ -17,7 +17,8 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
 
     argmax of `processed logits / temperature + gumbel(seed, position, token)`; at temperature 0
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
-    top_k, top_p, min_p, typical_p, each on the law that the former leaves. Equals `core.sampling`.
+    top_k, top_p, min_p, typical_p, each on the distribution that the former leaves. Equals
+    `core.sampling`.
     """
     chosen = _argmax(logits)
     sampled = np.flatnonzero(sampling.temperature)

@@ -10,7 +10,7 @@ from ...core.errors import ConfigError
 from ...core.learner import CREDITED, DAMAGED, Ended
 from ...core.types import Int32
 from ..delta.delta_log import MAX_TOKENS, DeltaEvent, DeltaLog, text_digest
-from ..delta.fitness import Fitness
+from ..delta.fingerprint import Fingerprint
 from ..delta.fold import Folder
 from ..delta.live_delta import LiveDelta
 from ..delta.settings import LearningSettings
@@ -39,7 +39,7 @@ class LiveLearning:
         self,
         store: SegmentStore,
         log: DeltaLog,
-        fitness: Fitness,
+        fingerprint: Fingerprint,
         settings: LearningSettings | None = None,
         off: Collection[str] = (),
     ) -> None:
@@ -48,10 +48,10 @@ class LiveLearning:
             check_namespace(namespace)
         self._log = log
         self._off = frozenset(off)
-        self.fitness = fitness
-        self._delta = LiveDelta(store, log, fitness, settings)
+        self.fingerprint = fingerprint
+        self._delta = LiveDelta(store, log, fingerprint, settings)
         self.watch = StoreWatch(store)
-        self._folder = Folder(store, log, fitness, settings, self.watch)
+        self._folder = Folder(store, log, fingerprint, settings, self.watch)
         self._counting = threading.Lock()
         self.counts: Counter[str] = Counter()
 
@@ -114,7 +114,9 @@ class LiveLearning:
             return "shared"
         if ended.namespace in self._off:
             return "off"
-        is_fit = MIN_TOKENS <= len(ended.tokens) <= MAX_TOKENS and self.fitness.takes(ended.tokens)
+        is_fit = MIN_TOKENS <= len(ended.tokens) <= MAX_TOKENS and self.fingerprint.takes(
+            ended.tokens
+        )
         return None if is_fit else "unfit"
 
 

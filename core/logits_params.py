@@ -12,8 +12,9 @@ MAX_PENALTY = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shaping:
-    """What changes the law of a request's tokens, beside its temperature and a structured output.
+class LogitsParams:
+    """What changes the distribution of a request's tokens, beside its temperature and a structured
+    output.
 
     The fields are those of `SamplingParams`, which explains them; the defaults change nothing.
     Raises `RequestError` naming the field.
@@ -76,4 +77,4 @@ class Shaping:
         require(limited, "logit_bias", "must be from -100 to 100")
 
 
-UNSHAPED = Shaping()
+UNSHAPED = LogitsParams()
