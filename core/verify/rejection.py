@@ -7,8 +7,9 @@ multi-step sampling and Sequoia's draws without replacement (algorithms.md, sect
 
 from __future__ import annotations
 
-from ..candidates import Children, Rng, VerificationResult
-from ..types import ROOT, Float64
+from ..arrays import ROOT, Float64
+from ..steps import VerificationResult
+from .candidates import Children, Rng
 
 
 def verify_rejection(distributions: Float64, children: Children, rng: Rng) -> VerificationResult:
