@@ -8,8 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .cluster.config import DrafterConfig, EngineConfig
-    from .core.request.sampling_params import SamplingParams
-    from .core.request_options import RequestOptions
+    from .core.request.sampling_params import RequestOptions, SamplingParams
     from .deploy.engine.engine import AsyncEngine, Engine
     from .models.load.bundled import demo_path
 
@@ -29,7 +28,7 @@ _HOMES = {
     "DrafterConfig": ".cluster.config",
     "Engine": ".deploy.engine.engine",
     "EngineConfig": ".cluster.config",
-    "RequestOptions": ".core.request_options",
+    "RequestOptions": ".core.request.sampling_params",
     "SamplingParams": ".core.request.sampling_params",
     "demo_path": ".models.load.bundled",
 }

@@ -21,7 +21,7 @@ from ..cluster.transport.stage_failure import end_process
 from ..core.errors import DrafterError, DraftlineError
 
 if TYPE_CHECKING:
-    from ..core.drafter import Drafter
+    from ..core.interfaces import Drafter
     from .drafter_server import DrafterServer
 
 # How long an actor that was up may say nothing, and one that starts: its process first imports what

@@ -15,8 +15,8 @@ from ..cluster.links.tls_files import TlsFiles
 from ..cluster.links.tokens import Access
 from ..cluster.links.wire import DEFAULT_MAX_BYTES
 from ..cluster.transport.stage_failure import end_process
-from ..core.drafter import Drafter
 from ..core.errors import ConfigError
+from ..core.interfaces import Drafter
 from .server.arguments import add_listen_arguments, listen_settings, require_whole_scopes
 from .server.listener import GrpcListener, run_server, serve_until_signal
 

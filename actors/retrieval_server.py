@@ -15,8 +15,7 @@ from ..cluster.links.denied_namespaces import DENIED_KEY
 from ..cluster.links.tls_files import TlsFiles
 from ..cluster.links.tokens import Access, Scope
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
-from ..core.learner import Ended
-from ..core.lookup import Lookup
+from ..core.interfaces import Ended, Lookup
 from ..retrieval_store.delta.fingerprint import Fingerprint
 from ..retrieval_store.learning.wire import LEARN_METHOD, decode_learn
 from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest

@@ -1,12 +1,159 @@
-"""What the engine needs of the parts around it; `cluster/` implements it."""
+"""What the engine needs of the parts around it: pipelines, drafters, learners and lookups."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from .proposals import DraftRequest, Proposal, Query, StepCommit
+import numpy as np
+
+from .arrays import Float32, Int32
+from .proposals import Commit, DraftRequest, Proposal, Query, StepCommit
 from .steps import StepInput, StepOutput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subtree:
+    """Stored continuations of one context, below its last token.
+
+    tokens     int32 [n]    target token ids
+    parents    int32 [n]    index of the parent node, always smaller than the own index; -1 is the
+                            context's last token
+    log_probs  float32 [n]  natural log of each node's probability given its parent, at most 0
+    match_len  how many of the context's last tokens were matched; 0 if none, with no nodes
+
+    A child's path probability (the sum of log-probabilities from the root) is never above its
+    parent's, and a lookup answers with the nodes of the highest path probability, best first.
+    """
+
+    tokens: Int32
+    parents: Int32
+    log_probs: Float32
+    match_len: int
+
+
+class Lookup(Protocol):
+    """Finds continuations by the longest stored suffix of a context."""
+
+    def lookup(
+        self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
+    ) -> list[Subtree]:
+        """One subtree a context, in order, of at most `max_nodes` nodes each.
+
+        contexts: int32 [at most 16], the last tokens of each text, oldest first. `namespaces`
+        names whose data each may read besides `shared`. Pure: the same stored data and arguments
+        give the same answer. Raises `StoreError` or `DrafterError` when no answer can be had.
+        """
+        ...
+
+
+def empty_subtree() -> Subtree:
+    """The answer for a context that is not stored."""
+    none = np.empty(0, dtype=np.int32)
+    return Subtree(none, none, np.empty(0, dtype=np.float32), 0)
+
+
+# What becomes of an ended request. It is `learned`, or `repeated`: known as a whole already. Or it
+# is refused: `shared` is everybody's, `salted` has a cache salt, `unstored` has store: false, `off`
+# is of a namespace that is not learned, `unfit` of another length or vocabulary. Or it is lost:
+# `dropped` where too many waited, `failed` with its store.
+OUTCOMES = (
+    "learned", "repeated", "shared", "salted", "unstored", "off", "unfit", "dropped", "failed",
+)  # fmt: skip
+# Counted beside them: texts that gained weight, because an ended request took what they say.
+CREDITED = "credited"
+# And entries of the store's logs that were passed over because they are damaged.
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """The end of a prompt and the answer to it.
+
+    namespace  whose text it is; only lookups of this namespace may ever read it
+    tokens     int32 [n]  the prompt's last tokens and the answer's
+    accepted   (start, stop) in `tokens`: runs that the store had proposed and the target took
+    """
+
+    namespace: str
+    tokens: Int32
+    accepted: tuple[tuple[int, int], ...] = ()
+
+
+class Learner(Protocol):
+    """Takes ended requests; never blocks and raises nothing."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many had which of `OUTCOMES` so far, `CREDITED` and `DAMAGED`; what is 0 may be left
+        out."""
+        ...
+
+    def learn(self, ended: Ended) -> None:
+        """Take it, or drop it and count that."""
+        ...
+
+
+@runtime_checkable
+class LearningDrafter(Protocol):
+    """A drafter that hands ended requests to a learner."""
+
+    @property
+    def learning_counts(self) -> Mapping[str, int]:
+        """As `Learner.counts`, with what it refused by itself; empty where it learns nothing. May
+        be read in another thread."""
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes continuations of requests. State is keyed by request id; what is learned from one
+    request may serve others, but only those of its namespace and cache salt.
+
+    One thread calls a drafter at a time. A drafter may be wrong or slow and only ever costs
+    speed; what it raises ends its own answer, never a request.
+    """
+
+    @property
+    def name(self) -> str:
+        """The `source` of its proposals, unique in an engine."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it keeps for open requests and of ended ones; a model's weights and KV cache,
+        which never grow, do not count. Asked now and then, and cheap."""
+        ...
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request, or replace its state when it is known already."""
+        ...
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
+        """One proposal a query, in order; empty where there is nothing to say.
+
+        `deadline` is in seconds of the hub's clock, for drafters that can stop early. Does not
+        change what later proposals of the same committed text would be.
+        Raises `DrafterError` if a query does not fit the state (unknown id, other length).
+        """
+        ...
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Learn what was committed, in order, before the next `propose` of those requests."""
+        ...
+
+    def close(self, request_id: str) -> None:
+        """Forget a request; an unknown id is ignored."""
+        ...
+
+
+@runtime_checkable
+class OwningDrafter(Protocol):
+    """A drafter that holds threads or connections."""
+
+    def free(self) -> None:
+        """End and close them, after what waits is done; the drafter is of no use any more."""
+        ...
 
 
 class StepPipeline(Protocol):

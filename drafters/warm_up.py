@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.drafter import Drafter
+from ..core.interfaces import Drafter
 from ..core.proposals import Commit, DraftRequest, Query
 
 REQUEST_ID = "warm-up"

@@ -12,9 +12,8 @@ from draftline.cluster.config import EngineConfig
 from draftline.cluster.engine.assembly import Assembly, local_pipeline, plan_model
 from draftline.cluster.engine.engine_thread import EngineThread
 from draftline.cluster.links.inproc_link import InprocLink
-from draftline.core.answer import Answer
-from draftline.core.request.sampling_params import SamplingParams
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.output import Answer
+from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.drafters.model.drafter import load_model_drafter
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter
 from draftline.drafters.ngram.spectra import SpectraDrafter

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.arrays import Float32, Int32
 from ..core.errors import ProtocolError
-from ..core.lookup import Subtree
+from ..core.interfaces import Subtree
 from .retrieval_pb2 import Context, LookupReply, LookupRequest
 from .retrieval_pb2 import Subtree as SubtreeMessage
 

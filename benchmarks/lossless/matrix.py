@@ -23,8 +23,7 @@ from rich.console import Console
 
 from ...cluster.config import Backend, DrafterConfig, EngineConfig
 from ...cluster.engine.assembly import plan_model
-from ...core.request.sampling_params import SamplingParams
-from ...core.request_options import RequestOptions
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
 from ...measure.records.machine import machine

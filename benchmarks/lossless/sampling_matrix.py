@@ -20,8 +20,7 @@ import typer
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import plan_model
 from ...core.request.output import RequestOutput
-from ...core.request.sampling_params import SamplingParams
-from ...core.request_options import RequestOptions
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.structured_output import StructuredOutput
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine

@@ -30,10 +30,9 @@ from rich.console import Console
 
 from ...cluster.config import DrafterConfig, EngineConfig
 from ...cluster.retrieval.model_fingerprint import model_fingerprint
-from ...core.learner import Ended
+from ...core.interfaces import Ended
 from ...core.request.output import RequestOutput
-from ...core.request.sampling_params import SamplingParams
-from ...core.request_options import RequestOptions
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.engine.engine import Engine
 from ...measure.records.machine import machine
 from ...retrieval_store.serving.open_store import open_learning, open_store

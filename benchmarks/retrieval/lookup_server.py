@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...actors.retrieval_server import RetrievalServer
-from ...core.lookup import Lookup
+from ...core.interfaces import Lookup
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from ...deploy.ray_serve.runtime import quiet_libraries
 from ...measure.clients.load import Load
 from ...measure.clients.setting import TARGET_ONLY, Setting
 from ...measure.records.machine import machine
-from ...retrieval_store.build_progress import BuildProgress
+from ...retrieval_store.corpus.build import BuildProgress
 from ...retrieval_store.corpus.document_filter import DocumentFilter
 from ...retrieval_store.corpus.documents import TokenizedDocument
 from ...retrieval_store.corpus.score_journal import ScoreJournal

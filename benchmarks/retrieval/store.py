@@ -25,7 +25,7 @@ from rich.table import Table
 
 from ...cluster.retrieval.client import GrpcLookup
 from ...core.arrays import Int32
-from ...core.lookup import Lookup
+from ...core.interfaces import Lookup
 from ...measure.records.machine import machine
 from ...retrieval_store.directory_store.store import DirectoryStore
 from ...retrieval_store.search.lookup import SHARED, SegmentLookup

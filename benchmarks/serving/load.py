@@ -23,8 +23,7 @@ from rich.table import Table
 
 from ...cluster.config import EngineConfig
 from ...core.request.output import RequestOutput
-from ...core.request.sampling_params import SamplingParams
-from ...core.request_options import RequestOptions
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
 from ...measure.records.machine import machine

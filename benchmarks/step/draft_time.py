@@ -26,7 +26,7 @@ from rich.table import Table
 from ...cluster.config import DrafterConfig, EngineConfig
 from ...cluster.drafting.factory import build_drafter
 from ...core.arrays import ROOT, Int32
-from ...core.drafter import Drafter
+from ...core.interfaces import Drafter
 from ...core.proposals import Commit, DraftRequest, Proposal, Query, TopNextTokens
 from ...core.tree.acceptance_table import AcceptanceTable
 from ...core.tree.merge import load_kernels, merge

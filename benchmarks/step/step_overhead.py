@@ -15,11 +15,10 @@ from ...cluster.engine.assembly import Assembly, local_pipeline, plan_model
 from ...cluster.engine.engine_thread import EngineThread
 from ...cluster.links.inproc_link import InprocLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
-from ...core.answer import Answer
 from ...core.arrays import ROOT
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
-from ...core.request.sampling_params import SamplingParams
-from ...core.request_options import RequestOptions
+from ...core.request.output import Answer
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.steps import StepInput, StepOutput
 
 NUM_STEPS = 200

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ...core.drafter import Drafter
 from ...core.errors import ConfigError
+from ...core.interfaces import Drafter
 from ...drafters.ngram.anpd import AnpdDrafter, AnpdOptions
 from ...drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
 from ...drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions

@@ -16,10 +16,9 @@ from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
 from ...core.request.banned_sequences import BannedSequences
 from ...core.request.constraint import Constraint
 from ...core.request.request import Request, Sink
-from ...core.request.sampling_params import SamplingParams
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule, stop_token_ids
 from ...core.request_checks import shortened
-from ...core.request_options import RequestOptions
 from ...models.load.model_info import ModelInfo
 from ...models.text.bad_words import bad_word_ids
 from ...models.text.grammar import GrammarConstraint, GrammarFactory

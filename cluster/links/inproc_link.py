@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from ...core.drafter import Drafter, OwningDrafter
 from ...core.errors import DrafterError
+from ...core.interfaces import Drafter, OwningDrafter
 from .failure_log import failure_reason
 from .link import MAX_NODES, DrafterMessage, LinkEvents, is_report_due
 from .session import DrafterSession

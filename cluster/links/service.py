@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from ...core.drafter import Drafter, OwningDrafter
 from ...core.errors import ProtocolError
+from ...core.interfaces import Drafter, OwningDrafter
 from ..transport.stage_failure import is_device_lost
 from . import drafter_pb2 as pb
 from .failure_log import FailureLog, failure_reason

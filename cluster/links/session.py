@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from ...core.drafter import Drafter
-from ...core.learner import LearningDrafter
+from ...core.interfaces import Drafter, LearningDrafter
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from .failure_log import FailureLog, failure_reason
 from .link import DrafterMessage, DrafterReport

@@ -1,15 +1,25 @@
-"""A place that Ray keeps free for an actor."""
+"""A place that Ray keeps free for an actor.
+
+The GPUs of the Ray cluster that this process belongs to.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
+
+
+def cluster_has_gpus() -> bool | None:
+    """Whether Ray has a GPU to give; None where Ray does not run yet."""
+    return ray.cluster_resources().get("GPU", 0) > 0 if ray.is_initialized() else None
+
 
 ANY = -1
 

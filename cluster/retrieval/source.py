@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import DrafterError
-from ...core.learner import Ended, Learner
-from ...core.lookup import Lookup
+from ...core.interfaces import Ended, Learner, Lookup
 from ...models.text.fingerprint import tokenizer_hash
 from ...retrieval_store.learning.queue import LearningQueue
 from ...retrieval_store.search.lookup import load_compiled_lookup

@@ -11,12 +11,11 @@ import numpy as np
 from ..arrays import Int32
 from ..errors import DraftlineError
 from ..proposals import DraftRequest
-from ..request_options import RequestOptions
 from ..token_counts import TokenCounts
 from .allowed_tokens import AllowedTokens
 from .output import TARGET_SOURCE, Delta, RequestMetrics, TokenLogProb
 from .prefix_keys import PrefixKeys
-from .sampling_params import SamplingParams
+from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
 
 # Gets every delta of a request in order, or the error that ends it.

@@ -17,14 +17,12 @@ from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_m
 from ...cluster.engine.engine_thread import EngineThread, Health
 from ...cluster.engine.request_factory import Prompt, RequestFactory
 from ...cluster.loop_calls import off_loop
-from ...core.answer import Answer
 from ...core.errors import CapacityError, RequestError
-from ...core.request.output import Delta, RequestOutput
+from ...core.request.output import Answer, Delta, RequestOutput
 from ...core.request.request import Request, Sink
-from ...core.request.sampling_params import SamplingParams
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule
 from ...core.request_checks import shortened
-from ...core.request_options import RequestOptions
 from ...core.verify.rules import COUPLED
 from ...models.load.model_info import ModelInfo
 from ...models.text.grammar import GrammarConstraint

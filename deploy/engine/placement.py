@@ -188,7 +188,7 @@ def stages_have_gpu(config: EngineConfig) -> bool | None:
     if config.backend == "local":
         return None
     # Ray takes seconds to import, which local engines need not wait for.
-    from ...cluster.ray_gpus import cluster_has_gpus  # noqa: PLC0415
+    from ...cluster.pipeline.bundle import cluster_has_gpus  # noqa: PLC0415
 
     return True if config.device == "cuda" else cluster_has_gpus()
 

@@ -21,8 +21,7 @@ from ...cluster.config import EngineConfig
 from ...cluster.loop_calls import spare_collector
 from ...core.errors import CapacityError, EngineClosed, StageLost
 from ...core.request.output import Delta
-from ...core.request.sampling_params import SamplingParams
-from ...core.request_options import RequestOptions
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...models.load.model_info import read_model_info
 from ...models.text.tokenizer import load_tokenizer
 from ..api.text_codec import TextCodec

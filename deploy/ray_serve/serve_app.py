@@ -21,10 +21,9 @@ from ray.serve.handle import DeploymentHandle
 
 from ...cluster.config import EngineConfig
 from ...cluster.loop_calls import spare_collector
-from ...cluster.ray_gpus import cluster_has_gpus
+from ...cluster.pipeline.bundle import cluster_has_gpus
 from ...core.request.output import Delta
-from ...core.request.sampling_params import SamplingParams
-from ...core.request_options import RequestOptions
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
 from ..settings.exposure import require_keys
 from ..settings.settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args

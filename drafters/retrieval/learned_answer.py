@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from ...core.arrays import ROOT, Int32
-from ...core.learner import Ended
+from ...core.interfaces import Ended
 from ...core.proposals import DraftRequest, Proposal
 
 SHARED = "shared"

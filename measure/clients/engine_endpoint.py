@@ -9,8 +9,7 @@ from typing import Protocol
 
 from ...core.errors import DraftlineError
 from ...core.request.output import Delta, RequestMetrics
-from ...core.request.sampling_params import SamplingParams
-from ...core.request_options import RequestOptions
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..records.record import Arrival, Record
 from ..records.spec_counts import from_metrics
 from .endpoint import Ask

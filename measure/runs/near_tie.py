@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from ...cluster.engine.request_factory import RequestFactory
 from ...core.request.request import RequestState
-from ...core.request.sampling_params import SamplingParams
-from ...core.request_options import RequestOptions
+from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.sampling.choose import process_logits
 from ...core.sampling.edit_builder import build_edits
 from ...core.sampling.logit_edits import edit_logits

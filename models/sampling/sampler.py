@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ...core.sampling import choose as reference
 from ...core.steps import SamplingRows
-from ...kernels.sampling.noise_reference import stream_keys
-from ...kernels.sampling.reference import keep_top, keep_typical, noisy_argmax, shifted
+from ...kernels.sampling.reference import keep_top, keep_typical, noisy_argmax, shifted, stream_keys
 
 
 def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:

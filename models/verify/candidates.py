@@ -1,4 +1,4 @@
-"""Distributions that candidates were drawn from, and draws: `core/verify/candidates.py` in torch."""
+"""Distributions that candidates were drawn from, and draws, in torch; see `core/verify/candidates.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Builds a corpus: documents, refinement by the target, segments, store."""
+"""Builds a corpus: documents, refinement by the target, segments, store.
+
+The bars of a build: how far, how fast, how long still.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
-from ..build_progress import BuildProgress
 from ..delta.fingerprint import Fingerprint
 from ..segment.segment import Segment, build_segment
 from ..store import SegmentStore, check_namespace
@@ -17,6 +32,40 @@ from .documents import Document, TokenizedDocument, Unreadable
 from .refine import choose_lowest
 from .report import CorpusReport, DropLog
 from .scoring import CorpusScorer
+
+# The speed is that of the last so many seconds: batches of a slow target are seconds apart.
+SPEED_SECONDS = 60.0
+
+
+class BuildProgress(Progress):
+    """Bars on stderr; none with `shown` False."""
+
+    def __init__(self, *, shown: bool, console: Console | None = None) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            SpeedColumn(),
+            TimeRemainingColumn(),
+            console=console or Console(stderr=True),
+            disable=not shown,
+            speed_estimate_period=SPEED_SECONDS,
+        )
+
+    def start_work(self, description: str, unit: str, total: int | None) -> TaskID:
+        """One more bar; `unit` is what is counted, in the plural."""
+        return self.add_task(description, total=total, unit=unit)
+
+
+class SpeedColumn(ProgressColumn):
+    """Units a second."""
+
+    def render(self, task: Task) -> Text:
+        """Empty until there is a speed."""
+        speed = task.finished_speed or task.speed
+        unit = task.fields.get("unit", "")
+        return Text("" if speed is None else f"{speed:,.0f} {unit}/s", style="progress.data.speed")
+
 
 Tokenize = Callable[[Document], TokenizedDocument]
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
-from ...core.learner import CREDITED, DAMAGED, Ended
+from ...core.interfaces import CREDITED, DAMAGED, Ended
 from ..delta.delta_log import MAX_TOKENS, DeltaEvent, DeltaLog, text_digest
 from ..delta.fingerprint import Fingerprint
 from ..delta.fold import Folder

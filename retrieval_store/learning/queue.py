@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ...core.errors import DraftlineError
-from ...core.learner import Ended
+from ...core.interfaces import Ended
 
 logger = logging.getLogger(__name__)
 

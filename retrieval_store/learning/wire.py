@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...core.errors import ProtocolError
-from ...core.learner import Ended
+from ...core.interfaces import Ended
 from ..delta.fingerprint import Fingerprint
 from ..retrieval_pb2 import LearnRequest
 from ..wire import ints

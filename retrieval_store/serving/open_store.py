@@ -40,7 +40,7 @@ def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
 def shown_store(url: str) -> str:
     """What a report may say of a store: no user or password, and of a folder its name only."""
     if _is_redis(url):
-        return import_module("..redis_store.connection", __package__).shown_url(url)
+        return import_module("..redis_store.client", __package__).shown_url(url)
     return Path(url).name
 
 

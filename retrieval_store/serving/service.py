@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 
 from ...core.arrays import Int32
 from ...core.errors import ConfigError, DamagedError, StoreError
-from ...core.learner import Ended
-from ...core.lookup import Subtree
+from ...core.interfaces import Ended, Subtree
 from ..delta.fingerprint import Fingerprint
 from ..delta.store_watch import StoreWatch
 from ..learning.learning import LiveLearning

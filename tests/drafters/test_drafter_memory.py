@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from draftline.core.drafter import Drafter
+from draftline.core.interfaces import Drafter
 from draftline.core.proposals import Commit, DraftRequest, TopNextTokens
 from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.arrays import Int32
-from draftline.core.drafter import Drafter
 from draftline.core.errors import DrafterError
+from draftline.core.interfaces import Drafter
 from draftline.core.proposals import Commit, DraftRequest, Proposal, Query, TopNextTokens
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftline.core.drafter import Drafter
-from draftline.core.lookup import Subtree
+from draftline.core.interfaces import Drafter, Subtree
 from draftline.core.proposals import chain_proposal
 from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Int32
 from draftline.core.errors import ConfigError, StoreError
-from draftline.core.learner import CREDITED, DAMAGED, OUTCOMES, Ended, LearningDrafter
-from draftline.core.lookup import Subtree, empty_subtree
+from draftline.core.interfaces import (
+    CREDITED,
+    DAMAGED,
+    OUTCOMES,
+    Ended,
+    LearningDrafter,
+    Subtree,
+    empty_subtree,
+)
 from draftline.core.proposals import Commit, DraftRequest, Query
 from draftline.core.sampling.noise import gumbel
 from draftline.drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.output import RequestOutput
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
 from draftline.retrieval_store.serving.open_store import open_store
 from support.servers.processes import drafter_pids

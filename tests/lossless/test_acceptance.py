@@ -14,7 +14,7 @@ import pytest
 import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.output import RequestOutput
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.sampling_params import RequestOptions
 from draftline.models.load.bundled import demo_path
 from draftline.models.text.tokenizer import load_tokenizer
 from scipy.stats import chi2

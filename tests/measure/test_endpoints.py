@@ -12,8 +12,7 @@ import pytest
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.core.request.output import Delta
-from draftline.core.request.sampling_params import SamplingParams
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.settings.settings import ServerConfig

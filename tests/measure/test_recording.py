@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftline.measure.replay.predictions import Predictions
 from draftline.measure.replay.recording import (
     OffText,
     RecordedAnswer,
@@ -14,6 +13,7 @@ from draftline.measure.replay.recording import (
     off_text,
     read_recording,
 )
+from draftline.measure.replay.replay_pipeline import Predictions
 from draftline.measure.replay.row_contexts import RowContext, probed_contexts
 from support.inputs.steps import PagedRequest, make_step
 

@@ -9,10 +9,8 @@ from ....cluster.config import EngineConfig
 from ....cluster.engine.assembly import Assembly, ModelPlan, local_pipeline, plan_model
 from ....cluster.engine.engine_thread import EngineThread
 from ....cluster.links.inproc_link import InprocLink
-from ....core.answer import Answer
-from ....core.request.output import RequestOutput
-from ....core.request.sampling_params import SamplingParams
-from ....core.request_options import RequestOptions
+from ....core.request.output import Answer, RequestOutput
+from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.demo.held_out_prompts import held_out_prompts
 from ....drafters.model.drafter import load_model_drafter
 from ....drafters.ngram.prompt_lookup import PromptLookupDrafter

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
-from ....core.request.sampling_params import SamplingParams
-from ....core.request_options import RequestOptions
+from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine_client import EngineClient
 from ..http.metrics import ServerMetrics
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....core.request.output import Delta, TokenLogProb
-from ....core.request.sampling_params import SamplingParams
-from ....core.request_options import RequestOptions
+from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....models.text.tokenizer import TextStream
 from ...engine.stats import EngineStats
 from ...settings.settings import ServerConfig

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ....core.errors import RequestError
+from ....core.request.sampling_params import MAX_PRIORITY, RequestOptions
 from ....core.request_checks import shortened
-from ....core.request_options import MAX_PRIORITY, RequestOptions
 from ....retrieval_store.search.lookup import SHARED
 from ...settings.settings import ServerConfig
 from ..errors import ApiError

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ....cluster.drafting.stats import DrafterStats
-from ....core.learner import CREDITED, DAMAGED, OUTCOMES
+from ....core.interfaces import CREDITED, DAMAGED, OUTCOMES
 from ...engine.stats import EngineStats
 
 # Of one engine: the values of the labels that a family adds to these two, and a number.

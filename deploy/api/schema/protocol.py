@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from ....core.errors import RequestError
-from ....core.request.sampling_params import SamplingParams
-from ....core.request_options import RequestOptions
+from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ..errors import bad_request
 from .chat import ChatFields
 from .messages import ChatMessage

@@ -1,9 +1,12 @@
-"""What every request body shares: strict parsing, with errors that name the field and the fix."""
+"""What every request body shares: strict parsing, with errors that name the field and the fix.
+
+JSON schemas of request bodies, as this server takes them.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self, get_args
 
@@ -20,9 +23,39 @@ from pydantic_core import CoreSchema
 from ...settings.limits import DEFAULT_LIMITS, RequestLimits
 from ..errors import bad_request
 from ..json_body import read_json
-from .json_schema import add_known, allow_null
 from .refused_fields import IGNORED, Refused, drop_refused
 from .size_checks import check_sizes
+
+NULL = {"type": "null"}
+
+
+def allow_null(schema: dict[str, Any]) -> None:
+    """Every optional property may be null, in place."""
+    required = schema.get("required", ())
+    for name, found in schema.get("properties", {}).items():
+        if name not in required and not _takes_null(found):
+            moved = {key: found.pop(key) for key in list(found) if key not in ("title", "default")}
+            found["anyOf"] = [moved, NULL]
+
+
+def add_known(
+    schema: dict[str, Any], refused: Mapping[str, Refused], ignored: Iterable[str]
+) -> None:
+    """Add the fields that are taken with neutral values only, and those that nothing reads."""
+    properties = schema.setdefault("properties", {})
+    for name, one in refused.items():
+        values = [None, *one.neutral]
+        properties[name] = {"enum": values, "description": f"not supported: {one.reason}"}
+    for name in ignored:
+        properties[name] = {"description": "changes nothing"}
+
+
+def _takes_null(schema: Mapping[str, Any]) -> bool:
+    if schema.get("type") == "null" or NULL in schema.get("anyOf", ()):
+        return True
+    # Without these words a schema takes anything.
+    return not schema.keys() & {"type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const"}
+
 
 # A longer name is no misspelling of a known one, and takes long to compare.
 MAX_COMPARED_CHARS = 64

@@ -13,7 +13,7 @@ from ....cluster.config import EngineConfig
 from ....cluster.engine.assembly import MakePipeline
 from ....cluster.transport.stage_spec import Pipeline, StageSpec
 from ....core.errors import ConfigError
-from ....core.request_options import RequestOptions
+from ....core.request.sampling_params import RequestOptions
 from ....core.verify.rules import COUPLED
 from ....measure.clients.endpoint import Endpoint
 from ....measure.clients.engine_endpoint import EngineEndpoint

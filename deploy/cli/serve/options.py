@@ -1,11 +1,71 @@
-"""Options that several commands of `draftline` share, and the settings that they come to."""
+"""Options that several commands of `draftline` share, and the settings that they come to.
+
+`--speculative-config`: drafters as JSON, in our form or in vLLM's.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from ....cluster.config import unknown_key
+from ....core.errors import ConfigError
+from ...settings.settings import parse_json
+
+FIELD = "speculative-config"
+OWN_KEYS = ("drafters", "tree_nodes", "node_budget", "acceptance", "draft_deadline_ms")
+# vLLM's method -> our kind.
+METHODS = {"ngram": "prompt_lookup", "draft_model": "model", "suffix": "suffix"}
+# vLLM's key -> the option of our kind.
+OPTIONS = {
+    "num_speculative_tokens": "num_tokens",
+    "prompt_lookup_max": "max_ngram",
+    "prompt_lookup_min": "min_ngram",
+    "model": "model",
+    "suffix_decoding_max_tree_depth": "max_match_len",
+    "suffix_decoding_max_spec_factor": "max_spec_factor",
+    "suffix_decoding_min_token_prob": "min_token_prob",
+}
+
+
+def read_speculative_config(text: str) -> dict[str, Any]:
+    """Engine settings (those of `OWN_KEYS`) from JSON.
+
+    A list is the drafters; an object has our keys, or vLLM's `method` and its keys.
+    Raises `ConfigError`.
+    """
+    data = parse_json(FIELD, text)
+    if isinstance(data, list):
+        return {"drafters": data}
+    if not isinstance(data, dict):
+        raise ConfigError(FIELD, "must be a list of drafters or an object")
+    if "method" in data:
+        return {"drafters": [_from_vllm(data)]}
+    for key in data:
+        if key not in OWN_KEYS:
+            raise unknown_key(FIELD, key, [*OWN_KEYS, "method"])
+    return data
+
+
+def _from_vllm(data: Mapping[str, Any]) -> dict[str, Any]:
+    method = data["method"]
+    if method not in METHODS:
+        known = ", ".join(METHODS)
+        raise ConfigError(
+            f"{FIELD}.method", f"{method!r} is not supported; known: {known}; or list drafters"
+        )
+    drafter: dict[str, Any] = {"kind": METHODS[method]}
+    for key, value in data.items():
+        if key == "method":
+            continue
+        if key not in OPTIONS:
+            raise unknown_key(FIELD, key, [*OPTIONS, "method"])
+        drafter[OPTIONS[key]] = value
+    return drafter
+
 
 Model = Annotated[
     str | None,
@@ -38,7 +98,7 @@ def command_settings(
     """
     # The command line's help must not wait for pydantic and what it validates.
     from ...settings.settings import DEMO_FILE, merge_settings, read_settings  # noqa: PLC0415
-    from .speculative_config import read_speculative_config  # noqa: PLC0415
+    from .options import read_speculative_config  # noqa: PLC0415
 
     settings = read_settings(config) if config is not None else {}
     if settings.get("model") is None and flags.get("model") is None:

@@ -6,7 +6,7 @@ import threading
 from functools import partial
 
 import pytest
-from draftline.cluster.transport.deliveries import Deliveries
+from draftline.cluster.transport.distributed_stage import Deliveries
 from draftline.core.errors import StageLost
 
 

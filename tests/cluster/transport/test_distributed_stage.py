@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draftline.cluster.transport import distributed_stage
-from draftline.cluster.transport.deliveries import Deliveries
-from draftline.cluster.transport.distributed_stage import DistributedStage, StageLink
+from draftline.cluster.transport.distributed_stage import Deliveries, DistributedStage, StageLink
 from draftline.cluster.transport.hidden_link import HiddenLink
 from draftline.core.errors import StageLost
 from support.fakes.fake_stage import fake_specs

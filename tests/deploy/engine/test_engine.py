@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.errors import RequestError
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.sampling_params import RequestOptions
 from draftline.core.structured_output import StructuredOutput
 from transformers import AutoModelForCausalLM, PreTrainedModel
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.sampling_params import RequestOptions
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6] * 4, [2, 7, 1, 8] * 6]
 PLAIN = RequestOptions(speculative=False)

@@ -13,7 +13,7 @@ from draftline.cluster.config import EngineConfig
 from draftline.cluster.engine.assembly import plan_model
 from draftline.cluster.pipeline.bundle import ANY, replica_bundles
 from draftline.core.errors import ConfigError
-from draftline.deploy.cli.serve.speculative_config import read_speculative_config
+from draftline.deploy.cli.serve.options import read_speculative_config
 from draftline.deploy.ray_serve.deployment_plan import engine_options, placement_bundles
 from draftline.deploy.settings.settings import (
     DEMO_FILE,

@@ -12,8 +12,7 @@ from pathlib import Path
 import httpx
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.retrieval.model_fingerprint import model_fingerprint
-from draftline.core.request.sampling_params import SamplingParams
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.engine.engine import AsyncEngine, Engine

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.errors import ConfigError
-from draftline.drafters.model.tree_file import read_tree_shape
 from draftline.drafters.model.tree_shape import (
     TreeShape,
+    read_tree_shape,
     sequoia_size,
     shape_of_paths,
     shape_of_sequoia,

@@ -7,7 +7,7 @@ import triton.language as tl
 from draftline.core.sampling import noise as reference
 from draftline.core.sampling.choose import SCREEN_MARGIN
 from draftline.kernels.sampling.noise_kernels import EXACT, exact_noise, noise_bits, rough_noise
-from draftline.kernels.sampling.noise_reference import gumbel
+from draftline.kernels.sampling.reference import gumbel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats

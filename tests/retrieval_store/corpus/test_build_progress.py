@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 from itertools import count
 
-from draftline.retrieval_store.build_progress import BuildProgress, SpeedColumn
+from draftline.retrieval_store.corpus.build import BuildProgress, SpeedColumn
 from rich.console import Console
 
 

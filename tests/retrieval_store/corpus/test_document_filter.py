@@ -4,8 +4,11 @@ import random
 
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.retrieval_store.corpus.document_filter import DocumentFilter, DocumentRules
-from draftline.retrieval_store.licences import licence_share
+from draftline.retrieval_store.corpus.document_filter import (
+    DocumentFilter,
+    DocumentRules,
+    licence_share,
+)
 
 APACHE = """\
 # Copyright 2024 The Authors. All rights reserved.

@@ -9,7 +9,7 @@ import pytest
 from draftline.actors.retrieval_server import RetrievalServer
 from draftline.cluster.retrieval.client import GrpcLookup
 from draftline.core.errors import DrafterError, ProtocolError, StoreError
-from draftline.core.learner import Ended
+from draftline.core.interfaces import Ended
 from draftline.retrieval_store.learning.wire import decode_learn, encode_learn
 from draftline.retrieval_store.retrieval_pb2 import LearnRequest
 from draftline.retrieval_store.serving.open_store import open_policy

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from draftline.core.lookup import Subtree
+from draftline.core.interfaces import Subtree
 from draftline.retrieval_store.search.continuation import BACK_OFF, PRIOR
 from draftline.retrieval_store.search.lookup import ENOUGH_COUNT, SegmentLookup
 from draftline.retrieval_store.segment.segment import DEPTH, MAX_CONTINUATION

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Int32
 from draftline.core.errors import CapacityError
-from draftline.core.lookup import Subtree
+from draftline.core.interfaces import Subtree
 from draftline.retrieval_store.search.lookup_queue import LookupQueue
 from support.fakes.fake_lookup import CountingLookup
 from support.inputs.segments import context

@@ -16,7 +16,7 @@ from draftline.cluster.links.denied_namespaces import FORGET_S, DeniedNamespaces
 from draftline.cluster.links.tokens import Access, Scope, token_metadata
 from draftline.cluster.retrieval.client import GrpcLookup
 from draftline.core.errors import DrafterError
-from draftline.core.learner import Ended
+from draftline.core.interfaces import Ended
 from draftline.core.proposals import DraftRequest, Query
 from draftline.retrieval_store.search.lookup import SegmentLookup
 from draftline.retrieval_store.wire import METHOD, encode_request

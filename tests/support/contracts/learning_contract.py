@@ -7,7 +7,7 @@ import time
 
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.core.learner import Ended
+from draftline.core.interfaces import Ended
 from draftline.retrieval_store.delta.delta_log import text_digest
 from draftline.retrieval_store.delta.fold import Folder
 from draftline.retrieval_store.delta.settings import LearningSettings

@@ -14,9 +14,8 @@ from draftline.core.errors import DraftlineError, StageLost
 from draftline.core.proposals import DraftRequest, Probe, Proposal, Query, StepCommit, TopNextTokens
 from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
-from draftline.core.request.sampling_params import SamplingParams
+from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.core.request.stop import StopRule
-from draftline.core.request_options import RequestOptions
 from draftline.core.schedule.block_pool import BlockPool
 from draftline.core.schedule.budget import NodeBudget
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits

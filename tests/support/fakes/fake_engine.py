@@ -15,8 +15,7 @@ from draftline.core.request.output import (
     RequestMetrics,
     TokenLogProb,
 )
-from draftline.core.request.sampling_params import SamplingParams
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.deploy.engine.stats import EngineStats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

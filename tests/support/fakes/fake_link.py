@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftline.cluster.links.link import DrafterMessage, LinkEvents
-from draftline.core.drafter import Drafter
 from draftline.core.errors import DrafterError
+from draftline.core.interfaces import Drafter
 from draftline.core.proposals import Proposal
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from draftline.core.arrays import Int32
-from draftline.core.lookup import Subtree
+from draftline.core.interfaces import Subtree
 
 
 class FakeLookup:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from draftline.core.arrays import ROOT, Int32
-from draftline.core.drafter import Drafter
+from draftline.core.interfaces import Drafter
 from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 
 

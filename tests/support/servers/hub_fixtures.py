@@ -9,7 +9,7 @@ from draftline.actors.drafter_server import DrafterServer
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.grpc_link import GrpcLink
 from draftline.cluster.links.inproc_link import InprocLink
-from draftline.core.drafter import Drafter
+from draftline.core.interfaces import Drafter
 from support.servers.hub_session import LIMITS
 
 MakeHub = Callable[[Drafter], Awaitable[DrafterHub]]

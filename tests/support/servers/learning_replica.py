@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from draftline.core.learner import Ended
+from draftline.core.interfaces import Ended
 from draftline.retrieval_store.delta.delta_log import DeltaLog
 from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.delta.fold import Folder

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from draftline.core.errors import DraftlineError
-from draftline.core.lookup import Lookup
+from draftline.core.interfaces import Lookup
 from draftline.tests.support.inputs.segments import context
 
 Answer = frozenset[int]

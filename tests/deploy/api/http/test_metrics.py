@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import draftline
-from draftline.core.learner import OUTCOMES
+from draftline.core.interfaces import OUTCOMES
 from draftline.core.request.output import RequestMetrics
 from draftline.deploy.api.http.metrics import ServerMetrics
 from draftline.deploy.engine.stats import EngineStats

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from draftline.core.errors import CapacityError, StageError, StageLost
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.sampling_params import RequestOptions
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.fakes.fake_engine import FakeEngine

@@ -13,7 +13,7 @@ import pytest
 from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
 from draftline.core.errors import StageLost
 from draftline.core.request.output import Delta, RequestMetrics, TokenLogProb
-from draftline.core.request_options import RequestOptions
+from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.generation.stream_pace import Pace, PacedEngineClient
 from draftline.deploy.settings.settings import ServerConfig
