@@ -28,8 +28,9 @@ from ...cluster.drafting.factory import build_drafter
 from ...core.arrays import ROOT, Int32
 from ...core.interfaces import Drafter
 from ...core.proposals import Commit, DraftRequest, Proposal, Query, TopNextTokens
+from ...core.step.builder import load_kernels
 from ...core.tree.acceptance_table import AcceptanceTable
-from ...core.tree.merge import load_kernels, merge
+from ...core.tree.merge import merge
 from ...measure.records.machine import machine
 from ...models.load.bundled import demo_path
 from ...models.text.tokenizer import load_tokenizer

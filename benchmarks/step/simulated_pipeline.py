@@ -32,8 +32,8 @@ from ...core.request.stop import StopRule
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.step.builder import load_kernels
 from ...core.steps import StepInput, StepOutput
-from ...core.tree.merge import load_kernels
 from ...measure.records.machine import machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "simulated_pipeline.json"

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..arrays import ROOT, Bool, UInt32
 from ..logits_params import LogitsParams
-from ..token_mask import contains, full_mask, mask_of
 from ..tree.tree import TokenTree
 from .banned_sequences import BannedSequences
 from .constraint import Constraint, TreeForm
+from .token_mask import contains, full_mask, mask_of
 
 FIRST = np.zeros(1, dtype=np.int32)
 EVERY = ~np.uint32(0)

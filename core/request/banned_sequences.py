@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..arrays import ROOT, UInt32
-from ..token_mask import mask_of, num_words
 from ..tree.tree import TokenTree
+from .token_mask import mask_of, num_words
 
 EVERY = ~np.uint32(0)
 

@@ -11,12 +11,12 @@ import numpy as np
 from ..arrays import Int32
 from ..errors import DraftlineError
 from ..proposals import DraftRequest
-from ..token_counts import TokenCounts
 from .allowed_tokens import AllowedTokens
 from .output import TARGET_SOURCE, Delta, RequestMetrics, TokenLogProb
 from .prefix_keys import PrefixKeys
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
+from .token_counts import TokenCounts
 
 # Gets every delta of a request in order, or the error that ends it.
 Sink = Callable[[Delta | DraftlineError], None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import RequestError
 from ..logits_params import LogitsParams
 from ..request_checks import are_token_ids, is_number, is_whole, require
-from ..structured_output import StructuredOutput
+from .structured_output import StructuredOutput
 
 MAX_SEED = 2**63 - 1
 MAX_LOG_PROBS = 20

@@ -9,8 +9,8 @@ import numpy as np
 from ..arrays import ROOT, UInt32
 from ..logits_params import LogitsParams
 from ..request.request import RequestState
+from ..request.token_counts import TokenCounts
 from ..steps import LogitEdits, Penalties
-from ..token_counts import TokenCounts
 from ..tree.tree import TokenTree
 
 NO_IDS = np.empty(0, dtype=np.int32)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..arrays import Float32, Int32
+from ..request.token_mask import unpack
 from ..steps import LogitEdits, Penalties
-from ..token_mask import unpack
 
 
 def edit_logits(logits: Float32, edits: Sequence[LogitEdits]) -> Float32:

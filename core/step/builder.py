@@ -8,14 +8,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..arrays import Int32, UInt32, UInt64
-from ..proposals import Probe
+from ..proposals import Probe, chain_proposal
 from ..request.request import RequestState
 from ..sampling.edit_builder import build_edits
 from ..sampling.rows import sampling_rows
 from ..steps import LogitEdits, StepInput, TreeCandidates, TreeRows, Verification
+from ..tree.acceptance_table import AcceptanceTable
 from ..tree.ancestor_bits import pack, unpack
-from ..tree.tree import NO_TREE, TokenTree, ancestor_bits
-from .kernels import lay_out, runs
+from ..tree.kernels import follow, runs
+from ..tree.merge import merge
+from ..tree.tree import NO_TREE, TokenTree, ancestor_bits, attribute, node_ends
+from .kernels import lay_out
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 FIRST_ROW = np.zeros(1, dtype=np.int32)
@@ -308,3 +311,17 @@ def _placed(
             found.append(replace(own, first_row=first_row))
         first_row += part.num_chosen
     return tuple(found)
+
+
+def load_kernels() -> None:
+    """Compile the loops over nodes and rows, or load them, so that no step waits for it."""
+    table, ids = AcceptanceTable(), np.arange(2, dtype=np.int32)
+    tree = merge([chain_proposal("any", ids)], 2, 2, table)
+    tree.keep(ids < 1)
+    tree.mask()
+    tree.learn(table, [0])
+    tree.count_sources()
+    follow(tree.nodes, node_ends([tree]), np.arange(3, dtype=np.int32))
+    attribute([tree], [[0, 1]], np.zeros(1))
+    lay_out(ids, ids, np.zeros((2, 1), dtype=np.int32), ids, 1)
+    runs(ids, ids)

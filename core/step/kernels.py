@@ -31,15 +31,3 @@ def lay_out(
             positions[row] = context_len + (offsets[row] if row < len(offsets) else own)
             row += 1
     return slots, positions
-
-
-@compiled
-def runs(firsts: Int32, counts: Int32) -> Int32:
-    """`counts[i]` whole numbers from `firsts[i]` on, for every i."""
-    found = np.empty(counts.sum(), dtype=np.int32)
-    index = 0
-    for run in range(len(counts)):
-        for own in range(counts[run]):
-            found[index] = firsts[run] + own
-            index += 1
-    return found

@@ -275,3 +275,15 @@ def attribute(
                 credits[best] += 1
         first_attribution, first_row = attribution_ends[tree], row_ends[tree]
     return credits
+
+
+@compiled
+def runs(firsts: Int32, counts: Int32) -> Int32:
+    """`counts[i]` whole numbers from `firsts[i]` on, for every i."""
+    found = np.empty(counts.sum(), dtype=np.int32)
+    index = 0
+    for run in range(len(counts)):
+        for own in range(counts[run]):
+            found[index] = firsts[run] + own
+            index += 1
+    return found

@@ -7,11 +7,10 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from ..proposals import Proposal, chain_proposal
-from ..step import kernels as step_kernels
+from ..proposals import Proposal
 from . import kernels as tree_kernels
 from .acceptance_table import AcceptanceTable
-from .tree import NO_TREE, TokenTree, attribute, node_ends
+from .tree import NO_TREE, TokenTree
 
 NO_COUNTS = AcceptanceTable().counts
 
@@ -70,17 +69,3 @@ def merge_all(
         )
         for start, num_nodes, num_attributions in zip(starts, *sizes.tolist(), strict=True)
     ]
-
-
-def load_kernels() -> None:
-    """Compile the loops over nodes and rows, or load them, so that no step waits for it."""
-    table, ids = AcceptanceTable(), np.arange(2, dtype=np.int32)
-    tree = merge([chain_proposal("any", ids)], 2, 2, table)
-    tree.keep(ids < 1)
-    tree.mask()
-    tree.learn(table, [0])
-    tree.count_sources()
-    tree_kernels.follow(tree.nodes, node_ends([tree]), np.arange(3, dtype=np.int32))
-    attribute([tree], [[0, 1]], np.zeros(1))
-    step_kernels.lay_out(ids, ids, np.zeros((2, 1), dtype=np.int32), ids, 1)
-    step_kernels.runs(ids, ids)

@@ -10,17 +10,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ...cluster.config import EngineConfig, Settings, unknown_key
 from ...core.errors import ConfigError
-from ..api.tools.families import ReasoningParserName, ToolParserName
 from .limits import RequestLimits
 from .tenants import TenantConfig, operator_keys, read_tenants, require_distinct
 
+ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
+ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
 DEMO_FILE = Path(__file__).parents[1] / "demo.yaml"
 
 

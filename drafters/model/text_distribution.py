@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from ...core.logits_params import LogitsParams
 from ...core.proposals import DraftRequest
 from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
+from ...core.request.token_counts import TokenCounts
 from ...core.sampling.edit_builder import edits_of
 from ...core.steps import LogitEdits
-from ...core.token_counts import TokenCounts
 from ...core.tree.tree import NO_TREE
 
 

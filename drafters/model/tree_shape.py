@@ -1,4 +1,4 @@
-"""Trees whose shape is known before anything is drafted: which ranks follow which; from files, too."""
+"""Trees whose shape is known before anything is drafted: which ranks follow which."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Float32, Int32
+from ...core.request.token_mask import num_words
 from ...core.steps import LogitEdits, Penalties
-from ...core.token_mask import num_words
 from ..staged_buffer import StagedBuffer
 
 # Of a row: first and number of its biases, penalties and path; its row of `masks`, or -1; whose

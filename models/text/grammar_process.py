@@ -19,7 +19,7 @@ import numpy as np
 
 from ...core.errors import DraftlineError, EngineClosed, RequestError, RequestFailed
 from ...core.request.constraint import TreeForm
-from ...core.structured_output import StructuredOutput
+from ...core.request.structured_output import StructuredOutput
 from ...core.tree.tree import TokenTree
 from .grammar_messages import Close, Follow, Followed, Setup
 

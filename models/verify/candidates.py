@@ -1,4 +1,4 @@
-"""Distributions that candidates were drawn from, and draws, in torch; see `core/verify/candidates.py`."""
+"""Distributions that candidates were drawn from, and draws, in torch (`core/verify/candidates.py`)."""
 
 from __future__ import annotations
 

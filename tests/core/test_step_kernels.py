@@ -1,7 +1,8 @@
 """Rows of a step against the loops that they stand for."""
 
 import numpy as np
-from draftline.core.step.kernels import lay_out, runs
+from draftline.core.step.kernels import lay_out
+from draftline.core.tree.kernels import runs
 from hypothesis import given
 from hypothesis import strategies as st
 

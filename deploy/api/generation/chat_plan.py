@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....core.request.sampling_params import SamplingParams
-from ....core.structured_output import StructuredOutput
+from ....core.request.structured_output import StructuredOutput
 from ...settings.settings import ServerConfig
 from ..errors import bad_request
 from ..schema.chat import ChatFields

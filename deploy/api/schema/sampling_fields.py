@@ -13,8 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from ....core.errors import RequestError
 from ....core.request.sampling_params import SamplingParams
+from ....core.request.structured_output import StructuredOutput
 from ....core.request_checks import shortened
-from ....core.structured_output import StructuredOutput
 from ..errors import bad_request
 from .request_models import RequestModel, StrictModel
 

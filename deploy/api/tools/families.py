@@ -6,13 +6,10 @@ import secrets
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
+from ...settings.settings import ToolParserName
 from .call_parsers import CallParser, HermesParser, LlamaParser, MistralParser
 from .call_syntax import HERMES, LLAMA, MISTRAL, PLAIN_JSON, CallSyntax
-
-ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
-ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 

@@ -13,8 +13,8 @@ from draftline.core.arrays import ROOT, Bool, UInt32
 from draftline.core.errors import EngineClosed, RequestError
 from draftline.core.request.allowed_tokens import AllowedTokens
 from draftline.core.request.constraint import TreeForm
-from draftline.core.structured_output import StructuredOutput
-from draftline.core.token_mask import full_mask, unpack
+from draftline.core.request.structured_output import StructuredOutput
+from draftline.core.request.token_mask import full_mask, unpack
 from draftline.core.tree.tree import NO_TREE, TokenTree
 from draftline.models.load.bundled import demo_path
 from draftline.models.text import grammar

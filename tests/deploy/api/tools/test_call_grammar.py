@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from draftline.core.errors import RequestError
-from draftline.core.structured_output import StructuredOutput
+from draftline.core.request.structured_output import StructuredOutput
 from draftline.deploy.api.schema.tools import Tool, ToolFields
 from draftline.deploy.api.tools.answer_reading import AnswerReading
 from draftline.deploy.api.tools.choice import call_limit, choose_tools

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from .errors import RequestError
+from ..errors import RequestError
 
 Kind = Literal["json_object", "json", "regex", "choice", "grammar"]
 
