@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from ...core.arrays import ROOT, Float32, Int32
-from .tree_shape import TreeShape
+from ..tree_shape import TreeShape
 
 
 class Expansion(Protocol):

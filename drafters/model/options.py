@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
+from ..tree_shape import read_tree_shape
 from .chain_length import stop_rule
 from .expansion import DynamicExpansion, Expansion, StaticExpansion
 from .stopping import DraftCosts, Stopping
-from .tree_shape import read_tree_shape
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -21,7 +21,7 @@ class ModelOptions:
     """Options of `ModelDrafter`; raises `ConfigError` naming the option.
 
     tree                  chain; dynamic, EAGLE-2's tree of `top_k` nodes a level; or a JSON file of
-                          a static tree (`drafters/model/tree_shape.py`). Requests whose
+                          a static tree (`drafters/tree_shape.py`). Requests whose
                           distribution is shaped by more than a temperature get chains
     top_k                 of a dynamic tree
     num_tokens            most tokens of the chain, levels of a dynamic tree

@@ -26,9 +26,9 @@ from ...core.proposals import (
     TopNextTokens,
     empty_proposal,
 )
-from ..model.tree_shape import read_tree_shape
 from ..open_requests import OpenRequests
 from ..option_checks import require_switches, require_whole
+from ..tree_shape import read_tree_shape
 from .tree_template import TemplateNode, tree_template
 
 UNKNOWN = -1
@@ -106,7 +106,7 @@ class TokenRecyclingOptions:
 
     num_top_next_tokens  next tokens kept for each token; a table takes 4 bytes for each
     tree                 JSON file of the static tree that is drafted through
-                         (`drafters/model/tree_shape.py`); default: one that is as large as a step
+                         (`drafters/tree_shape.py`); default: one that is as large as a step
                          takes
     share                requests of one namespace and cache salt use one table, which outlives
                          them; otherwise each request has its own

@@ -14,7 +14,7 @@ import numpy as np
 from ...core.arrays import Int32
 from ...core.interfaces import CREDITED, DAMAGED, OUTCOMES, Learner, Lookup, Subtree
 from ...core.proposals import Commit, DraftRequest, Proposal, Query, empty_proposal
-from ..model.coupled_rank import CoupledChoice, rank_coupled
+from ..coupled_rank import CoupledChoice, rank_coupled
 from ..open_requests import OpenRequests
 from ..option_checks import require_switches, require_whole
 from .learned_answer import LearnedAnswer, refusal

@@ -1,4 +1,4 @@
-"""Distributions that candidates were drawn from, and draws, in torch (`core/verify/candidates.py`)."""
+"""What candidates were drawn from, and draws; in numpy: `core/verify/candidates.py`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
 from draftline.drafters.model.expansion import DynamicExpansion, Expansion, StaticExpansion
-from draftline.drafters.model.tree_shape import shape_of_paths, shape_of_widths
+from draftline.drafters.tree_shape import shape_of_paths, shape_of_widths
 from hypothesis import given
 from hypothesis import strategies as st
 

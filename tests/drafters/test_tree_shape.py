@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.errors import ConfigError
-from draftline.drafters.model.tree_shape import (
+from draftline.drafters.tree_shape import (
     TreeShape,
     read_tree_shape,
     sequoia_size,

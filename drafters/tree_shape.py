@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.arrays import ROOT, Float64, Int32
-from ...core.errors import ConfigError
+from ..core.arrays import ROOT, Float64, Int32
+from ..core.errors import ConfigError
 
 MAX_SHAPE_NODES = 1024
 FIELD = "tree"
