@@ -1,4 +1,7 @@
-"""Which drafters are worth the time that they take."""
+"""Leaves out drafters that are not worth the time that they take.
+
+Formula: docs/algorithms/token_trees.md, "Source choice".
+"""
 
 from __future__ import annotations
 

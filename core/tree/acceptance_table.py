@@ -1,4 +1,7 @@
-"""How likely a drafted node is the target's token, learned from every step's outcome."""
+"""Probability that a drafted node is the target's token, learned from every step's outcome.
+
+Formula: docs/algorithms/token_trees.md, "Acceptance estimates".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Merges all drafters' proposals in one token tree a request."""
+"""Merges all drafters' proposals in one token tree a request.
+
+See docs/algorithms/token_trees.md, "Merging proposals".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Makes a proposal for an older text fit the text that was committed since."""
+"""Makes a proposal for an older text fit the text that was committed since.
+
+See docs/algorithms/token_trees.md, "Re-rooting".
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Sequential residual verification: candidates are tested one by one, each with its own law.
 
 One rule for Leviathan's and Chen's chains, SPECTRA's greedy and sample verification, SpecInfer's
-multi-step sampling and Sequoia's draws without replacement (algorithms.md, section 35.1).
+multi-step sampling and Sequoia's draws without replacement. Formula, proof and papers:
+docs/algorithms/verification.md, "Rejection".
 """
 
 from __future__ import annotations

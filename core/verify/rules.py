@@ -1,4 +1,7 @@
-"""The acceptance rules by name, and which of them fits a tree (algorithms.md, section 35)."""
+"""Verification rules by name, and the choice of one that fits a tree.
+
+See docs/algorithms/verification.md, "Choosing a rule".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Trees that a drafter grows level by level from the candidates that its own law gives."""
+"""Trees that a drafter grows level by level from its own most probable candidates.
+
+See docs/algorithms/drafters.md, "Model trees".
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How long a draft that is drawn token by token goes on (algorithms.md, section 30).
+"""Rules that end a draft drawn token by token: docs/algorithms/drafters.md, "Stopping rules".
 
 A rule may look at everything before a token is drawn, and at tokens that are in the draft already;
-never at a token to decide whether that token itself is proposed. So drafts stay draws of the law
-that their drafter declares, and every acceptance rule stays exact.
+never at a token to decide whether that token itself is proposed. So drafts stay draws of the
+distribution that their drafter declares, and every verification rule stays exact.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ class Confidence(Constant):
 
 
 class Svip(Constant):
-    """Until the law itself is uncertain: sqrt(0.15 H(q)) > 0.3 (arXiv 2411.18462)."""
+    """Until a token whose distribution q is uncertain: sqrt(0.15 H(q)) > 0.3, H in nats.
+
+    SVIP (arXiv 2411.18462). The uncertain token is still proposed.
+    """
 
     def __init__(self, scale: float = 0.15, threshold: float = 0.3) -> None:
         self._most_entropy = threshold**2 / scale

@@ -1,4 +1,7 @@
-"""Trees whose shape is known before anything is drafted: which ranks follow which."""
+"""Trees whose shape is known before anything is drafted: which ranks follow which.
+
+Forms and formulas: docs/algorithms/drafters.md, "Model trees".
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,7 @@ def sequoia_size(
     max_depth: int,
     seconds: Callable[[int, int], float],
 ) -> tuple[int, int]:
-    """Nodes and depth of the tree that brings most tokens a second (the same, section 4.3).
+    """Nodes and depth of the tree that brings most tokens a second (arXiv 2402.12374, section 4.3).
 
     seconds  of a step, drafting included, with so many nodes of such a depth
     """

@@ -1,7 +1,9 @@
-"""SPECTRA-CORE's two dictionaries of n-grams (ACL 2025, section 4.2.1).
+"""SPECTRA-CORE's two dictionaries of n-grams (Le et al., ACL 2025, section 4.2.1).
 
 forward   token -> the continuations seen after it: quantity, every one becomes a guess
 backward  sequence -> the token seen after it last: quality, one guess grown token by token
+
+See docs/algorithms/drafters.md, "SPECTRA".
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Suffix decoding: what followed the text's suffixes most often, here and in earlier answers.
 
 Oliaro et al. 2024, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications"
-(arXiv 2411.04975), with the drafts of Arctic Inference.
+(arXiv 2411.04975), with the drafts of Arctic Inference. See docs/algorithms/drafters.md,
+"Suffix decoding".
 """
 
 from __future__ import annotations

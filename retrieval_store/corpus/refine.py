@@ -1,4 +1,7 @@
-"""Keeps the documents that the target itself would most likely write (SPECTRA-RETRIEVAL)."""
+"""Keeps the documents that the target itself would most likely write (SPECTRA-RETRIEVAL).
+
+See docs/algorithms/retrieval_store.md, "Perplexity refinement".
+"""
 
 from __future__ import annotations
 
