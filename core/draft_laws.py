@@ -27,7 +27,7 @@ class DraftLaws:
     probs: NDArray[np.float32]
 
     def rows(self, places: Sequence[int] | slice) -> DraftLaws:
-        """Of these nodes."""
+        """The distributions of the nodes at `places`."""
         return DraftLaws(self.ids[places], self.probs[places])
 
     def check(self, tokens: NDArray[np.int32], vocab_size: int) -> None:

@@ -53,7 +53,9 @@ class FormQueue:
     async def join(
         self, offered: Sequence[OfferedTree], patience_s: float, most_nodes: int, *, is_idle: bool
     ) -> list[OfferedTree]:
-        """Those of a step, in order, that need no form or have theirs within `patience_s`.
+        """The requests of a step, in order, whose token masks are there within `patience_s`.
+
+        A request without a structured output needs none.
 
         most_nodes  of one tree in this step; a tree whose form was late is of an earlier one
         is_idle     there is nothing to do but these

@@ -8,7 +8,10 @@ from ...retrieval_store.delta.fitness import Fitness
 
 
 def model_fitness(model: str) -> Fitness:
-    """Of a folder, a hub id or a bundled name. Raises `CheckpointError`."""
+    """Fingerprints and vocabulary of a model: a folder, hub id or bundled name.
+
+    Raises `CheckpointError`.
+    """
     info = read_model_info(model)
     return Fitness(
         tokenizer_hash=tokenizer_hash(info.path),

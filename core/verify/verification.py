@@ -36,9 +36,9 @@ class TreeCandidates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verification:
-    """Of a step's trees, in their order: candidates, and where the rules' coins come from.
+    """Candidates of a step's trees, in order, and the keys of the rules' random numbers.
 
-    seeds, positions  of each request's coins: its own seed, and the place of the root
+    seeds, positions  by tree: the request's seed, and the root's absolute position
     """
 
     trees: tuple[TreeCandidates, ...]
@@ -79,7 +79,7 @@ def candidates_of(
 
 
 def no_candidates(rule: str) -> TreeCandidates:
-    """Of a root alone."""
+    """The candidates of a root without a tree: none."""
     return candidates_of(rule, NO_TREE, (), 0)
 
 

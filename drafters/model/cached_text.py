@@ -53,7 +53,7 @@ class CachedText:
 
     @property
     def memory_bytes(self) -> int:
-        """Of its tokens: numbers, and a list of them."""
+        """Bytes of its list of tokens, the integers included."""
         return len(self.tokens) * TOKEN_BYTES
 
     def extend(self, tokens: Int32) -> None:

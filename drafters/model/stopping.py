@@ -142,7 +142,7 @@ class Schedule(Constant):
         self._steps = steps
 
     def num_tokens(self, most: int, num_requests: int) -> int:
-        """Of the first step that is wide enough."""
+        """Length listed for the smallest limit that is not below `num_requests`."""
         found = next((count for limit, count in self._steps if num_requests <= limit), None)
         return min(most, self._steps[-1][1] if found is None else found)
 

@@ -40,7 +40,7 @@ class TreeShape:
 
     @property
     def depth(self) -> int:
-        """Of the deepest node; 0 without any."""
+        """Depth of the deepest node; 0 without nodes."""
         return int(self.depths.max(initial=0))
 
     def cut(self, depth: int) -> TreeShape:
@@ -150,7 +150,7 @@ def sequoia_size(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """Of nodes with so many descendants, themselves included, and so many levels below them.
+    """Best subtrees by their number of nodes (root included) and of levels below their root.
 
     values  float64 [nodes + 1, levels + 1, children + 1]
     splits  int32, the same shape: of the best tree, nodes without the last child's subtree

@@ -114,7 +114,7 @@ class _Request:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the n-grams; the window is small and does not grow."""
+        """Bytes of the n-grams; the window is small and does not grow."""
         return self._ngrams.memory_bytes
 
     def guesses(self) -> Iterable[Sequence[int]]:

@@ -149,7 +149,7 @@ class _Request:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the dictionaries; the pool is small and does not grow."""
+        """Bytes of the dictionaries; the pool is small and does not grow."""
         return self._forward.memory_bytes + self._backward.memory_bytes
 
     def guesses(self) -> Iterator[Sequence[int]]:

@@ -77,7 +77,7 @@ class FusedRmsNorm(nn.Module):
         self._norm(x, self.scale, self.eps, x)
 
     def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Of the sum, which `x` keeps."""
+        """Normalises `x + residual`; the sum is stored in `x`."""
         out = torch.empty_like(x)
         self._norm(x, self.scale, self.eps, out, residual)
         return out

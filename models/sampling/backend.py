@@ -18,7 +18,7 @@ from .sampler import choose_tokens
 
 
 class Sampler(Protocol):
-    """Of logits [rows, vocabulary] on the stage's device."""
+    """Edits logits [rows, vocabulary] on the stage's device, and chooses a token for each row."""
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
         """float32 logits with the edits made; without edits, `logits` itself."""
@@ -78,7 +78,7 @@ class KernelSampler:
         return out
 
     def _scratch_of(self, num_rows: int, vocab_size: int, device: torch.device) -> SamplingScratch:
-        """Of the most rows that were seen."""
+        """Buffers for at least so many rows, which grow with the largest step seen."""
         if self._scratch is not None:
             (most, known), scratch = self._scratch
             if most >= num_rows and known == vocab_size:

@@ -37,12 +37,12 @@ class DeviceMemory(Protocol):
         ...
 
     def free_and_total(self) -> tuple[int, int]:
-        """Of the whole GPU, whoever uses it, after tensors' unused memory was given back."""
+        """Free and total memory of the GPU, over all processes, once this one's unused is freed."""
         ...
 
 
 class CudaMemory:
-    """That of a CUDA device."""
+    """Memory of a CUDA device, as torch and the driver count it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -27,7 +27,7 @@ class CandidateLaws:
 
     @classmethod
     def of(cls, tree: TreeCandidates, device: torch.device) -> Self:
-        """Those of one tree, on `device`."""
+        """Distributions of one tree's candidates, on `device`."""
         ids, probs = cut_laws([tree])
         return cls(torch.from_numpy(ids).to(device), torch.from_numpy(probs).to(device))
 

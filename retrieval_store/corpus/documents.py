@@ -61,7 +61,7 @@ class TokenizedDocument:
     is_scored: Bool | None = None
 
     def num_scored(self, start: int, stop: int) -> int:
-        """Of the tokens from `start` to `stop`."""
+        """Number of scored tokens from `start` to `stop`."""
         if self.is_scored is None:
             return max(0, stop - start)
         return int(np.count_nonzero(self.is_scored[start:stop]))

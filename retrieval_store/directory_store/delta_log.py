@@ -78,7 +78,7 @@ class DirectoryDeltaLog:
         return True
 
     def epochs(self) -> dict[str, str]:
-        """Of the namespaces that have texts of this fitness."""
+        """Epochs of the namespaces that have texts for this model; see `DeltaLog`."""
         try:
             folders = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         except OSError as error:

@@ -123,7 +123,7 @@ class RedisDeltaLog:
         return False
 
     def epochs(self) -> dict[str, str]:
-        """Of the namespaces that have texts of this fitness."""
+        """Epochs of the namespaces that have texts for this model; see `DeltaLog`."""
         with self._redis.reported():
             found = self._client.hgetall(self._epochs)
         split = {as_text(key).partition("/"): as_text(epoch) for key, epoch in found.items()}

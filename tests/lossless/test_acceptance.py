@@ -72,7 +72,7 @@ def law() -> dict[tuple[int, ...], float]:
 
 
 def p_value(outputs: Sequence[RequestOutput], law: dict[tuple[int, ...], float]) -> float:
-    """Of a chi-square test; answers that are expected fewer than 5 times are one bin."""
+    """p-value of a chi-square test; answers expected fewer than 5 times share one bin."""
     counts = Counter(output.token_ids for output in outputs)
     assert counts.keys() <= law.keys(), "a token was chosen that the filter excludes"
     expected = {text: chance * len(outputs) for text, chance in law.items()}

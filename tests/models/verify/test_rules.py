@@ -56,7 +56,7 @@ def targets(rng: np.random.Generator, count: int) -> Float64:
 def verdicts(
     rng: np.random.Generator, rule: str, candidates: TreeCandidates
 ) -> tuple[Verdict, Verdict]:
-    """Of the numpy page and of its twin, with the same coins."""
+    """Results of the numpy and of the torch implementation, with the same random numbers."""
     laws = targets(rng, 1 + candidates.num_nodes)
     coins = (int(rng.integers(2**62)), int(rng.integers(2**20)))
     expected = RULES[rule](laws, children_of(candidates, VOCAB), SeededChance(*coins))
@@ -91,7 +91,7 @@ def test_trees(rule: str, size: int, seed: int) -> None:
 @settings(deadline=None)
 @given(size=st.integers(0, 8), seed=SEEDS)
 def test_traversal(size: int, seed: int) -> None:
-    """Of draws and fixed candidates; no two of a node have one token."""
+    """Trees of draws and fixed candidates; no two siblings have one token."""
     rng = np.random.default_rng(seed)
     parents: list[int] = []
     for node in range(size):
