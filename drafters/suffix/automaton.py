@@ -1,4 +1,4 @@
-"""The loops over a suffix automaton, compiled; `suffix_counts` gives them their meaning.
+"""The compiled loops over a suffix automaton; `drafters/suffix/counts.py` uses them.
 
 Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text". A state stands for
 the strings that end at the same places, an edge for one more token at their end. It is a suffix

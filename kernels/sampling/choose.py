@@ -45,7 +45,7 @@ BISECT = EXACT | {"num_warps": 16}
 def choose_tokens(
     logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
 ) -> None:
-    """As `sampling_reference.choose_tokens`."""
+    """As `choose_tokens` of `core/sampling/choose.py`."""
     num_rows, num_chunks = tables.launch_rows, scratch.num_chunks
     if not num_rows:
         return

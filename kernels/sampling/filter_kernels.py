@@ -2,7 +2,7 @@
 
 Nothing is sorted. A value's size (how far it is below the best) falls in one of `BINS` bins of
 equal ratio; counts of the bins say in which the borders may lie; the tokens of these are gathered,
-and among them a border is found by bisection (`border_kernels.py`). Weights are whole numbers,
+and among them a border is found by bisection (`threshold_kernels.py`). Weights are whole numbers,
 `exp(value) * 2^shift` rounded: their sums do not depend on the order, so that a border never
 depends on the launch.
 """

@@ -1,6 +1,6 @@
 """The layers of a stage as one graph of torch.compile, dynamic in the number of rows.
 
-Attention is an operator of its own (`attention_op.py`), so that neither the length of a context
+Attention is an operator of its own (`models/attention/operator.py`), so that neither the length of a context
 nor the shape of a tree is seen by the graph: one graph serves all steps.
 """
 

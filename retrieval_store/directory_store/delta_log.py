@@ -1,6 +1,6 @@
 """The embedded delta log: a file for each namespace, in the folder of a `DirectoryStore`.
 
-.delta/<folder>/<tag>.log  see `directory_log_file`; `folder` is the namespace's, see
+.delta/<folder>/<tag>.log  see `log_file.py`; `folder` is the namespace's, see
                            `namespace_folder`; `tag` is the fitness of the texts
 """
 

@@ -1,7 +1,7 @@
 """Finds contexts among the sorted suffixes of segments, compiled.
 
 A node of a segment's trie is a span (low, high) of its sorted suffixes; high is exclusive. Segments
-come as rows (`segment_view`). What costs time is memory that no cache holds, so no context is
+come as rows (`retrieval_store/segment/view.py`). What costs time is memory that no cache holds, so no context is
 looked for twice, and only the low end of its span by bisection.
 """
 
