@@ -56,8 +56,9 @@ class AttentionChoice:
 
 @dataclass(frozen=True, slots=True)
 class KernelOps:
-    """Operators of one implementation; `kernels/attention/reference.py` and `kernels/kv/reference.py`
-    say what each does.
+    """Operators of one implementation.
+
+    `kernels/attention/reference.py` and `kernels/kv/reference.py` say what each does.
     """
 
     paged_attention: Callable[..., None]

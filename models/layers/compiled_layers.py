@@ -1,7 +1,7 @@
 """The layers of a stage as one graph of torch.compile, dynamic in the number of rows.
 
-Attention is an operator of its own (`models/attention/operator.py`), so that neither the length of a context
-nor the shape of a tree is seen by the graph: one graph serves all steps.
+Attention is an operator of its own (`models/attention/operator.py`), so that the graph sees neither
+the length of a context nor the shape of a tree: one graph serves all steps.
 """
 
 from __future__ import annotations
