@@ -11,7 +11,7 @@ from .request.output import Delta, RequestOutput
 
 @dataclass(slots=True)
 class Answer:
-    """A sink (`core/request/request.py`), told on the engine's thread, waited for on another."""
+    """A sink (`core/request/request.py`): the engine's thread fills it, another waits for it."""
 
     request_id: str
     prompt_ids: tuple[int, ...] = ()

@@ -23,8 +23,10 @@ class Drafter(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """About what it keeps for open requests and of ended ones; a model's weights and KV cache,
-        which never grow, do not count. Asked now and then, and cheap."""
+        """Approximate bytes kept for open and of ended requests.
+
+        A model's weights and KV cache, which never grow, do not count. Called now and then, so it
+        must be cheap."""
         ...
 
     def open(self, request: DraftRequest) -> None:
@@ -54,5 +56,5 @@ class OwningDrafter(Protocol):
     """A drafter that holds threads or connections."""
 
     def free(self) -> None:
-        """End and close them, after what waits is done; the drafter is of no use any more."""
+        """Finish what waits, then end threads and close connections. The drafter is spent then."""
         ...

@@ -22,7 +22,7 @@ class StepPipeline(Protocol):
 
 
 class ProposalSource(Protocol):
-    """The engine's only face to drafters (`cluster/drafting/hub.py`). Never raises."""
+    """The engine's only access to drafters (`cluster/drafting/hub.py`). Never raises."""
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request with every drafter."""
@@ -40,7 +40,7 @@ class ProposalSource(Protocol):
     ) -> Mapping[str, Sequence[Proposal]]:
         """Tell what was committed, ask for proposals; by request id, in order of priority.
 
-        The drafters `left_out` hear of commits only.
+        The drafters `left_out` get the commits only.
         """
         ...
 

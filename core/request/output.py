@@ -66,7 +66,8 @@ class TokenLogProb(NamedTuple):
     """A token's log-probability by the target's own law, nats, and the most probable tokens'.
 
     top_ids        the most probable tokens, best first
-    top_log_probs  theirs; not in pairs, which were many objects for the garbage collector
+    top_log_probs  theirs, nats; two tuples, since pairs would be many objects for the garbage
+                   collector
     """
 
     token_id: int

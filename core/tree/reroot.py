@@ -15,7 +15,7 @@ def reroot(proposal: Proposal, tokens: Int32) -> Proposal | None:
 
     The nodes below the paths that spell `tokens`, in their order; where siblings repeat a token,
     the nodes below each of them. None where nothing is left. The probe goes: its rows and
-    positions belong to the old root; the wish for successors is about any tree, and stays. With
+    positions belong to the old root; `num_successors`, which is about any tree, stays. With
     k = 0 the proposal itself.
     """
     if len(tokens) == 0:

@@ -43,7 +43,7 @@ def _exact_log(x: Tensor) -> Tensor:
 
 
 def stream_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """The int64 bits of `core.noise.stream_keys`."""
+    """The int64 bits of `core.sampling.noise.stream_keys`."""
     return _mix64(_mix64(seeds + _GAMMA) ^ _mix64(positions * _GAMMA + _GAMMA))
 
 
@@ -62,6 +62,6 @@ def gumbel_of(uniforms: Tensor) -> Tensor:
 def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise, float32; int64 tensors that broadcast together.
 
-    Equals `core.noise.gumbel` bit by bit.
+    Equals `core.sampling.noise.gumbel` bit by bit.
     """
     return gumbel_of(uniform(stream_keys(seeds, positions), token_ids))

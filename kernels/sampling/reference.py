@@ -13,7 +13,7 @@ from .tables import SamplingScratch, SamplingTables
 def choose_tokens(
     logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
 ) -> None:
-    """Store each row's token in `out`, int32 [rows]: that of `core.sampling.choose_tokens`.
+    """Store each row's token in `out`, int32 [rows]: that of `core.sampling.choose.choose_tokens`.
 
     `logits` [rows, vocabulary] of any float type count as float32. `scratch` is not used.
     """
@@ -56,7 +56,7 @@ def keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
-    """As `core.sampling`; rows with a typical_p of 1 stay as they are."""
+    """As `core/sampling/choose.py`; rows with a typical_p of 1 stay as they are."""
     weights = torch.exp(scaled.double())
     total = weights.sum(dim=-1, keepdim=True)
     surprise = torch.log(total) - scaled
@@ -72,9 +72,9 @@ def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
 
 
 def noisy_argmax(scaled: Tensor, keys: Tensor) -> Tensor:
-    """As `core.sampling.noisy_argmax`, which says why it is exact.
+    """As `core.sampling.choose.noisy_argmax`, which says why it is exact.
 
-    `keys` int64 [rows, 1] are those of `core.noise.stream_keys`.
+    `keys` int64 [rows, 1] are those of `core.sampling.noise.stream_keys`.
     """
     token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
     uniforms = uniform(keys, token_ids)

@@ -25,7 +25,7 @@ class Sampler(Protocol):
         ...
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """The target token of each row, int32 [rows] on the device; as `core.sampling`."""
+        """The target token of each row, int32 [rows] on the device: `core/sampling/choose.py`."""
         ...
 
 
