@@ -19,7 +19,7 @@ class Expansion(Protocol):
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates are wanted after a node."""
+        """Number of candidates that `grow` takes after a node."""
         ...
 
     @property

@@ -57,7 +57,7 @@ class TextLaw:
         return self.rules is None and self.counts is None and not self.shaping.logit_bias
 
     def append(self, tokens: Sequence[int]) -> None:
-        """The answer goes on."""
+        """Add tokens to the answer."""
         self.num_answered += len(tokens)
         if self.counts is not None:
             self.counts.append(tokens)

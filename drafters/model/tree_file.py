@@ -1,4 +1,4 @@
-"""Static trees from files."""
+"""Reads static trees from JSON files."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class TreeShape:
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates are wanted after a node, at most."""
+        """Number of candidates needed after a node, at most: the highest rank plus 1."""
         return int(self.ranks.max(initial=-1)) + 1
 
     @property
@@ -44,7 +44,7 @@ class TreeShape:
         return int(self.depths.max(initial=0))
 
     def cut(self, depth: int) -> TreeShape:
-        """The nodes down to a depth."""
+        """The shape of the nodes down to `depth`."""
         kept = self.depths <= depth
         if kept.all():
             return self
@@ -136,7 +136,7 @@ def sequoia_size(
 ) -> tuple[int, int]:
     """Nodes and depth of the tree that brings most tokens a second (arXiv 2402.12374, section 4.3).
 
-    seconds  of a step, drafting included, with so many nodes of such a depth
+    seconds  (nodes, depth) -> seconds of a step with such a tree, drafting included
     """
     tables = _sequoia_tables(np.array(acceptance), max_nodes + 1, max_depth)
     best, found = 1.0 / seconds(0, 0), (0, 0)

@@ -48,7 +48,7 @@ class CandidatePool:
 
     @property
     def num_wanted(self) -> int:
-        """Rows of the probe whose predictions `advance` takes."""
+        """Number of the probe's rows whose predictions `advance` takes."""
         return len(self._levels[-1])
 
     def probe(self, top_k: int) -> Probe:
@@ -58,7 +58,7 @@ class CandidatePool:
         return Probe(tokens, offsets, mask, wanted, top_k)
 
     def advance(self, root: int, predicted: Sequence[int]) -> list[Ngram]:
-        """Take the target's token after each of the `num_wanted` rows; the n-grams completed.
+        """Take the target's token after each of the `num_wanted` rows. Returns completed n-grams.
 
         `root` is the last committed token that the probe was computed with. Raises `DrafterError`
         for predictions of another number of rows.

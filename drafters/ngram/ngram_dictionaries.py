@@ -65,7 +65,7 @@ class ForwardDictionary:
         self._num_kept += len(kept)
 
     def continuations(self, token: int) -> Iterator[Ngram]:
-        """The latest first."""
+        """The continuations of `token`, the latest first."""
         return reversed(self._by_token.get(token, {}))
 
 
@@ -95,7 +95,7 @@ class BackwardDictionary:
         return len(self._next) * NGRAM_BYTES
 
     def add(self, sequence: Ngram, token: int) -> None:
-        """The last writer wins."""
+        """Note that `token` followed `sequence`, in place of what did before."""
         if self._next.pop(sequence, None) is None and len(self._next) == self._max_keys:
             del self._next[next(iter(self._next))]
         self._next[sequence] = token
