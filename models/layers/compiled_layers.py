@@ -32,7 +32,7 @@ BACKEND: str | Callable[..., Any] = "inductor"
 
 
 def prepare(part: ModelSlice, cache: str | Path) -> ModelSlice:
-    """The slice with modules that `CompiledLayers` can compile; `part` is of no use afterwards.
+    """The slice with modules that `CompiledLayers` can compile; `part` must not be used afterwards.
 
     What is compiled is kept in the folder `cache`. Raises `ConfigError` (`compile`)
     where the model, the number format, the device or the machine's tools do not allow it.

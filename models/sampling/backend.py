@@ -1,4 +1,4 @@
-"""What edits a stage's logits and chooses its tokens: chosen once at start."""
+"""The implementation that edits a stage's logits and chooses tokens, chosen at the start."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class TorchSampler:
     """Plain torch: the reference, and what runs on CPUs."""
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
-        """As the protocol says."""
+        """See `Sampler`."""
         return edit_logits(logits, edits)
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """As the protocol says."""
+        """See `Sampler`."""
         return choose_tokens(logits, sampling)
 
 
@@ -51,7 +51,7 @@ class KernelSampler:
         self._scratch: tuple[tuple[int, int], SamplingScratch] | None = None
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
-        """As the protocol says."""
+        """See `Sampler`."""
         if not edits:
             return logits
         num_rows, vocab_size = logits.shape
@@ -64,7 +64,7 @@ class KernelSampler:
         return out
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """As the protocol says."""
+        """See `Sampler`."""
         if not takes(sampling):
             return choose_tokens(logits, sampling)
         num_rows, vocab_size = logits.shape
@@ -91,7 +91,7 @@ class KernelSampler:
 def uses_fused_modules(device: str | torch.device, attention: str) -> bool:
     """Whether a stage on `device` has the modules of `fused_modules.py` where they know its own.
 
-    `attention` is as in its settings; sdpa asks for transformers' own.
+    `attention` is the stage's setting; `sdpa` asks for transformers' own modules.
     """
     return choose_sampling(Machine.of(device)) == "triton" and attention != "sdpa"
 

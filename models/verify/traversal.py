@@ -23,7 +23,7 @@ def verify_traversal(laws: Tensor, tree: TreeCandidates, chance: SeededChance) -
 
 
 class _Traversal:
-    """As in the numpy page; laws stay on their device, and a refusal fetches a few numbers."""
+    """As in numpy; distributions stay on their device, and a refusal fetches a few numbers."""
 
     def __init__(self, laws: Tensor, tree: TreeCandidates) -> None:
         self.laws = laws.clone()
