@@ -1,4 +1,4 @@
-"""The bars of a build: how far, how fast, how long still."""
+"""Progress bars of a build: share done, speed, time left."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Span(NamedTuple):
 class Document:
     """One text; `name` tells where it came from, such as `notes.jsonl:12`.
 
-    answers  what the target is to judge, ascending; None: the whole text
+    answers  spans that are scored by the target, ascending; None: the whole text
     """
 
     name: str

@@ -45,7 +45,7 @@ class DirectoryDeltaLog:
         self._seen: dict[Path, tuple[_Stamp, LogContent]] = {}
 
     def now(self) -> float:
-        """By the clock of the file system."""
+        """See `DeltaLog`: seconds by the clock of the file system."""
         return self._clock.now()
 
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
@@ -88,12 +88,12 @@ class DirectoryDeltaLog:
         return {name: epoch for name, epoch in epochs.items() if epoch}
 
     def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
-        """Events after a position."""
+        """See `DeltaLog`."""
         events = self._load(namespace).events
         return [logged for logged in events if logged.position > after]
 
     def folded(self, namespace: str) -> Folded:
-        """What the last fold said."""
+        """See `DeltaLog`."""
         return self._load(namespace).folded
 
     def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
@@ -108,13 +108,13 @@ class DirectoryDeltaLog:
 
     @contextlib.contextmanager
     def locked(self, namespace: str) -> Iterator[bool]:
-        """Without waiting; one namespace of a folder at a time."""
+        """See `DeltaLog`: does not wait for the lock; one namespace of a folder at a time."""
         check_namespace(namespace)
         with fold_lock(self._store_folder, wait=False) as held:
             yield held
 
     def close(self) -> None:
-        """Nothing is open between calls."""
+        """See `DeltaLog`: nothing is open between calls."""
 
     def _path(self, namespace: str) -> Path:
         return self._folder / folder_name(namespace) / f"{self._tag}.log"
