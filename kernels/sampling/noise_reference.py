@@ -1,4 +1,4 @@
-"""The torch twin of `core/sampling/noise.py`: the same noise, bit by bit, on every device.
+"""`core/sampling/noise.py` in torch: the same noise, bit by bit, on every device.
 
 torch has no unsigned 64-bit arithmetic on all devices; int64 wraps in the same way, and a logical
 shift is an arithmetic shift with the copied sign bits masked off. Change both files together.

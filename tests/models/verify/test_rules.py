@@ -1,4 +1,4 @@
-"""The torch twins of the acceptance rules decide as the numpy pages do, coin by coin."""
+"""Verification rules in torch decide as those in numpy, with the same random numbers."""
 
 from __future__ import annotations
 
