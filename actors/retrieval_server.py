@@ -17,7 +17,7 @@ from ..cluster.links.tokens import Access, Scope
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
 from ..core.learner import Ended
 from ..core.lookup import Lookup
-from ..retrieval_store.delta.fitness import Fitness
+from ..retrieval_store.delta.fingerprint import Fingerprint
 from ..retrieval_store.learning.wire import LEARN_METHOD, decode_learn
 from ..retrieval_store.retrieval_pb2 import LearnReply, LearnRequest, LookupRequest
 from ..retrieval_store.search.lookup import load_compiled_lookup
@@ -36,7 +36,7 @@ LEARN_METHOD_NAME = LEARN_METHOD.rpartition("/")[2]
 # Namespaces named in one refusal; a header is bounded.
 MAX_DENIED = 64
 
-Learn = Callable[[Ended, Fitness], Mapping[str, int]]
+Learn = Callable[[Ended, Fingerprint], Mapping[str, int]]
 
 
 class RetrievalServer:
@@ -93,10 +93,10 @@ class RetrievalServer:
 
     async def _learn(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            ended, fitness = decode_learn(LearnRequest.FromString(data))
+            ended, fingerprint = decode_learn(LearnRequest.FromString(data))
             if not self._scope(context).may_write(ended.namespace):
                 await _refuse_unless(context, {ended.namespace})
-            counts = await asyncio.to_thread(self._learn_one, ended, fitness)
+            counts = await asyncio.to_thread(self._learn_one, ended, fingerprint)
         except (DecodeError, ProtocolError, ConfigError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except StoreError as error:
@@ -151,9 +151,9 @@ def main(arguments: list[str] | None = None) -> int:
         learning = None
         if given.learn_for:
             # It imports torch, which a server that only answers does without.
-            from ..cluster.retrieval.model_fitness import model_fitness  # noqa: PLC0415
+            from ..cluster.retrieval.model_fingerprint import model_fingerprint  # noqa: PLC0415
 
-            learning = open_learning(url, model_fitness(given.learn_for), given.learn_off)
+            learning = open_learning(url, model_fingerprint(given.learn_for), given.learn_off)
         store = open_store(url, must_exist=learning is None)
         service = RetrievalService(store, expected, learning=learning)
         server = RetrievalServer(

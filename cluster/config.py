@@ -67,8 +67,8 @@ class _Shown(str):
         return str(self)
 
 
-# Tokens that a model drafter draws among where it must declare their law.
-LAW_SIZE = 64
+# Tokens that a model drafter draws among where it must declare their distribution.
+DISTRIBUTION_SIZE = 64
 
 
 class DrafterConfig(Settings):
@@ -248,8 +248,8 @@ class EngineConfig(Settings):
     acceptance: Acceptance = Field(
         "coupled",
         description="how drafts are accepted. coupled: answers do not depend on them at all; "
-        "rejection, block, traversal, k_seq: answers have the target's law; typical: lossy, they "
-        "have not",
+        "rejection, block, traversal, k_seq: answers have the target's distribution; typical: "
+        "lossy, they have not",
     )
     draft_deadline_ms: Annotated[float, Field(gt=0, le=60_000)] = Field(
         50.0, description="how long a step waits for drafters of other processes"
@@ -318,7 +318,7 @@ class EngineConfig(Settings):
         if self.acceptance == "coupled":
             return self.drafters
         return tuple(
-            DrafterConfig(**{"law_size": LAW_SIZE, **one.model_dump()})
+            DrafterConfig(**{"distribution_size": DISTRIBUTION_SIZE, **one.model_dump()})
             if one.kind == "model"
             else one
             for one in self.drafters

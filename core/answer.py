@@ -19,7 +19,7 @@ class Answer:
     error: DraftlineError | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
-    def hear(self, event: Delta | DraftlineError) -> None:
+    def on_output(self, event: Delta | DraftlineError) -> None:
         """Take the next delta, or the error that ends the request."""
         if isinstance(event, DraftlineError):
             self.error = event

@@ -1,7 +1,8 @@
-"""What the acceptance rules of the literature decide about: candidates and their declared laws.
+"""What the acceptance rules of the literature decide about: candidates and their declared
+distributions.
 
-p is the target's processed law after a node, q the law that a candidate was drawn from, as in the
-papers. Laws are float64 and sum to 1.
+p is the target's processed distribution after a node, q the distribution that a candidate was drawn
+from, as in the papers. Distributions are float64 and sum to 1.
 """
 
 from __future__ import annotations
@@ -19,49 +20,49 @@ from .types import ROOT, Float64
 class Candidate:
     """A proposal for the token after a node.
 
-    node   its place in the tree; several candidates of one token share it
-    token  what is proposed
-    law    float64 [vocabulary]: q, given all that was drawn before it; None: the candidate is no
-           draw but a function of the past, or was sorted, filtered or pruned by its value, so that
-           only its one-hot law is safe
+    node          its place in the tree; several candidates of one token share it
+    token         what is proposed
+    distribution  float64 [vocabulary]: q, given all that was drawn before it; None: the candidate
+                  is no draw but a function of the past, or was sorted, filtered or pruned by its
+                  value, so that only its one-hot distribution is safe
     """
 
     node: int
     token: int
-    law: Float64 | None = None
+    distribution: Float64 | None = None
 
-    def acceptance(self, law: Float64) -> float:
-        """min(1, r / q) of its token, r being what `law` leaves it."""
-        left = float(law[self.token])
-        if self.law is None:
+    def acceptance(self, distribution: Float64) -> float:
+        """min(1, r / q) of its token, r being what `distribution` leaves it."""
+        left = float(distribution[self.token])
+        if self.distribution is None:
             return min(1.0, left)
-        drawn = float(self.law[self.token])
-        assert drawn > 0, "a token that its own law excludes cannot have been drawn"
+        drawn = float(self.distribution[self.token])
+        assert drawn > 0, "a token that its own distribution excludes cannot have been drawn"
         return min(1.0, left / drawn)
 
-    def residual(self, law: Float64) -> Float64:
-        """norm(max(r - q, 0)): what is left of `law` once the candidate was refused."""
-        if self.law is None:
-            left = law.copy()
+    def residual(self, distribution: Float64) -> Float64:
+        """norm(max(r - q, 0)): what is left of `distribution` once the candidate was refused."""
+        if self.distribution is None:
+            left = distribution.copy()
             left[self.token] = 0.0
         else:
-            left = np.maximum(law - self.law, 0.0)
-        return normalised(left, law)
+            left = np.maximum(distribution - self.distribution, 0.0)
+        return normalised(left, distribution)
 
 
-class Chance(Protocol):
-    """Where coins and draws come from; independent of each other and of all candidates."""
+class Rng(Protocol):
+    """Where uniforms and draws come from; independent of each other and of all candidates."""
 
     def accepts(self, probability: float) -> bool:
-        """A coin: true with this probability."""
+        """A uniform: true with this probability."""
         ...
 
-    def draw(self, law: Float64) -> int:
-        """A token of this law."""
+    def draw(self, distribution: Float64) -> int:
+        """A token of this distribution."""
         ...
 
 
-class Verdict(NamedTuple):
+class VerificationResult(NamedTuple):
     """The accepted nodes, from the root down, and the token after the last of them."""
 
     path: list[int]
@@ -73,7 +74,7 @@ Children = Sequence[Sequence[Candidate]]
 
 
 def normalised(weights: Float64, otherwise: Float64) -> Float64:
-    """`weights` as a law; where rounding left no mass at all, `otherwise`."""
+    """`weights` as a distribution; where rounding left no mass at all, `otherwise`."""
     total = weights.sum()
     return weights / total if total > 0 else otherwise
 

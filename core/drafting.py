@@ -22,7 +22,7 @@ OFFERED_TREES = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Offers:
+class DraftBatch:
     """What drafters proposed, by request id.
 
     seconds  how long they were waited for
@@ -37,7 +37,7 @@ class Offers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OfferedTree:
+class DraftedTree:
     """What drafters offer to one request, merged.
 
     max_nodes  most of its nodes that a step may hold
@@ -89,7 +89,7 @@ class Drafting:
         """Keep a commit for the next message to the drafters."""
         self._commits.append(commit)
 
-    async def ask(self, states: Sequence[RequestState]) -> Offers | None:
+    async def ask(self, states: Sequence[RequestState]) -> DraftBatch | None:
         """Proposals by request id; None where drafting is not worth its time now.
 
         One message a drafter for all requests, which also tells what was committed.
@@ -113,14 +113,16 @@ class Drafting:
         ]
         start = self._clock()
         found = await self._drafters.exchange(commits, queries, costs.keys() - asked)
-        return Offers(found, self._clock() - start, asked, costs)
+        return DraftBatch(found, self._clock() - start, asked, costs)
 
-    def merge(self, states: Sequence[RequestState], offers: Offers | None) -> list[OfferedTree]:
+    def merge(
+        self, states: Sequence[RequestState], draft_batch: DraftBatch | None
+    ) -> list[DraftedTree]:
         """What drafters offer to each request, in one tree."""
-        if offers is None:
-            return [OfferedTree(state, NO_TREE, (), 0) for state in states]
+        if draft_batch is None:
+            return [DraftedTree(state, NO_TREE, (), 0) for state in states]
         most = self._scheduler.nodes_each(len(states))
-        proposals = [_wanted(state, offers) for state in states]
+        proposals = [_wanted(state, draft_batch) for state in states]
         limits = [_max_nodes(state, most) for state in states]
         factor = OFFERED_TREES if self._acceptance == COUPLED else 1
         trees = merge_all(
@@ -130,38 +132,40 @@ class Drafting:
             self._budget.table,
         )
         parts = zip(states, trees, proposals, limits, strict=True)
-        return [OfferedTree(*part) for part in parts]
+        return [DraftedTree(*part) for part in parts]
 
-    def allow(self, offered: OfferedTree, form: TreeForm | None) -> OfferedTree:
+    def allow(self, drafted: DraftedTree, form: TreeForm | None) -> DraftedTree:
         """Cut the nodes that the request's rules forbid, which would only cost rows.
 
         `form`: what its constraint allows, where it has one. Trees of draws stay as they are.
         """
-        state, tree = offered.state, offered.tree
-        rules = state.request.rules
-        if rules is None or self._acceptance != COUPLED:
-            return offered
-        answered = state.last_answered(rules.lookback)
-        allowed = rules.allowed(tree, state.num_answered, answered, form)
+        state, tree = drafted.state, drafted.tree
+        permitted = state.request.allowed_tokens
+        if permitted is None or self._acceptance != COUPLED:
+            return drafted
+        answered = state.last_answered(permitted.lookback)
+        allowed = permitted.allowed(tree, state.num_answered, answered, form)
         masks = None
         if form is not None:
             masks = form.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
-        return replace(offered, tree=tree.keep(allowed), form=masks)
+        return replace(drafted, tree=tree.keep(allowed), form=masks)
 
-    def choose(self, offered: Sequence[OfferedTree], offers: Offers | None) -> list[TreeStep]:
+    def choose(
+        self, drafted: Sequence[DraftedTree], draft_batch: DraftBatch | None
+    ) -> list[TreeStep]:
         """Each request's part of the step: its tree cut to the nodes that are worth their time."""
-        if not offered or (offers is None and not any(len(one.tree) for one in offered)):
-            return [self.bare(one.state, one.form) for one in offered]
+        if not drafted or (draft_batch is None and not any(len(one.tree) for one in drafted)):
+            return [self.bare(one.state, one.form) for one in drafted]
         if self._acceptance != COUPLED:
-            return [self._as_drawn(one) for one in offered]
-        if offers is not None:
-            self._budget.note_asked([one.tree for one in offered], offers.seconds)
+            return [self._as_drawn(one) for one in drafted]
+        if draft_batch is not None:
+            self._budget.note_asked([one.tree for one in drafted], draft_batch.seconds)
         trees = self._budget.choose(
-            [one.tree for one in offered],
-            [one.max_nodes for one in offered],
-            self._scheduler.num_prefill_rows(len(offered)),
+            [one.tree for one in drafted],
+            [one.max_nodes for one in drafted],
+            self._scheduler.num_prefill_rows(len(drafted)),
         )
-        return [self._cut(one, tree) for one, tree in zip(offered, trees, strict=True)]
+        return [self._cut(one, tree) for one, tree in zip(drafted, trees, strict=True)]
 
     def bare(self, state: RequestState, form: UInt32 | None) -> TreeStep:
         """Plain decoding: the root alone. `form`: what is allowed after it, and perhaps more."""
@@ -170,26 +174,26 @@ class Drafting:
         root = None if form is None else form[:1]
         return TreeStep(state, NO_TREE, {}, NO_TREE, {}, candidates, root)
 
-    def _cut(self, offered: OfferedTree, tree: TokenTree) -> TreeStep:
-        found, form = offered.proposals, offered.form
+    def _cut(self, drafted: DraftedTree, tree: TokenTree) -> TreeStep:
+        found, form = drafted.proposals, drafted.form
         if form is not None:
-            form = form[rows_in(tree, offered.tree)]
+            form = form[rows_in(tree, drafted.tree)]
         probes = self._probes(found)
         return TreeStep(
-            offered.state, tree, probes, offered.tree, _num_successors(found), None, form
+            drafted.state, tree, probes, drafted.tree, _num_top_next_tokens(found), None, form
         )
 
-    def _as_drawn(self, offered: OfferedTree) -> TreeStep:
+    def _as_drawn(self, drafted: DraftedTree) -> TreeStep:
         """A tree for a verification rule: cut by the order of its nodes, never by what was drawn.
 
         So no budget chooses among the nodes, and no rule of the request: what it forbids, the
         target gives no probability.
         """
-        state, tree, found = offered.state, offered.tree, offered.proposals
+        state, tree, found = drafted.state, drafted.tree, drafted.proposals
         rule = rule_for(self._acceptance, found)
-        candidates = candidates_of(rule, tree, found, offered.max_nodes)
+        candidates = candidates_of(rule, tree, found, drafted.max_nodes)
         return TreeStep(
-            state, tree, self._probes(found), NO_TREE, _num_successors(found), candidates
+            state, tree, self._probes(found), NO_TREE, _num_top_next_tokens(found), candidates
         )
 
     def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
@@ -208,15 +212,15 @@ def _is_wanted(drafter: str, states: Sequence[RequestState]) -> bool:
     return any(names is None or drafter in names for names in chosen)
 
 
-def _wanted(state: RequestState, offers: Offers) -> Sequence[Proposal]:
+def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:
     """The proposals of the drafters that the request takes."""
-    found = offers.by_request.get(state.request_id, ())
+    found = draft_batch.by_request.get(state.request_id, ())
     drafters = state.request.options.drafters
     return found if drafters is None else [p for p in found if p.source in drafters]
 
 
-def _num_successors(proposals: Sequence[Proposal]) -> dict[str, int]:
-    return {one.source: one.num_successors for one in proposals if one.num_successors}
+def _num_top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
+    return {one.source: one.num_top_next_tokens for one in proposals if one.num_top_next_tokens}
 
 
 def _query_size(state: RequestState, most: int) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from .containment import Contained, as_request_failure, place_of
-from .drafting import Drafting, OfferedTree
+from .drafting import DraftedTree, Drafting
 from .errors import DraftlineError, RequestError, StageLost
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
@@ -26,7 +26,7 @@ from .step.builder import PromptChunk, TreeStep, build_step, edits_for, kv_moves
 from .step.deadline import StepDeadline
 from .step_in_flight import StepInFlight
 from .trace import StepTrace
-from .types import Int32, LogitEdits, StepCommit, Successors
+from .types import Int32, LogitEdits, StepCommit, TopNextTokens
 from .verify.rules import COUPLED
 from .verify.walk import Walk
 
@@ -69,7 +69,7 @@ class EngineCore:
         self._trace = trace
         self._forms = FormQueue(self._drafting.allow, self._fail)
         self.deadline = StepDeadline(step_timeout_s)
-        self._flights: deque[StepInFlight] = deque()
+        self._in_flight: deque[StepInFlight] = deque()
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
@@ -79,7 +79,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._states or self._flights)
+        return bool(self._states or self._in_flight)
 
     def add(self, request: Request, stop: StopRule) -> None:
         """Queue a request; from now on its sink gets its deltas, and the error if it fails.
@@ -108,7 +108,7 @@ class EngineCore:
 
     def use_pipeline(self, pipeline: StepPipeline) -> None:
         """Go on with another pipeline, whose KV cache is empty: requests compute theirs again."""
-        assert not self._flights
+        assert not self._in_flight
         self._scheduler.forget_kv()
         self._pipeline = pipeline
 
@@ -131,9 +131,9 @@ class EngineCore:
         all requests ended (`fail_all`).
         """
         try:
-            room = len(self._flights) < self._pipeline.max_in_flight
-            if not (room and await self._submit()) and self._flights:
-                await self._commit(self._flights.popleft())
+            room = len(self._in_flight) < self._pipeline.max_in_flight
+            if not (room and await self._submit()) and self._in_flight:
+                await self._commit(self._in_flight.popleft())
         except StageLost:
             self._blame_lost()
             self._drop_flights()
@@ -146,11 +146,11 @@ class EngineCore:
         planned_at = self._trace.clock() if self._trace is not None else 0.0
         self._admit()
         decoding = self._scheduler.decoding(self._forms.late())
-        offers = await self._drafting.ask(decoding)
+        draft_batch = await self._drafting.ask(decoding)
         # Some may have been cancelled while the drafters were asked, or while forms were awaited.
-        offered = self._drafting.merge([s for s in decoding if self._is_alive(s)], offers)
-        offered = [one for one in await self._form(offered) if self._is_alive(one.state)]
-        trees = self._fit(self._drafting.choose(offered, offers))
+        drafted = self._drafting.merge([s for s in decoding if self._is_alive(s)], draft_batch)
+        drafted = [one for one in await self._form(drafted) if self._is_alive(one.state)]
+        trees = self._fit(self._drafting.choose(drafted, draft_batch))
         chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in trees))
         trees, chunks, edits = self._edit(trees, chunks)
         if not trees and not chunks:
@@ -159,43 +159,45 @@ class EngineCore:
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
-            traced = self._trace.submitting(planned_at, step, trees, chunks, offers)
+            traced = self._trace.submitting(planned_at, step, trees, chunks, draft_batch)
         sent_at = self._clock()
         answer = self._pipeline.submit(step)
-        flight = StepInFlight(trees, chunks, answer, offers, len(step.token_ids), sent_at, traced)
-        for state in flight.states:
+        in_flight = StepInFlight(
+            trees, chunks, answer, draft_batch, len(step.token_ids), sent_at, traced
+        )
+        for state in in_flight.states:
             state.in_flight += 1
-        self._flights.append(flight)
+        self._in_flight.append(in_flight)
         self.num_steps += 1
         return True
 
-    async def _commit(self, flight: StepInFlight) -> None:
+    async def _commit(self, in_flight: StepInFlight) -> None:
         """Take a step's answer into its requests."""
         try:
-            output = await flight.wait(self._answered_at, self._clock, self.deadline.limit_s)
-            walks, answers, chosen = flight.read(output)
-            outcome = self._outcome(flight)
+            output = await in_flight.wait(self._answered_at, self._clock, self.deadline.limit_s)
+            walks, answers, chosen = in_flight.read(output)
+            outcome = self._outcome(in_flight)
         except StageLost:
             # It is among those that the loss is told of.
-            self._flights.appendleft(flight)
+            self._in_flight.appendleft(in_flight)
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
-            self._fail_step(flight, error)
+            self._fail_step(in_flight, error)
             return
-        if flight.traced is not None:
-            flight.traced.answered(output)
-        for state in flight.states:
+        if in_flight.traced is not None:
+            in_flight.traced.answered(output)
+        for state in in_flight.states:
             state.in_flight -= 1
             state.num_losses = 0
-        for step, walk, answer in zip(flight.trees, walks, answers, strict=True):
+        for step, walk, answer in zip(in_flight.trees, walks, answers, strict=True):
             with self._contain(step.state):
                 self._commit_tree(step, walk, answer, outcome)
-        for chunk, first in zip(flight.chunks, chosen, strict=True):
+        for chunk, first in zip(in_flight.chunks, chosen, strict=True):
             with self._contain(chunk.state):
                 self._commit_chunk(chunk, first)
         self._budget.note_step(outcome)
-        if flight.traced is not None:
-            flight.traced.committed()
+        if in_flight.traced is not None:
+            in_flight.traced.committed()
 
     def _admit(self) -> None:
         for state in self._scheduler.admit():
@@ -203,11 +205,11 @@ class EngineCore:
                 state.start_time = state.start_time or self._clock()
                 self._drafting.open(state)
 
-    async def _form(self, offered: Sequence[OfferedTree]) -> list[OfferedTree]:
+    async def _form(self, drafted: Sequence[DraftedTree]) -> list[DraftedTree]:
         """The trees that may go into this step, with what their requests' forms allow."""
-        most = self._scheduler.nodes_each(len(offered))
-        is_idle = not self._flights and not self._scheduler.num_prefill_rows(0)
-        return await self._forms.join(offered, self.deadline.patience_s, most, is_idle=is_idle)
+        most = self._scheduler.nodes_each(len(drafted))
+        is_idle = not self._in_flight and not self._scheduler.num_prefill_rows(0)
+        return await self._forms.join(drafted, self.deadline.patience_s, most, is_idle=is_idle)
 
     def _edit(
         self, trees: Sequence[TreeStep], chunks: Sequence[PromptChunk]
@@ -239,15 +241,15 @@ class EngineCore:
                 fitting.append(self._drafting.bare(state, tree.form))
         return fitting
 
-    def _outcome(self, flight: StepInFlight) -> StepOutcome:
+    def _outcome(self, in_flight: StepInFlight) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""
         before, self._answered_at = self._answered_at, self._clock()
-        seconds = self._answered_at - max(flight.sent_at, before)
+        seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
-        offers = flight.offers
-        if offers is None:
-            return StepOutcome(flight.num_rows, seconds, frozenset(), {})
-        return StepOutcome(flight.num_rows, seconds, offers.asked, offers.costs)
+        draft_batch = in_flight.draft_batch
+        if draft_batch is None:
+            return StepOutcome(in_flight.num_rows, seconds, frozenset(), {})
+        return StepOutcome(in_flight.num_rows, seconds, draft_batch.asked, draft_batch.costs)
 
     def _commit_tree(
         self, step: TreeStep, walk: Walk, answer: TreeAnswers, outcome: StepOutcome
@@ -259,11 +261,11 @@ class EngineCore:
         rows, tokens, sources, drafted = walk
         outcome.count(step.tree, rows)
         if step.candidates is None:
-            self._budget.learn(step.offered, tokens)
+            self._budget.learn(step.drafted, tokens)
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
         state.record_walk(drafted, sources[:taken])
-        self._append(state, tokens[:taken], answer.probe_ids, answer.successors)
+        self._append(state, tokens[:taken], answer.probe_ids, answer.top_next_tokens)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
             state.moves = kv_moves(state, rows, self._scheduler.block_size)
@@ -292,13 +294,13 @@ class EngineCore:
         state: RequestState,
         tokens: list[int],
         probe_ids: Mapping[str, Int32],
-        successors: Mapping[str, Successors],
+        top_next_tokens: Mapping[str, TopNextTokens],
     ) -> None:
         base_len = len(state.token_ids)
         state.append(tokens)
         if state.is_open:
             ids = np.array(tokens, dtype=np.int32)
-            commit = StepCommit(state.request_id, base_len, ids, probe_ids, successors)
+            commit = StepCommit(state.request_id, base_len, ids, probe_ids, top_next_tokens)
             self._drafting.note_commit(commit)
 
     def _emit(
@@ -323,8 +325,8 @@ class EngineCore:
             prompt_log_probs=None if prompt_log_probs is None else tuple(prompt_log_probs),
         )
         if advance.finish_reason is None:
-            if state.request.rules is not None:
-                state.request.rules.advance(tokens)
+            if state.request.allowed_tokens is not None:
+                state.request.allowed_tokens.advance(tokens)
             state.request.sink(delta)
         else:
             self._finish(state, delta)
@@ -336,8 +338,8 @@ class EngineCore:
     def _contain(self, state: RequestState) -> Contained:
         return Contained(state.request_id, partial(self._fail, state))
 
-    def _fail_step(self, flight: StepInFlight, error: Exception) -> None:
-        for state in flight.states:
+    def _fail_step(self, in_flight: StepInFlight, error: Exception) -> None:
+        for state in in_flight.states:
             state.in_flight -= 1
             self._fail(state, as_request_failure(error, state.request_id))
 
@@ -349,7 +351,7 @@ class EngineCore:
 
     def _blame_lost(self) -> None:
         """End requests whose steps were lost again and again: one of them may be the cause."""
-        lost = {id(state): state for flight in self._flights for state in flight.states}
+        lost = {id(state): state for in_flight in self._in_flight for state in in_flight.states}
         for state in lost.values():
             state.num_losses += 1
             if state.num_losses > MAX_LOSSES:
@@ -357,11 +359,11 @@ class EngineCore:
                 self._fail(state, StageLost(reason))
 
     def _drop_flights(self) -> None:
-        for flight in self._flights:
-            flight.give_up()
-            for state in flight.states:
+        for in_flight in self._in_flight:
+            in_flight.give_up()
+            for state in in_flight.states:
                 state.in_flight -= 1
-        self._flights.clear()
+        self._in_flight.clear()
 
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if self._is_alive(state):
@@ -382,8 +384,9 @@ class EngineCore:
         self._scheduler.remove(state)
         self.wasted_by_source.update(state.wasted_by_source())
         self._forms.forget(state.request_id)
-        if state.request.rules is not None and state.request.rules.constraint is not None:
-            state.request.rules.constraint.close()
+        permitted = state.request.allowed_tokens
+        if permitted is not None and permitted.constraint is not None:
+            permitted.constraint.close()
         self._drafting.close(state)
 
     def _is_alive(self, state: RequestState) -> bool:

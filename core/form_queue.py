@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .containment import Contained
-from .drafting import OfferedTree
+from .drafting import DraftedTree
 from .errors import DraftlineError
 from .request.constraint import Constraint, TreeForm
 from .request.request import RequestState
@@ -16,13 +16,13 @@ from .request.request import RequestState
 # How long a step that only late requests could take part in waits before it looks for others.
 IDLE_WAIT_S = 0.01
 
-Allow = Callable[[OfferedTree, TreeForm | None], OfferedTree]
+Allow = Callable[[DraftedTree, TreeForm | None], DraftedTree]
 Fail = Callable[[RequestState, DraftlineError], None]
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    offered: OfferedTree
+    drafted: DraftedTree
     form: asyncio.Future[TreeForm]
 
 
@@ -51,8 +51,8 @@ class FormQueue:
             pending.form.cancel()
 
     async def join(
-        self, offered: Sequence[OfferedTree], patience_s: float, most_nodes: int, *, is_idle: bool
-    ) -> list[OfferedTree]:
+        self, drafted: Sequence[DraftedTree], patience_s: float, most_nodes: int, *, is_idle: bool
+    ) -> list[DraftedTree]:
         """The requests of a step, in order, whose token masks are there within `patience_s`.
 
         A request without a structured output needs none.
@@ -60,11 +60,11 @@ class FormQueue:
         most_nodes  of one tree in this step; a tree whose form was late is of an earlier one
         is_idle     there is nothing to do but these
         """
-        constrained = [one.state for one in offered if _constraint(one.state) is not None]
-        for one in offered:
+        constrained = [one.state for one in drafted if _constraint(one.state) is not None]
+        for one in drafted:
             self._ask(one)
         await _wait([self._pending[s.request_id] for s in constrained if self._has(s)], patience_s)
-        joined = [self._joined(one, most_nodes) for one in offered]
+        joined = [self._joined(one, most_nodes) for one in drafted]
         ready = [one for one in joined if one is not None]
         if is_idle and not ready:
             await _wait(list(self._pending.values()), IDLE_WAIT_S, for_any=True)
@@ -73,32 +73,32 @@ class FormQueue:
     def _has(self, state: RequestState) -> bool:
         return state.request_id in self._pending
 
-    def _ask(self, offered: OfferedTree) -> None:
-        state = offered.state
+    def _ask(self, drafted: DraftedTree) -> None:
+        state = drafted.state
         constraint = _constraint(state)
         if constraint is None or self._has(state):
             return
         with Contained(state.request_id, partial(self._fail, state)):
-            form = asyncio.wrap_future(constraint.follow(offered.tree))
+            form = asyncio.wrap_future(constraint.follow(drafted.tree))
             form.add_done_callback(_ignore)
-            self._pending[state.request_id] = _Pending(offered, form)
+            self._pending[state.request_id] = _Pending(drafted, form)
 
-    def _joined(self, offered: OfferedTree, most_nodes: int) -> OfferedTree | None:
+    def _joined(self, drafted: DraftedTree, most_nodes: int) -> DraftedTree | None:
         """A request's tree by its rules; where it has a form, the one that the form was asked for.
 
         None if the request was cancelled meanwhile, has failed, or its form is late.
         """
-        state = offered.state
+        state = drafted.state
         if _constraint(state) is None:
             with Contained(state.request_id, partial(self._fail, state)):
-                return self._allow(offered, None)
+                return self._allow(drafted, None)
             return None
         pending = self._pending.get(state.request_id)
         if pending is None or not pending.form.done():
             return None
         del self._pending[state.request_id]
         with Contained(state.request_id, partial(self._fail, state)):
-            formed = self._allow(pending.offered, pending.form.result())
+            formed = self._allow(pending.drafted, pending.form.result())
             return replace(formed, max_nodes=min(formed.max_nodes, most_nodes))
         return None
 
@@ -111,8 +111,8 @@ async def _wait(pending: Sequence[_Pending], seconds: float, *, for_any: bool = 
 
 
 def _constraint(state: RequestState) -> Constraint | None:
-    rules = state.request.rules
-    return None if rules is None else rules.constraint
+    permitted = state.request.allowed_tokens
+    return None if permitted is None else permitted.constraint
 
 
 def _ignore(form: asyncio.Future[TreeForm]) -> None:

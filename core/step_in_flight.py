@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from .drafting import Offers
+from .drafting import DraftBatch
 from .errors import StageLost
 from .request.request import RequestState
 from .step.answers import Chosen, StepAnswers, TreeAnswers
@@ -24,7 +24,7 @@ class StepInFlight:
     trees: list[TreeStep]
     chunks: list[PromptChunk]
     answer: Awaitable[StepOutput]
-    offers: Offers | None
+    draft_batch: DraftBatch | None
     num_rows: int
     sent_at: float
     traced: TracedStep | None
@@ -52,7 +52,9 @@ class StepInFlight:
     def read(self, output: StepOutput) -> tuple[list[Walk], list[TreeAnswers], list[Chosen]]:
         """The answer, cut into those of the trees and the chunks, in this order."""
         has_rule = any(step.candidates is not None for step in self.trees)
-        assert has_rule == (output.verdicts is not None), "the stage did not do what it was asked"
+        assert has_rule == (output.verification_results is not None), (
+            "the stage did not do what it was asked"
+        )
         answers = StepAnswers(output)
         return (
             walks_of([step.tree for step in self.trees], output),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .drafting import Offers
+from .drafting import DraftBatch
 from .step.builder import PromptChunk, TreeStep
 from .types import Span, StepInput, StepOutput
 
@@ -69,17 +69,17 @@ class StepTrace:
         step: StepInput,
         trees: Sequence[TreeStep],
         chunks: Sequence[PromptChunk],
-        offers: Offers | None,
+        draft_batch: DraftBatch | None,
     ) -> TracedStep:
         """A step is about to be submitted."""
-        return TracedStep(self, planned_at, step, trees, chunks, offers)
+        return TracedStep(self, planned_at, step, trees, chunks, draft_batch)
 
 
 class TracedStep:
     """One step on its way. A step that fails leaves no record."""
 
-    __slots__ = ("_answered_at", "_before", "_chunks", "_offers", "_planned_at", "_spans", "_step",
-                 "_submitted_at", "_trace", "_trees")  # fmt: skip
+    __slots__ = ("_answered_at", "_before", "_chunks", "_draft_batch", "_planned_at", "_spans",
+                 "_step", "_submitted_at", "_trace", "_trees")  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - made by `StepTrace.submitting` alone
         self,
@@ -88,13 +88,13 @@ class TracedStep:
         step: StepInput,
         trees: Sequence[TreeStep],
         chunks: Sequence[PromptChunk],
-        offers: Offers | None,
+        draft_batch: DraftBatch | None,
     ) -> None:
         self._trace = trace
         self._step = step
         self._trees = trees
         self._chunks = chunks
-        self._offers = offers
+        self._draft_batch = draft_batch
         self._planned_at = planned_at
         self._submitted_at = trace.clock()
 
@@ -112,12 +112,12 @@ class TracedStep:
         for part in self._trees:
             nodes.update(part.tree.count_sources())
         accepted = totals.accepted - self._before.accepted
-        offers = self._offers
+        draft_batch = self._draft_batch
         record = StepRecord(
             step=self._step.step_id,
             planned_at=self._planned_at,
-            drafters=tuple(sorted(offers.asked)) if offers else (),
-            draft_wait_s=offers.seconds if offers else 0.0,
+            drafters=tuple(sorted(draft_batch.asked)) if draft_batch else (),
+            draft_wait_s=draft_batch.seconds if draft_batch else 0.0,
             submitted_at=self._submitted_at,
             answered_at=self._answered_at,
             committed_at=committed_at,

@@ -1,6 +1,6 @@
 """The values that cross the borders between the parts, and the words for them.
 
-target    the served model; its law is the only one users ever see
+target    the served model; its distribution is the only one users ever see
 drafter   proposes continuations; `source` is its name in proposals and metrics
 proposal  a drafter's answer for one request: a forest of tokens below the last committed token
 tree      all proposals of a request merged; a parent of -1 means the last committed token (root)
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .draft_laws import DraftLaws
+from .draft_distributions import DraftDistributions
 from .errors import ProtocolError
-from .shaping import UNSHAPED, Shaping
+from .logits_params import UNSHAPED, LogitsParams
 
 if TYPE_CHECKING:
-    from .candidates import Verdict
+    from .candidates import VerificationResult
     from .verify.verification import Verification
 
 Int32 = NDArray[np.int32]
@@ -48,7 +48,7 @@ MAX_PROBE_ROWS = 64
 # Most nodes of one proposal. Four times what any query asks for: a drafter need not cut by itself.
 MAX_PROPOSAL_NODES = 1024
 # Next tokens that a drafter may ask for after a row.
-MAX_SUCCESSORS = 64
+MAX_TOP_NEXT_TOKENS = 64
 
 
 def _all_below(ids: Int32, bound: int) -> bool:
@@ -98,14 +98,16 @@ class Probe:
 class Proposal:
     """What one drafter proposes for one request.
 
-    tokens    int32 [n]    target token ids
-    parents   int32 [n]    index of the parent node, always smaller than the own index; -1 is root
+    tokens                 int32 [n]    target token ids
+    parents                int32 [n]    index of the parent node, always smaller than the own index;
+                           -1 is root
     log_probs float32 [n]  log-probability of each token given its parent; 0 if unknown
-    probe     rows that are computed for the drafter beside the tree
-    num_successors  how many of the target's most probable next tokens after the root and every
-              node of the request's tree come back through `Commit`, whoever proposed them
-    laws      what the nodes were drawn from; None: they are no draws. Only acceptance rules other
-              than `coupled` look at them
+    probe                  rows that are computed for the drafter beside the tree
+    num_top_next_tokens    how many of the target's most probable next tokens after the root and
+                           every node of the request's tree come back through `Commit`, whoever
+                           proposed them
+    distributions          what the nodes were drawn from; None: they are no draws. Only acceptance
+                           rules other than `coupled` look at them
 
     Nodes stand in the drafter's order of preference; a cut keeps a prefix.
     """
@@ -115,18 +117,18 @@ class Proposal:
     parents: Int32
     log_probs: Float32
     probe: Probe | None = None
-    num_successors: int = 0
-    laws: DraftLaws | None = None
+    num_top_next_tokens: int = 0
+    distributions: DraftDistributions | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether it neither proposes nor asks for anything."""
-        return not (len(self.tokens) or self.probe or self.num_successors)
+        return not (len(self.tokens) or self.probe or self.num_top_next_tokens)
 
     def check(self, vocab_size: int) -> None:
         """Raise `ProtocolError` unless there are at most `MAX_PROPOSAL_NODES` nodes, shapes and
         dtypes agree, ids and log-probabilities are possible, parents precede children and
-        `num_successors` is within the limits.
+        `num_top_next_tokens` is within the limits.
         """
         self._check_arrays()
         count = len(self.tokens)
@@ -140,10 +142,12 @@ class Proposal:
         # The slack is for the rounding of a logarithm of 1; a NaN makes the sum one.
         if max(values, default=0.0) > LOG_PROB_SLACK or math.isnan(sum(values)):
             raise ProtocolError(f"proposal of {self.source}: a log-probability is above 0 or NaN")
-        if operator.index(self.num_successors) not in range(min(vocab_size, MAX_SUCCESSORS) + 1):
-            raise ProtocolError(f"proposal of {self.source}: num_successors is out of range")
-        if self.laws is not None:
-            self.laws.check(self.tokens, vocab_size)
+        if operator.index(self.num_top_next_tokens) not in range(
+            min(vocab_size, MAX_TOP_NEXT_TOKENS) + 1
+        ):
+            raise ProtocolError(f"proposal of {self.source}: num_top_next_tokens is out of range")
+        if self.distributions is not None:
+            self.distributions.check(self.tokens, vocab_size)
 
     def _check_arrays(self) -> None:
         count = len(self.tokens)
@@ -178,14 +182,15 @@ def chain_proposal(source: str, tokens: Int32, log_probs: Float32 | None = None)
 class DraftRequest:
     """What a drafter learns when a request opens, or opens again after the drafter was lost.
 
-    token_ids   int32 [n]  all committed tokens: the prompt and what was generated so far
-    prompt_len  how many of them are the prompt
-    seed        of the request's sampling noise (`core/sampling/noise.py`)
-    namespace   whose retrieval data may be read besides `shared`
-    shaping     what else changes the law of its tokens
-    end_ids     tokens that end the answer, which are not chosen before `shaping.min_tokens`
-    cache_salt  what is learned from a request serves only those of its namespace and salt
-    store       whether anything may be learned from the request at all
+    token_ids      int32 [n]  all committed tokens: the prompt and what was generated so far
+    prompt_len     how many of them are the prompt
+    seed           of the request's sampling noise (`core/sampling/noise.py`)
+    namespace      whose retrieval data may be read besides `shared`
+    logits_params  what else changes the distribution of its tokens
+    end_ids        tokens that end the answer, which are not chosen before
+                   `logits_params.min_tokens`
+    cache_salt     what is learned from a request serves only those of its namespace and salt
+    store          whether anything may be learned from the request at all
     """
 
     request_id: str
@@ -194,7 +199,7 @@ class DraftRequest:
     temperature: float
     seed: int
     namespace: str = "shared"
-    shaping: Shaping = UNSHAPED
+    logits_params: LogitsParams = UNSHAPED
     end_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     store: bool = True
@@ -210,11 +215,11 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Successors:
+class TopNextTokens:
     """What the target found most probable after the rows of a request's tree.
 
     tokens  int32 [n]     the root and then the nodes, accepted or not
-    ids     int32 [n, k]  next tokens after each, best first, by the unprocessed law
+    ids     int32 [n, k]  next tokens after each, best first, by the unprocessed distribution
     """
 
     tokens: Int32
@@ -229,29 +234,29 @@ class Commit:
     tokens     int32 [n], n >= 1; the last one is the bonus token
     probe_ids  int32 [k, top_k] most probable next tokens of the probe rows that this drafter wanted
                in the verified step, best first; None if it sent no probe or the probe was dropped
-    successors after the rows of the verified tree; None if this drafter did not ask for them
+    top next tokens after the rows of the verified tree; None if this drafter did not ask for them
     """
 
     request_id: str
     base_len: int
     tokens: Int32
     probe_ids: Int32 | None = None
-    successors: Successors | None = None
+    top_next_tokens: TopNextTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCommit:
     """Tokens appended to a request by one step, for all drafters.
 
-    `probe_ids` and `successors` hold, by source, the answers to what the proposals asked for; the
-    rest is as in `Commit`.
+    `probe_ids` and `top_next_tokens` hold, by source, the answers to what the proposals asked for;
+    the rest is as in `Commit`.
     """
 
     request_id: str
     base_len: int
     tokens: Int32
     probe_ids: Mapping[str, Int32] = field(default_factory=dict)
-    successors: Mapping[str, Successors] = field(default_factory=dict)
+    top_next_tokens: Mapping[str, TopNextTokens] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -364,7 +369,7 @@ class StepInput:
                    probes, and of trees
     scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
     with_log_probs whether the log-probability of every target token is wanted
-    with_entropies whether the entropy of the law of every target token is wanted
+    with_entropies whether the entropy of the distribution of every target token is wanted
     verification   candidates of all trees, which a rule decides about; None: target tokens do
     num_top        how many of the most probable tokens are wanted beside each log-probability
     is_traced      whether each stage notes when it began and ended the step
@@ -395,7 +400,7 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """The most probable tokens of some rows, best first, by the unprocessed law.
+    """The most probable tokens of some rows, best first, by the unprocessed distribution.
 
     ids       int32 [rows, num_top]
     log_probs float32 [rows, num_top]  nats
@@ -409,16 +414,18 @@ class TopTokens:
 class StepOutput:
     """What the last stage answers: small integers, never logits.
 
-    target_tokens int32 [len(logits_rows)]
-    probe_ids     int32 [len(probe_rows), probe_top_k], best first
-    scores        float32 [len(scored_rows)]  unprocessed log-probabilities, nats
-    log_probs     float32 [len(logits_rows)]  the same of `target_tokens`; None if not wanted
-    entropies     float32 [len(logits_rows)]  of the unprocessed laws, nats; None if not wanted
-    verdicts      of each tree, where the step had a verification
-    top           the most probable tokens of `logits_rows`; None if not wanted
-    scored_top    the same of `scored_rows`
-    stage_spans   when each stage began and ended the step, wall-clock seconds of its own host;
-                  empty if not traced
+    target_tokens         int32 [len(logits_rows)]
+    probe_ids             int32 [len(probe_rows), probe_top_k], best first
+    scores                float32 [len(scored_rows)]  unprocessed log-probabilities, nats
+    log_probs             float32 [len(logits_rows)]  the same of `target_tokens`; None if not
+                          wanted
+    entropies             float32 [len(logits_rows)]  of the unprocessed distributions, nats; None
+                          if not wanted
+    verification_results  of each tree, where the step had a verification
+    top                   the most probable tokens of `logits_rows`; None if not wanted
+    scored_top            the same of `scored_rows`
+    stage_spans           when each stage began and ended the step, wall-clock seconds of its own
+                          host; empty if not traced
     """
 
     step_id: int
@@ -429,5 +436,5 @@ class StepOutput:
     top: TopTokens | None = None
     scored_top: TopTokens | None = None
     entropies: Float32 | None = None
-    verdicts: tuple[Verdict, ...] | None = None
+    verification_results: tuple[VerificationResult, ...] | None = None
     stage_spans: tuple[Span, ...] = ()

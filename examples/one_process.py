@@ -41,7 +41,9 @@ def main() -> None:
         for speculative in (False, True):
             answer = Answer("speculative" if speculative else "plain")
             options = RequestOptions(speculative=speculative)
-            engine.add(*requests.build(answer.request_id, PROMPT, params, answer.hear, options))
+            engine.add(
+                *requests.build(answer.request_id, PROMPT, params, answer.on_output, options)
+            )
             outputs.append(answer.wait())
     finally:
         engine.close()

@@ -29,7 +29,7 @@ class Goal:
     is_reached: bool
 
     @property
-    def verdict(self) -> str:
+    def verification_result(self) -> str:
         """For people."""
         if self.found is None:
             return "not measured"

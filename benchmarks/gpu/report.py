@@ -122,5 +122,5 @@ def _demo_line(demo: dict[str, Any]) -> str:
 def _print_goals(console: Console, goals: Sequence[Goal]) -> None:
     table = Table("goal", "wanted", "found", "", title="Goals")
     for goal in goals:
-        table.add_row(goal.what, goal.wanted, goal.found or "-", goal.verdict)
+        table.add_row(goal.what, goal.wanted, goal.found or "-", goal.verification_result)
     console.print(table)

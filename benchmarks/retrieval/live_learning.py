@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from ...cluster.config import DrafterConfig, EngineConfig
-from ...cluster.retrieval.model_fitness import model_fitness
+from ...cluster.retrieval.model_fingerprint import model_fingerprint
 from ...core.learner import Ended
 from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import SamplingParams
@@ -153,16 +153,17 @@ def _replica(index: int) -> int:
 
 def _seconds_until_seen(url: str) -> list[float]:
     """From the end of a request at one replica to the first lookup of another that finds it."""
-    fitness = model_fitness("demo")
+    fingerprint = model_fingerprint("demo")
     one, two = (
-        RetrievalService(open_store(url), learning=open_learning(url, fitness)) for _ in range(2)
+        RetrievalService(open_store(url), learning=open_learning(url, fingerprint))
+        for _ in range(2)
     )
     two.refresh()
     two.start()
     found: list[float] = []
     rng = np.random.default_rng(0)
     for _ in range(NUM_SEEN):
-        tokens = rng.integers(0, fitness.vocab_size, 12).astype(np.int32)
+        tokens = rng.integers(0, fingerprint.vocab_size, 12).astype(np.int32)
         begin = time.perf_counter()
         one.learn(Ended("seen", tokens))
         while two.lookup([tokens[:8]], ["seen"], [1])[0].match_len < 8:

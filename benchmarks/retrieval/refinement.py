@@ -98,12 +98,12 @@ def _write_store(
     folder: Path, choice: Choice, documents: Sequence[TokenizedDocument], model: CorpusModel
 ) -> None:
     with model.settings(Limits()) as settings:
-        fitness = settings.fitness
+        fingerprint = settings.fingerprint
     segment = build_segment(
         [documents[index].ids for index in sorted(choice.indices)],
-        tokenizer_hash=fitness.tokenizer_hash,
-        model_hash=fitness.model_hash,
-        vocab_size=fitness.vocab_size,
+        tokenizer_hash=fingerprint.tokenizer_hash,
+        model_hash=fingerprint.model_hash,
+        vocab_size=fingerprint.vocab_size,
     )
     DirectoryStore(folder / choice.name).put(NAMESPACE, segment)
 

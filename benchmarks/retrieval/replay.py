@@ -45,7 +45,9 @@ UNHEARD = {
     "CORE without backward, window 10": _unheard(
         "spectra", "core-window-10", window=10, backward=False
     ),
-    "token recycling, 4 successors": _unheard("token_recycling", "successors-4", num_successors=4),
+    "token recycling, 4 top next tokens": _unheard(
+        "token_recycling", "top_next_tokens-4", num_top_next_tokens=4
+    ),
 }
 
 

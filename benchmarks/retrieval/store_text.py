@@ -55,10 +55,12 @@ def store_text(num_tokens: int, num_contexts: int) -> StoreText:
 
 
 def zipf_markov(count: int, rng: np.random.Generator) -> Int32:
-    """`count` tokens: each pair of tokens has a few successors of its own, drawn by Zipf's law."""
+    """`count` tokens: each pair of tokens has a few top next tokens of its own, drawn by Zipf's
+    distribution.
+    """
     weights = np.arange(1, VOCAB_SIZE + 1) ** -ZIPF_EXPONENT
     levels = np.cumsum(weights) / weights.sum()
-    # The successors of a pair are looked up by a hash of it in this table of drawn tokens.
+    # The top next tokens of a pair are looked up by a hash of it in this table of drawn tokens.
     table = np.searchsorted(levels, rng.random(2**20)).astype(np.int32)
     return _walk(table, rng.random(count))
 
@@ -85,11 +87,11 @@ def _walk(table: Int32, chances: Float64) -> NDArray[np.int32]:
     text = np.empty(len(chances), dtype=np.int32)
     before, last = np.int64(0), np.int64(0)
     for place in range(len(chances)):
-        chance = chances[place]
-        if chance < NOISE:
-            found = np.int64(chance / NOISE * len(table))
+        rng = chances[place]
+        if rng < NOISE:
+            found = np.int64(rng / NOISE * len(table))
         else:
-            rest = (chance - NOISE) / (1 - NOISE)
+            rest = (rng - NOISE) / (1 - NOISE)
             branch = min(np.int64(-np.log2(1 - rest)), BRANCHES - 1)
             found = before * 1_000_003 + last * 7_919 + branch * 104_729
         token = table[found % len(table)]

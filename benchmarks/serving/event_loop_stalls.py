@@ -32,7 +32,7 @@ from rich.table import Table
 from ...cluster.config import EngineConfig
 from ...cluster.loop_calls import spare_collector
 from ...deploy.api.app import create_app
-from ...deploy.api.engine_client import LocalFace
+from ...deploy.api.engine_client import LocalEngineClient
 from ...deploy.engine.engine import AsyncEngine
 from ...deploy.settings.limits import RequestLimits
 from ...deploy.settings.settings import ServerConfig
@@ -126,8 +126,8 @@ class ServedModel:
     async def _serve(self) -> None:
         engine = AsyncEngine(self._engine)
         self.context_len = engine.max_model_len
-        face = LocalFace(engine)
-        app = create_app(face, ServerConfig(), "demo")
+        engine_client = LocalEngineClient(engine)
+        app = create_app(engine_client, ServerConfig(), "demo")
         config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
         async with app.router.lifespan_context(app):

@@ -28,7 +28,7 @@ from ...cluster.drafting.factory import build_drafter
 from ...core.drafter import Drafter
 from ...core.tree.acceptance_table import AcceptanceTable
 from ...core.tree.merge import load_kernels, merge
-from ...core.types import ROOT, Commit, DraftRequest, Int32, Proposal, Query, Successors
+from ...core.types import ROOT, Commit, DraftRequest, Int32, Proposal, Query, TopNextTokens
 from ...measure.records.machine import machine
 from ...models.load.bundled import demo_path
 from ...models.text.tokenizer import load_tokenizer
@@ -140,14 +140,16 @@ def _steps(
 def _commit(
     name: str, text: Int32, base: int, proposal: Proposal, rng: np.random.Generator
 ) -> Commit:
-    probe_ids = successors = None
+    probe_ids = top_next_tokens = None
     if proposal.probe is not None:
         shape = (len(proposal.probe.wanted), proposal.probe.top_k)
         probe_ids = rng.choice(text, shape)
-    if proposal.num_successors:
+    if proposal.num_top_next_tokens:
         rows = np.append(text[base - 1], proposal.tokens)
-        successors = Successors(rows, rng.choice(text, (len(rows), proposal.num_successors)))
-    return Commit(name, base, text[base : base + STEP_LEN], probe_ids, successors)
+        top_next_tokens = TopNextTokens(
+            rows, rng.choice(text, (len(rows), proposal.num_top_next_tokens))
+        )
+    return Commit(name, base, text[base : base + STEP_LEN], probe_ids, top_next_tokens)
 
 
 def main(

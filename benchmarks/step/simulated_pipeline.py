@@ -186,11 +186,11 @@ class Bench:
                 params=params,
                 seed=0,
                 max_tokens=tokens,
-                sink=self._hear,
+                sink=self._on_output,
             )
             self.core.add(request, StopRule(params, (), tokens, _NoText()))
 
-    def _hear(self, event: Delta | DraftlineError) -> None:
+    def _on_output(self, event: Delta | DraftlineError) -> None:
         assert isinstance(event, Delta)
         self.waiting.discard(event.request_id)
         self.has_finished = self.has_finished or event.finish_reason is not None

@@ -121,7 +121,9 @@ def measure_overhead(num_nodes: int) -> StepOverhead:
     params = SamplingParams(max_tokens=NUM_STEPS, temperature=0.0, ignore_eos=True)
     prompt = list(range(1, 65))
     engine.add(
-        *plan.request_factory().build("overhead", prompt, params, answer.hear, RequestOptions())
+        *plan.request_factory().build(
+            "overhead", prompt, params, answer.on_output, RequestOptions()
+        )
     )
     answer.wait()
     engine.close()

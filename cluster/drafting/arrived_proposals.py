@@ -60,5 +60,7 @@ def _cut(proposal: Proposal, query: Query) -> Proposal:
         tokens=proposal.tokens[:end],
         parents=proposal.parents[:end],
         log_probs=proposal.log_probs[:end],
-        laws=None if proposal.laws is None else proposal.laws.rows(slice(end)),
+        distributions=None
+        if proposal.distributions is None
+        else proposal.distributions.rows(slice(end)),
     )

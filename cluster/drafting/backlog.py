@@ -84,5 +84,5 @@ def _told(source: str, commit: StepCommit) -> Commit:
         commit.base_len,
         commit.tokens,
         commit.probe_ids.get(source),
-        commit.successors.get(source),
+        commit.top_next_tokens.get(source),
     )

@@ -144,7 +144,8 @@ class Assembly:
         )
         if config.acceptance in LOSSY:
             logger.warning(
-                "acceptance=%s is lossy: answers do not have the target's law", config.acceptance
+                "acceptance=%s is lossy: answers do not have the target's distribution",
+                config.acceptance,
             )
 
     async def start(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...core.errors import RequestError
-from ...core.request.allowed_tokens import TokenRules, rules_of
+from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
 from ...core.request.banned_sequences import BannedSequences
 from ...core.request.constraint import Constraint
 from ...core.request.request import Request, Sink
@@ -66,7 +66,7 @@ class RequestFactory:
             max_tokens=max_tokens,
             sink=sink,
             options=options,
-            rules=self._rules(params, constraint, sequences),
+            allowed_tokens=self._allowed_tokens(params, constraint, sequences),
         )
         stream = TextStream(
             self.tokenizer,
@@ -138,16 +138,16 @@ class RequestFactory:
         form = params.structured_output
         return None if form is None else self.grammars.constraint(form)
 
-    def _rules(
+    def _allowed_tokens(
         self,
         params: SamplingParams,
         constraint: Constraint | None,
         sequences: BannedSequences | None,
-    ) -> TokenRules | None:
+    ) -> AllowedTokens | None:
         if constraint is None and (preparing := self.constraint(params)) is not None:
             constraint = preparing.result()
         end_ids = stop_token_ids(params, self.info.eos_token_ids)
-        return rules_of(params, end_ids, self.info.vocab_size, constraint, sequences)
+        return allowed_tokens_of(params, end_ids, self.info.vocab_size, constraint, sequences)
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams, num_kv_slots: int | None) -> int:
         """Most tokens of the answer: what is asked for, or as many as fit."""

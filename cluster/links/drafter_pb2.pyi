@@ -24,7 +24,7 @@ class Hello(_message.Message):
     name: str
     def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
-class Shaping(_message.Message):
+class LogitsParams(_message.Message):
     __slots__ = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids", "min_tokens")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -75,13 +75,13 @@ class DraftRequest(_message.Message):
     temperature: float
     seed: int
     namespace: str
-    shaping: Shaping
+    logits_params: LogitsParams
     end_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_salt: str
     store: bool
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., end_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., store: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Union[Array, _Mapping]] = ..., prompt_len: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., namespace: _Optional[str] = ..., logits_params: _Optional[_Union[LogitsParams, _Mapping]] = ..., end_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., store: _Optional[bool] = ...) -> None: ...
 
-class Successors(_message.Message):
+class TopNextTokens(_message.Message):
     __slots__ = ("tokens", "ids")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -90,18 +90,18 @@ class Successors(_message.Message):
     def __init__(self, tokens: _Optional[_Union[Array, _Mapping]] = ..., ids: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("request_id", "base_len", "tokens", "probe_ids", "successors")
+    __slots__ = ("request_id", "base_len", "tokens", "probe_ids", "top_next_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROBE_IDS_FIELD_NUMBER: _ClassVar[int]
-    SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
+    TOP_NEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     tokens: Array
     probe_ids: Array
-    successors: Successors
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., probe_ids: _Optional[_Union[Array, _Mapping]] = ..., successors: _Optional[_Union[Successors, _Mapping]] = ...) -> None: ...
+    top_next_tokens: TopNextTokens
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., probe_ids: _Optional[_Union[Array, _Mapping]] = ..., top_next_tokens: _Optional[_Union[TopNextTokens, _Mapping]] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("request_id", "committed_len", "max_nodes")
@@ -145,7 +145,7 @@ class Probe(_message.Message):
     top_k: int
     def __init__(self, tokens: _Optional[_Union[Array, _Mapping]] = ..., offsets: _Optional[_Union[Array, _Mapping]] = ..., mask: _Optional[_Union[Array, _Mapping]] = ..., wanted: _Optional[_Union[Array, _Mapping]] = ..., top_k: _Optional[int] = ...) -> None: ...
 
-class Laws(_message.Message):
+class Distributions(_message.Message):
     __slots__ = ("ids", "probs")
     IDS_FIELD_NUMBER: _ClassVar[int]
     PROBS_FIELD_NUMBER: _ClassVar[int]
@@ -154,22 +154,22 @@ class Laws(_message.Message):
     def __init__(self, ids: _Optional[_Union[Array, _Mapping]] = ..., probs: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("request_id", "tokens", "parents", "log_probs", "probe", "num_successors", "laws")
+    __slots__ = ("request_id", "tokens", "parents", "log_probs", "probe", "num_top_next_tokens", "distributions")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
-    NUM_SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
-    LAWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_NEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: Array
     parents: Array
     log_probs: Array
     probe: Probe
-    num_successors: int
-    laws: Laws
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., num_successors: _Optional[int] = ..., laws: _Optional[_Union[Laws, _Mapping]] = ...) -> None: ...
+    num_top_next_tokens: int
+    distributions: Distributions
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., num_top_next_tokens: _Optional[int] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("sequence", "proposals", "error", "memory_bytes", "learning")

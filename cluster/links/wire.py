@@ -13,18 +13,18 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from ...core.draft_laws import DraftLaws
+from ...core.draft_distributions import DraftDistributions
 from ...core.errors import DrafterError, ProtocolError, RequestError
-from ...core.shaping import Shaping
+from ...core.logits_params import LogitsParams
 from ...core.types import (
     MAX_PROPOSAL_NODES,
-    MAX_SUCCESSORS,
+    MAX_TOP_NEXT_TOKENS,
     Commit,
     DraftRequest,
     Probe,
     Proposal,
     Query,
-    Successors,
+    TopNextTokens,
 )
 from . import drafter_pb2 as pb
 from .link import DrafterMessage, DrafterReport
@@ -36,7 +36,7 @@ DEFAULT_MAX_BYTES = 64 * 2**20
 Message = TypeVar("Message", pb.ToDrafter, pb.FromDrafter)
 
 INT32, FLOAT32, BOOL = "<i4", "<f4", "|b1"
-# Fields of `Shaping` that are one number, absent where they are off.
+# Fields of `LogitsParams` that are one number, absent where they are off.
 NUMBERS = (
     "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "min_tokens",
@@ -91,7 +91,7 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
             temperature=request.temperature,
             seed=request.seed,
             namespace=request.namespace,
-            shaping=_encode_shaping(request.shaping),
+            logits_params=_encode_logits_params(request.logits_params),
             end_ids=request.end_ids,
             cache_salt=request.cache_salt,
             store=request.store,
@@ -141,13 +141,13 @@ def encode_answer(
             tokens=encode_array(proposal.tokens, INT32),
             parents=encode_array(proposal.parents, INT32),
             log_probs=encode_array(proposal.log_probs, FLOAT32),
-            num_successors=proposal.num_successors,
+            num_top_next_tokens=proposal.num_top_next_tokens,
         )
         if proposal.probe is not None:
             added.probe.CopyFrom(_encode_probe(proposal.probe))
-        if proposal.laws is not None:
-            added.laws.ids.CopyFrom(encode_array(proposal.laws.ids, INT32))
-            added.laws.probs.CopyFrom(encode_array(proposal.laws.probs, FLOAT32))
+        if proposal.distributions is not None:
+            added.distributions.ids.CopyFrom(encode_array(proposal.distributions.ids, INT32))
+            added.distributions.probs.CopyFrom(encode_array(proposal.distributions.probs, FLOAT32))
     return _within(pb.FromDrafter(answer=answer).SerializeToString(), max_bytes)
 
 
@@ -205,26 +205,26 @@ def _decode_request(request: pb.DraftRequest) -> DraftRequest:
         request.temperature,
         request.seed,
         request.namespace,
-        _decode_shaping(request.shaping),
+        _decode_logits_params(request.logits_params),
         tuple(request.end_ids),
         request.cache_salt,
         request.store,
     )
 
 
-def _encode_shaping(shaping: Shaping) -> pb.Shaping:
-    return pb.Shaping(
-        **{name: getattr(shaping, name) for name in NUMBERS},
-        logit_bias=shaping.logit_bias,
-        allowed_token_ids=shaping.allowed_token_ids,
-        banned_token_ids=shaping.banned_token_ids,
+def _encode_logits_params(logits_params: LogitsParams) -> pb.LogitsParams:
+    return pb.LogitsParams(
+        **{name: getattr(logits_params, name) for name in NUMBERS},
+        logit_bias=logits_params.logit_bias,
+        allowed_token_ids=logits_params.allowed_token_ids,
+        banned_token_ids=logits_params.banned_token_ids,
     )
 
 
-def _decode_shaping(message: pb.Shaping) -> Shaping:
+def _decode_logits_params(message: pb.LogitsParams) -> LogitsParams:
     given = {name: getattr(message, name) for name in NUMBERS if message.HasField(name)}
     try:
-        return Shaping(
+        return LogitsParams(
             **given,
             logit_bias=dict(message.logit_bias),
             allowed_token_ids=tuple(message.allowed_token_ids) or None,
@@ -237,8 +237,12 @@ def _decode_shaping(message: pb.Shaping) -> Shaping:
 def _decode_commit(commit: pb.Commit) -> Commit:
     probe_ids = decode_array(commit.probe_ids, INT32, 2) if commit.HasField("probe_ids") else None
     tokens = decode_array(commit.tokens, INT32)
-    successors = _decode_successors(commit.successors) if commit.HasField("successors") else None
-    return Commit(commit.request_id, commit.base_len, tokens, probe_ids, successors)
+    top_next_tokens = (
+        _decode_top_next_tokens(commit.top_next_tokens)
+        if commit.HasField("top_next_tokens")
+        else None
+    )
+    return Commit(commit.request_id, commit.base_len, tokens, probe_ids, top_next_tokens)
 
 
 def _encode_commit(commit: Commit) -> pb.Commit:
@@ -249,25 +253,26 @@ def _encode_commit(commit: Commit) -> pb.Commit:
     )
     if commit.probe_ids is not None:
         encoded.probe_ids.CopyFrom(encode_array(commit.probe_ids, INT32))
-    if commit.successors is not None:
-        encoded.successors.CopyFrom(_encode_successors(commit.successors))
+    if commit.top_next_tokens is not None:
+        encoded.top_next_tokens.CopyFrom(_encode_top_next_tokens(commit.top_next_tokens))
     return encoded
 
 
-def _encode_successors(successors: Successors) -> pb.Successors:
-    return pb.Successors(
-        tokens=encode_array(successors.tokens, INT32), ids=encode_array(successors.ids, INT32)
+def _encode_top_next_tokens(top_next_tokens: TopNextTokens) -> pb.TopNextTokens:
+    return pb.TopNextTokens(
+        tokens=encode_array(top_next_tokens.tokens, INT32),
+        ids=encode_array(top_next_tokens.ids, INT32),
     )
 
 
-def _decode_successors(message: pb.Successors) -> Successors:
+def _decode_top_next_tokens(message: pb.TopNextTokens) -> TopNextTokens:
     tokens = decode_array(message.tokens, INT32)
     ids = decode_array(message.ids, INT32, 2)
-    if len(tokens) != len(ids) or ids.shape[1] > MAX_SUCCESSORS:
-        raise ProtocolError("wire: successors: not a row for each token, or rows too long")
+    if len(tokens) != len(ids) or ids.shape[1] > MAX_TOP_NEXT_TOKENS:
+        raise ProtocolError("wire: top next tokens: not a row for each token, or rows too long")
     if min(tokens.min(initial=0), ids.min(initial=0)) < 0:
-        raise ProtocolError("wire: successors: a token id is negative")
-    return Successors(tokens, ids)
+        raise ProtocolError("wire: top next tokens: a token id is negative")
+    return TopNextTokens(tokens, ids)
 
 
 def _encode_probe(probe: Probe) -> pb.Probe:
@@ -303,10 +308,14 @@ def _decode_proposal(proposal: pb.Proposal, source: str) -> Proposal:
         decode_array(proposal.parents, INT32),
         decode_array(proposal.log_probs, FLOAT32),
         _decode_probe(proposal.probe) if proposal.HasField("probe") else None,
-        proposal.num_successors,
-        _decode_laws(proposal.laws) if proposal.HasField("laws") else None,
+        proposal.num_top_next_tokens,
+        _decode_distributions(proposal.distributions)
+        if proposal.HasField("distributions")
+        else None,
     )
 
 
-def _decode_laws(laws: pb.Laws) -> DraftLaws:
-    return DraftLaws(decode_array(laws.ids, INT32, 2), decode_array(laws.probs, FLOAT32, 2))
+def _decode_distributions(distributions: pb.Distributions) -> DraftDistributions:
+    return DraftDistributions(
+        decode_array(distributions.ids, INT32, 2), decode_array(distributions.probs, FLOAT32, 2)
+    )

@@ -26,7 +26,7 @@ from ..transport.base import StageTransport
 from ..transport.compiled_graph import CompiledGraphTransport
 from ..transport.distributed import DistributedTransport
 from ..transport.in_flight import InFlightSteps
-from ..transport.stage_place import StagePlace, check_nccl, fastest_carrier
+from ..transport.stage_place import StagePlace, check_nccl, fastest_backend
 from ..transport.stage_spec import StageSpec
 from .stage_source import StageSource
 
@@ -216,9 +216,9 @@ class RayPipeline:
     def _new_transport(self, places: Sequence[StagePlace]) -> StageTransport:
         match self._transport_name:
             case "auto":
-                carrier = fastest_carrier(places)
-                logger.info("event=stage_transport carrier=%s", carrier)
-                return DistributedTransport(places, carrier, self._max_in_flight)
+                backend = fastest_backend(places)
+                logger.info("event=stage_transport carrier=%s", backend)
+                return DistributedTransport(places, backend, self._max_in_flight)
             case "nccl":
                 check_nccl(places)
                 return DistributedTransport(places, "nccl", self._max_in_flight)

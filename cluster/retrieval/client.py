@@ -12,7 +12,7 @@ from ...core.errors import CapacityError, DrafterError, ProtocolError
 from ...core.learner import Ended
 from ...core.lookup import Subtree, empty_subtree
 from ...core.types import Int32
-from ...retrieval_store.delta.fitness import Fitness
+from ...retrieval_store.delta.fingerprint import Fingerprint
 from ...retrieval_store.learning.wire import LEARN_METHOD, encode_learn
 from ...retrieval_store.retrieval_pb2 import LearnReply, LookupReply
 from ...retrieval_store.wire import METHOD, REFUSED, decode_reply, encode_request
@@ -116,14 +116,14 @@ class GrpcLookup:
         except (DecodeError, ProtocolError) as error:
             raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
 
-    def learn(self, ended: Ended, fitness: Fitness) -> dict[str, int]:
+    def learn(self, ended: Ended, fingerprint: Fingerprint) -> dict[str, int]:
         """Have an ended request learned: what became of it, see `core.learner.OUTCOMES`.
 
         Raises `DrafterError`, also if the server refuses it.
         """
         try:
             data = self._learn(
-                encode_learn(ended, fitness), timeout=LEARN_TIMEOUT_S, metadata=self._metadata
+                encode_learn(ended, fingerprint), timeout=LEARN_TIMEOUT_S, metadata=self._metadata
             )
             return dict(LearnReply.FromString(data).counts)
         except grpc.RpcError as error:

@@ -52,9 +52,9 @@ def open_source(
         expected = Expected(tokenizer_hash=tokenizer_hash(info.path), vocab_size=info.vocab_size)
     learning = None
     if learns_for is not None:
-        from .model_fitness import model_fitness  # noqa: PLC0415
+        from .model_fingerprint import model_fingerprint  # noqa: PLC0415
 
-        learning = open_learning(url, model_fitness(learns_for), learn_off)
+        learning = open_learning(url, model_fingerprint(learns_for), learn_off)
     store = open_store(url, must_exist=learning is None)
     poll_seconds = 1.0 if learning is None else LEARNING_POLL_S
     service = RetrievalService(store, expected, poll_seconds, learning=learning)
@@ -80,16 +80,16 @@ def open_servers(
     lookup = ReplicatedLookup(clients)
     if learns_for is None:
         return RetrievalSource(lookup, lookup.close)
-    from .model_fitness import model_fitness  # noqa: PLC0415
+    from .model_fingerprint import model_fingerprint  # noqa: PLC0415
 
-    fitness = model_fitness(learns_for)
+    fingerprint = model_fingerprint(learns_for)
 
     def learn(ended: Ended) -> dict[str, int]:
         # All of them write to one store; whoever answers first is enough.
         for client in clients[:-1]:
             with contextlib.suppress(DrafterError):
-                return client.learn(ended, fitness)
-        return clients[-1].learn(ended, fitness)
+                return client.learn(ended, fingerprint)
+        return clients[-1].learn(ended, fingerprint)
 
     return _learning_source(lookup, lookup.close, LearningQueue(learn))
 

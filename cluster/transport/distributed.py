@@ -15,7 +15,7 @@ from ...core.errors import StageLost
 from ...core.types import StepInput
 from .distributed_stage import StageLink
 from .frames import FrameBuffer, encode_frame
-from .hidden_link import Carrier
+from .hidden_link import Backend
 from .in_flight import InFlightSteps
 from .stage_place import StagePlace
 
@@ -29,15 +29,15 @@ class DistributedTransport:
     """The coordinator's side. Every stage keeps one connection to it; its end tells of a death.
 
     places   of the stages, in order
-    carrier  of hidden states between them
+    backend  of hidden states between them
     """
 
-    def __init__(self, places: Sequence[StagePlace], carrier: Carrier, max_in_flight: int) -> None:
+    def __init__(self, places: Sequence[StagePlace], backend: Backend, max_in_flight: int) -> None:
         nodes = {ray.get_runtime_context().get_node_id(), *(place.node for place in places)}
         alone = len(nodes) == 1
         self._host = LOOPBACK if alone else ray.util.get_node_ip_address()
         self._stage_hosts = [LOOPBACK if alone else place.address for place in places]
-        self._carrier: Carrier = carrier
+        self._backend: Backend = backend
         self._max_in_flight = max_in_flight
         self._server: asyncio.Server | None = None
         self._connections: dict[int, asyncio.WriteTransport] = {}
@@ -45,7 +45,7 @@ class DistributedTransport:
     @property
     def leaves_stages_idle(self) -> bool:
         """Not with NCCL: a device that waits for a lost neighbour does so for ever."""
-        return self._carrier == "gloo"
+        return self._backend == "gloo"
 
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
         """See `StageTransport`."""
@@ -73,7 +73,7 @@ class DistributedTransport:
                 own_host=own_host,
                 num_stages=len(stages),
                 max_in_flight=self._max_in_flight,
-                carrier=self._carrier,
+                backend=self._backend,
                 store_host=self._stage_hosts[0],
                 store_port=store_port,
             )

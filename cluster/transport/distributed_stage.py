@@ -17,7 +17,7 @@ from ...core.types import StepInput, StepOutput
 from ...models.device.copies import HostCopy
 from .deliveries import Deliveries
 from .frames import FrameSender, receive_frame
-from .hidden_link import Carrier, HiddenLink, open_group
+from .hidden_link import Backend, HiddenLink, open_group
 from .stage_failure import end_process
 from .stage_spans import Spans, run_traced
 from .stage_spec import StageRunner, StageSpec, launch_stage
@@ -34,10 +34,11 @@ RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 class StageLink:
     """Where a stage finds the coordinator and the other stages.
 
-    host, port    of the coordinator, which sends steps and takes answers
-    secret        first bytes that the stage sends there, followed by its index as one byte
-    own_host      address of the stage's own node, where the other stages reach it
-    carrier       of hidden states
+    host, port              of the coordinator, which sends steps and takes answers
+    secret                  first bytes that the stage sends there, followed by its index as one
+                            byte
+    own_host                address of the stage's own node, where the other stages reach it
+    backend                 of hidden states
     store_host, store_port  of the rendezvous of the stages
     """
 
@@ -47,7 +48,7 @@ class StageLink:
     own_host: str
     num_stages: int
     max_in_flight: int
-    carrier: Carrier
+    backend: Backend
     store_host: str
     store_port: int
 
@@ -133,8 +134,8 @@ class DistributedStage:
             link.store_host, link.store_port, is_master=False, timeout=RENDEZVOUS_TIMEOUT
         )
         place = (self._index, link.num_stages)
-        group = open_group(link.carrier, self._store, *place, link.own_host)
-        hidden_link = HiddenLink(group, *place, torch.device(self._spec.device), link.carrier)
+        group = open_group(link.backend, self._store, *place, link.own_host)
+        hidden_link = HiddenLink(group, *place, torch.device(self._spec.device), link.backend)
         hidden_link.try_out()
         return hidden_link
 
@@ -182,7 +183,7 @@ class DistributedStage:
         link, most = self._hidden_link, self._link.max_in_flight
         assert link is not None
         hidden = hidden.to(self._dtype).contiguous()
-        if self._link.carrier == "nccl":
+        if self._link.backend == "nccl":
             link.send(hidden.to(link.device), spans, most)
         else:
             copy = HostCopy([hidden])

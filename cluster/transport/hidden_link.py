@@ -20,13 +20,13 @@ from ...core.errors import StageLost
 from .stage_spans import Spans
 
 # gloo: through the memory of the hosts. nccl: from GPU to GPU.
-Carrier = Literal["gloo", "nccl"]
+Backend = Literal["gloo", "nccl"]
 
 # A stage waits for the one before it as long as that computes; a death breaks the wait at once.
 LINK_TIMEOUT = timedelta(hours=1)
 TRIAL_TIMEOUT = timedelta(seconds=60)
 TRIAL_PAUSE_S = 0.001
-HINTS: dict[Carrier, str] = {
+HINTS: dict[Backend, str] = {
     "gloo": "",
     "nccl": " (NCCL_DEBUG=INFO says more; stage_transport: distributed does without NCCL)",
 }
@@ -43,16 +43,16 @@ class HiddenLink:
     """
 
     def __init__(
-        self, group: Any, index: int, num_stages: int, device: torch.device, carrier: Carrier
+        self, group: Any, index: int, num_stages: int, device: torch.device, backend: Backend
     ) -> None:
         """`group`: of `open_group`, whose stubs know neither `send` nor `recv`."""
         self._group = group
         self._index = index
         self._is_last = index == num_stages - 1
-        self._device = device if carrier == "nccl" else torch.device("cpu")
+        self._device = device if backend == "nccl" else torch.device("cpu")
         # Pinned, so that copies to the device of the stage wait for nothing.
-        self._pinned = carrier == "gloo" and device.type == "cuda"
-        self._carrier: Carrier = carrier
+        self._pinned = backend == "gloo" and device.type == "cuda"
+        self._backend: Backend = backend
         self._sending: deque[list[tuple[Work, torch.Tensor]]] = deque()
 
     @property
@@ -111,14 +111,14 @@ class HiddenLink:
     def _try(self, begin: Callable[[], Work], neighbour: int) -> None:
         try:
             work = begin()
-            if self._carrier == "nccl":
+            if self._backend == "nccl":
                 _wait_on_host(work, TRIAL_TIMEOUT)
             else:
                 work.wait(TRIAL_TIMEOUT)
         except RuntimeError as error:
             raise StageLost(
-                f"stage {self._index} does not reach stage {neighbour} by {self._carrier}: "
-                f"{error}{HINTS[self._carrier]}"
+                f"stage {self._index} does not reach stage {neighbour} by {self._backend}: "
+                f"{error}{HINTS[self._backend]}"
             ) from error
 
 
@@ -132,10 +132,10 @@ def _wait_on_host(work: Work, timeout: timedelta) -> None:
 
 
 def open_group(
-    carrier: Carrier, store: TCPStore, index: int, num_stages: int, own_host: str
+    backend: Backend, store: TCPStore, index: int, num_stages: int, own_host: str
 ) -> Any:
     """The process group of all stages; waits for them."""
-    if carrier == "nccl":
+    if backend == "nccl":
         nccl: Any = torch.distributed.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = LINK_TIMEOUT  # noqa: SLF001

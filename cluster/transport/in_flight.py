@@ -15,7 +15,7 @@ class InFlightSteps:
     """Futures of the unanswered steps, by sequence number. Used on one event loop only.
 
     One object serves from a start of the stages to their end, so that late messages of stages
-    that are gone never reach the steps of their successors.
+    that are gone never reach the steps of their top next tokens.
     """
 
     def __init__(self, limit: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from .hidden_link import Carrier
+    from .hidden_link import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class StagePlace:
     pid: int = 0
 
 
-def fastest_carrier(places: Sequence[StagePlace]) -> Carrier:
+def fastest_backend(places: Sequence[StagePlace]) -> Backend:
     """NCCL where every stage has a GPU of its own: it refuses two ranks on one GPU."""
     return "gloo" if len(places) == 1 or _without_own_gpu(places) else "nccl"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..shaping import Shaping
+from ..logits_params import LogitsParams
 from ..token_mask import contains, full_mask, mask_of
 from ..tree.tree import TokenTree
 from ..types import ROOT, Bool, UInt32
@@ -20,7 +20,7 @@ EVERY = ~np.uint32(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenRules:
+class AllowedTokens:
     """The tokens that a request may choose, whatever its temperature and filters are.
 
     always      uint32 [words]  tokens that may be chosen; None: all
@@ -103,27 +103,27 @@ class TokenRules:
         return self.ends if num_answered < self.min_tokens else None
 
 
-def rules_of(
-    shaping: Shaping,
+def allowed_tokens_of(
+    logits_params: LogitsParams,
     end_ids: Iterable[int],
     vocab_size: int,
     constraint: Constraint | None = None,
     sequences: BannedSequences | None = None,
-) -> TokenRules | None:
+) -> AllowedTokens | None:
     """The rules of a request whose answer ends with `end_ids`; None: all tokens may be chosen.
 
     Ids outside the vocabulary are left out.
     """
-    allowed, banned = shaping.allowed_token_ids, shaping.banned_token_ids
+    allowed, banned = logits_params.allowed_token_ids, logits_params.banned_token_ids
     always = ends = None
     if allowed is not None or banned:
         always = full_mask(vocab_size) if allowed is None else mask_of(allowed, vocab_size)
         always &= ~mask_of(banned, vocab_size)
-    if shaping.min_tokens:
+    if logits_params.min_tokens:
         ends = mask_of(end_ids, vocab_size)
     if always is None and ends is None and constraint is None and sequences is None:
         return None
-    return TokenRules(always, ends, shaping.min_tokens, constraint, sequences)
+    return AllowedTokens(always, ends, logits_params.min_tokens, constraint, sequences)
 
 
 def _together(first: UInt32 | None, second: UInt32 | None) -> UInt32 | None:

@@ -63,7 +63,8 @@ class RequestMetrics:
 
 
 class TokenLogProb(NamedTuple):
-    """A token's log-probability by the target's own law, nats, and the most probable tokens'.
+    """A token's log-probability by the target's own distribution, nats, and the most probable
+    tokens'.
 
     top_ids        the most probable tokens, best first
     top_log_probs  theirs, nats; two tuples, since pairs would be many objects for the garbage

@@ -12,7 +12,7 @@ from ..errors import DraftlineError
 from ..request_options import RequestOptions
 from ..token_counts import TokenCounts
 from ..types import DraftRequest, Int32
-from .allowed_tokens import TokenRules
+from .allowed_tokens import AllowedTokens
 from .output import TARGET_SOURCE, Delta, RequestMetrics, TokenLogProb
 from .prefix_keys import PrefixKeys
 from .sampling_params import SamplingParams
@@ -26,8 +26,8 @@ Sink = Callable[[Delta | DraftlineError], None]
 class Request:
     """A validated request.
 
-    `seed` is the resolved one, `max_tokens` fits the context; without `rules` every token may be
-    chosen.
+    `seed` is the resolved one, `max_tokens` fits the context; without `allowed_tokens` every token
+    may be chosen.
     """
 
     request_id: str
@@ -37,7 +37,7 @@ class Request:
     max_tokens: int
     sink: Sink
     options: RequestOptions = field(default_factory=RequestOptions)
-    rules: TokenRules | None = None
+    allowed_tokens: AllowedTokens | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +155,7 @@ class RequestState:
             temperature=params.temperature,
             seed=self.request.seed,
             namespace=self.request.options.namespace,
-            shaping=params,
+            logits_params=params,
             end_ids=self.stop.end_ids,
             cache_salt=self.request.options.cache_salt,
             store=self.request.options.store,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..logits_params import LogitsParams
 from ..request_checks import are_token_ids, is_number, is_whole, require
-from ..shaping import Shaping
 from ..structured_output import StructuredOutput
 
 MAX_SEED = 2**63 - 1
@@ -15,7 +15,7 @@ MAX_BAD_WORD_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams(Shaping):
+class SamplingParams(LogitsParams):
     """How to choose tokens and when to stop.
 
     max_tokens      most tokens to generate; None: up to the model's context; 0: the prompt is
@@ -65,7 +65,7 @@ class SamplingParams(Shaping):
 
     def __post_init__(self) -> None:
         # `super()` does not work in a dataclass with slots.
-        Shaping.__post_init__(self)
+        LogitsParams.__post_init__(self)
         self._check_types()
         self._check_limits()
 

@@ -19,7 +19,7 @@ def choose_tokens(logits: Float32, sampling: SamplingRows) -> Int32:
 
     argmax of `processed logits / temperature + gumbel(seed, position, token)`; at temperature 0
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
-    top_k, top_p, min_p, typical_p, each on the law that the former leaves.
+    top_k, top_p, min_p, typical_p, each on the distribution that the former leaves.
     """
     chosen = logits.argmax(axis=-1).astype(np.int32)
     rows = np.flatnonzero(sampling.temperature)

@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 
+from ..logits_params import LogitsParams
 from ..request.request import RequestState
-from ..shaping import Shaping
 from ..token_counts import TokenCounts
 from ..tree.tree import TokenTree
 from ..types import ROOT, LogitEdits, Penalties, UInt32
@@ -26,36 +26,36 @@ def build_edits(
     Every row is changed by the text that it follows, its own path included, so that a token's
     choice does not depend on what was drafted beside it. None: nothing is changed.
     """
-    params, rules = state.request.params, state.request.rules
+    params, permitted = state.request.params, state.request.allowed_tokens
     mask = None
-    if rules is not None:
-        answered = state.last_answered(rules.lookback)
-        mask = rules.masks(tree, state.num_answered, answered, form)
+    if permitted is not None:
+        answered = state.last_answered(permitted.lookback)
+        mask = permitted.masks(tree, state.num_answered, answered, form)
     return edits_of(params, state.token_counts, mask, tree, first_row)
 
 
 def edits_of(
-    shaping: Shaping,
+    logits_params: LogitsParams,
     counts: TokenCounts | None,
     mask: UInt32 | None,
     tree: TokenTree,
     first_row: int,
 ) -> LogitEdits | None:
     """The same for any text: `counts` of its tokens (None: no penalties), `mask` of the rows."""
-    if mask is None and not shaping.logit_bias and counts is None:
+    if mask is None and not logits_params.logit_bias and counts is None:
         return None
-    bias = shaping.logit_bias
+    bias = logits_params.logit_bias
     return LogitEdits(
         first_row=first_row,
         num_rows=1 + len(tree),
         bias_tokens=np.array([*bias], dtype=np.int32) if bias else NO_IDS,
         bias=np.array([*bias.values()], dtype=np.float32) if bias else NO_BIAS,
-        penalties=None if counts is None else _penalties(shaping, counts, tree),
+        penalties=None if counts is None else _penalties(logits_params, counts, tree),
         mask=mask,
     )
 
 
-def _penalties(shaping: Shaping, counts: TokenCounts, tree: TokenTree) -> Penalties:
+def _penalties(logits_params: LogitsParams, counts: TokenCounts, tree: TokenTree) -> Penalties:
     times = counts.times
     # Tokens that only stand in the tree count where they are on a row's path.
     distinct = dict.fromkeys(chain(times, tree.tokens.tolist()))
@@ -69,9 +69,9 @@ def _penalties(shaping: Shaping, counts: TokenCounts, tree: TokenTree) -> Penalt
         in_prompt=np.arange(len(place)) < counts.num_in_prompt,
         path_rows=np.repeat(np.arange(1, 1 + len(tree), dtype=np.int32), lengths),
         path_tokens=np.fromiter(chain.from_iterable(paths), dtype=np.int32, count=sum(lengths)),
-        repetition=shaping.repetition_penalty,
-        presence=shaping.presence_penalty,
-        frequency=shaping.frequency_penalty,
+        repetition=logits_params.repetition_penalty,
+        presence=logits_params.presence_penalty,
+        frequency=logits_params.frequency_penalty,
     )
 
 

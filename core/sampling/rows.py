@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..shaping import Shaping
+from ..logits_params import LogitsParams
 from ..types import Int32, Int64, SamplingRows
 
 
 def sampling_rows(
     temperatures: Sequence[float],
-    shapings: Sequence[Shaping],
+    shapings: Sequence[LogitsParams],
     seeds: Sequence[int],
     positions: Int64,
     counts: Sequence[int] | Int32 | None = None,
 ) -> SamplingRows:
     """Rows of some requests, `counts` of each; by default one. `positions` is int64 [rows]."""
     floats = np.array([temperatures, *_columns(shapings)], dtype=np.float32)
-    whole = np.array([[shaping.top_k for shaping in shapings], seeds], dtype=np.int64)
+    whole = np.array([[logits_params.top_k for logits_params in shapings], seeds], dtype=np.int64)
     if counts is not None:
         floats, whole = floats.repeat(counts, axis=1), whole.repeat(counts, axis=1)
     return SamplingRows(
@@ -33,9 +33,9 @@ def sampling_rows(
     )
 
 
-def _columns(shapings: Sequence[Shaping]) -> list[list[float]]:
+def _columns(shapings: Sequence[LogitsParams]) -> list[list[float]]:
     return [
-        [shaping.top_p for shaping in shapings],
-        [shaping.min_p for shaping in shapings],
-        [shaping.typical_p for shaping in shapings],
+        [logits_params.top_p for logits_params in shapings],
+        [logits_params.min_p for logits_params in shapings],
+        [logits_params.typical_p for logits_params in shapings],
     ]

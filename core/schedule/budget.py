@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..tree.acceptance_table import AcceptanceTable
-from ..tree.tree import TokenTree, credit, keep_all
+from ..tree.tree import TokenTree, attribute, keep_all
 from ..types import Float64
 from .source_choice import SourceChoice
 from .step_cost import StepCost
@@ -119,14 +119,14 @@ class NodeBudget:
             self._tokens += weight * (outcome.num_tokens - self._tokens)
         self._sources.learn(outcome.costs, outcome.asked, self._credits(outcome))
 
-    def learn(self, offered: TokenTree, path_tokens: Sequence[int]) -> None:
+    def learn(self, drafted: TokenTree, path_tokens: Sequence[int]) -> None:
         """Learn from a request's tree before it was cut, and the target's tokens after its root.
 
         `LEARNED_TREES` of a step are enough; the others are ignored.
         """
-        if self._num_learned < LEARNED_TREES and len(offered):
+        if self._num_learned < LEARNED_TREES and len(drafted):
             self._num_learned += 1
-            offered.learn(self.table, path_tokens)
+            drafted.learn(self.table, path_tokens)
 
     def choose(
         self, trees: Sequence[TokenTree], limits: Sequence[int], num_other_rows: int
@@ -151,7 +151,7 @@ class NodeBudget:
         """The accepted nodes of each drafter; of several that proposed one, the cheapest has it."""
         names = self.table.names
         costs = np.array([outcome.costs.get(name, 0.0) for name in names])
-        return dict(zip(names, credit(outcome.trees, outcome.rows, costs), strict=True))
+        return dict(zip(names, attribute(outcome.trees, outcome.rows, costs), strict=True))
 
     def _is_worth_it(self, num_requests: int, num_other_rows: int) -> bool:
         if self._steps_unasked >= EXPLORE_EVERY:

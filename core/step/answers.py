@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..request.output import TokenLogProb
-from ..types import Float32, Int32, StepOutput, Successors, TopTokens
+from ..types import Float32, Int32, StepOutput, TopNextTokens, TopTokens
 from .builder import PromptChunk, TreeStep
 
 
@@ -36,14 +36,14 @@ class Chosen(NamedTuple):
 class TreeAnswers(NamedTuple):
     """What a step answered to a request's tree.
 
-    chosen      after the root and each node
-    probe_ids   the answers to probes, by source
-    successors  of the root and the nodes, in this order, by source
+    chosen           after the root and each node
+    probe_ids        the answers to probes, by source
+    top_next_tokens  of the root and the nodes, in this order, by source
     """
 
     chosen: Chosen
     probe_ids: Mapping[str, Int32]
-    successors: Mapping[str, Successors]
+    top_next_tokens: Mapping[str, TopNextTokens]
 
 
 class StepAnswers:
@@ -60,9 +60,9 @@ class StepAnswers:
 
         To be called before the commit: the request's last token is the root.
         """
-        successors = self._successors(step) if step.num_successors else {}
+        top_next_tokens = self._top_next_tokens(step) if step.num_top_next_tokens else {}
         probe_ids = self._probe_ids(step) if step.probes else {}
-        return TreeAnswers(self._chosen(step.num_chosen), probe_ids, successors)
+        return TreeAnswers(self._chosen(step.num_chosen), probe_ids, top_next_tokens)
 
     def of_chunk(self, chunk: PromptChunk) -> Chosen:
         """What was chosen after the chunk, if it asked; keeps its tokens' log-probabilities."""
@@ -85,12 +85,12 @@ class StepAnswers:
             for source, probe in step.probes.items()
         }
 
-    def _successors(self, step: TreeStep) -> dict[str, Successors]:
+    def _top_next_tokens(self, step: TreeStep) -> dict[str, TopNextTokens]:
         tokens = np.append(np.int32(step.state.token_ids[-1]), step.tree.tokens)
         ids = self._best_ids(len(tokens))
         return {
-            source: Successors(tokens, ids[:, :count])
-            for source, count in step.num_successors.items()
+            source: TopNextTokens(tokens, ids[:, :count])
+            for source, count in step.num_top_next_tokens.items()
         }
 
     def _best_ids(self, count: int) -> Int32:

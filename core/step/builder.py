@@ -68,19 +68,19 @@ class PromptChunk:
 class TreeStep:
     """The root, the tree and the probes of a decoding request, by source.
 
-    offered         the tree before the budget cut it, to learn from
-    num_successors  how many most probable next tokens of the root and every node are wanted, by
-                    source
-    candidates      of the tree, where an acceptance rule decides; else None
-    form            uint32 [1 + nodes, words]  the tokens that the request's constraint allows after
-                    the root and each node; None without one
+    drafted              the tree before the budget cut it, to learn from
+    num_top_next_tokens  how many most probable next tokens of the root and every node are wanted,
+                         by source
+    candidates           of the tree, where an acceptance rule decides; else None
+    form                 uint32 [1 + nodes, words]  the tokens that the request's constraint allows
+                         after the root and each node; None without one
     """
 
     state: RequestState
     tree: TokenTree
     probes: dict[str, Probe]
-    offered: TokenTree
-    num_successors: dict[str, int] = field(default_factory=dict)
+    drafted: TokenTree
+    num_top_next_tokens: dict[str, int] = field(default_factory=dict)
     candidates: TreeCandidates | None = None
     form: UInt32 | None = None
 
@@ -255,10 +255,10 @@ def _with_probes(own: UInt64, step: TreeStep) -> UInt64:
 def _probe_rows(trees: Sequence[TreeStep], starts: Int32) -> Int32:
     wanted = [NO_ROWS]
     for step, start in zip(trees, starts, strict=False):
-        if not (step.num_successors or step.probes):
+        if not (step.num_top_next_tokens or step.probes):
             continue
         first = start + step.num_chosen
-        if step.num_successors:
+        if step.num_top_next_tokens:
             wanted.append(np.arange(start, first, dtype=np.int32))
         for probe in step.probes.values():
             wanted.append(probe.wanted + first)
@@ -268,8 +268,8 @@ def _probe_rows(trees: Sequence[TreeStep], starts: Int32) -> Int32:
 
 def _probe_top_k(trees: Sequence[TreeStep]) -> int:
     probes = (probe.top_k for step in trees for probe in step.probes.values())
-    successors = (count for step in trees for count in step.num_successors.values())
-    return max((0, *probes, *successors))
+    top_next_tokens = (count for step in trees for count in step.num_top_next_tokens.values())
+    return max((0, *probes, *top_next_tokens))
 
 
 def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
@@ -299,8 +299,8 @@ def edits_for(part: TreeStep | PromptChunk) -> LogitEdits | None:
         return None
     if isinstance(part, TreeStep):
         return build_edits(part.state, part.tree, 0, part.form)
-    rules = part.state.request.rules
-    constraint = None if rules is None else rules.constraint
+    permitted = part.state.request.allowed_tokens
+    constraint = None if permitted is None else permitted.constraint
     form = None if constraint is None else constraint.first[None]
     return build_edits(part.state, NO_TREE, 0, form)
 

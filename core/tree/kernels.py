@@ -45,8 +45,8 @@ def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop ove
     size = len(tokens)
     nodes = np.empty((size, 4), dtype=np.int32)
     values = np.zeros(size, dtype=np.float64)
-    claims = np.empty((size, 3), dtype=np.int32)
-    claim_log_probs = np.empty(size, dtype=np.float32)
+    attributions = np.empty((size, 3), dtype=np.int32)
+    attribution_log_probs = np.empty(size, dtype=np.float32)
     sizes = np.zeros((2, len(request_ends)), dtype=np.int64)
     # Of the proposals' nodes: the tree's node or CUT, and how many children came so far, at the
     # end of the root.
@@ -54,7 +54,7 @@ def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop ove
     num_children = np.zeros(size + 1, dtype=np.int32)
     proposal, start = 0, 0
     for request in range(len(request_ends)):
-        first, count, num_claims = start, 0, 0
+        first, count, num_attributions = start, 0, 0
         while proposal < request_ends[request]:
             source = sources[proposal]
             num_children[size] = 0
@@ -80,10 +80,10 @@ def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop ove
                     row = nodes[first + node]
                     row[0], row[1], row[2], row[3] = tokens[index], parent, depth, source
                 placed[index] = node
-                claim = claims[first + num_claims]
-                claim[0], claim[1], claim[2] = node, source, rank
-                claim_log_probs[first + num_claims] = log_probs[index]
-                num_claims += 1
+                attribution = attributions[first + num_attributions]
+                attribution[0], attribution[1], attribution[2] = node, source, rank
+                attribution_log_probs[first + num_attributions] = log_probs[index]
+                num_attributions += 1
                 value = 1.0
                 if len(counts):
                     node_bin = bin_of(log_probs[index], depth, rank)
@@ -91,8 +91,8 @@ def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop ove
                 values[first + node] = max(values[first + node], value)
             start = ends[proposal]
             proposal += 1
-        sizes[0, request], sizes[1, request] = count, num_claims
-    return nodes, values, claims, claim_log_probs, sizes
+        sizes[0, request], sizes[1, request] = count, num_attributions
+    return nodes, values, attributions, attribution_log_probs, sizes
 
 
 @compiled
@@ -108,25 +108,25 @@ def _child(nodes: Int32, parent: int, token: int) -> int:
 def keep_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     nodes: Int32,
     values: Float64,
-    claims: Int32,
-    claim_log_probs: Float32,
+    attributions: Int32,
+    attribution_log_probs: Float32,
     node_ends: Int64,
-    claim_ends: Int64,
+    attribution_ends: Int64,
     kept: Bool,
 ) -> tuple[Int32, Float64, Int32, Float32, Int64]:
     """The same arrays without the nodes that are not `kept`, and without their claims.
 
-    node_ends, claim_ends  int64 [trees]  where each tree's end
+    node_ends, attribution_ends  int64 [trees]  where each tree's end
 
     The last result is int64 [2, trees]: where the nodes and claims of each tree end in the others.
     """
     new_nodes = np.empty_like(nodes)
     new_values = np.empty_like(values)
-    new_claims = np.empty_like(claims)
-    new_log_probs = np.empty_like(claim_log_probs)
+    new_claims = np.empty_like(attributions)
+    new_log_probs = np.empty_like(attribution_log_probs)
     ends = np.empty((2, len(node_ends)), dtype=np.int64)
     new_index = np.full(len(nodes), ROOT, dtype=np.int32)
-    size, num_claims, first, claim = 0, 0, 0, 0
+    size, num_attributions, first, attribution = 0, 0, 0, 0
     for tree in range(len(node_ends)):
         new_first = size
         for node in range(first, node_ends[tree]):
@@ -138,16 +138,20 @@ def keep_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
                 row[1] = ROOT if parent == ROOT else new_index[first + parent]
                 new_values[size] = values[node]
                 size += 1
-        while claim < claim_ends[tree]:
-            new = new_index[first + claims[claim, 0]]
+        while attribution < attribution_ends[tree]:
+            new = new_index[first + attributions[attribution, 0]]
             if new != ROOT:
-                row = new_claims[num_claims]
-                row[0], row[1], row[2] = new, claims[claim, 1], claims[claim, 2]
-                new_log_probs[num_claims] = claim_log_probs[claim]
-                num_claims += 1
-            claim += 1
+                row = new_claims[num_attributions]
+                row[0], row[1], row[2] = (
+                    new,
+                    attributions[attribution, 1],
+                    attributions[attribution, 2],
+                )
+                new_log_probs[num_attributions] = attribution_log_probs[attribution]
+                num_attributions += 1
+            attribution += 1
         first = node_ends[tree]
-        ends[0, tree], ends[1, tree] = size, num_claims
+        ends[0, tree], ends[1, tree] = size, num_attributions
     return new_nodes, new_values, new_claims, new_log_probs, ends
 
 
@@ -221,7 +225,11 @@ def count_sources(nodes: Int32, ends: Int64, num_sources: int) -> Int64:
 
 @compiled
 def learn(
-    nodes: Int32, claims: Int32, claim_log_probs: Float32, path_tokens: Int32, counts: Float64
+    nodes: Int32,
+    attributions: Int32,
+    attribution_log_probs: Float32,
+    path_tokens: Int32,
+    counts: Float64,
 ) -> None:
     """Record every claim on a child of what the target said, right or wrong."""
     # After the root and each node: which of the target's tokens comes there; -1 off its path.
@@ -231,31 +239,39 @@ def learn(
         index = following[nodes[node, 1] + 1]
         if 0 <= index < len(path_tokens) and nodes[node, 0] == path_tokens[index]:
             following[node + 1] = index + 1
-    for claim in range(len(claims)):
-        node = claims[claim, 0]
+    for attribution in range(len(attributions)):
+        node = attributions[attribution, 0]
         index = following[nodes[node, 1] + 1]
         if 0 <= index < len(path_tokens):
-            node_bin = bin_of(claim_log_probs[claim], nodes[node, 2], claims[claim, 2])
-            record(counts, claims[claim, 1], node_bin, nodes[node, 0] == path_tokens[index])
+            node_bin = bin_of(
+                attribution_log_probs[attribution], nodes[node, 2], attributions[attribution, 2]
+            )
+            record(
+                counts, attributions[attribution, 1], node_bin, nodes[node, 0] == path_tokens[index]
+            )
 
 
 @compiled
-def credit(claims: Int32, claim_ends: Int64, rows: Int32, row_ends: Int64, costs: Float64) -> Int64:
+def attribute(
+    attributions: Int32, attribution_ends: Int64, rows: Int32, row_ends: Int64, costs: Float64
+) -> Int64:
     """int64 [drafters]: how many of the trees' `rows`, but the roots', each drafter has.
 
     Of several that proposed a node, the one of least `costs`, float64 [drafters], has it.
     """
     credits = np.zeros(len(costs), dtype=np.int64)
-    first_claim, first_row = 0, 0
+    first_attribution, first_row = 0, 0
     for tree in range(len(row_ends)):
         for index in range(first_row + 1, row_ends[tree]):
             node = rows[index] - 1
             best = -1
-            for claim in range(first_claim, claim_ends[tree]):
-                source = claims[claim, 1]
-                if claims[claim, 0] == node and (best < 0 or costs[source] < costs[best]):
+            for attribution in range(first_attribution, attribution_ends[tree]):
+                source = attributions[attribution, 1]
+                if attributions[attribution, 0] == node and (
+                    best < 0 or costs[source] < costs[best]
+                ):
                     best = source
             if best >= 0:
                 credits[best] += 1
-        first_claim, first_row = claim_ends[tree], row_ends[tree]
+        first_attribution, first_row = attribution_ends[tree], row_ends[tree]
     return credits

@@ -14,7 +14,7 @@ from ..step import kernels as step_kernels
 from ..types import Proposal, chain_proposal
 from . import kernels as tree_kernels
 from .acceptance_table import AcceptanceTable
-from .tree import NO_TREE, TokenTree, credit, node_ends
+from .tree import NO_TREE, TokenTree, attribute, node_ends
 
 NO_COUNTS = AcceptanceTable().counts
 
@@ -50,7 +50,7 @@ def merge_all(
     sources = [ids.source_id(proposal.source) for proposal in found]
     ends = list(accumulate(len(proposal.tokens) for proposal in found))
     request_ends = list(accumulate(map(len, requests)))
-    nodes, values, claims, log_probs, sizes = tree_kernels.merge_nodes(
+    nodes, values, attributions, log_probs, sizes = tree_kernels.merge_nodes(
         np.concatenate([proposal.tokens for proposal in found]),
         np.concatenate([proposal.parents for proposal in found]),
         np.concatenate([proposal.log_probs for proposal in found]),
@@ -67,11 +67,11 @@ def merge_all(
         TokenTree(
             nodes[start : start + num_nodes],
             values[start : start + num_nodes],
-            claims[start : start + num_claims],
-            log_probs[start : start + num_claims],
+            attributions[start : start + num_attributions],
+            log_probs[start : start + num_attributions],
             ids.names,
         )
-        for start, num_nodes, num_claims in zip(starts, *sizes.tolist(), strict=True)
+        for start, num_nodes, num_attributions in zip(starts, *sizes.tolist(), strict=True)
     ]
 
 
@@ -84,6 +84,6 @@ def load_kernels() -> None:
     tree.learn(table, [0])
     tree.count_sources()
     tree_kernels.follow(tree.nodes, node_ends([tree]), np.arange(3, dtype=np.int32))
-    credit([tree], [[0, 1]], np.zeros(1))
+    attribute([tree], [[0, 1]], np.zeros(1))
     step_kernels.lay_out(ids, ids, np.zeros((2, 1), dtype=np.int32), ids, 1)
     step_kernels.runs(ids, ids)

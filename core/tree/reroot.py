@@ -15,7 +15,7 @@ def reroot(proposal: Proposal, tokens: Int32) -> Proposal | None:
 
     The nodes below the paths that spell `tokens`, in their order; where siblings repeat a token,
     the nodes below each of them. None where nothing is left. The probe goes: its rows and
-    positions belong to the old root; `num_successors`, which is about any tree, stays. With
+    positions belong to the old root; `num_top_next_tokens`, which is about any tree, stays. With
     k = 0 the proposal itself.
     """
     if len(tokens) == 0:
@@ -38,13 +38,13 @@ def reroot(proposal: Proposal, tokens: Int32) -> Proposal | None:
         if is_kept:
             kept.append(node)
             parents.append(new_parent)
-    if not kept and not proposal.num_successors:
+    if not kept and not proposal.num_top_next_tokens:
         return None
     return Proposal(
         proposal.source,
         proposal.tokens[kept],
         np.array(parents, dtype=np.int32),
         proposal.log_probs[kept],
-        num_successors=proposal.num_successors,
-        laws=None if proposal.laws is None else proposal.laws.rows(kept),
+        num_top_next_tokens=proposal.num_top_next_tokens,
+        distributions=None if proposal.distributions is None else proposal.distributions.rows(kept),
     )

@@ -20,19 +20,19 @@ class TokenTree:
 
     Siblings never share a token.
 
-    nodes   int32 [n, 4]  tokens, parents, depths and sources, as below
-    values  float64 [n]   probability that the target's path goes through the node; never above
-                          its parent's
-    claims  int32 [m, 3]  one for each drafter that proposed a node: node, drafter, and its place
-                          among that drafter's children of the parent
-    claim_log_probs  float32 [m]  what these drafters gave
-    names   drafters; their places are the ids above
+    nodes                  int32 [n, 4]  tokens, parents, depths and sources, as below
+    values                 float64 [n]   probability that the target's path goes through the node;
+                           never above its parent's
+    attributions           int32 [m, 3]  one for each drafter that proposed a node: node, drafter,
+                           and its place among that drafter's children of the parent
+    attribution_log_probs  float32 [m]  what these drafters gave
+    names                  drafters; their places are the ids above
     """
 
     nodes: Int32
     values: Float64
-    claims: Int32
-    claim_log_probs: Float32
+    attributions: Int32
+    attribution_log_probs: Float32
     names: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -84,20 +84,22 @@ class TokenTree:
         """
         assert table.names[: len(self.names)] == self.names
         said = np.array(path_tokens, dtype=np.int32)
-        tree_kernels.learn(self.nodes, self.claims, self.claim_log_probs, said, table.counts)
+        tree_kernels.learn(
+            self.nodes, self.attributions, self.attribution_log_probs, said, table.counts
+        )
 
     def check(self) -> None:
         """Assert the invariants above."""
-        count, num_claims = len(self), len(self.claim_log_probs)
+        count, num_attributions = len(self), len(self.attribution_log_probs)
         assert self.nodes.shape == (count, 4)
-        assert self.claims.shape == (num_claims, 3)
+        assert self.attributions.shape == (num_attributions, 3)
         assert np.all((self.parents >= ROOT) & (self.parents < np.arange(count)))
         above = np.where(self.parents == ROOT, 0, self.depths[self.parents])
         assert np.array_equal(self.depths, above + 1)
         assert len(set(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))) == count
         limits = np.where(self.parents == ROOT, 1.0, self.values[self.parents])
         assert np.all(self.values <= limits)
-        firsts: dict[int, int] = dict(self.claims[::-1, :2].tolist())
+        firsts: dict[int, int] = dict(self.attributions[::-1, :2].tolist())
         assert [firsts[node] for node in range(count)] == self.sources.tolist()
 
 
@@ -105,24 +107,28 @@ def keep_all(trees: Sequence[TokenTree], kept: Bool) -> list[TokenTree]:
     """`TokenTree.keep` of all trees; `kept` is bool, of the nodes of all."""
     if kept.all():
         return list(trees)
-    nodes, values, claims, log_probs, ends = tree_kernels.keep_nodes(
+    nodes, values, attributions, log_probs, ends = tree_kernels.keep_nodes(
         stacked_nodes(trees),
         np.concatenate([tree.values for tree in trees]),
         stacked_claims(trees),
-        np.concatenate([tree.claim_log_probs for tree in trees]),
+        np.concatenate([tree.attribution_log_probs for tree in trees]),
         node_ends(trees),
-        claim_ends(trees),
+        attribution_ends(trees),
         kept,
     )
-    cut, first, first_claim = [], 0, 0
-    for tree, end, claim_end in zip(trees, *ends.tolist(), strict=True):
-        own, own_claims = slice(first, end), slice(first_claim, claim_end)
+    cut, first, first_attribution = [], 0, 0
+    for tree, end, attribution_end in zip(trees, *ends.tolist(), strict=True):
+        own, own_attributions = slice(first, end), slice(first_attribution, attribution_end)
         cut.append(
             TokenTree(
-                nodes[own], values[own], claims[own_claims], log_probs[own_claims], tree.names
+                nodes[own],
+                values[own],
+                attributions[own_attributions],
+                log_probs[own_attributions],
+                tree.names,
             )
         )
-        first, first_claim = end, claim_end
+        first, first_attribution = end, attribution_end
     return cut
 
 
@@ -152,7 +158,9 @@ def count_sources(trees: Sequence[TokenTree]) -> list[dict[str, int]]:
     ]
 
 
-def credit(trees: Sequence[TokenTree], rows: Sequence[Sequence[int]], costs: Float64) -> list[int]:
+def attribute(
+    trees: Sequence[TokenTree], rows: Sequence[Sequence[int]], costs: Float64
+) -> list[int]:
     """How many nodes each drafter has among these rows of the trees, in the order of their names.
 
     A row's node belongs to the drafter that takes least of those that proposed it; `costs` is
@@ -162,8 +170,8 @@ def credit(trees: Sequence[TokenTree], rows: Sequence[Sequence[int]], costs: Flo
         return [0] * len(costs)
     row_ends = np.array(list(accumulate(map(len, rows))), dtype=np.int64)
     flat_rows = np.array(list(chain.from_iterable(rows)), dtype=np.int32)
-    found = tree_kernels.credit(
-        stacked_claims(trees), claim_ends(trees), flat_rows, row_ends, costs
+    found = tree_kernels.attribute(
+        stacked_claims(trees), attribution_ends(trees), flat_rows, row_ends, costs
     )
     return found.tolist()
 
@@ -175,7 +183,7 @@ def stacked_nodes(trees: Sequence[TokenTree]) -> Int32:
 
 def stacked_claims(trees: Sequence[TokenTree]) -> Int32:
     """The claims likewise."""
-    return np.concatenate([tree.claims for tree in trees])
+    return np.concatenate([tree.attributions for tree in trees])
 
 
 def node_ends(trees: Sequence[TokenTree]) -> Int64:
@@ -183,9 +191,9 @@ def node_ends(trees: Sequence[TokenTree]) -> Int64:
     return np.array(list(accumulate(len(tree.values) for tree in trees)), dtype=np.int64)
 
 
-def claim_ends(trees: Sequence[TokenTree]) -> Int64:
+def attribution_ends(trees: Sequence[TokenTree]) -> Int64:
     """Where the claims of each tree end among those of all."""
-    return np.array(list(accumulate(len(tree.claims) for tree in trees)), dtype=np.int64)
+    return np.array(list(accumulate(len(tree.attributions) for tree in trees)), dtype=np.int64)
 
 
 NO_TREE = TokenTree(

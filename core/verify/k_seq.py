@@ -10,29 +10,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..candidates import Candidate, Chance, Children, Verdict, normalised
+from ..candidates import Candidate, Children, Rng, VerificationResult, normalised
 from ..types import ROOT, Float64
 
 HALVINGS = 60
 
 
-def verify_k_seq(laws: Float64, children: Children, chance: Chance) -> Verdict:
-    """A path and a token with exactly the target's law.
+def verify_k_seq(distributions: Float64, children: Children, rng: Rng) -> VerificationResult:
+    """A path and a token with exactly the target's distribution.
 
-    laws      float64 [nodes + 1, vocabulary]  p after the root and after each node
-    children  those of one node are independent draws of one law
+    distributions  float64 [nodes + 1, vocabulary]  p after the root and after each node
+    children       those of one node are independent draws of one distribution
     """
     path: list[int] = []
     node = ROOT
     while candidates := children[node + 1]:
-        law = laws[node + 1]
-        selection = _selection(law, candidates)
-        accepted = _first_accepted(law, candidates, selection.rho, chance)
+        distribution = distributions[node + 1]
+        selection = _selection(distribution, candidates)
+        accepted = _first_accepted(distribution, candidates, selection.rho, rng)
         if accepted is None:
-            return Verdict(path, chance.draw(selection.residual))
+            return VerificationResult(path, rng.draw(selection.residual))
         node = accepted.node
         path.append(node)
-    return Verdict(path, chance.draw(laws[node + 1]))
+    return VerificationResult(path, rng.draw(distributions[node + 1]))
 
 
 class _Selection(NamedTuple):
@@ -43,24 +43,24 @@ class _Selection(NamedTuple):
 
 
 def _first_accepted(
-    law: Float64, candidates: Sequence[Candidate], rho: float, chance: Chance
+    distribution: Float64, candidates: Sequence[Candidate], rho: float, rng: Rng
 ) -> Candidate | None:
     """Each is tested with min(1, p / (rho q)), the same p for all."""
     for candidate in candidates:
-        assert candidate.law is not None, "k_seq needs draws"
-        drawn = float(candidate.law[candidate.token])
-        if chance.accepts(min(1.0, float(law[candidate.token]) / (rho * drawn))):
+        assert candidate.distribution is not None, "k_seq needs draws"
+        drawn = float(candidate.distribution[candidate.token])
+        if rng.accepts(min(1.0, float(distribution[candidate.token]) / (rho * drawn))):
             return candidate
     return None
 
 
-def _selection(law: Float64, candidates: Sequence[Candidate]) -> _Selection:
+def _selection(distribution: Float64, candidates: Sequence[Candidate]) -> _Selection:
     """The smallest rho in [1, k] with 1 - (1 - beta)^k <= rho beta, beta = sum min(q, p / rho)."""
-    drawn, count = candidates[0].law, len(candidates)
+    drawn, count = candidates[0].distribution, len(candidates)
     assert drawn is not None, "k_seq needs draws"
 
     def beta(rho: float) -> float:
-        return float(np.minimum(drawn, law / rho).sum())
+        return float(np.minimum(drawn, distribution / rho).sum())
 
     low, rho = 1.0, float(count)
     for _ in range(HALVINGS):
@@ -70,7 +70,7 @@ def _selection(law: Float64, candidates: Sequence[Candidate]) -> _Selection:
         else:
             low = middle
     share = beta(rho)
-    taken = np.zeros_like(law)
+    taken = np.zeros_like(distribution)
     if share > 0:
-        taken = np.minimum(drawn, law / rho) * (1.0 - (1.0 - share) ** count) / share
-    return _Selection(rho, normalised(np.maximum(law - taken, 0.0), law))
+        taken = np.minimum(drawn, distribution / rho) * (1.0 - (1.0 - share) ** count) / share
+    return _Selection(rho, normalised(np.maximum(distribution - taken, 0.0), distribution))

@@ -1,4 +1,5 @@
-"""Sequential residual verification: candidates are tested one by one, each with its own law.
+"""Sequential residual verification: candidates are tested one by one, each with its own
+distribution.
 
 One rule for Leviathan's and Chen's chains, SPECTRA's greedy and sample verification, SpecInfer's
 multi-step sampling and Sequoia's draws without replacement. Formula, proof and papers:
@@ -7,27 +8,28 @@ docs/algorithms/verification.md, "Rejection".
 
 from __future__ import annotations
 
-from ..candidates import Chance, Children, Verdict
+from ..candidates import Children, Rng, VerificationResult
 from ..types import ROOT, Float64
 
 
-def verify_rejection(laws: Float64, children: Children, chance: Chance) -> Verdict:
-    """A path and a token with exactly the target's law.
+def verify_rejection(distributions: Float64, children: Children, rng: Rng) -> VerificationResult:
+    """A path and a token with exactly the target's distribution.
 
-    laws      float64 [nodes + 1, vocabulary]  p after the root and after each node
-    children  tested in their order, which must not depend on values that were drawn and not tested
+    distributions  float64 [nodes + 1, vocabulary]  p after the root and after each node
+    children       tested in their order, which must not depend on values that were drawn and not
+                   tested
 
     A candidate is accepted with min(1, r(x) / q(x)); r begins as p and loses q with each refusal.
     """
     path: list[int] = []
     node = ROOT
     while True:
-        left = laws[node + 1]
+        left = distributions[node + 1]
         for candidate in children[node + 1]:
-            if chance.accepts(candidate.acceptance(left)):
+            if rng.accepts(candidate.acceptance(left)):
                 node = candidate.node
                 path.append(node)
                 break
             left = candidate.residual(left)
         else:
-            return Verdict(path, chance.draw(left))
+            return VerificationResult(path, rng.draw(left))

@@ -1,4 +1,4 @@
-"""Coins and draws of acceptance rules, repeatable for a request."""
+"""Uniforms and draws of acceptance rules, repeatable for a request."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from ..types import Float64
 
 
-class SeededChance:
+class SeededRng:
     """Depends on the request's seed and on a position alone.
 
     A stream of its own: drafters may draw with the sampling noise of `core/sampling/noise.py`, and
-    coins must not depend on what they drew.
+    uniforms must not depend on what they drew.
     """
 
     __slots__ = ("_rng",)
@@ -21,20 +21,20 @@ class SeededChance:
         self._rng = np.random.Generator(np.random.Philox(key=key))
 
     def accepts(self, probability: float) -> bool:
-        """See `Chance`."""
-        return self.coin() < probability
+        """See `Rng`."""
+        return self.uniform() < probability
 
-    def coins(self, count: int) -> Float64:
-        """The next uniform numbers: one for each coin, and one for each draw."""
+    def uniforms(self, count: int) -> Float64:
+        """The next uniform numbers: one for each uniform, and one for each draw."""
         return self._rng.random(count)
 
-    def coin(self) -> float:
+    def uniform(self) -> float:
         """The next uniform number."""
         return self._rng.random()
 
-    def draw(self, law: Float64) -> int:
-        """See `Chance`."""
-        sums = np.cumsum(law)
-        place = np.searchsorted(sums, self.coin() * sums[-1], side="right")
+    def draw(self, distribution: Float64) -> int:
+        """See `Rng`."""
+        sums = np.cumsum(distribution)
+        place = np.searchsorted(sums, self.uniform() * sums[-1], side="right")
         # Rounding must not choose a token behind the last possible one.
-        return int(min(place, np.flatnonzero(law)[-1]))
+        return int(min(place, np.flatnonzero(distribution)[-1]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..candidates import Candidate, Chance, Children, Verdict
+from ..candidates import Candidate, Children, Rng, VerificationResult
 from ..types import ROOT, Float64, Proposal
 from .block_verification import verify_block
 from .k_seq import verify_k_seq
@@ -17,11 +17,11 @@ from .rejection import verify_rejection
 from .traversal import verify_traversal
 from .typical import verify_typical
 
-Rule = Callable[[Float64, Children, Chance], Verdict]
+Rule = Callable[[Float64, Children, Rng], VerificationResult]
 
 # Sample-and-match, which needs no rule: the target's own tokens are walked along the tree.
 COUPLED = "coupled"
-# Texts do not have the target's law under these.
+# Texts do not have the target's distribution under these.
 LOSSY = frozenset({"typical"})
 
 
@@ -33,20 +33,20 @@ def rule_for(name: str, proposals: Sequence[Proposal]) -> str:
     drafted = [proposal for proposal in proposals if len(proposal.tokens)]
     if name in ("rejection", "typical"):
         return name
-    if len(drafted) != 1 or drafted[0].laws is None:
+    if len(drafted) != 1 or drafted[0].distributions is None:
         return "rejection"
     is_chain = np.array_equal(drafted[0].parents, np.arange(ROOT, len(drafted[0].tokens) - 1))
     return name if is_chain or name == "traversal" else "rejection"
 
 
-def _block(laws: Float64, children: Children, chance: Chance) -> Verdict:
+def _block(distributions: Float64, children: Children, rng: Rng) -> VerificationResult:
     chain: list[Candidate] = []
     rows = [0]
     while candidates := children[rows[-1]]:
         (candidate,) = candidates
         chain.append(candidate)
         rows.append(candidate.node + 1)
-    return verify_block(laws[rows], chain, chance)
+    return verify_block(distributions[rows], chain, rng)
 
 
 RULES: Mapping[str, Rule] = {

@@ -9,33 +9,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..candidates import Candidate, Chance, Children, Verdict, leaf_first, normalised
+from ..candidates import Candidate, Children, Rng, VerificationResult, leaf_first, normalised
 from ..types import ROOT, Float64
 
 
-def verify_traversal(laws: Float64, children: Children, chance: Chance) -> Verdict:
-    """A path and a token with exactly the target's law.
+def verify_traversal(distributions: Float64, children: Children, rng: Rng) -> VerificationResult:
+    """A path and a token with exactly the target's distribution.
 
-    laws      float64 [nodes + 1, vocabulary]  p after the root and after each node
-    children  draws with or without replacement and one-hot candidates, in any mix; each node has
-              one candidate only
+    distributions  float64 [nodes + 1, vocabulary]  p after the root and after each node
+    children       draws with or without replacement and one-hot candidates, in any mix; each node
+                   has one candidate only
 
-    The first leaf is accepted with all above it, or refused alone; its parent's law then loses what
-    the leaf stood for.
+    The first leaf is accepted with all above it, or refused alone; its parent's distribution then
+    loses what the leaf stood for.
     """
-    traversal = _Traversal(laws, children)
+    traversal = _Traversal(distributions, children)
     while True:
         node = leaf_first(traversal.children)
-        if node == ROOT or chance.accepts(traversal.scales[node]):
-            return Verdict(traversal.path(node), chance.draw(traversal.laws[node + 1]))
+        if node == ROOT or rng.accepts(traversal.scales[node]):
+            return VerificationResult(
+                traversal.path(node), rng.draw(traversal.distributions[node + 1])
+            )
         traversal.refuse(node)
 
 
 class _Traversal:
-    """What is left of the tree, its laws, and A of every node: how likely its path is accepted."""
+    """What is left of the tree, its distributions, and A of every node: how likely its path is
+    accepted.
+    """
 
-    def __init__(self, laws: Float64, children: Children) -> None:
-        self.laws = laws.copy()
+    def __init__(self, distributions: Float64, children: Children) -> None:
+        self.distributions = distributions.copy()
         self.children: list[list[Candidate]] = [list(candidates) for candidates in children]
         self.scales: dict[int, float] = {ROOT: 1.0}
         self._parents = {
@@ -58,15 +62,15 @@ class _Traversal:
         """Take a leaf away, which is its parent's first candidate."""
         parent = self._parents[leaf]
         candidate = self.children[parent + 1].pop(0)
-        law, scale = self.laws[parent + 1], self.scales[parent]
-        if candidate.law is None:
-            taken = np.zeros_like(law)
+        distribution, scale = self.distributions[parent + 1], self.scales[parent]
+        if candidate.distribution is None:
+            taken = np.zeros_like(distribution)
             taken[candidate.token] = 1.0
         else:
-            taken = candidate.law
-        surplus = np.maximum(scale * law - taken, 0.0)
+            taken = candidate.distribution
+        surplus = np.maximum(scale * distribution - taken, 0.0)
         total = float(surplus.sum())
-        self.laws[parent + 1] = normalised(surplus, law)
+        self.distributions[parent + 1] = normalised(surplus, distribution)
         if parent != ROOT:
             self.scales[parent] = total / (total + 1.0 - scale) if total > 0 else 0.0
         self._scale_below(parent)
@@ -74,7 +78,11 @@ class _Traversal:
     def _scale_below(self, node: int) -> None:
         """A(child) = min(1, A(node) p(x) / q(x)), and so on down."""
         for candidate in self.children[node + 1]:
-            drawn = 1.0 if candidate.law is None else float(candidate.law[candidate.token])
-            left = self.scales[node] * float(self.laws[node + 1][candidate.token])
+            drawn = (
+                1.0
+                if candidate.distribution is None
+                else float(candidate.distribution[candidate.token])
+            )
+            left = self.scales[node] * float(self.distributions[node + 1][candidate.token])
             self.scales[candidate.node] = min(1.0, left / drawn)
             self._scale_below(candidate.node)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..candidates import Candidate, Chance, Children, Verdict
+from ..candidates import Candidate, Children, Rng, VerificationResult
 from ..types import ROOT, Float64
 
 EPSILON = 0.09
@@ -20,30 +20,30 @@ LEAST = 1e-5
 
 
 def verify_typical(
-    laws: Float64,
+    distributions: Float64,
     children: Children,
-    chance: Chance,
+    rng: Rng,
     *,
     epsilon: float = EPSILON,
     alpha: float = ALPHA,
-) -> Verdict:
+) -> VerificationResult:
     """The longest path of tokens that are likely enough, and a token of the target after it.
 
-    laws  float64 [nodes + 1, vocabulary]  p after the root and after each node
+    distributions  float64 [nodes + 1, vocabulary]  p after the root and after each node
 
     A token passes if p(x) > min(epsilon, alpha exp(-H(p))), H in nats; of the longest paths the
-    most likely one is taken. The text does not have the target's law.
+    most likely one is taken. The text does not have the target's distribution.
     """
     likely = [
-        _typical(law, candidates, epsilon, alpha)
-        for law, candidates in zip(laws, children, strict=True)
+        _typical(distribution, candidates, epsilon, alpha)
+        for distribution, candidates in zip(distributions, children, strict=True)
     ]
     path = longest_path(likely)
-    return Verdict(path, chance.draw(laws[path[-1] + 1 if path else 0]))
+    return VerificationResult(path, rng.draw(distributions[path[-1] + 1 if path else 0]))
 
 
 def least_likelihood(entropy: float, epsilon: float = EPSILON, alpha: float = ALPHA) -> float:
-    """What a token's probability must exceed where the law's entropy, in nats, is this."""
+    """What a token's probability must exceed where the distribution's entropy, in nats, is this."""
     return min(epsilon, alpha * math.exp(-entropy))
 
 
@@ -65,8 +65,10 @@ def longest_path(likely: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
 
 
 def _typical(
-    law: Float64, candidates: Sequence[Candidate], epsilon: float, alpha: float
+    distribution: Float64, candidates: Sequence[Candidate], epsilon: float, alpha: float
 ) -> list[tuple[int, float]]:
-    least = least_likelihood(-float(np.sum(law * np.log(law + LEAST))), epsilon, alpha)
-    found = [(candidate.node, float(law[candidate.token])) for candidate in candidates]
+    least = least_likelihood(
+        -float(np.sum(distribution * np.log(distribution + LEAST))), epsilon, alpha
+    )
+    found = [(candidate.node, float(distribution[candidate.token])) for candidate in candidates]
     return [one for one in found if one[1] > least]

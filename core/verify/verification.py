@@ -16,13 +16,13 @@ from ..types import ROOT, Float32, Float64, Int32, Proposal
 class TreeCandidates:
     """The candidates of one tree, in the order of their tests.
 
-    rule       that decides about them (`core/verify/rules.py`)
-    num_nodes  of the tree
-    parents    int32 [c]  the nodes that they follow; -1 is the root
-    nodes      int32 [c]  their own; several candidates of one token share a node
-    tokens     int32 [c]
-    law_ids    int32 [c, k]  and
-    law_probs  float32 [c, k]  what each was drawn from; rows of zeros where it is no draw
+    rule                that decides about them (`core/verify/rules.py`)
+    num_nodes           of the tree
+    parents             int32 [c]  the nodes that they follow; -1 is the root
+    nodes               int32 [c]  their own; several candidates of one token share a node
+    tokens              int32 [c]
+    distribution_ids    int32 [c, k]  and
+    distribution_probs  float32 [c, k]  what each was drawn from; rows of zeros where it is no draw
     """
 
     rule: str
@@ -30,8 +30,8 @@ class TreeCandidates:
     parents: Int32
     nodes: Int32
     tokens: Int32
-    law_ids: Int32
-    law_probs: Float32
+    distribution_ids: Int32
+    distribution_probs: Float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ def candidates_of(
                 used.add(node)
                 rows.append((parent, node, token))
                 places.append((proposal, index))
-    ids, probs = _laws(places)
+    ids, probs = _distributions(places)
     parents, nodes, tokens = np.array(rows, dtype=np.int32).reshape(-1, 3).T
     return TreeCandidates(rule, len(tree), parents, nodes, tokens, ids, probs)
 
@@ -84,14 +84,14 @@ def no_candidates(rule: str) -> TreeCandidates:
 
 
 def children_of(candidates: TreeCandidates, vocab_size: int) -> list[list[Candidate]]:
-    """The candidates after the root and after each node, with whole laws."""
+    """The candidates after the root and after each node, with whole distributions."""
     children: list[list[Candidate]] = [[] for _ in range(candidates.num_nodes + 1)]
     rows = zip(
         candidates.parents.tolist(),
         candidates.nodes.tolist(),
         candidates.tokens.tolist(),
-        candidates.law_ids,
-        candidates.law_probs.astype(np.float64),
+        candidates.distribution_ids,
+        candidates.distribution_probs.astype(np.float64),
         strict=True,
     )
     for parent, node, token, ids, probs in rows:
@@ -99,15 +99,17 @@ def children_of(candidates: TreeCandidates, vocab_size: int) -> list[list[Candid
     return children
 
 
-def _laws(places: Sequence[tuple[Proposal, int]]) -> tuple[Int32, Float32]:
-    width = max((p.laws.ids.shape[1] for p, _ in places if p.laws is not None), default=0)
+def _distributions(places: Sequence[tuple[Proposal, int]]) -> tuple[Int32, Float32]:
+    width = max(
+        (p.distributions.ids.shape[1] for p, _ in places if p.distributions is not None), default=0
+    )
     ids = np.zeros((len(places), width), dtype=np.int32)
     probs = np.zeros((len(places), width), dtype=np.float32)
     for row, (proposal, index) in enumerate(places):
-        if proposal.laws is not None:
-            own = proposal.laws.ids.shape[1]
-            ids[row, :own] = proposal.laws.ids[index]
-            probs[row, :own] = proposal.laws.probs[index]
+        if proposal.distributions is not None:
+            own = proposal.distributions.ids.shape[1]
+            ids[row, :own] = proposal.distributions.ids[index]
+            probs[row, :own] = proposal.distributions.probs[index]
     return ids, probs
 
 
@@ -115,6 +117,6 @@ def _whole(ids: Int32, probs: Float64, vocab_size: int) -> Float64 | None:
     total = probs.sum()
     if total == 0:
         return None
-    law = np.zeros(vocab_size)
-    np.add.at(law, ids, probs / total)
-    return law
+    distribution = np.zeros(vocab_size)
+    np.add.at(distribution, ids, probs / total)
+    return distribution

@@ -1,4 +1,5 @@
-"""What is committed of each tree: the acceptance walk of coupled sampling, or a rule's verdict.
+"""What is committed of each tree: the acceptance walk of coupled sampling, or a rule's verification
+result.
 
 Why the walk gives the text of plain decoding: docs/algorithms/sampling.md and verification.md,
 "Coupled walk".
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..candidates import Verdict
+from ..candidates import VerificationResult
 from ..request.output import TARGET_SOURCE
 from ..tree import kernels as tree_kernels
 from ..tree.tree import TokenTree, count_sources, node_ends, stacked_nodes
@@ -33,14 +34,18 @@ class Walk(NamedTuple):
 
 def walks_of(trees: Sequence[TokenTree], output: StepOutput) -> list[Walk]:
     """What is committed of a step's trees, which stand first in it."""
-    if output.verdicts is None:
+    if output.verification_results is None:
         return walk_all(trees, output.target_tokens)
-    return _as_decided(trees, output.verdicts)
+    return _as_decided(trees, output.verification_results)
 
 
-def _as_decided(trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> list[Walk]:
+def _as_decided(
+    trees: Sequence[TokenTree], verification_results: Sequence[VerificationResult]
+) -> list[Walk]:
     walks = []
-    for tree, (path, token), drafted in zip(trees, verdicts, count_sources(trees), strict=True):
+    for tree, (path, token), drafted in zip(
+        trees, verification_results, count_sources(trees), strict=True
+    ):
         tokens = tree.tokens[path].tolist() if path else []
         sources = [tree.names[source] for source in tree.sources[path].tolist()] if path else []
         rows = [0, *(node + 1 for node in path)]

@@ -18,9 +18,9 @@ from ... import __version__
 from ...cluster.config import EngineConfig
 from ...core.errors import DraftlineError
 from ..settings.settings import ServerConfig
-from .engine_client import EngineFace
+from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
-from .generation.stream_pace import Pace, PacedFace
+from .generation.stream_pace import Pace, PacedEngineClient
 from .http.callers import ApiKeys, callers_by_key, operator_of, require_operator
 from .http.drain import Drain, RefuseWhileDraining
 from .http.metrics import CONTENT_TYPE, ServerMetrics
@@ -55,7 +55,7 @@ RESPONSE_PATHS = (
 
 
 def create_app(
-    face: EngineFace,
+    engine_client: EngineClient,
     config: ServerConfig,
     model_name: str,
     *,
@@ -63,7 +63,7 @@ def create_app(
     behind_proxy: bool = False,
     engine: EngineConfig | None = None,
 ) -> FastAPI:
-    """The API of one model. The app's start starts `face`, its end closes it.
+    """The API of one model. The app's start starts `engine_client`, its end closes it.
 
     drain         counts requests, and refuses new ones once it has begun
     behind_proxy  what stands before the app answers with request ids already
@@ -71,24 +71,24 @@ def create_app(
     """
     drain = drain or Drain()
     pace = Pace.of(config)
-    face = face if pace is None else PacedFace(face, pace)
+    engine_client = engine_client if pace is None else PacedEngineClient(engine_client, pace)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await face.start()
+        await engine_client.start()
         try:
             yield
         finally:
-            await face.close()
+            await engine_client.close()
 
     app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
     drafters = [] if engine is None else [drafter.source for drafter in engine.drafters]
     model = ServedModel(model_name, drafters)
     metrics = ServerMetrics(model_name)
-    _add_text_routes(app, face, config, metrics, model)
-    _add_model_routes(app, face, model)
-    _add_operator_routes(app, face, metrics, drain)
-    _add_info_routes(app, face, {"server": config, "engine": engine})
+    _add_text_routes(app, engine_client, config, metrics, model)
+    _add_model_routes(app, engine_client, model)
+    _add_operator_routes(app, engine_client, metrics, drain)
+    _add_info_routes(app, engine_client, {"server": config, "engine": engine})
     describe(app, BODIES)
     for kind in (ApiError, DraftlineError, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -106,15 +106,15 @@ def create_app(
 
 def _add_text_routes(
     app: FastAPI,
-    face: EngineFace,
+    engine_client: EngineClient,
     config: ServerConfig,
     metrics: ServerMetrics,
     model: ServedModel,
 ) -> None:
     bodies = Bodies(config, model)
-    generation = GenerationRoutes(face, config, metrics, model, bodies)
-    responses = ResponsesRoutes(face, metrics, model, bodies, generation)
-    tokens = TokenRoutes(face, config, bodies)
+    generation = GenerationRoutes(engine_client, config, metrics, model, bodies)
+    responses = ResponsesRoutes(engine_client, metrics, model, bodies, generation)
+    tokens = TokenRoutes(engine_client, config, bodies)
     app.add_api_route("/v1/completions", generation.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", generation.chat_completions, methods=["POST"])
     app.add_api_route("/v1/responses", responses.create, methods=["POST"])
@@ -136,21 +136,21 @@ def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
     )
 
 
-def _add_model_routes(app: FastAPI, face: EngineFace, model: ServedModel) -> None:
+def _add_model_routes(app: FastAPI, engine_client: EngineClient, model: ServedModel) -> None:
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """The models of this server."""
-        return {"object": "list", "data": [model.card(face.max_model_len)]}
+        return {"object": "list", "data": [model.card(engine_client.max_model_len)]}
 
     @app.get("/v1/models/{model_id:path}")
     async def show_model(model_id: str) -> dict[str, Any]:
         """One model."""
         model.require(model_id)
-        return model.card(face.max_model_len)
+        return model.card(engine_client.max_model_len)
 
 
 def _add_operator_routes(
-    app: FastAPI, face: EngineFace, metrics: ServerMetrics, drain: Drain
+    app: FastAPI, engine_client: EngineClient, metrics: ServerMetrics, drain: Drain
 ) -> None:
     @app.post("/ping", include_in_schema=False)
     @app.head("/ping", include_in_schema=False)
@@ -161,7 +161,7 @@ def _add_operator_routes(
         """200 while requests are served, else 503."""
         if drain.is_draining:
             raise drain.refusal()
-        if await face.is_healthy():
+        if await engine_client.is_healthy():
             return JSONResponse({"status": "ok"})
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is not ready")
 
@@ -169,7 +169,7 @@ def _add_operator_routes(
     async def prometheus(request: Request) -> Response:
         """Prometheus text, for the operator."""
         require_operator(request)
-        return Response(metrics.render(await face.stats()), media_type=CONTENT_TYPE)
+        return Response(metrics.render(await engine_client.stats()), media_type=CONTENT_TYPE)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -178,19 +178,19 @@ def _add_operator_routes(
 
 
 def _add_info_routes(
-    app: FastAPI, face: EngineFace, settings: Mapping[str, BaseModel | None]
+    app: FastAPI, engine_client: EngineClient, settings: Mapping[str, BaseModel | None]
 ) -> None:
     @app.get("/server_info")
     async def info(request: Request) -> dict[str, Any]:
         """Versions and settings, without secrets, for the operator."""
         require_operator(request)
-        return server_info(settings, await face.stats())
+        return server_info(settings, await engine_client.stats())
 
     @app.get("/load")
     async def load(request: Request) -> dict[str, int]:
         """Requests that run or wait, for the operator."""
         require_operator(request)
-        return server_load(await face.stats())
+        return server_load(await engine_client.stats())
 
 
 def _answer_nobody(_request: Request, _error: Exception) -> Response:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..engine.engine import AsyncEngine
 
 
-class EngineFace(Protocol):
+class EngineClient(Protocol):
     """One served model. Valid between `start` and `close`."""
 
     async def start(self) -> None:
@@ -59,7 +59,7 @@ class EngineFace(Protocol):
         ...
 
 
-class LocalFace:
+class LocalEngineClient:
     """An engine in this process."""
 
     def __init__(self, engine: AsyncEngine) -> None:

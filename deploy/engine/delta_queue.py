@@ -33,7 +33,7 @@ class DeltaQueue:
         self._num_bytes = 0
         self._is_full = False
 
-    def hear(self, event: Event) -> None:
+    def on_output(self, event: Event) -> None:
         """Take an event from any thread."""
         # A server that shuts down closes its loop before the engine's last word.
         if not self._loop.is_closed():

@@ -222,7 +222,7 @@ class Engine(_Replica):
                     answer.request_id,
                     prompt,
                     params,
-                    answer.hear,
+                    answer.on_output,
                     options,
                     None if preparing is None else preparing.result(),
                 )
@@ -300,7 +300,7 @@ class AsyncEngine(_Replica):
                 request_id,
                 prompt,
                 params,
-                deltas.hear,
+                deltas.on_output,
                 options or RequestOptions(),
                 constraint,
             )
@@ -350,7 +350,7 @@ class AsyncEngine(_Replica):
             options,
             request_id=answer.request_id,
         ):
-            answer.hear(delta)
+            answer.on_output(delta)
         return answer.wait()
 
 

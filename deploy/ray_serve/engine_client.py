@@ -35,7 +35,7 @@ CONTROL_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 1.0
 
 
-class RayFace:
+class RayEngineClient:
     """The replicas of one engine deployment. Tokenises here; the replicas get token ids.
 
     silence_s  a stream without a sign of life for so long ends

@@ -97,7 +97,7 @@ class EngineReplica:
         max_unread_bytes: int | None = None,
     ) -> None:
         # The ingress and the driver never load the engine's code.
-        from ..api.engine_client import LocalFace  # noqa: PLC0415
+        from ..api.engine_client import LocalEngineClient  # noqa: PLC0415
         from ..engine.engine import AsyncEngine  # noqa: PLC0415
 
         replica_id = serve.get_replica_context().replica_id.unique_id
@@ -107,9 +107,9 @@ class EngineReplica:
         )
         self._health = ReplicaHealth(config.recovery_timeout_s, time.monotonic)
         self._heartbeat_s = deployment.replica_timeout_s * HEARTBEATS
-        face = LocalFace(self._engine)
-        await face.start()
-        self._face = face
+        engine_client = LocalEngineClient(self._engine)
+        await engine_client.start()
+        self._engine_client = engine_client
         spare_collector()
 
     async def stream(
@@ -120,7 +120,7 @@ class EngineReplica:
         request_id: str,
     ) -> AsyncGenerator[Delta | None, None]:
         """One request's deltas, and None now and then; cancelling the call cancels the request."""
-        deltas = self._face.stream(prompt, params, options, request_id=request_id)
+        deltas = self._engine_client.stream(prompt, params, options, request_id=request_id)
         alive = with_heartbeats(deltas, self._heartbeat_s)
         async with aclosing(alive):
             async for delta in alive:
@@ -136,7 +136,7 @@ class EngineReplica:
 
     async def end_requests(self) -> None:
         """End what runs with an error, for good."""
-        await self._face.close()
+        await self._engine_client.close()
 
     async def check_health(self) -> None:
         """Ray Serve replaces the replica when this raises."""
@@ -145,8 +145,8 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         """Ray Serve calls and awaits it when the replica stops."""
-        if hasattr(self, "_face"):
-            await self._face.close()
+        if hasattr(self, "_engine_client"):
+            await self._engine_client.close()
 
 
 def _find_keeper(replica_id: str) -> DeploymentKeeper:
@@ -172,9 +172,9 @@ class Ingress:
     ) -> None:
         # The replicas of the engine need neither.
         from ..api.http.drain import Drain  # noqa: PLC0415
-        from .engine_client import RayFace  # noqa: PLC0415
+        from .engine_client import RayEngineClient  # noqa: PLC0415
 
-        self._face = RayFace(engine, config, silence_s)
+        self._engine_client = RayEngineClient(engine, config, silence_s)
         self._server = server
         self._model_name = model_name
         self._config = config
@@ -184,7 +184,7 @@ class Ingress:
         """Refuse new requests; those that run get `timeout_s`, and then end with an error."""
         self._drain.begin()
         if not await self._drain.finish(timeout_s):
-            await self._face.end_requests()
+            await self._engine_client.end_requests()
             await self._drain.finish(ENDING_TIMEOUT_S)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -193,7 +193,7 @@ class Ingress:
         from ..api.app import create_app  # noqa: PLC0415
 
         return create_app(
-            self._face,
+            self._engine_client,
             self._server,
             self._model_name,
             drain=self._drain,

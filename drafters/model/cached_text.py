@@ -7,7 +7,7 @@ import numpy as np
 from ...core.types import DraftRequest, Int32
 from .chain_job import ChainJob
 from .chain_length import ChainLength
-from .text_distribution import TextLaw
+from .text_distribution import TextDistribution
 
 # A Python number and a place in a list.
 TOKEN_BYTES = 36
@@ -18,7 +18,7 @@ class CachedText:
 
     blocks        KV blocks, in order of positions
     cached_len    positions 0 to cached_len - 1 of the cache are those of the committed tokens
-    law           how the token after the text is chosen
+    distribution  how the token after the text is chosen
     length        decides how long the chains after the text become
     is_draftable  false once the text holds an id that the model does not have, and where the model
                   has no token that may be chosen
@@ -29,8 +29,8 @@ class CachedText:
         "_vocab_size",
         "blocks",
         "cached_len",
+        "distribution",
         "is_draftable",
-        "law",
         "length",
         "tokens",
     )
@@ -39,10 +39,10 @@ class CachedText:
         self.tokens: list[int] = request.token_ids.tolist()
         self.blocks: list[int] = []
         self.cached_len = 0
-        self.law = TextLaw.of(request, vocab_size)
+        self.distribution = TextDistribution.of(request, vocab_size)
         self.length = length
         self._vocab_size = vocab_size
-        self.is_draftable = self.law.has_choice and self._knows(request.token_ids)
+        self.is_draftable = self.distribution.has_choice and self._knows(request.token_ids)
         # Drawn tokens whose KV stands behind that of the committed ones.
         self._drawn: list[int] = []
 
@@ -67,7 +67,7 @@ class CachedText:
         self._drawn = []
         self.length.observe(tokens)
         self.tokens.extend(added)
-        self.law.append(added)
+        self.distribution.append(added)
 
     def rewind(self) -> int:
         """Position of the first token to feed: the last committed one is fed again if need be.

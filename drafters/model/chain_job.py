@@ -12,9 +12,9 @@ from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
 from ...core.types import Int32, LogitEdits, SamplingRows, StepInput, StepOutput
 from .chain_length import ChainLength
-from .declared_distribution import DraftLaw, draw
+from .declared_distribution import DraftDistribution, draw
 from .stopping import Drawn
-from .text_distribution import TextLaw
+from .text_distribution import TextDistribution
 from .tree_job import TreeJob
 
 
@@ -22,32 +22,32 @@ from .tree_job import TreeJob
 class ChainJob:
     """One chain on its way: what is still to be fed, and what was drawn.
 
-    pending    tokens to feed next, the first at absolute position `position`
-    blocks     KV blocks of the request, in order of positions
-    limit      most tokens to draw
-    law        of the token after the text and what was drawn; grows with it
-    length     says after each token whether the chain goes on
-    with_best  whether the first draw asks for the most probable ids too
-    law_size   tokens of the laws that are drawn from by `rng` and declared; 0: none is, and the
-               request's own noise chooses
-    tree       what is grown from the first draw's most probable tokens, in place of a chain
-    drawn      tokens drawn; all but the last have been fed when nothing is pending but it
+    pending            tokens to feed next, the first at absolute position `position`
+    blocks             KV blocks of the request, in order of positions
+    limit              most tokens to draw
+    distribution       of the token after the text and what was drawn; grows with it
+    length             says after each token whether the chain goes on
+    with_best          whether the first draw asks for the most probable ids too
+    distribution_size  tokens of the distributions that are drawn from by `rng` and declared; 0:
+                       none is, and the request's own noise chooses
+    tree               what is grown from the first draw's most probable tokens, in place of a chain
+    drawn              tokens drawn; all but the last have been fed when nothing is pending but it
     """
 
     pending: list[int]
     position: int
     blocks: Sequence[int]
     limit: int
-    law: TextLaw
+    distribution: TextDistribution
     length: ChainLength
     with_best: bool
-    law_size: int = 0
+    distribution_size: int = 0
     rng: np.random.Generator | None = None
     tree: TreeJob | None = None
     drawn: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     best: list[int] = field(default_factory=list)
-    laws: list[DraftLaw] = field(default_factory=list)
+    distributions: list[DraftDistribution] = field(default_factory=list)
     stopped: bool = False
 
     @property
@@ -58,7 +58,7 @@ class ChainJob:
     @property
     def num_top(self) -> int:
         """Number of most probable tokens to look at after the text."""
-        return self.law_size if self.tree is None else self.tree.num_top
+        return self.distribution_size if self.tree is None else self.tree.num_top
 
     def feed(self, count: int) -> bool:
         """Note that `count` pending tokens were fed. Returns whether a token is drawn next."""
@@ -72,13 +72,15 @@ class ChainJob:
         self.log_probs.append(drawn.log_prob)
         self.stopped = self.length.ends_with(token, drawn)
         self.pending = [token]
-        self.law.append(self.pending)
+        self.distribution.append(self.pending)
 
     def draw_declared(self, output: StepOutput, row: int, entropy: float) -> None:
-        """Draw a token from a law that is kept."""
+        """Draw a token from a distribution that is kept."""
         assert self.rng is not None
-        token, log_prob, law = draw(output, row, self.law_size, self.law.temperature, self.rng)
-        self.laws.append(law)
+        token, log_prob, distribution = draw(
+            output, row, self.distribution_size, self.distribution.temperature, self.rng
+        )
+        self.distributions.append(distribution)
         self.draw(token, Drawn(log_prob, entropy))
 
 
@@ -152,17 +154,17 @@ def build_step(
 
 def _sampling(jobs: Sequence[ChainJob], last_positions: Int32) -> SamplingRows:
     """Each request's own, noise included: where logits agree, the target chooses the same."""
-    laws = [job.law for job in jobs]
+    distributions = [job.distribution for job in jobs]
     return sampling_rows(
-        [law.temperature for law in laws],
-        [law.shaping for law in laws],
-        [law.seed for law in laws],
+        [distribution.temperature for distribution in distributions],
+        [distribution.logits_params for distribution in distributions],
+        [distribution.seed for distribution in distributions],
         last_positions.astype(np.int64) + 1,
     )
 
 
 def _edits(jobs: Sequence[ChainJob]) -> tuple[LogitEdits, ...]:
-    found = [job.law.edits(row) for row, job in enumerate(jobs)]
+    found = [job.distribution.edits(row) for row, job in enumerate(jobs)]
     return tuple(edits for edits in found if edits is not None)
 
 

@@ -1,4 +1,4 @@
-"""Ranks a drafter's nodes by its own law together with the request's sampling noise.
+"""Ranks a drafter's nodes by its own distribution together with the request's sampling noise.
 
 The target's token at a position is argmax(log p / T + noise), and a drafter knows the noise
 (`core/sampling/noise.py`). So it ranks siblings by s = log q / T + noise. If the target's scores

@@ -1,4 +1,4 @@
-"""Draws from the law of a model's most probable tokens, which it can declare whole."""
+"""Draws from the distribution of a model's most probable tokens, which it can declare whole."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.draft_laws import DraftLaws
+from ...core.draft_distributions import DraftDistributions
 from ...core.types import Float32, Int32, StepOutput
 
 
-class DraftLaw(NamedTuple):
+class DraftDistribution(NamedTuple):
     """ids int32 [k] and probs float32 [k] that one token was drawn from."""
 
     ids: Int32
@@ -30,27 +30,27 @@ def draft_rng(name: str, seed: int, committed_len: int) -> np.random.Generator:
 
 def draw(
     output: StepOutput, row: int, size: int, temperature: float, rng: np.random.Generator
-) -> tuple[int, float, DraftLaw]:
+) -> tuple[int, float, DraftDistribution]:
     """A token after `row`, drawn among the `size` most probable ones.
 
-    With it come its log-probability and the law.
+    With it come its log-probability and the distribution.
     """
     assert output.top is not None
     ids, log_probs = output.top.ids[row, :size], output.top.log_probs[row, :size]
     weights = np.exp((log_probs - log_probs.max()).astype(np.float64) / temperature)
     # What is declared is what is drawn from, rounding included.
-    law = (weights / weights.sum()).astype(np.float32)
-    sums = np.cumsum(law, dtype=np.float64)
+    distribution = (weights / weights.sum()).astype(np.float32)
+    sums = np.cumsum(distribution, dtype=np.float64)
     place = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
-    place = min(place, int(np.flatnonzero(law)[-1]))
-    return int(ids[place]), float(np.log(law[place])), DraftLaw(ids, law)
+    place = min(place, int(np.flatnonzero(distribution)[-1]))
+    return int(ids[place]), float(np.log(distribution[place])), DraftDistribution(ids, distribution)
 
 
-def stacked(laws: Sequence[DraftLaw]) -> DraftLaws | None:
-    """The laws of a chain; None without any."""
-    if not laws:
+def stacked(distributions: Sequence[DraftDistribution]) -> DraftDistributions | None:
+    """The distributions of a chain; None without any."""
+    if not distributions:
         return None
-    return DraftLaws(
-        np.stack([law.ids for law in laws]).astype(np.int32),
-        np.stack([law.probs for law in laws]),
+    return DraftDistributions(
+        np.stack([distribution.ids for distribution in distributions]).astype(np.int32),
+        np.stack([distribution.probs for distribution in distributions]),
     )

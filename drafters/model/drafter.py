@@ -169,7 +169,7 @@ class ModelDrafter:
         most = max(0, min(max_nodes, self._options.num_tokens, room))
         limit = state.length.begin(most, num_requests)
         expansion = None
-        if self._expansions is not None and state.law.is_plain:
+        if self._expansions is not None and state.distribution.is_plain:
             expansion = self._expansions(limit)
             limit = min(1, limit)
         num_fed = expansion.most_fed if expansion is not None else limit - 1
@@ -178,26 +178,30 @@ class ModelDrafter:
         position = state.rewind()
         tree = None
         if expansion is not None and limit:
-            tree = TreeJob(expansion, state.committed_len, state.blocks, state.law)
-        law_size = self._law_size(state)
-        rng = draft_rng(self._name, state.law.seed, state.committed_len) if law_size else None
+            tree = TreeJob(expansion, state.committed_len, state.blocks, state.distribution)
+        distribution_size = self._distribution_size(state)
+        rng = (
+            draft_rng(self._name, state.distribution.seed, state.committed_len)
+            if distribution_size
+            else None
+        )
         return ChainJob(
             state.tokens[position:],
             position,
             state.blocks,
             limit,
-            state.law.copy(),
+            state.distribution.copy(),
             state.length,
-            with_best=self._options.branch > 0 and state.law.temperature == 0,
-            law_size=law_size,
+            with_best=self._options.branch > 0 and state.distribution.temperature == 0,
+            distribution_size=distribution_size,
             rng=rng,
             tree=tree,
         )
 
-    def _law_size(self, state: CachedText) -> int:
+    def _distribution_size(self, state: CachedText) -> int:
         """0 where the token is no draw."""
-        size = min(self._options.law_size, self._info.vocab_size)
-        return size if state.law.temperature > 0 else 0
+        size = min(self._options.distribution_size, self._info.vocab_size)
+        return size if state.distribution.temperature > 0 else 0
 
     def _reserve(self, state: CachedText, num_fed: int) -> bool:
         """Blocks for the text and so many drafted tokens that are fed.
@@ -238,7 +242,7 @@ class ModelDrafter:
         for row, (job, token, one) in enumerate(zip(drawing, tokens, drawn, strict=True)):
             if job.with_best and not job.drawn:
                 job.best = next(best)
-            if job.law_size and job.tree is None:
+            if job.distribution_size and job.tree is None:
                 job.draw_declared(output, row, one.entropy)
             else:
                 job.draw(token, one)
@@ -277,5 +281,5 @@ class ModelDrafter:
             np.array([*job.drawn, *rivals], dtype=np.int32),
             np.array(parents, dtype=np.int32),
             np.array(log_probs, dtype=np.float32),
-            laws=stacked(job.laws),
+            distributions=stacked(job.distributions),
         )

@@ -29,8 +29,9 @@ class ModelOptions:
                           stand beside the chain's first
     stop                  when a chain ends before that (`drafters/model/stopping.py`): constant,
                           heuristic, confidence, svip, schedule or goodput
-    law_size              k > 0: with a temperature, chains are drawn from the law of the k most
-                          probable tokens, and say so: acceptance rules other than `coupled` need it
+    distribution_size     k > 0: with a temperature, chains are drawn from the distribution of the k
+                          most probable tokens, which is declared, as acceptance rules other than
+                          `coupled` need it
     confidence_threshold  for `confidence`: the chain ends after a token less probable than this;
                           the threshold is learned from there
     schedule              for `schedule`: lists of [most requests, tokens], with rising requests
@@ -46,7 +47,7 @@ class ModelOptions:
     top_k: int = 4
     num_tokens: int = 4
     branch: int = 0
-    law_size: int = 0
+    distribution_size: int = 0
     stop: str = "constant"
     confidence_threshold: float = 0.4
     schedule: tuple[tuple[int, int], ...] = ()
@@ -61,7 +62,7 @@ class ModelOptions:
         require_whole("num_tokens", self.num_tokens, 1, 1024)
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
-        require_whole("law_size", self.law_size, 0, 4096)
+        require_whole("distribution_size", self.distribution_size, 0, 4096)
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         require_switches(self, "enforce_eager")

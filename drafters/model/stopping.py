@@ -26,7 +26,7 @@ WEIGHT = 0.1
 
 
 class Drawn(NamedTuple):
-    """A token of a draft: its log-probability, and the entropy of its law; in nats."""
+    """A token of a draft: its log-probability, and the entropy of its distribution; in nats."""
 
     log_prob: float
     entropy: float

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...core.request.allowed_tokens import TokenRules, rules_of
+from ...core.logits_params import LogitsParams
+from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
 from ...core.sampling.edit_builder import edits_of
-from ...core.shaping import Shaping
 from ...core.token_counts import TokenCounts
 from ...core.tree.tree import NO_TREE
 from ...core.types import DraftRequest, LogitEdits
 
 
 @dataclass(slots=True, eq=False)
-class TextLaw:
+class TextDistribution:
     """Follows one text token by token. Structured outputs are not known to it.
 
     rules         lists of tokens and the least length, over the drafter's vocabulary
@@ -24,27 +24,27 @@ class TextLaw:
 
     temperature: float
     seed: int
-    shaping: Shaping
-    rules: TokenRules | None
+    logits_params: LogitsParams
+    rules: AllowedTokens | None
     counts: TokenCounts | None
     num_answered: int
 
     @classmethod
-    def of(cls, request: DraftRequest, vocab_size: int) -> TextLaw:
+    def of(cls, request: DraftRequest, vocab_size: int) -> TextDistribution:
         """After all tokens of `request`, for a drafter with this vocabulary."""
-        shaping = request.shaping
-        bias = {token: b for token, b in shaping.logit_bias.items() if token < vocab_size}
+        logits_params = request.logits_params
+        bias = {token: b for token, b in logits_params.logit_bias.items() if token < vocab_size}
         tokens = request.token_ids.tolist()
-        law = cls(
+        distribution = cls(
             request.temperature,
             request.seed,
-            replace(shaping, logit_bias=bias),
-            rules_of(shaping, request.end_ids, vocab_size),
-            TokenCounts(tokens[: request.prompt_len]) if shaping.has_penalties else None,
+            replace(logits_params, logit_bias=bias),
+            allowed_tokens_of(logits_params, request.end_ids, vocab_size),
+            TokenCounts(tokens[: request.prompt_len]) if logits_params.has_penalties else None,
             num_answered=0,
         )
-        law.append(tokens[request.prompt_len :])
-        return law
+        distribution.append(tokens[request.prompt_len :])
+        return distribution
 
     @property
     def has_choice(self) -> bool:
@@ -53,8 +53,10 @@ class TextLaw:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model's own law ranks its tokens; filters only leave out the last ones."""
-        return self.rules is None and self.counts is None and not self.shaping.logit_bias
+        """Whether the model's own distribution ranks its tokens; filters only leave out the last
+        ones.
+        """
+        return self.rules is None and self.counts is None and not self.logits_params.logit_bias
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add tokens to the answer."""
@@ -62,11 +64,11 @@ class TextLaw:
         if self.counts is not None:
             self.counts.append(tokens)
 
-    def copy(self) -> TextLaw:
-        """The same law after the same text, to go on from apart."""
+    def copy(self) -> TextDistribution:
+        """The same distribution after the same text, to go on from apart."""
         return replace(self, counts=None if self.counts is None else self.counts.copy())
 
     def edits(self, row: int) -> LogitEdits | None:
         """What is changed in the logits of the next token, which stand in this row."""
         mask = None if self.rules is None else self.rules.masks(NO_TREE, self.num_answered)
-        return edits_of(self.shaping, self.counts, mask, NO_TREE, row)
+        return edits_of(self.logits_params, self.counts, mask, NO_TREE, row)

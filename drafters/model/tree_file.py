@@ -11,7 +11,7 @@ from .tree_shape import (
     FIELD,
     TreeShape,
     shape_of_paths,
-    shape_of_successors,
+    shape_of_top_next_tokens,
     shape_of_widths,
 )
 
@@ -20,7 +20,7 @@ def read_tree_shape(path: Path) -> TreeShape:
     """A shape from a JSON file. Raises `ConfigError` naming the file.
 
     Medusa's and EAGLE's form is a list of paths, or that under `choices`. Sequoia's growth map has
-    `Successors`, the children of each node, whose first is the root. `widths` is SpecInfer's.
+    `TopNextTokens`, the children of each node, whose first is the root. `widths` is SpecInfer's.
     """
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -33,7 +33,7 @@ def read_tree_shape(path: Path) -> TreeShape:
             return shape_of_paths(data["choices"])
         if "widths" in data:
             return shape_of_widths(data["widths"])
-        return shape_of_successors(data["Successors"])
+        return shape_of_top_next_tokens(data["TopNextTokens"])
     except (ConfigError, TypeError, KeyError, IndexError) as error:
-        forms = "a list of paths, or has choices, widths or Successors"
+        forms = "a list of paths, or has choices, widths or Top next tokens"
         raise ConfigError(FIELD, f"{path} is no tree ({forms}): {error}") from error

@@ -14,7 +14,7 @@ from ...core.tree.ancestor_bits import pack
 from ...core.types import ROOT, Bool, Float32, Int32, StepInput, StepOutput, TreeRows
 from .coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
-from .text_distribution import TextLaw
+from .text_distribution import TextDistribution
 
 # With a temperature the noise may raise a token that is unlikely: so many times the candidates
 # are looked at.
@@ -33,13 +33,15 @@ class TreeJob:
     expansion: Expansion
     committed_len: int
     blocks: Sequence[int]
-    law: TextLaw
+    distribution: TextDistribution
     fed: list[int] = field(default_factory=list)
 
     @property
     def num_top(self) -> int:
         """Number of most probable tokens to look at after a node."""
-        return self.expansion.num_candidates * (OVERSAMPLE if self.law.temperature > 0 else 1)
+        return self.expansion.num_candidates * (
+            OVERSAMPLE if self.distribution.temperature > 0 else 1
+        )
 
     def take(self, output: StepOutput, first: int) -> None:
         """Grow the tree by the model's results for its frontier, whose rows begin at `first`."""
@@ -64,7 +66,9 @@ class TreeJob:
             tokens = np.append(tokens, chosen)
             log_probs = np.append(log_probs, output.log_probs[row])
         siblings = np.full(len(tokens), ROOT, dtype=np.int32)
-        choice = CoupledChoice(self.law.temperature, self.law.seed, self.committed_len + depth)
+        choice = CoupledChoice(
+            self.distribution.temperature, self.distribution.seed, self.committed_len + depth
+        )
         count = self.expansion.num_candidates
         tokens, _, given = rank_coupled(tokens, siblings, log_probs, choice, count)
         return tokens, given
@@ -95,7 +99,7 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
         [tree.positions[rows] for tree, rows in zip(trees, own, strict=True)]
     )
     tokens = [job.expansion.tokens[node] for job in jobs for node in job.expansion.frontier]
-    laws = [job.law for job in jobs]
+    distributions = [job.distribution for job in jobs]
     no_rows = np.empty(0, dtype=np.int32)
     return StepInput(
         step_id=0,
@@ -109,9 +113,9 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
         trees=tuple(trees),
         logits_rows=np.arange(len(tokens), dtype=np.int32),
         sampling=sampling_rows(
-            [law.temperature for law in laws],
-            [law.shaping for law in laws],
-            [law.seed for law in laws],
+            [distribution.temperature for distribution in distributions],
+            [distribution.logits_params for distribution in distributions],
+            [distribution.seed for distribution in distributions],
             positions.astype(np.int64) + 1,
             np.array(counts, dtype=np.int32),
         ),

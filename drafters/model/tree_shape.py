@@ -89,16 +89,16 @@ def shape_of_widths(widths: Sequence[int]) -> TreeShape:
     return shape_of_paths(every)
 
 
-def shape_of_successors(successors: Sequence[Sequence[int]]) -> TreeShape:
+def shape_of_top_next_tokens(top_next_tokens: Sequence[Sequence[int]]) -> TreeShape:
     """Sequoia's growth map: the children of each node, best first; node 0 is the root.
 
     Raises `ConfigError`.
     """
     paths: dict[int, tuple[int, ...]] = {0: ()}
-    for node, children in enumerate(successors):
+    for node, children in enumerate(top_next_tokens):
         for rank, child in enumerate(children):
-            if child in paths or not node < child < len(successors):
-                raise ConfigError("Successors", f"node {child} is no child of node {node} alone")
+            if child in paths or not node < child < len(top_next_tokens):
+                raise ConfigError("TopNextTokens", f"node {child} is no child of node {node} alone")
             paths[child] = (*paths[node], rank)
     del paths[0]
     return shape_of_paths(paths.values())
@@ -171,10 +171,10 @@ def _sequoia_tables(acceptance: Float64, max_size: int, max_depth: int) -> _Tabl
     for size in range(2, max_size + 1):
         rest = np.arange(1, size)
         for levels in range(1, max_depth + 1):
-            for child, chance in enumerate(acceptance, 1):
+            for child, rng in enumerate(acceptance, 1):
                 below = best[size - rest, levels - 1]
                 # A chance of 0 makes no impossible tree possible.
-                gain = chance * np.where(below > 0, below, 0.0)
+                gain = rng * np.where(below > 0, below, 0.0)
                 sums = np.where(below > 0, values[rest, levels, child - 1] + gain, -np.inf)
                 place = int(np.argmax(sums))
                 values[size, levels, child] = sums[place]

@@ -7,40 +7,40 @@ from collections.abc import Iterable
 import numpy as np
 
 from ...core.errors import DrafterError
-from ...core.types import ROOT, Successors
+from ...core.types import ROOT, TopNextTokens
 from .tree_template import TemplateNode
 
 UNKNOWN = -1
 
 
 class SuccessorTable:
-    """token -> its `num_successors` most probable next tokens, where it was seen last.
+    """token -> its `num_top_next_tokens` most probable next tokens, where it was seen last.
 
     A matrix that grows with the ids it hears of. Ids from `max_vocab` on are refused.
     """
 
     __slots__ = ("_ids", "_max_vocab")
 
-    def __init__(self, num_successors: int, max_vocab: int) -> None:
+    def __init__(self, num_top_next_tokens: int, max_vocab: int) -> None:
         self._max_vocab = max_vocab
         # The last row is never learned. It is the one that UNKNOWN indexes, so what comes after an
         # unknown token is unknown without a question.
-        self._ids = np.full((1, num_successors), UNKNOWN, dtype=np.int32)
+        self._ids = np.full((1, num_top_next_tokens), UNKNOWN, dtype=np.int32)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the matrix."""
         return self._ids.nbytes
 
-    def learn(self, successors: Successors) -> None:
+    def learn(self, top_next_tokens: TopNextTokens) -> None:
         """Replace what is known of these tokens; of equal ones the last counts.
 
         Raises `DrafterError` if the rows have another width, or an id is out of range.
         """
-        tokens, ids = successors.tokens, successors.ids
+        tokens, ids = top_next_tokens.tokens, top_next_tokens.ids
         if ids.shape != (len(tokens), self._ids.shape[1]):
             raise DrafterError(
-                f"{ids.shape[1]} successors a token came, {self._ids.shape[1]} were wanted"
+                f"{ids.shape[1]} top next tokens a token came, {self._ids.shape[1]} were wanted"
             )
         highest = int(max(tokens.max(initial=UNKNOWN), ids.max(initial=UNKNOWN)))
         if highest >= self._max_vocab:

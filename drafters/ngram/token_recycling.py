@@ -15,7 +15,7 @@ import numpy as np
 
 from ...core.errors import ConfigError
 from ...core.types import (
-    MAX_SUCCESSORS,
+    MAX_TOP_NEXT_TOKENS,
     Commit,
     DraftRequest,
     Int32,
@@ -34,23 +34,24 @@ from .tree_template import TemplateNode, tree_template
 class TokenRecyclingOptions:
     """Options of `TokenRecyclingDrafter`; raises `ConfigError` naming the option.
 
-    num_successors  next tokens kept for each token; a table takes 4 bytes for each
-    tree            JSON file of the static tree that is drafted through
-                    (`drafters/model/tree_file.py`); default: one that is as large as a step takes
-    share           requests of one namespace and cache salt use one table, which outlives them;
-                    otherwise each request has its own
-    max_tables      most tables that are shared; what was used least recently is forgotten
-    max_vocab       token ids stay below
+    num_top_next_tokens  next tokens kept for each token; a table takes 4 bytes for each
+    tree                 JSON file of the static tree that is drafted through
+                         (`drafters/model/tree_file.py`); default: one that is as large as a step
+                         takes
+    share                requests of one namespace and cache salt use one table, which outlives
+                         them; otherwise each request has its own
+    max_tables           most tables that are shared; what was used least recently is forgotten
+    max_vocab            token ids stay below
     """
 
-    num_successors: int = 8
+    num_top_next_tokens: int = 8
     tree: str = ""
     share: bool = True
     max_tables: int = 16
     max_vocab: int = 2**20
 
     def __post_init__(self) -> None:
-        require_whole("num_successors", self.num_successors, 1, MAX_SUCCESSORS)
+        require_whole("num_top_next_tokens", self.num_top_next_tokens, 1, MAX_TOP_NEXT_TOKENS)
         require_whole("max_tables", self.max_tables, 1)
         require_whole("max_vocab", self.max_vocab, 1)
         require_switches(self, "share")
@@ -61,9 +62,9 @@ class TokenRecyclingOptions:
         if not self.tree:
             return None
         shape = read_tree_shape(Path(self.tree))
-        if shape.num_candidates > self.num_successors:
+        if shape.num_candidates > self.num_top_next_tokens:
             raise ConfigError(
-                "tree", f"has nodes of rank {shape.num_candidates}; raise num_successors"
+                "tree", f"has nodes of rank {shape.num_candidates}; raise num_top_next_tokens"
             )
         pairs = zip(shape.parents.tolist(), shape.ranks.tolist(), strict=True)
         return tuple(TemplateNode(parent + 1, rank) for parent, rank in pairs)
@@ -103,7 +104,7 @@ class TokenRecyclingDrafter:
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
         """One proposal a query; ignores the deadline, since it needs microseconds.
 
-        A query of no nodes asks for no successors either: then every row of the step is dear.
+        A query of no nodes asks for no top next tokens either: then every row of the step is dear.
         """
         return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
 
@@ -111,8 +112,8 @@ class TokenRecyclingDrafter:
         """Learn the target's candidates. Raises `DrafterError` if they are not as wanted."""
         for commit in commits:
             state = self._requests.of_commit(commit)
-            if commit.successors is not None:
-                state.table.learn(commit.successors)
+            if commit.top_next_tokens is not None:
+                state.table.learn(commit.top_next_tokens)
             state.extend(commit.tokens)
 
     def close(self, request_id: str) -> None:
@@ -121,7 +122,7 @@ class TokenRecyclingDrafter:
 
     def _table(self, request: DraftRequest) -> SuccessorTable:
         options = self._options
-        new = SuccessorTable(options.num_successors, options.max_vocab)
+        new = SuccessorTable(options.num_top_next_tokens, options.max_vocab)
         if not (options.share and request.store):
             return new
         key = (request.namespace, request.cache_salt)
@@ -133,15 +134,15 @@ class TokenRecyclingDrafter:
     def _propose(self, state: _Request, max_nodes: int) -> Proposal:
         if max_nodes <= 0:
             return empty_proposal(self._name)
-        num_successors = self._options.num_successors
-        template = self._static_tree or tree_template(max_nodes, num_successors)
+        num_top_next_tokens = self._options.num_top_next_tokens
+        template = self._static_tree or tree_template(max_nodes, num_top_next_tokens)
         tokens, parents = state.table.expand(state.root, template[:max_nodes])
         return Proposal(
             self._name,
             np.array(tokens, dtype=np.int32),
             np.array(parents, dtype=np.int32),
             np.zeros(len(tokens), dtype=np.float32),
-            num_successors=num_successors,
+            num_top_next_tokens=num_top_next_tokens,
         )
 
 

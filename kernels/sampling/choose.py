@@ -32,7 +32,7 @@ from .filter_kernels import BINS, add_up, gather
 from .kernels import find_bests, find_winners, pick_tokens
 from .noise_kernels import EXACT
 from .tables import SamplingScratch, SamplingTables
-from .threshold_kernels import find_borders
+from .threshold_kernels import find_thresholds
 
 # Threads of a program in units of 32.
 WARPS = {"num_warps": 8}
@@ -62,10 +62,10 @@ def choose_tokens(
         *size, **parts, BINS=BINS.value, **LAUNCH,
     )  # fmt: skip
     if tables.filters:
-        _find_borders(logits, tables, scratch)
+        _find_thresholds(logits, tables, scratch)
     if tables.samples:
         find_winners[grid](
-            logits, scratch.bests, scratch.borders, scratch.winners, scratch.winner_ids,
+            logits, scratch.bests, scratch.thresholds, scratch.winners, scratch.winner_ids,
             tables.temperatures, tables.top_k, tables.top_p, tables.floors, tables.keys,
             *size, num_chunks, **parts, **chunks, **LAUNCH,
         )  # fmt: skip
@@ -75,7 +75,7 @@ def choose_tokens(
     )  # fmt: skip
 
 
-def _find_borders(logits: Tensor, tables: SamplingTables, scratch: SamplingScratch) -> None:
+def _find_thresholds(logits: Tensor, tables: SamplingTables, scratch: SamplingScratch) -> None:
     num_chunks = scratch.num_chunks
     filters = (tables.temperatures, tables.top_k, tables.top_p)
     size = (logits.stride(0), tables.vocab_size, num_chunks, weight_scale(tables.vocab_size))
@@ -90,9 +90,9 @@ def _find_borders(logits: Tensor, tables: SamplingTables, scratch: SamplingScrat
         *filters, *size, **parts, **room, **LAUNCH,
     )  # fmt: skip
     for is_gathered in (True, False):
-        find_borders[tables.launch_rows,](
+        find_thresholds[tables.launch_rows,](
             logits, scratch.bests, scratch.histogram, scratch.sums, scratch.candidates,
-            scratch.borders, *filters, *size, IS_GATHERED=is_gathered, CHUNKS=parts["CHUNKS"],
+            scratch.thresholds, *filters, *size, IS_GATHERED=is_gathered, CHUNKS=parts["CHUNKS"],
             LEN=min(scratch.chunk_len, BISECT_LEN), **room, **BISECT,
         )  # fmt: skip
 

@@ -76,7 +76,7 @@ def find_bests(
 
 @triton.jit
 def find_winners(
-    logits, bests, borders, winners, winner_ids, temperatures, top_k, top_p, floors, keys,
+    logits, bests, thresholds, winners, winner_ids, temperatures, top_k, top_p, floors, keys,
     stride_row, vocab_size, num_chunks, LEN: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """The token of each chunk with the largest sum of its value and exact noise."""
@@ -95,7 +95,7 @@ def find_winners(
         scaled = shifted(values, best, temperature)
         is_kept = scaled >= tl.load(floors + row)
         if (tl.load(top_k + row) > 0) | (tl.load(top_p + row) < 1):
-            is_kept = is_kept & (ranks_of(scaled, token_ids) <= tl.load(borders + row))
+            is_kept = is_kept & (ranks_of(scaled, token_ids) <= tl.load(thresholds + row))
         scaled = tl.where(is_kept, scaled, float("-inf"))
         if tl.max(scaled, axis=0) > HOPELESS:
             key = tl.load(keys + row)

@@ -109,4 +109,4 @@ class SamplingScratch:
         self.sums = empty(2, dtype=torch.int64)
         self.found = empty(dtype=torch.int32)
         self.candidates = empty(room, dtype=torch.int64)
-        self.borders = empty(dtype=torch.int64)
+        self.thresholds = empty(dtype=torch.int64)

@@ -18,15 +18,15 @@ ALL_IDS = tl.constexpr(2**32 - 1)
 
 @triton.jit
 def tally(
-    ranks, weights, border, logits, row, best, temperature, stride_row, vocab_size, scale,
+    ranks, weights, threshold, logits, row, best, temperature, stride_row, vocab_size, scale,
     IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, LEN: tl.constexpr,
 ):  # fmt: skip
-    """int64: how many tokens have ranks up to `border`, or what they weigh.
+    """int64: how many tokens have ranks up to `threshold`, or what they weigh.
 
     Of those gathered, which `ranks` and `weights` hold; or of the whole row.
     """
     if IS_GATHERED:
-        total = tl.sum(tl.where(ranks <= border, weights, 0), axis=0)
+        total = tl.sum(tl.where(ranks <= threshold, weights, 0), axis=0)
     else:
         sums = tl.zeros([LEN], dtype=tl.int64)
         for start in range(0, vocab_size, LEN):
@@ -34,7 +34,7 @@ def tally(
             values = load_logits(logits, row, stride_row, token_ids, vocab_size)
             own = ranks_of(shifted(values, best, temperature), token_ids)
             counted = weights_of_ranks(own, scale) if HAS_WEIGHTS else tl.full([LEN], 1, tl.int64)
-            sums += tl.where((own <= border) & (token_ids < vocab_size), counted, 0)
+            sums += tl.where((own <= threshold) & (token_ids < vocab_size), counted, 0)
         total = tl.sum(sums, axis=0)
     return total
 
@@ -57,8 +57,8 @@ def least_size(
 
 
 @triton.jit
-def find_borders(
-    logits, bests, histogram, sums, candidates, borders, temperatures, top_k, top_p,
+def find_thresholds(
+    logits, bests, histogram, sums, candidates, thresholds, temperatures, top_k, top_p,
     stride_row, vocab_size, num_chunks, scale,
     IS_GATHERED: tl.constexpr, LEN: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -93,18 +93,18 @@ def find_borders(
 
     low = size_at(first).to(tl.int64)
     high = size_at(last + 1).to(tl.int64)
-    border = tl.full([], EVERYTHING, dtype=tl.int64)
+    threshold = tl.full([], EVERYTHING, dtype=tl.int64)
     if count_wanted > 0:
         size = least_size(
             low, high, ranks, ones, count_wanted - count_below, logits, row, best, temperature,
             stride_row, vocab_size, scale, IS_GATHERED, False, LEN,
         )  # fmt: skip
         # Not found where the k-th lies beyond all bins in doubt: what is there never wins.
-        border = tl.where(size < high, (size << 32) | ALL_IDS, border)
+        threshold = tl.where(size < high, (size << 32) | ALL_IDS, threshold)
     if share < 1:
         if count_wanted > 0:
             total = tally(
-                ranks, weights, border, logits, row, best, temperature, stride_row, vocab_size,
+                ranks, weights, threshold, logits, row, best, temperature, stride_row, vocab_size,
                 scale, IS_GATHERED, True, LEN,
             )  # fmt: skip
         else:
@@ -125,5 +125,5 @@ def find_borders(
             )  # fmt: skip
             low = tl.where(weight >= wanted, low, middle + 1)
             high = tl.where(weight >= wanted, middle, high)
-        border = tl.minimum(border, low)
-    tl.store(borders + row, border)
+        threshold = tl.minimum(threshold, low)
+    tl.store(thresholds + row, threshold)

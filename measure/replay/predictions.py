@@ -20,7 +20,7 @@ class Predictions:
     def __init__(self, answers: Sequence[RecordedAnswer]) -> None:
         self._texts = {answer.seed: answer.text_ids for answer in answers}
         self._prompt_lens = {answer.seed: len(answer.prompt_ids) for answer in answers}
-        self._on_text = {answer.seed: answer.successors for answer in answers}
+        self._on_text = {answer.seed: answer.top_next_tokens for answer in answers}
         self._off_text = {
             (answer.seed, one.start, one.tokens): one.ids
             for answer in answers
@@ -50,7 +50,7 @@ class Predictions:
 
     def _learn(self, answer: RecordedAnswer) -> None:
         text = answer.text_ids
-        for place, ids in enumerate(answer.successors, len(answer.prompt_ids)):
+        for place, ids in enumerate(answer.top_next_tokens, len(answer.prompt_ids)):
             self._learn_ends(text[max(0, place - MAX_END) : place], ids)
         for one in answer.off_text:
             before = text[max(0, one.start - MAX_END) : one.start]

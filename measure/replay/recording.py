@@ -18,7 +18,7 @@ FIELD = "replay"
 VERSION = 2
 # Next tokens that are kept for each token of an answer: what the drafters that learn from the
 # target's own predictions ask for, at most.
-NUM_SUCCESSORS = 8
+NUM_TOP_NEXT_TOKENS = 8
 
 
 class OffText(NamedTuple):
@@ -37,9 +37,10 @@ class OffText(NamedTuple):
 class RecordedAnswer:
     """One answer of the target alone.
 
-    seed        of its sampling; no two answers of a recording share one
-    successors  the target's most probable tokens, best first, at the place of each answer token
-    off_text    the same where drafters asked about other tokens
+    seed             of its sampling; no two answers of a recording share one
+    top_next_tokens  the target's most probable tokens, best first, at the place of each answer
+                     token
+    off_text         the same where drafters asked about other tokens
     """
 
     name: str
@@ -47,7 +48,7 @@ class RecordedAnswer:
     seed: int
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
-    successors: tuple[tuple[int, ...], ...]
+    top_next_tokens: tuple[tuple[int, ...], ...]
     off_text: tuple[OffText, ...] = ()
 
     @property
@@ -64,7 +65,7 @@ class RecordedAnswer:
             seed=seed,
             prompt_ids=output.prompt_token_ids,
             answer_ids=output.token_ids,
-            successors=tuple(one.top_ids for one in output.log_probs),
+            top_next_tokens=tuple(one.top_ids for one in output.log_probs),
         )
 
 
@@ -130,12 +131,12 @@ def recorded_params(plan: Plan, index: int) -> SamplingParams:
         temperature=plan.temperature,
         seed=plan.seed + index,
         ignore_eos=plan.ignore_eos,
-        logprobs=NUM_SUCCESSORS,
+        logprobs=NUM_TOP_NEXT_TOKENS,
     )
 
 
 _SETTINGS = ("model", "max_tokens", "temperature", "ignore_eos")
-_ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "successors", "off_text")
+_ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "top_next_tokens", "off_text")
 
 
 def _head(path: Path, lines: Sequence[str]) -> dict[str, Any]:
@@ -168,12 +169,12 @@ def _answer(row: dict[str, Any]) -> RecordedAnswer:
         seed=int(row["seed"]),
         prompt_ids=_ids(row["prompt_ids"]),
         answer_ids=_ids(row["answer_ids"]),
-        successors=tuple(map(_ids, row["successors"])),
+        top_next_tokens=tuple(map(_ids, row["top_next_tokens"])),
         off_text=tuple(
             OffText(int(start), _ids(tokens), _ids(ids)) for start, tokens, ids in row["off_text"]
         ),
     )
-    if len(answer.successors) != len(answer.answer_ids) or not answer.prompt_ids:
+    if len(answer.top_next_tokens) != len(answer.answer_ids) or not answer.prompt_ids:
         raise ValueError("a list is too short")
     return answer
 

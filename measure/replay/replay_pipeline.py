@@ -50,7 +50,7 @@ class ReplayPipeline:
         return StepOutput(
             step_id=step.step_id,
             target_tokens=np.array(targets, dtype=np.int32),
-            probe_ids=self._successors(step),
+            probe_ids=self._top_next_tokens(step),
             scores=np.zeros(len(step.scored_rows), dtype=np.float32),
         )
 
@@ -59,7 +59,7 @@ class ReplayPipeline:
         text = self._texts.get(seed, ())
         return text[position] if position < len(text) else 0
 
-    def _successors(self, step: StepInput) -> Int32:
+    def _top_next_tokens(self, step: StepInput) -> Int32:
         found = np.zeros((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
         if len(found):
             for row, context in zip(found, probed_contexts(step), strict=True):

@@ -60,14 +60,14 @@ class LosslessReport:
                 "worth its time; with node_budget: full it always drafts"
             )
         console.print(_seeds_line(self.seeds), _first_token_line(self.first_token), sep="\n")
-        console.print(self._verdict())
+        console.print(self._verification_result())
         partings = self.differences
         for parting in partings[:SHOWN_DIFFERENCES]:
             console.print(str(parting), markup=False)
         if len(partings) > SHOWN_DIFFERENCES:
             console.print(f"... and {len(partings) - SHOWN_DIFFERENCES} more, in the JSON")
 
-    def _verdict(self) -> str:
+    def _verification_result(self) -> str:
         answers = sum(check.num_answers for check in self.checks) + self.seeds.num_seeds
         if self.is_lossless:
             return f"[green]lossless:[/] {answers} answers compared, no difference"
@@ -111,8 +111,10 @@ def _seeds_line(seeds: SeedCheck) -> str:
 def _first_token_line(first: ChiSquare | str) -> str:
     if isinstance(first, str):
         return f"chi-square of first tokens: skipped, {escape(first)}"
-    verdict = "as the target's probabilities say" if first.is_sound else "[bold red]WRONG[/]"
+    verification_result = (
+        "as the target's probabilities say" if first.is_sound else "[bold red]WRONG[/]"
+    )
     return (
         f"chi-square of first tokens: {first.statistic:.2f} over {first.num_bins} bins of "
-        f"{first.num_draws} draws, p = {first.p_value:.3g}: {verdict}"
+        f"{first.num_draws} draws, p = {first.p_value:.3g}: {verification_result}"
     )

@@ -121,10 +121,10 @@ def chi_square(draws: Mapping[str, int], probabilities: Mapping[str, float]) -> 
     bins = list(zip(observed, expected, strict=True))
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in bins)
     freedom = len(bins) - 1
-    return ChiSquare(total, len(bins), statistic, _chance(statistic, freedom))
+    return ChiSquare(total, len(bins), statistic, _rng(statistic, freedom))
 
 
-def _chance(statistic: float, freedom: int) -> float:
+def _rng(statistic: float, freedom: int) -> float:
     """Probability of at least this statistic."""
     if freedom == 0:
         return 1.0

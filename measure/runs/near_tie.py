@@ -104,9 +104,9 @@ class Judge:
         state = RequestState(request, stop, blocks=[], arrival_time=0.0)
         state.append(answer)
         form = None
-        if request.rules is not None and request.rules.constraint is not None:
-            request.rules.constraint.advance(answer)
-            form = request.rules.constraint.follow(NO_TREE).result().masks
+        if request.allowed_tokens is not None and request.allowed_tokens.constraint is not None:
+            request.allowed_tokens.constraint.advance(answer)
+            form = request.allowed_tokens.constraint.follow(NO_TREE).result().masks
         edits = build_edits(state, NO_TREE, 0, form)
         logits = edit_logits(logits, () if edits is None else (edits,))
         if params.temperature == 0:

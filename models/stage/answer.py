@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.candidates import Verdict
+from ...core.candidates import VerificationResult
 from ...core.types import Int32, StepInput, StepOutput, TopTokens
 from ..device.copies import HostCopy, to_device
 from ..sampling.backend import Sampler
-from ..verify.apply import verdicts, with_verdicts
+from ..verify.apply import verification_results, with_verification_results
 
 # Waits for the answer of a step that was launched; called once, in any thread.
 Answer = Callable[[], StepOutput]
@@ -46,9 +46,9 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
     targets, found = _chosen(step, own, sampler)
     parts = {"target_tokens": targets, "probe_ids": _probed(of(step.probe_rows), step.probe_top_k)}
     if len(step.scored_rows):
-        laws = torch.log_softmax(of(step.scored_rows), dim=-1)
-        parts["scores"] = _of_tokens(laws, to_device(step.scored_tokens, logits.device))
-        parts |= _top("scored_top", laws, step.num_top)
+        distributions = torch.log_softmax(of(step.scored_rows), dim=-1)
+        parts["scores"] = _of_tokens(distributions, to_device(step.scored_tokens, logits.device))
+        parts |= _top("scored_top", distributions, step.num_top)
     if step.with_log_probs or step.with_entropies:
         parts |= _told(step, torch.log_softmax(own, dim=-1), targets)
     copy = HostCopy(list(parts.values()))
@@ -58,7 +58,8 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
         return StepOutput(
             step.step_id, arrays["target_tokens"], arrays["probe_ids"],
             arrays.get("scores", np.empty(0, dtype=np.float32)),
-            log_probs=arrays.get("log_probs"), entropies=arrays.get("entropies"), verdicts=found,
+            log_probs=arrays.get("log_probs"), entropies=arrays.get("entropies"),
+            verification_results=found,
             top=_top_tokens("top", arrays), scored_top=_top_tokens("scored_top", arrays),
         )  # fmt: skip
 
@@ -67,7 +68,7 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
 
 def _chosen(
     step: StepInput, logits: Tensor, sampler: Sampler
-) -> tuple[Tensor, tuple[Verdict, ...] | None]:
+) -> tuple[Tensor, tuple[VerificationResult, ...] | None]:
     """The target of each row, int32 [rows], and what a rule decides where there is one."""
     if not len(logits):
         return torch.empty(0, dtype=torch.int32, device=logits.device), None
@@ -75,20 +76,20 @@ def _chosen(
     targets = sampler.choose(edited, step.sampling)
     if step.verification is None:
         return targets, None
-    found = verdicts(edited, step.sampling, step.verification)
+    found = verification_results(edited, step.sampling, step.verification)
     # So that log-probabilities are those of what is committed.
-    committed = with_verdicts(targets.cpu().numpy(), step.verification, found)
+    committed = with_verification_results(targets.cpu().numpy(), step.verification, found)
     return to_device(committed, logits.device).to(torch.int32), found
 
 
-def _told(step: StepInput, laws: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """What is wanted of the laws of `logits_rows`."""
+def _told(step: StepInput, distributions: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """What is wanted of the distributions of `logits_rows`."""
     parts = {}
     if step.with_log_probs:
-        parts["log_probs"] = _of_tokens(laws, targets.long())
-        parts |= _top("top", laws, step.num_top)
+        parts["log_probs"] = _of_tokens(distributions, targets.long())
+        parts |= _top("top", distributions, step.num_top)
     if step.with_entropies:
-        parts["entropies"] = torch.special.entr(laws.exp()).sum(dim=-1)
+        parts["entropies"] = torch.special.entr(distributions.exp()).sum(dim=-1)
     return parts
 
 
@@ -99,16 +100,16 @@ def _probed(logits: Tensor, count: int) -> Tensor:
     return logits.topk(count, dim=-1).indices.to(torch.int32)
 
 
-def _of_tokens(laws: Tensor, tokens: Tensor) -> Tensor:
+def _of_tokens(distributions: Tensor, tokens: Tensor) -> Tensor:
     """Log-probability of one token a row, float32 [rows]."""
-    return laws.gather(-1, tokens[:, None])[:, 0]
+    return distributions.gather(-1, tokens[:, None])[:, 0]
 
 
-def _top(name: str, laws: Tensor, count: int) -> dict[str, Tensor]:
+def _top(name: str, distributions: Tensor, count: int) -> dict[str, Tensor]:
     """The most probable tokens of each row and their log-probabilities, if any are wanted."""
     if not count:
         return {}
-    best = laws.topk(count, dim=-1)
+    best = distributions.topk(count, dim=-1)
     return {f"{name}_ids": best.indices.to(torch.int32), f"{name}_log_probs": best.values}
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.candidates import Verdict
+from ...core.candidates import VerificationResult
 from ...core.types import Int32, SamplingRows
-from ...core.verify.rng import SeededChance
+from ...core.verify.rng import SeededRng
 from ...core.verify.verification import TreeCandidates, Verification
 from ..sampling.sampler import process_rows
 from .block_verification import verify_block
@@ -19,10 +19,10 @@ from .rejection import verify_rejections
 from .traversal import verify_traversal
 from .typical import verify_typical
 
-Twin = Callable[[Tensor, TreeCandidates, SeededChance], Verdict]
+TorchRule = Callable[[Tensor, TreeCandidates, SeededRng], VerificationResult]
 
 # Of `RULES`, tree by tree; `rejection` decides about all trees at once.
-TWINS: Mapping[str, Twin] = {
+TORCH_RULES: Mapping[str, TorchRule] = {
     "block": verify_block,
     "traversal": verify_traversal,
     "k_seq": verify_k_seq,
@@ -30,35 +30,39 @@ TWINS: Mapping[str, Twin] = {
 }
 
 
-def verdicts(
+def verification_results(
     logits: Tensor, sampling: SamplingRows, verification: Verification
-) -> tuple[Verdict, ...]:
+) -> tuple[VerificationResult, ...]:
     """What is accepted of each tree, and the token after it.
 
     logits  float32 [rows, vocabulary], edited; rows of trees come first, each root's before those
             of its nodes, as in `sampling`
     """
     num_rows = sum(1 + tree.num_nodes for tree in verification.trees)
-    laws = target_laws(logits[:num_rows], sampling)
+    distributions = target_distributions(logits[:num_rows], sampling)
     if all(tree.rule == "rejection" for tree in verification.trees):
-        return verify_rejections(laws, verification)
-    return _one_by_one(laws, verification)
+        return verify_rejections(distributions, verification)
+    return _one_by_one(distributions, verification)
 
 
-def _one_by_one(laws: Tensor, verification: Verification) -> tuple[Verdict, ...]:
+def _one_by_one(
+    distributions: Tensor, verification: Verification
+) -> tuple[VerificationResult, ...]:
     found, first = [], 0
     parts = zip(verification.trees, verification.seeds, verification.positions, strict=True)
     for tree, seed, position in parts:
-        own = laws[first : first + 1 + tree.num_nodes]
+        own = distributions[first : first + 1 + tree.num_nodes]
         if tree.rule == "rejection":
             found += verify_rejections(own, Verification((tree,), (seed,), (position,)))
         else:
-            found.append(TWINS[tree.rule](own, tree, SeededChance(seed, position)))
+            found.append(TORCH_RULES[tree.rule](own, tree, SeededRng(seed, position)))
         first += 1 + tree.num_nodes
     return tuple(found)
 
 
-def with_verdicts(targets: Int32, verification: Verification, found: Sequence[Verdict]) -> Int32:
+def with_verification_results(
+    targets: Int32, verification: Verification, found: Sequence[VerificationResult]
+) -> Int32:
     """int32 [rows]: `targets` with the tokens that were committed after the rows of each path."""
     targets = targets.copy()
     first = 0
@@ -70,13 +74,13 @@ def with_verdicts(targets: Int32, verification: Verification, found: Sequence[Ve
     return targets
 
 
-def target_laws(logits: Tensor, sampling: SamplingRows) -> Tensor:
-    """float64 [rows, vocabulary]: the law that each row's token is drawn from."""
-    laws = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
-    laws.scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
+def target_distributions(logits: Tensor, sampling: SamplingRows) -> Tensor:
+    """float64 [rows, vocabulary]: the distribution that each row's token is drawn from."""
+    distributions = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+    distributions.scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
     sampled = np.flatnonzero(sampling.temperature[: len(logits)])
     if len(sampled):
         rows = torch.from_numpy(sampled).to(logits.device)
         scaled = process_rows(logits[rows].float(), sampling, sampled)
-        laws[rows] = torch.softmax(scaled.double(), dim=-1)
-    return laws
+        distributions[rows] = torch.softmax(scaled.double(), dim=-1)
+    return distributions

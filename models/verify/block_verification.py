@@ -5,26 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.candidates import Verdict
+from ...core.candidates import VerificationResult
 from ...core.verify.block_verification import kept_length
-from ...core.verify.rng import SeededChance
+from ...core.verify.rng import SeededRng
 from ...core.verify.verification import TreeCandidates
-from .candidates import CandidateLaws, draw_one, normalised
+from .candidates import CandidateDistributions, draw_one, normalised
 
 
-def verify_block(laws: Tensor, tree: TreeCandidates, chance: SeededChance) -> Verdict:
-    """What the rule decides about a chain; laws float64 [chain + 1, vocabulary]."""
+def verify_block(distributions: Tensor, tree: TreeCandidates, rng: SeededRng) -> VerificationResult:
+    """What the rule decides about a chain; distributions float64 [chain + 1, vocabulary]."""
     count = len(tree.tokens)
-    tokens = torch.from_numpy(tree.tokens).to(laws.device).long()[:, None]
-    drawn = CandidateLaws.of(tree, laws.device).whole(slice(None), laws.shape[1])
-    ratios = laws[:count].gather(1, tokens) / drawn.gather(1, tokens)
+    tokens = torch.from_numpy(tree.tokens).to(distributions.device).long()[:, None]
+    drawn = CandidateDistributions.of(tree, distributions.device).whole(
+        slice(None), distributions.shape[1]
+    )
+    ratios = distributions[:count].gather(1, tokens) / drawn.gather(1, tokens)
     scales = [1.0]
     for ratio in ratios[:, 0].tolist():
         scales.append(min(1.0, scales[-1] * ratio))
-    scale = laws.new_tensor(scales[:count])[:, None]
-    surplus = (scale * laws[:count] - drawn).clamp(min=0.0)
-    length = kept_length(scales, surplus.sum(dim=1).tolist(), chance)
-    law = laws[length]
+    scale = distributions.new_tensor(scales[:count])[:, None]
+    surplus = (scale * distributions[:count] - drawn).clamp(min=0.0)
+    length = kept_length(scales, surplus.sum(dim=1).tolist(), rng)
+    distribution = distributions[length]
     if length < count:
-        law = normalised(surplus[length], law)
-    return Verdict(tree.nodes[:length].tolist(), draw_one(law, chance.coin()))
+        distribution = normalised(surplus[length], distribution)
+    return VerificationResult(tree.nodes[:length].tolist(), draw_one(distribution, rng.uniform()))

@@ -15,8 +15,9 @@ from ...core.verify.verification import TreeCandidates
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CandidateLaws:
-    """The laws of some candidates; a candidate that is no draw has its one-hot law.
+class CandidateDistributions:
+    """The distributions of some candidates; a candidate that is no draw has its one-hot
+    distribution.
 
     ids    int64 [c, k]
     probs  float64 [c, k]
@@ -28,27 +29,27 @@ class CandidateLaws:
     @classmethod
     def of(cls, tree: TreeCandidates, device: torch.device) -> Self:
         """Distributions of one tree's candidates, on `device`."""
-        ids, probs = cut_laws([tree])
+        ids, probs = cut_distributions([tree])
         return cls(torch.from_numpy(ids).to(device), torch.from_numpy(probs).to(device))
 
     def whole(self, places: Tensor | slice, vocab_size: int) -> Tensor:
         """float64 [n, vocabulary]: those of the candidates at `places`."""
         ids = self.ids[places]
-        laws = self.probs.new_zeros(len(ids), vocab_size)
-        return laws.scatter_add_(1, ids, self.probs[places]) if len(ids) else laws
+        distributions = self.probs.new_zeros(len(ids), vocab_size)
+        return distributions.scatter_add_(1, ids, self.probs[places]) if len(ids) else distributions
 
 
-def cut_laws(trees: Sequence[TreeCandidates]) -> tuple[Int64, Float64]:
+def cut_distributions(trees: Sequence[TreeCandidates]) -> tuple[Int64, Float64]:
     """ids and probs, [candidates, k], of all trees' candidates."""
-    width = max(1, *(tree.law_ids.shape[1] for tree in trees))
+    width = max(1, *(tree.distribution_ids.shape[1] for tree in trees))
     tokens = np.concatenate([tree.tokens for tree in trees])
     ids = np.zeros((len(tokens), width), dtype=np.int64)
     probs = np.zeros((len(tokens), width))
     first = 0
     for tree in trees:
         rows = slice(first, first + len(tree.tokens))
-        ids[rows, : tree.law_ids.shape[1]] = tree.law_ids
-        probs[rows, : tree.law_probs.shape[1]] = tree.law_probs
+        ids[rows, : tree.distribution_ids.shape[1]] = tree.distribution_ids
+        probs[rows, : tree.distribution_probs.shape[1]] = tree.distribution_probs
         first += len(tree.tokens)
     totals = probs.sum(axis=1, keepdims=True)
     is_draw = totals[:, 0] > 0
@@ -57,21 +58,23 @@ def cut_laws(trees: Sequence[TreeCandidates]) -> tuple[Int64, Float64]:
     return ids, np.where(is_draw[:, None], probs / np.where(totals > 0, totals, 1.0), probs)
 
 
-def draw(laws: Tensor, coins: Tensor) -> Tensor:
-    """A token of each law, int64 [laws], with coins float64 [laws, 1]; as `SeededChance.draw`."""
-    sums = laws.cumsum(dim=1)
-    token = torch.searchsorted(sums, coins * sums[:, -1:], right=True)[:, 0]
-    ids = torch.arange(laws.shape[1], device=laws.device)
-    last = torch.where(laws > 0, ids, 0).amax(dim=1)
+def draw(distributions: Tensor, uniforms: Tensor) -> Tensor:
+    """A token of each distribution, int64 [distributions], with uniforms float64 [distributions,
+    1]; as `SeededRng.draw`.
+    """
+    sums = distributions.cumsum(dim=1)
+    token = torch.searchsorted(sums, uniforms * sums[:, -1:], right=True)[:, 0]
+    ids = torch.arange(distributions.shape[1], device=distributions.device)
+    last = torch.where(distributions > 0, ids, 0).amax(dim=1)
     return torch.minimum(token, last)
 
 
-def draw_one(law: Tensor, coin: float) -> int:
-    """The same of one law, float64 [vocabulary]."""
-    return int(draw(law[None], law.new_full((1, 1), coin)))
+def draw_one(distribution: Tensor, uniform: float) -> int:
+    """The same of one distribution, float64 [vocabulary]."""
+    return int(draw(distribution[None], distribution.new_full((1, 1), uniform)))
 
 
 def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Rows of `weights` as laws; where rounding left no mass at all, those of `otherwise`."""
+    """Rows of `weights` as distributions; where rounding left no mass, those of `otherwise`."""
     total = weights.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, weights / total, otherwise)

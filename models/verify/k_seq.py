@@ -5,46 +5,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.candidates import Verdict
+from ...core.candidates import VerificationResult
 from ...core.types import ROOT
 from ...core.verify.k_seq import HALVINGS
-from ...core.verify.rng import SeededChance
+from ...core.verify.rng import SeededRng
 from ...core.verify.verification import TreeCandidates
-from .candidates import CandidateLaws, draw_one, normalised
+from .candidates import CandidateDistributions, draw_one, normalised
 
 
-def verify_k_seq(laws: Tensor, tree: TreeCandidates, chance: SeededChance) -> Verdict:
-    """What the rule decides about a tree; laws float64 [nodes + 1, vocabulary]."""
-    drawn = CandidateLaws.of(tree, laws.device)
-    nodes, tokens = tree.nodes.tolist(), torch.from_numpy(tree.tokens).to(laws.device).long()
+def verify_k_seq(distributions: Tensor, tree: TreeCandidates, rng: SeededRng) -> VerificationResult:
+    """What the rule decides about a tree; distributions float64 [nodes + 1, vocabulary]."""
+    drawn = CandidateDistributions.of(tree, distributions.device)
+    nodes, tokens = (
+        tree.nodes.tolist(),
+        torch.from_numpy(tree.tokens).to(distributions.device).long(),
+    )
     path: list[int] = []
     node = ROOT
     while len(places := (tree.parents == node).nonzero()[0]):
-        law = laws[node + 1]
-        # Those of one node are draws of one law.
-        own = drawn.whole(slice(places[0], places[0] + 1), len(law))[0]
-        rho, residual = _selection(law, own, len(places))
+        distribution = distributions[node + 1]
+        # Those of one node are draws of one distribution.
+        own = drawn.whole(slice(places[0], places[0] + 1), len(distribution))[0]
+        rho, residual = _selection(distribution, own, len(places))
         chosen = tokens[torch.from_numpy(places).to(tokens.device)]
-        chances = (law[chosen] / (rho * own[chosen])).clamp(max=1.0).tolist()
+        chances = (distribution[chosen] / (rho * own[chosen])).clamp(max=1.0).tolist()
         for place, probability in zip(places.tolist(), chances, strict=True):
-            if chance.accepts(probability):
+            if rng.accepts(probability):
                 node = nodes[place]
                 path.append(node)
                 break
         else:
-            return Verdict(path, draw_one(residual, chance.coin()))
-    return Verdict(path, draw_one(laws[node + 1], chance.coin()))
+            return VerificationResult(path, draw_one(residual, rng.uniform()))
+    return VerificationResult(path, draw_one(distributions[node + 1], rng.uniform()))
 
 
-def _selection(law: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """rho, and the law that is left if all candidates fail."""
-    low, rho = law.new_ones(()), law.new_full((), count)
+def _selection(distribution: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """rho, and the distribution that is left if all candidates fail."""
+    low, rho = distribution.new_ones(()), distribution.new_full((), count)
     for _ in range(HALVINGS):
         middle = (low + rho) / 2
-        beta = torch.minimum(drawn, law / middle).sum()
+        beta = torch.minimum(drawn, distribution / middle).sum()
         is_enough = 1.0 - (1.0 - beta) ** count <= middle * beta
         low, rho = torch.where(is_enough, low, middle), torch.where(is_enough, middle, rho)
-    shared = torch.minimum(drawn, law / rho)
+    shared = torch.minimum(drawn, distribution / rho)
     share = shared.sum()
     taken = torch.where(share > 0, shared * (1.0 - (1.0 - share) ** count) / share, 0.0)
-    return rho, normalised((law - taken).clamp(min=0.0), law)
+    return rho, normalised((distribution - taken).clamp(min=0.0), distribution)

@@ -9,40 +9,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.candidates import Verdict
+from ...core.candidates import VerificationResult
 from ...core.types import Float64
-from ...core.verify.rng import SeededChance
+from ...core.verify.rng import SeededRng
 from ...core.verify.verification import Verification
-from .candidates import CandidateLaws, cut_laws, draw, normalised
+from .candidates import CandidateDistributions, cut_distributions, draw, normalised
 
 
-def verify_rejections(laws: Tensor, verification: Verification) -> tuple[Verdict, ...]:
-    """What `verify_rejection` decides about each tree, with the same coins.
+def verify_rejections(
+    distributions: Tensor, verification: Verification
+) -> tuple[VerificationResult, ...]:
+    """What `verify_rejection` decides about each tree, with the same uniforms.
 
-    laws  float64 [rows, vocabulary]: of each tree's root and nodes, tree by tree; stays unchanged
+    distributions  float64 [rows, vocabulary]: of each tree's root and nodes, tree by tree; stays
+                   unchanged
 
     Every round tests the next candidate of every tree that has one.
     """
-    batch = _Batch.of(verification, laws.device)
+    batch = _Batch.of(verification, distributions.device)
     row, next_test = batch.roots.clone(), batch.first_test[batch.roots].clone()
-    left = laws[row]
-    num_coins = torch.zeros_like(row)
+    left = distributions[row]
+    num_uniforms = torch.zeros_like(row)
     accepted_rows: list[Tensor] = []
     while (has_test := next_test < batch.end_test[row]).any():
         test = torch.where(has_test, next_test, 0)
-        own = batch.laws.whole(test, laws.shape[1])
+        own = batch.distributions.whole(test, distributions.shape[1])
         token = batch.tokens[test][:, None]
-        chance = (left.gather(1, token) / own.gather(1, token))[:, 0]
-        coin = batch.coins.gather(1, num_coins[:, None])[:, 0]
-        is_accepted = has_test & (coin < chance)
+        rng = (left.gather(1, token) / own.gather(1, token))[:, 0]
+        uniform = batch.uniforms.gather(1, num_uniforms[:, None])[:, 0]
+        is_accepted = has_test & (uniform < rng)
         left = torch.where((has_test & ~is_accepted)[:, None], _residual(left, own), left)
         row = torch.where(is_accepted, batch.child_rows[test], row)
-        left = torch.where(is_accepted[:, None], laws[row], left)
+        left = torch.where(is_accepted[:, None], distributions[row], left)
         next_test = torch.where(is_accepted, batch.first_test[row], next_test + has_test)
-        num_coins += has_test
+        num_uniforms += has_test
         accepted_rows.append(torch.where(is_accepted, row, -1))
-    coin = batch.coins.gather(1, num_coins[:, None])
-    return batch.verdicts(accepted_rows, draw(left, coin))
+    uniform = batch.uniforms.gather(1, num_uniforms[:, None])
+    return batch.verification_results(accepted_rows, draw(left, uniform))
 
 
 def _residual(left: Tensor, own: Tensor) -> Tensor:
@@ -57,8 +60,8 @@ class _Batch:
     roots                 int64 [trees]  each root's row
     first_test, end_test  int64 [rows]   which candidates follow a row
     tokens, child_rows    int64 [candidates]
-    laws                  of the candidates
-    coins                 float64 [trees, tests + 1]: the last one draws the token
+    distributions         of the candidates
+    uniforms              float64 [trees, tests + 1]: the last one draws the token
     """
 
     roots: Tensor
@@ -66,8 +69,8 @@ class _Batch:
     end_test: Tensor
     tokens: Tensor
     child_rows: Tensor
-    laws: CandidateLaws
-    coins: Tensor
+    distributions: CandidateDistributions
+    uniforms: Tensor
 
     @classmethod
     def of(cls, verification: Verification, device: torch.device) -> _Batch:
@@ -80,7 +83,7 @@ class _Batch:
         counts = np.bincount(parents, minlength=int(sizes.sum()))
         children = np.concatenate([t.nodes + 1 + r for t, r in zip(trees, roots, strict=True)])
         tokens = np.concatenate([tree.tokens for tree in trees])
-        ids, probs = cut_laws(trees)
+        ids, probs = cut_distributions(trees)
         found: dict[str, np.ndarray] = {
             "roots": roots,
             "first_test": np.cumsum(counts) - counts,
@@ -94,13 +97,15 @@ class _Batch:
         }
         return cls(
             **on_device,
-            laws=CandidateLaws(
+            distributions=CandidateDistributions(
                 torch.from_numpy(ids[order]).to(device), torch.from_numpy(probs[order]).to(device)
             ),
-            coins=torch.from_numpy(_coins(verification)).to(device),
+            uniforms=torch.from_numpy(_uniforms(verification)).to(device),
         )
 
-    def verdicts(self, accepted_rows: Sequence[Tensor], tokens: Tensor) -> tuple[Verdict, ...]:
+    def verification_results(
+        self, accepted_rows: Sequence[Tensor], tokens: Tensor
+    ) -> tuple[VerificationResult, ...]:
         """Paths as nodes of their own trees."""
         roots = self.roots.tolist()
         paths: list[list[int]] = [[] for _ in roots]
@@ -108,10 +113,10 @@ class _Batch:
             for path, row, root in zip(paths, rows.tolist(), roots, strict=True):
                 if row >= 0:
                     path.append(row - root - 1)
-        return tuple(map(Verdict, paths, tokens.tolist()))
+        return tuple(map(VerificationResult, paths, tokens.tolist()))
 
 
-def _coins(verification: Verification) -> Float64:
+def _uniforms(verification: Verification) -> Float64:
     most = max(len(tree.tokens) for tree in verification.trees) + 1
     pairs = zip(verification.seeds, verification.positions, strict=True)
-    return np.stack([SeededChance(*pair).coins(most) for pair in pairs])
+    return np.stack([SeededRng(*pair).uniforms(most) for pair in pairs])

@@ -5,37 +5,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.candidates import Verdict
+from ...core.candidates import VerificationResult
 from ...core.types import ROOT
-from ...core.verify.rng import SeededChance
+from ...core.verify.rng import SeededRng
 from ...core.verify.verification import TreeCandidates
-from .candidates import CandidateLaws, draw_one, normalised
+from .candidates import CandidateDistributions, draw_one, normalised
 
 
-def verify_traversal(laws: Tensor, tree: TreeCandidates, chance: SeededChance) -> Verdict:
-    """What the rule decides about a tree; laws float64 [nodes + 1, vocabulary]."""
-    traversal = _Traversal(laws, tree)
+def verify_traversal(
+    distributions: Tensor, tree: TreeCandidates, rng: SeededRng
+) -> VerificationResult:
+    """What the rule decides about a tree; distributions float64 [nodes + 1, vocabulary]."""
+    traversal = _Traversal(distributions, tree)
     while True:
         node = traversal.first_leaf()
-        if node == ROOT or chance.accepts(traversal.scales[node]):
-            return Verdict(traversal.path(node), draw_one(traversal.laws[node + 1], chance.coin()))
+        if node == ROOT or rng.accepts(traversal.scales[node]):
+            return VerificationResult(
+                traversal.path(node), draw_one(traversal.distributions[node + 1], rng.uniform())
+            )
         traversal.refuse(node)
 
 
 class _Traversal:
     """As in numpy; distributions stay on their device, and a refusal fetches a few numbers."""
 
-    def __init__(self, laws: Tensor, tree: TreeCandidates) -> None:
-        self.laws = laws.clone()
+    def __init__(self, distributions: Tensor, tree: TreeCandidates) -> None:
+        self.distributions = distributions.clone()
         self.scales: dict[int, float] = {ROOT: 1.0}
-        self._drawn = CandidateLaws.of(tree, laws.device)
+        self._drawn = CandidateDistributions.of(tree, distributions.device)
         self._nodes, self._parents = tree.nodes.tolist(), tree.parents.tolist()
         assert len(set(self._nodes)) == len(self._nodes), "a node has several candidates"
         self._places = {node: place for place, node in enumerate(self._nodes)}
-        self._tokens = torch.from_numpy(tree.tokens).to(laws.device).long()
+        self._tokens = torch.from_numpy(tree.tokens).to(distributions.device).long()
         own = self._drawn.ids == self._tokens[:, None]
         self._own = torch.where(own, self._drawn.probs, 0.0).sum(dim=1)
-        self._children: list[list[int]] = [[] for _ in range(len(laws))]
+        self._children: list[list[int]] = [[] for _ in range(len(distributions))]
         for place, parent in enumerate(self._parents):
             self._children[parent + 1].append(place)
         self._scale_below(ROOT)
@@ -59,11 +63,11 @@ class _Traversal:
         """Take a leaf away, which is its parent's first candidate."""
         parent = self._parents[self._places[leaf]]
         place = self._children[parent + 1].pop(0)
-        law, scale = self.laws[parent + 1], self.scales[parent]
-        taken = self._drawn.whole(slice(place, place + 1), len(law))[0]
-        surplus = (scale * law - taken).clamp(min=0.0)
+        distribution, scale = self.distributions[parent + 1], self.scales[parent]
+        taken = self._drawn.whole(slice(place, place + 1), len(distribution))[0]
+        surplus = (scale * distribution - taken).clamp(min=0.0)
         total = float(surplus.sum())
-        self.laws[parent + 1] = normalised(surplus, law)
+        self.distributions[parent + 1] = normalised(surplus, distribution)
         if parent != ROOT:
             self.scales[parent] = total / (total + 1.0 - scale) if total > 0 else 0.0
         self._scale_below(parent)
@@ -72,7 +76,7 @@ class _Traversal:
         places = self._children[node + 1]
         if not places:
             return
-        ratios = self.laws[node + 1][self._tokens[places]] / self._own[places]
+        ratios = self.distributions[node + 1][self._tokens[places]] / self._own[places]
         for place, ratio in zip(places, ratios.tolist(), strict=True):
             child = self._nodes[place]
             self.scales[child] = min(1.0, self.scales[node] * ratio)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...core.errors import ConfigError
 from ...core.types import Int32
 from ..build_progress import BuildProgress
-from ..delta.fitness import Fitness
+from ..delta.fingerprint import Fingerprint
 from ..segment.segment import Segment, build_segment
 from ..store import SegmentStore, check_namespace
 from .document_filter import DocumentFilter, DocumentRules
@@ -49,7 +49,7 @@ class BuildSettings:
     show_progress       a bar on stderr
     """
 
-    fitness: Fitness
+    fingerprint: Fingerprint
     rules: DocumentRules = field(default_factory=DocumentRules)
     refinement: Refinement | None = None
     max_segment_tokens: int = 64_000_000
@@ -158,14 +158,14 @@ def _chosen(found: Sequence[float], count: int, refinement: Refinement | None) -
 def _segments(
     documents: Sequence[Int32], settings: BuildSettings, progress: BuildProgress
 ) -> Iterator[Segment]:
-    fitness = settings.fitness
+    fingerprint = settings.fingerprint
     task = progress.start_work("Sorting", "documents", len(documents))
     for group in _groups(documents, settings.max_segment_tokens):
         yield build_segment(
             group,
-            tokenizer_hash=fitness.tokenizer_hash,
-            model_hash=fitness.model_hash,
-            vocab_size=fitness.vocab_size,
+            tokenizer_hash=fingerprint.tokenizer_hash,
+            model_hash=fingerprint.model_hash,
+            vocab_size=fingerprint.vocab_size,
         )
         progress.advance(task, len(group))
 

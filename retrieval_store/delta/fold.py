@@ -15,7 +15,7 @@ from ...core.errors import DamagedError, DraftlineError
 from ..search.lookup import SHARED
 from ..store import Manifest, SegmentStore, loss
 from .delta_log import DeltaLog, Folded, LoggedEvent
-from .fitness import Fitness
+from .fingerprint import Fingerprint
 from .folded_texts import folded_texts, learned_segment
 from .settings import LearningSettings
 from .store_watch import StoreWatch
@@ -35,14 +35,14 @@ class Folder:
         self,
         store: SegmentStore,
         log: DeltaLog,
-        fitness: Fitness,
+        fingerprint: Fingerprint,
         settings: LearningSettings,
         watch: StoreWatch | None = None,
     ) -> None:
         self._store = store
         self._watch = watch or StoreWatch(store)
         self._log = log
-        self._fitness = fitness
+        self._fingerprint = fingerprint
         self._settings = settings
 
     def fold_due(self) -> list[str]:
@@ -101,7 +101,7 @@ class Folder:
         texts = self._texts(namespace, old, events, now)
         new = None
         if len(texts):
-            segment = learned_segment(texts.documents(now), self._fitness)
+            segment = learned_segment(texts.documents(now), self._fingerprint)
             new = segment.segment_id
             self._log.fold(namespace, replace(old, garbage=(new,)))
             self._store.change(namespace, add=[segment], follows=manifest)
@@ -124,7 +124,7 @@ class Folder:
             texts = WeightedTexts(self._settings.folded_tokens, self._settings.half_life)
         for logged in events:
             tokens = logged.event.tokens
-            if tokens is None or self._fitness.takes(tokens):
+            if tokens is None or self._fingerprint.takes(tokens):
                 texts.apply(logged.event, min(logged.time, now))
         texts.prune(now)
         return texts

@@ -10,18 +10,18 @@ from ...core.types import Int32
 from ..segment.segment import SEPARATOR, Segment, build_segment
 from ..store import SegmentStore
 from .delta_log import DeltaEvent, Folded, text_digest
-from .fitness import Fitness
+from .fingerprint import Fingerprint
 from .settings import LearningSettings
 from .weighted_texts import WeightedTexts
 
 
-def learned_segment(documents: Sequence[Int32], fitness: Fitness) -> Segment:
+def learned_segment(documents: Sequence[Int32], fingerprint: Fingerprint) -> Segment:
     """A segment of learned texts. Raises `ConfigError` for ids outside the vocabulary."""
     return build_segment(
         documents,
-        tokenizer_hash=fitness.tokenizer_hash,
-        model_hash=fitness.model_hash,
-        vocab_size=fitness.vocab_size,
+        tokenizer_hash=fingerprint.tokenizer_hash,
+        model_hash=fingerprint.model_hash,
+        vocab_size=fingerprint.vocab_size,
     )
 
 

@@ -11,7 +11,7 @@ from ..search.lookup import SHARED
 from ..segment.segment import Segment
 from ..store import SegmentStore
 from .delta_log import DeltaLog
-from .fitness import Fitness
+from .fingerprint import Fingerprint
 from .folded_texts import folded_texts, learned_segment
 from .settings import LearningSettings
 from .weighted_texts import WeightedTexts
@@ -45,11 +45,15 @@ class LiveDelta:
     """
 
     def __init__(
-        self, store: SegmentStore, log: DeltaLog, fitness: Fitness, settings: LearningSettings
+        self,
+        store: SegmentStore,
+        log: DeltaLog,
+        fingerprint: Fingerprint,
+        settings: LearningSettings,
     ) -> None:
         self._store = store
         self._log = log
-        self._fitness = fitness
+        self._fingerprint = fingerprint
         self._settings = settings
         self._spaces: dict[str, _Space] = {}
         self._changing = threading.Lock()
@@ -110,7 +114,7 @@ class LiveDelta:
         with self._changing:
             for logged in events:
                 # What is in a log may have been written by anybody.
-                if logged.event.tokens is None or self._fitness.takes(logged.event.tokens):
+                if logged.event.tokens is None or self._fingerprint.takes(logged.event.tokens):
                     space.texts.apply(logged.event, min(logged.time, now))
                 space.position, space.is_stale = logged.position, True
             space.is_stale |= space.texts.prune(now, now - self._settings.log_seconds)
@@ -126,4 +130,4 @@ class LiveDelta:
 
     def _build(self, space: _Space, now: float) -> Segment:
         space.is_stale = False
-        return learned_segment(space.texts.documents(now), self._fitness)
+        return learned_segment(space.texts.documents(now), self._fingerprint)

@@ -1,7 +1,7 @@
 """The embedded delta log: a file for each namespace, in the folder of a `DirectoryStore`.
 
 .delta/<folder>/<tag>.log  see `log_file.py`; `folder` is the namespace's, see
-                           `namespace_folder`; `tag` is the fitness of the texts
+                           `namespace_folder`; `tag` is the fingerprint of the texts
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from ...core.errors import DamagedError, StoreError
 from ..delta.damage import DamageCount
 from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent
-from ..delta.fitness import Tagged
+from ..delta.fingerprint import Tagged
 from ..delta.settings import LearningSettings
 from ..delta.store_clock import StoreClock
 from ..store import check_namespace
@@ -35,11 +35,11 @@ class DirectoryDeltaLog:
     again. Times are those that the file system gives.
     """
 
-    def __init__(self, folder: Path, fitness: Tagged, settings: LearningSettings) -> None:
+    def __init__(self, folder: Path, fingerprint: Tagged, settings: LearningSettings) -> None:
         self.damage = DamageCount()
         self._store_folder = folder
         self._folder = folder / DELTA
-        self._tag = fitness.tag
+        self._tag = fingerprint.tag
         self._settings = settings
         self._clock = StoreClock(lambda: folder_time(folder))
         self._seen: dict[Path, tuple[_Stamp, LogContent]] = {}

@@ -13,7 +13,7 @@ from ...core.errors import ConfigError
 from ...core.learner import CREDITED, DAMAGED, Ended
 from ...core.types import Int32
 from ..delta.delta_log import MAX_TOKENS, DeltaEvent, DeltaLog, text_digest
-from ..delta.fitness import Fitness
+from ..delta.fingerprint import Fingerprint
 from ..delta.fold import Folder
 from ..delta.live_delta import LiveDelta
 from ..delta.settings import LearningSettings
@@ -42,7 +42,7 @@ class LiveLearning:
         self,
         store: SegmentStore,
         log: DeltaLog,
-        fitness: Fitness,
+        fingerprint: Fingerprint,
         settings: LearningSettings | None = None,
         off: Collection[str] = (),
     ) -> None:
@@ -51,10 +51,10 @@ class LiveLearning:
             check_namespace(namespace)
         self._log = log
         self._off = frozenset(off)
-        self.fitness = fitness
-        self._delta = LiveDelta(store, log, fitness, settings)
+        self.fingerprint = fingerprint
+        self._delta = LiveDelta(store, log, fingerprint, settings)
         self.watch = StoreWatch(store)
-        self._folder = Folder(store, log, fitness, settings, self.watch)
+        self._folder = Folder(store, log, fingerprint, settings, self.watch)
         self._counting = threading.Lock()
         self.counts: Counter[str] = Counter()
 
@@ -117,7 +117,9 @@ class LiveLearning:
             return "shared"
         if ended.namespace in self._off:
             return "off"
-        is_fit = MIN_TOKENS <= len(ended.tokens) <= MAX_TOKENS and self.fitness.takes(ended.tokens)
+        is_fit = MIN_TOKENS <= len(ended.tokens) <= MAX_TOKENS and self.fingerprint.takes(
+            ended.tokens
+        )
         return None if is_fit else "unfit"
 
 

@@ -6,26 +6,26 @@ import numpy as np
 
 from ...core.errors import ProtocolError
 from ...core.learner import Ended
-from ..delta.fitness import Fitness
+from ..delta.fingerprint import Fingerprint
 from ..retrieval_pb2 import LearnRequest
 from ..wire import ints
 
 LEARN_METHOD = "/draftline.retrieval.Retrieval/Learn"
 
 
-def encode_learn(ended: Ended, fitness: Fitness) -> bytes:
+def encode_learn(ended: Ended, fingerprint: Fingerprint) -> bytes:
     """An ended request, and for which model its tokens are, as bytes."""
     return LearnRequest(
         namespace=ended.namespace,
         tokens=ended.tokens.astype("<i4").tobytes(),
         runs=np.array(ended.accepted, dtype="<i4").tobytes(),
-        tokenizer_hash=fitness.tokenizer_hash,
-        model_hash=fitness.model_hash,
-        vocab_size=fitness.vocab_size,
+        tokenizer_hash=fingerprint.tokenizer_hash,
+        model_hash=fingerprint.model_hash,
+        vocab_size=fingerprint.vocab_size,
     ).SerializeToString()
 
 
-def decode_learn(request: LearnRequest) -> tuple[Ended, Fitness]:
+def decode_learn(request: LearnRequest) -> tuple[Ended, Fingerprint]:
     """The arguments of `encode_learn`. Raises `ProtocolError` for runs outside the text."""
     tokens, runs = ints(request.tokens, "tokens"), ints(request.runs, "runs")
     if len(runs) % 2:
@@ -34,9 +34,9 @@ def decode_learn(request: LearnRequest) -> tuple[Ended, Fitness]:
     if np.any(starts < 0) or np.any(starts >= stops) or np.any(stops > len(tokens)):
         raise ProtocolError("runs: a run is not in the text")
     accepted = tuple(zip(starts.tolist(), stops.tolist(), strict=True))
-    fitness = Fitness(
+    fingerprint = Fingerprint(
         tokenizer_hash=request.tokenizer_hash,
         model_hash=request.model_hash,
         vocab_size=request.vocab_size,
     )
-    return Ended(request.namespace, tokens, accepted), fitness
+    return Ended(request.namespace, tokens, accepted), fingerprint

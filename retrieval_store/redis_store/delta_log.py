@@ -1,6 +1,6 @@
 """A delta log in Redis: one stream for each namespace, beside the segments of a `RedisStore`.
 
-Keys, with the segment store's hash tag; `tag` is the fitness of the texts:
+Keys, with the segment store's hash tag; `tag` is the fingerprint of the texts:
 
     ...:delta:<namespace>:<tag>   stream of `digest`, `weight` and, of new texts, `tokens`
     ...:folded:<namespace>:<tag>  string: `Folded` as JSON
@@ -24,7 +24,7 @@ from redis.lock import Lock
 from ...core.errors import DamagedError, StoreError
 from ..delta.damage import DamageCount
 from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent, checked_event
-from ..delta.fitness import Tagged
+from ..delta.fingerprint import Tagged
 from ..delta.settings import LearningSettings
 from ..delta.store_clock import StoreClock
 from ..store import NAMESPACE, check_namespace
@@ -48,7 +48,7 @@ class RedisDeltaLog:
     def __init__(
         self,
         url: str,
-        fitness: Tagged,
+        fingerprint: Tagged,
         settings: LearningSettings,
         *,
         name: str = "retrieval",
@@ -59,7 +59,7 @@ class RedisDeltaLog:
         self._client = self._redis.raw
         self._clock = StoreClock(self._server_time)
         self._may_ask_time = True
-        self._tag = fitness.tag
+        self._tag = fingerprint.tag
         self._settings = settings
         self._epochs = f"{self._redis.prefix}:epochs"
         self._locks: dict[str, Lock] = {}

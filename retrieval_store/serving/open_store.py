@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from ...core.errors import ConfigError
 from ...models.load.bundled import DEMO_STORE
 from ..delta.delta_log import DeltaLog
-from ..delta.fitness import Fitness, Tag, Tagged
+from ..delta.fingerprint import Fingerprint, Tag, Tagged
 from ..delta.settings import LearningSettings
 from ..directory_store.delta_log import DirectoryDeltaLog, directory_log_tags
 from ..directory_store.eraser import DirectoryEraser
@@ -44,12 +44,12 @@ def shown_store(url: str) -> str:
     return Path(url).name
 
 
-def open_delta_log(url: str, fitness: Tagged, settings: LearningSettings) -> DeltaLog:
+def open_delta_log(url: str, fingerprint: Tagged, settings: LearningSettings) -> DeltaLog:
     """The log beside a store. Raises `ConfigError` as `open_store` does, and for `demo`."""
     if _is_redis(url):
         log = import_module("..redis_store.delta_log", __package__).RedisDeltaLog
-        return log(url, fitness, settings)
-    return DirectoryDeltaLog(_writable(url), fitness, settings)
+        return log(url, fingerprint, settings)
+    return DirectoryDeltaLog(_writable(url), fingerprint, settings)
 
 
 def open_all_logs(url: str) -> list[DeltaLog]:
@@ -63,11 +63,11 @@ def open_all_logs(url: str) -> list[DeltaLog]:
     return [open_delta_log(url, Tag(tag), LearningSettings()) for tag in tags]
 
 
-def open_learning(url: str, fitness: Fitness, off: Collection[str] = ()) -> LiveLearning:
+def open_learning(url: str, fingerprint: Fingerprint, off: Collection[str] = ()) -> LiveLearning:
     """What learns into a store, for texts of one model; nothing of the namespaces in `off`."""
     settings = LearningSettings()
-    log = open_delta_log(url, fitness, settings)
-    return LiveLearning(open_store(url), log, fitness, settings, off)
+    log = open_delta_log(url, fingerprint, settings)
+    return LiveLearning(open_store(url), log, fingerprint, settings, off)
 
 
 def open_eraser(url: str) -> NamespaceEraser:

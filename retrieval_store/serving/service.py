@@ -13,7 +13,7 @@ from ...core.errors import ConfigError, DamagedError, StoreError
 from ...core.learner import Ended
 from ...core.lookup import Subtree
 from ...core.types import Int32
-from ..delta.fitness import Fitness
+from ..delta.fingerprint import Fingerprint
 from ..delta.store_watch import StoreWatch
 from ..learning.learning import LiveLearning
 from ..search.lookup import SegmentLookup
@@ -122,17 +122,17 @@ class RetrievalService:
             raise failure
         return changed
 
-    def learn(self, ended: Ended, fitness: Fitness | None = None) -> Mapping[str, int]:
+    def learn(self, ended: Ended, fingerprint: Fingerprint | None = None) -> Mapping[str, int]:
         """Learn an ended request: what became of it, see `LiveLearning.learn`.
 
         Blocks for some round trips to the store; nothing happens where nothing is to be learned.
         Raises `StoreError` if the store is out of reach or has lost its data, and `ConfigError` for
-        a text of another model than `fitness`, if that is given.
+        a text of another model than `fingerprint`, if that is given.
         """
         if self._learning is None:
             return {}
-        if fitness is not None and fitness != self._learning.fitness:
-            raise ConfigError("fitness", "the text is of another model than this service's")
+        if fingerprint is not None and fingerprint != self._learning.fingerprint:
+            raise ConfigError("fingerprint", "the text is of another model than this service's")
         return self._learning.learn(ended)
 
     def start(self) -> None:

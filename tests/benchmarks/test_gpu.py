@@ -141,16 +141,16 @@ def measured(*, is_good: bool) -> Findings:
 
 def test_goals_that_are_reached() -> None:
     found = goals(TINY_PLAN, measured(is_good=True))
-    assert [goal.verdict for goal in found] == ["reached"] * 5
+    assert [goal.verification_result for goal in found] == ["reached"] * 5
     values = [goal.found for goal in found]
     assert values == ["1.20 x floor", "1.25 x one token", "71%", "190 us", "4.0%"]
 
 
 def test_goals_that_are_not() -> None:
     found = goals(TINY_PLAN, measured(is_good=False))
-    assert [goal.verdict for goal in found] == ["NOT reached"] * 5
+    assert [goal.verification_result for goal in found] == ["NOT reached"] * 5
     unknown = goals(TINY_PLAN, Findings())
-    assert [goal.verdict for goal in unknown] == ["not measured"] * 5
+    assert [goal.verification_result for goal in unknown] == ["not measured"] * 5
 
 
 def test_without_matplotlib_there_is_a_line(

@@ -126,8 +126,10 @@ def test_a_kind_that_cannot_be_sampled_costs_no_other(monkeypatch: pytest.Monkey
     sampled = {figure.name for figure in findings.figures if figure.group == "sampling"}
     assert len(sampled) == len(KINDS) - 1
     assert findings.failed["RuntimeError: no top_k"] == ["sampling, top_k"]
-    verdict = {goal.what: goal.verdict for goal in goals(TINY_PLAN, findings)}
-    assert verdict["sampling 4 x 1k, slowest kind"] == "not measured"
+    verification_result = {
+        goal.what: goal.verification_result for goal in goals(TINY_PLAN, findings)
+    }
+    assert verification_result["sampling 4 x 1k, slowest kind"] == "not measured"
 
 
 class Chooser:

@@ -77,7 +77,7 @@ def add(bench: Bench, name: str, fault: str) -> None:
     params = SamplingParams(max_tokens=40)
     request = Request(name, np.array([1, 2, 3], dtype=np.int32), params, len(name), 40, sink)
     if fault == "masked":
-        request = replace(request, rules=BrokenRules())  # type: ignore[arg-type]
+        request = replace(request, allowed_tokens=BrokenRules())  # type: ignore[arg-type]
     stream = BrokenText() if fault == "committed" else NoText()
     bench.core.add(request, StopRule(params, (9,), 40, stream))
 

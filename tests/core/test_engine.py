@@ -29,7 +29,7 @@ requests = st.lists(
     requests,
     st.integers(0, 2**31),
     st.integers(1, 3),
-    st.fixed_dictionaries({"probes": st.booleans(), "successors": st.booleans()}),
+    st.fixed_dictionaries({"probes": st.booleans(), "top_next_tokens": st.booleans()}),
     st.integers(16, 80),
 )
 def test_text_is_that_of_plain_decoding(
@@ -114,8 +114,8 @@ async def test_probes_are_answered() -> None:
     assert bench.drafters.probe_answers > 3
 
 
-async def test_successors_are_told_of_every_row_of_every_tree() -> None:
-    bench = Bench(successors=True)
+async def test_top_next_tokens_are_told_of_every_row_of_every_tree() -> None:
+    bench = Bench(top_next_tokens=True)
     for name in ("a", "bb"):
         bench.add(name, [1, 2, 3], 60)
     await bench.run()

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import numpy as np
 from draftline.core.errors import RequestError
-from draftline.core.request.allowed_tokens import TokenRules
+from draftline.core.request.allowed_tokens import AllowedTokens
 from draftline.core.request.constraint import TreeForm, rows_in
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
@@ -61,10 +61,10 @@ class Form:
 
 def add(bench: Bench, name: str, form: Form | None, max_tokens: int = 40) -> None:
     params = SamplingParams(max_tokens=max_tokens)
-    rules = None if form is None else TokenRules(None, None, 0, form)
+    rules = None if form is None else AllowedTokens(None, None, 0, form)
     prompt = np.array([1, 2, 3], dtype=np.int32)
     sink = bench.heard.setdefault(name, []).append
-    request = Request(name, prompt, params, len(name), max_tokens, sink, rules=rules)
+    request = Request(name, prompt, params, len(name), max_tokens, sink, allowed_tokens=rules)
     bench.core.add(request, StopRule(params, (), max_tokens, NoText()))
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import torch
 from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.settings.settings import ServerConfig
 from support.fakes.fake_engine import FakeEngine, byte_tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -22,8 +22,8 @@ MODEL = "tiny"
 @asynccontextmanager
 async def serve(engine: FakeEngine, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the API of `engine`; `options` are those of `ServerConfig`."""
-    face = LocalFace(engine)  # pyright: ignore[reportArgumentType]
-    app = create_app(face, ServerConfig(**options), MODEL)
+    engine_client = LocalEngineClient(engine)  # pyright: ignore[reportArgumentType]
+    app = create_app(engine_client, ServerConfig(**options), MODEL)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from draftline.core.drafter import Drafter
-from draftline.core.types import Commit, DraftRequest, Successors
+from draftline.core.types import Commit, DraftRequest, TopNextTokens
 from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
@@ -70,7 +70,7 @@ def test_a_shared_table_outlives_its_request() -> None:
     drafter.open(DraftRequest("r", TEXT[:2], 2, 0.0, 1))
     tokens = TEXT[1:2]
     ids = np.arange(8, dtype=np.int32)[None]
-    drafter.observe([Commit("r", 2, tokens, successors=Successors(tokens, ids))])
+    drafter.observe([Commit("r", 2, tokens, top_next_tokens=TopNextTokens(tokens, ids))])
     told = drafter.memory_bytes
     drafter.close("r")
     assert drafter.memory_bytes == told > 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from draftline.core.drafter import Drafter
 from draftline.core.errors import DrafterError
-from draftline.core.types import Commit, DraftRequest, Int32, Proposal, Query, Successors
+from draftline.core.types import Commit, DraftRequest, Int32, Proposal, Query, TopNextTokens
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions
 from draftline.drafters.ngram.anpd import AnpdDrafter, AnpdOptions
@@ -55,10 +55,10 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
         )
     ),
     "token_recycling": lambda: TokenRecyclingDrafter(
-        options=TokenRecyclingOptions(num_successors=4)
+        options=TokenRecyclingOptions(num_top_next_tokens=4)
     ),
     "token_recycling, unshared": lambda: TokenRecyclingDrafter(
-        options=TokenRecyclingOptions(num_successors=VOCAB, share=False)
+        options=TokenRecyclingOptions(num_top_next_tokens=VOCAB, share=False)
     ),
     "retrieval": lambda: RetrievalDrafter(CountingLookup(VOCAB)),
     "model": model_drafter,
@@ -85,9 +85,9 @@ def commit_of(name: str, base: int, tokens: list[int], proposal: Proposal | None
     answer = heard = None
     if proposal.probe is not None:
         answer = some_ids(len(proposal.probe.wanted), proposal.probe.top_k, first)
-    if proposal.num_successors:
+    if proposal.num_top_next_tokens:
         tree = np.append(said[:1], proposal.tokens)
-        heard = Successors(tree, some_ids(len(tree), proposal.num_successors, first))
+        heard = TopNextTokens(tree, some_ids(len(tree), proposal.num_top_next_tokens, first))
     return Commit(name, base, said, answer, heard)
 
 
@@ -127,7 +127,7 @@ def test_proposals_are_valid_bounded_and_repeatable(
             proposal.probe.check(VOCAB + 2, max_rows=256)
         [again] = drafter.propose([Query("r", done, budget)])
         assert same(proposal, again)
-        assert again.num_successors == proposal.num_successors
+        assert again.num_top_next_tokens == proposal.num_top_next_tokens
         assert (again.probe is None) == (proposal.probe is None)
         if again.probe is not None and proposal.probe is not None:
             assert again.probe.tokens.tolist() == proposal.probe.tokens.tolist()

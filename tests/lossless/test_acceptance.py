@@ -1,4 +1,6 @@
-"""Acceptance rules end to end on the demo models: greedy answers, and the law of sampled ones."""
+"""Acceptance rules end to end on the demo models: greedy answers, and the distribution of sampled
+ones.
+"""
 
 from __future__ import annotations
 
@@ -45,37 +47,39 @@ def engine(acceptance: str, drafters: Sequence[DrafterConfig], **settings: objec
 
 
 @pytest.fixture(scope="module")
-def law() -> dict[tuple[int, ...], float]:
+def distribution() -> dict[tuple[int, ...], float]:
     """The exact probability of every answer, by transformers."""
     model = AutoModelForCausalLM.from_pretrained(demo_path("demo"), dtype=torch.float32).eval()
     prompt = load_tokenizer(demo_path("demo"))(PROMPT)["input_ids"]
-    laws: dict[tuple[int, ...], dict[int, float]] = {}
+    distributions: dict[tuple[int, ...], dict[int, float]] = {}
 
     def after(text: tuple[int, ...]) -> dict[int, float]:
-        if text not in laws:
+        if text not in distributions:
             with torch.inference_mode():
                 logits = model(torch.tensor([[*prompt, *text]])).logits[0, -1].double()
             best = torch.topk(logits / TEMPERATURE, TOP_K)
             probabilities = torch.softmax(best.values, dim=-1)
-            laws[text] = dict(zip(best.indices.tolist(), probabilities.tolist(), strict=True))
-        return laws[text]
+            distributions[text] = dict(
+                zip(best.indices.tolist(), probabilities.tolist(), strict=True)
+            )
+        return distributions[text]
 
     answers: dict[tuple[int, ...], float] = {}
     for ranks in product(range(TOP_K), repeat=NUM_TOKENS):
         text: tuple[int, ...] = ()
-        chance = 1.0
+        rng = 1.0
         for rank in ranks:
             token, probability = list(after(text).items())[rank]
-            text, chance = (*text, token), chance * probability
-        answers[text] = chance
+            text, rng = (*text, token), rng * probability
+        answers[text] = rng
     return answers
 
 
-def p_value(outputs: Sequence[RequestOutput], law: dict[tuple[int, ...], float]) -> float:
+def p_value(outputs: Sequence[RequestOutput], distribution: dict[tuple[int, ...], float]) -> float:
     """p-value of a chi-square test; answers expected fewer than 5 times share one bin."""
     counts = Counter(output.token_ids for output in outputs)
-    assert counts.keys() <= law.keys(), "a token was chosen that the filter excludes"
-    expected = {text: chance * len(outputs) for text, chance in law.items()}
+    assert counts.keys() <= distribution.keys(), "a token was chosen that the filter excludes"
+    expected = {text: rng * len(outputs) for text, rng in distribution.items()}
     large = [text for text, count in expected.items() if count >= 5]
     bins = [(counts[text], expected[text]) for text in large]
     bins.append((len(outputs) - sum(n for n, _ in bins), len(outputs) - sum(e for _, e in bins)))
@@ -99,11 +103,11 @@ def draw(acceptance: str, mix: str) -> list[RequestOutput]:
 @pytest.mark.parametrize(
     ("acceptance", "mix"), [*((rule, "model") for rule in RULES), ("rejection", "mixed")]
 )
-def test_answers_have_the_target_s_law(
-    acceptance: str, mix: str, law: dict[tuple[int, ...], float]
+def test_answers_have_the_target_s_distribution(
+    acceptance: str, mix: str, distribution: dict[tuple[int, ...], float]
 ) -> None:
     outputs = draw(acceptance, mix)
-    assert p_value(outputs, law) > LEAST_P
+    assert p_value(outputs, distribution) > LEAST_P
     accepted = Counter[str]()
     for output in outputs:
         accepted.update(output.metrics.accepted_by_source)
@@ -111,15 +115,17 @@ def test_answers_have_the_target_s_law(
 
 
 @pytest.mark.timeout(300)
-def test_typical_acceptance_has_another_law(law: dict[tuple[int, ...], float]) -> None:
+def test_typical_acceptance_has_another_distribution(
+    distribution: dict[tuple[int, ...], float],
+) -> None:
     """The negative control: the same test must see it."""
-    assert p_value(draw("typical", "model"), law) < LEAST_P
+    assert p_value(draw("typical", "model"), distribution) < LEAST_P
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("acceptance", [*RULES, "typical"])
 def test_greedy_answers_are_the_target_s_own(acceptance: str) -> None:
-    """Typical acceptance, too: a law of one token has no entropy."""
+    """Typical acceptance, too: a distribution of one token has no entropy."""
     params = SamplingParams(max_tokens=24, temperature=0.0)
     with engine(acceptance, DRAFTERS["mixed"]) as found:
         prompts = [PROMPT, "import os\n\n\ndef main(", "class Node:\n    def __init__(self"]

@@ -15,7 +15,7 @@ from draftline.core.request.output import Delta
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request_options import RequestOptions
 from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.settings.settings import ServerConfig
 from draftline.measure.clients.endpoint import Ask
 from draftline.measure.clients.engine_endpoint import EngineEndpoint
@@ -49,8 +49,8 @@ class PromptEngine(FakeEngine):
 
 @asynccontextmanager
 async def draftline_server(engine: FakeEngine) -> AsyncIterator[HttpEndpoint]:
-    face = LocalFace(engine)  # pyright: ignore[reportArgumentType]
-    app = create_app(face, ServerConfig(), "tiny", engine=DRAFTED)
+    engine_client = LocalEngineClient(engine)  # pyright: ignore[reportArgumentType]
+    app = create_app(engine_client, ServerConfig(), "tiny", engine=DRAFTED)
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),

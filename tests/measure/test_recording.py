@@ -24,7 +24,7 @@ ANSWER = RecordedAnswer(
     seed=7,
     prompt_ids=(1, 2),
     answer_ids=(3, 4),
-    successors=((3, 30), (4, 40)),
+    top_next_tokens=((3, 30), (4, 40)),
 )
 RECORDING = Recording(
     model="demo", max_tokens=2, temperature=0.0, ignore_eos=True, answers=(ANSWER,)

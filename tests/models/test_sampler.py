@@ -1,4 +1,4 @@
-"""The torch sampler against the numpy rule, transformers' processors and the law."""
+"""The torch sampler against the numpy rule, transformers' processors and the distribution."""
 
 import numpy as np
 import pytest
@@ -107,7 +107,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
         (12, 0.9, 0.05, 1), (30, 0.5, 0.3, 1), (12, 0.9, 0.05, 0.7),
     ],
 )  # fmt: skip
-def test_the_processed_law_is_that_of_transformers(
+def test_the_processed_distribution_is_that_of_transformers(
     top_k: int, top_p: float, min_p: float, typical_p: float
 ) -> None:
     random = np.random.default_rng(2)
@@ -138,7 +138,7 @@ def test_the_processed_law_is_that_of_transformers(
         {"top_k": 6, "top_p": 0.8, "min_p": 0.1},
     ],
 )
-def test_chosen_tokens_follow_the_processed_law(options: dict[str, float]) -> None:
+def test_chosen_tokens_follow_the_processed_distribution(options: dict[str, float]) -> None:
     """Chi-square over 8 tokens; a correct sampler with other seeds would fail once in a million."""
     num_rows = 20_000
     logits = np.array([1.0, 0.5, 2.0, -1.0, 0.0, 1.5, -0.5, 0.2], dtype=np.float32)
@@ -146,11 +146,11 @@ def test_chosen_tokens_follow_the_processed_law(options: dict[str, float]) -> No
         num_rows, 1.3, **options, seed=np.arange(num_rows) // 100, position=np.arange(num_rows)
     )
     chosen = torch_choice(np.tile(logits, (num_rows, 1)), sampling)
-    law = np.exp(reference.process_logits(logits, sampling, 0).astype(np.float64))
+    distribution = np.exp(reference.process_logits(logits, sampling, 0).astype(np.float64))
     counts = np.bincount(chosen, minlength=8)
-    assert counts[law == 0].sum() == 0
-    expected = (law / law.sum())[law > 0] * num_rows
-    assert stats.chisquare(counts[law > 0], expected).pvalue > 1e-6
+    assert counts[distribution == 0].sum() == 0
+    expected = (distribution / distribution.sum())[distribution > 0] * num_rows
+    assert stats.chisquare(counts[distribution > 0], expected).pvalue > 1e-6
 
 
 def test_the_winner_needs_exact_noise_only_where_it_is_close() -> None:

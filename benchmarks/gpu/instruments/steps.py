@@ -13,10 +13,10 @@ NONE = np.empty(0, dtype=np.int32)
 
 def decode_step(case: StepCase, num_blocks: int, block_size: int, vocab_size: int) -> StepInput:
     """Greedy; the blocks of the requests lie anywhere in a cache of `num_blocks`, none twice."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     rows_each, num_rows = case.rows_each, case.batch * case.rows_each
     width = case.num_slots(block_size) // block_size // case.batch
-    blocks = chance.permutation(num_blocks)[: case.batch * width].astype(np.int32)
+    blocks = rng.permutation(num_blocks)[: case.batch * width].astype(np.int32)
     tables = blocks.reshape(case.batch, width)
     visible = tree_mask(case.nodes)
     depths = visible.sum(axis=1, dtype=np.int32) - 1
@@ -27,7 +27,7 @@ def decode_step(case: StepCase, num_blocks: int, block_size: int, vocab_size: in
     return StepInput(
         step_id=0,
         moves=NONE.reshape(0, 2),
-        token_ids=chance.integers(vocab_size, size=num_rows, dtype=np.int32),
+        token_ids=rng.integers(vocab_size, size=num_rows, dtype=np.int32),
         positions=all_positions,
         slots=np.concatenate(slots),
         request_starts=np.arange(case.batch + 1, dtype=np.int32) * rows_each,

@@ -81,7 +81,7 @@ def _decode(
     start = time.perf_counter()
     for number, prompt in enumerate(prompts):
         answer = Answer(f"{'drafted' if speculative else 'plain'}-{number}-{tokens}")
-        engine.add(*requests.build(answer.request_id, prompt, params, answer.hear, options))
+        engine.add(*requests.build(answer.request_id, prompt, params, answer.on_output, options))
         outputs.append(answer.wait())
     return Run(time.perf_counter() - start, tuple(outputs))
 

@@ -11,7 +11,7 @@ from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ....core.request.sampling_params import SamplingParams
 from ....core.request_options import RequestOptions
-from ..engine_client import EngineFace
+from ..engine_client import EngineClient
 from ..http.metrics import ServerMetrics
 
 
@@ -154,15 +154,15 @@ class Answer:
 
 
 async def run_job(
-    face: EngineFace, job: Job, recorder: ServerMetrics
+    engine_client: EngineClient, job: Job, recorder: ServerMetrics
 ) -> AsyncGenerator[tuple[int, Delta], None]:
     """Deltas of all prompts with the index of their prompt, in the order in which they come.
 
-    Closing the generator cancels what still runs. Raises what `EngineFace.stream` raises, and
+    Closing the generator cancels what still runs. Raises what `EngineClient.stream` raises, and
     `TimeoutError` after the job's deadline.
     """
     streams = [
-        face.stream(prompt, params, job.options, request_id=f"{job.request_id}-{index}")
+        engine_client.stream(prompt, params, job.options, request_id=f"{job.request_id}-{index}")
         for index, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))
     ]
     last: dict[int, float] = {}

@@ -20,7 +20,7 @@ from ....core.request_options import RequestOptions
 from ....models.text.tokenizer import TextStream
 from ...engine.stats import EngineStats
 from ...settings.settings import ServerConfig
-from ..engine_client import EngineFace
+from ..engine_client import EngineClient
 from ..text_codec import TextCodec
 
 # With so many tokens held, no more are taken from the engine until some have left.
@@ -47,30 +47,30 @@ class Pace:
         return cls(tokens=tokens, seconds=None if milliseconds is None else milliseconds / 1000)
 
 
-class PacedFace:
+class PacedEngineClient:
     """An engine whose deltas come at a pace."""
 
-    def __init__(self, face: EngineFace, pace: Pace) -> None:
-        self._face = face
+    def __init__(self, engine_client: EngineClient, pace: Pace) -> None:
+        self._engine_client = engine_client
         self._pace = pace
 
     async def start(self) -> None:
         """Start the engine."""
-        await self._face.start()
+        await self._engine_client.start()
 
     async def close(self) -> None:
         """Close the engine."""
-        await self._face.close()
+        await self._engine_client.close()
 
     @property
     def codec(self) -> TextCodec:
         """The model's tokenizer."""
-        return self._face.codec
+        return self._engine_client.codec
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and answer."""
-        return self._face.max_model_len
+        return self._engine_client.max_model_len
 
     def stream(
         self,
@@ -81,19 +81,19 @@ class PacedFace:
         request_id: str,
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas at the pace; closing the generator cancels the request."""
-        deltas = self._face.stream(prompt, params, options, request_id=request_id)
-        held = HeldDeltas(TextStream(self._face.codec.tokenizer, prompt))
+        deltas = self._engine_client.stream(prompt, params, options, request_id=request_id)
+        held = HeldDeltas(TextStream(self._engine_client.codec.tokenizer, prompt))
         if self._pace.seconds is None:
             return _by_tokens(deltas, held, self._pace.tokens or 1)
         return _by_time(deltas, held, self._pace.tokens, self._pace.seconds)
 
     async def stats(self) -> list[EngineStats]:
         """Counters and gauges of every engine replica."""
-        return await self._face.stats()
+        return await self._engine_client.stats()
 
     async def is_healthy(self) -> bool:
         """Whether a request sent now would be served."""
-        return await self._face.is_healthy()
+        return await self._engine_client.is_healthy()
 
 
 class HeldDeltas:

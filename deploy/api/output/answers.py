@@ -11,7 +11,7 @@ from typing import Any
 from ....cluster.loop_calls import off_loop
 from ....core.request.output import Delta
 from ....models.text.tokenizer import TextStream
-from ..engine_client import EngineFace
+from ..engine_client import EngineClient
 from ..errors import to_api_error
 from ..generation.job import Answer, Job, Piece, run_job
 from ..http.metrics import ServerMetrics
@@ -25,23 +25,27 @@ INLINE_SIZE = 500
 
 
 async def whole_answer(
-    face: EngineFace, job: Job, form: ResponseFormat, metrics: ServerMetrics
+    engine_client: EngineClient, job: Job, form: ResponseFormat, metrics: ServerMetrics
 ) -> bytes:
     """The JSON body of the finished answer. Raises what `run_job` raises."""
     answers = job.answers()
-    async with aclosing(run_job(face, job, metrics)) as deltas:
+    async with aclosing(run_job(engine_client, job, metrics)) as deltas:
         async for index, delta in deltas:
             answers[index].add(delta)
     if sum(_size(answer.whole(), job) for answer in answers) <= INLINE_SIZE:
-        return _body(face, job, form, answers)
-    return await off_loop(_body, face, job, form, answers)
+        return _body(engine_client, job, form, answers)
+    return await off_loop(_body, engine_client, job, form, answers)
 
 
-def _body(face: EngineFace, job: Job, form: ResponseFormat, answers: Sequence[Answer]) -> bytes:
+def _body(
+    engine_client: EngineClient, job: Job, form: ResponseFormat, answers: Sequence[Answer]
+) -> bytes:
     extra = metrics_block(answers)
     if job.report:
         extra["draftline"] = [
-            source_report(answer.token_ids, answer.sources, TextStream(face.codec.tokenizer))
+            source_report(
+                answer.token_ids, answer.sources, TextStream(engine_client.codec.tokenizer)
+            )
             for answer in answers
         ]
     return form.body(answers, job.num_choices, extra).encode()
@@ -56,7 +60,7 @@ def _size(piece: Piece, job: Job) -> int:
 
 
 async def answer_events(
-    face: EngineFace,
+    engine_client: EngineClient,
     job: Job,
     form: ResponseFormat,
     metrics: ServerMetrics,
@@ -67,9 +71,9 @@ async def answer_events(
 
     What goes wrong before the first event is raised; later it is sent as an event of its own.
     """
-    writer = _ChunkWriter(face, job, form)
+    writer = _ChunkWriter(engine_client, job, form)
     try:
-        async with aclosing(run_job(face, job, metrics)) as deltas:
+        async with aclosing(run_job(engine_client, job, metrics)) as deltas:
             async for index, delta in deltas:
                 for chunk in await writer.chunks(index, delta):
                     yield chunk
@@ -86,13 +90,13 @@ async def answer_events(
 class _ChunkWriter:
     """Makes the chunks of one stream and keeps what its end needs to know."""
 
-    def __init__(self, face: EngineFace, job: Job, form: ResponseFormat) -> None:
+    def __init__(self, engine_client: EngineClient, job: Job, form: ResponseFormat) -> None:
         self.answers = job.answers()
         self.has_begun = False
         self._form = form
         self._job = job
         self._report = job.report
-        self._texts = [TextStream(face.codec.tokenizer) for _ in job.prompts if job.report]
+        self._texts = [TextStream(engine_client.codec.tokenizer) for _ in job.prompts if job.report]
 
     async def chunks(self, index: int, delta: Delta) -> list[str]:
         """The chunk of a delta, or nothing where it has nothing to say."""

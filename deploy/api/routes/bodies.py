@@ -44,7 +44,7 @@ class Bodies:
             return kind.parse(data, limits, ignore_unknown=ignores)
         return await off_loop(_parse_large, kind, data, limits, ignores=ignores)
 
-    def tell_ignored(self, response: Response, body: RequestModel) -> Response:
+    def name_ignored(self, response: Response, body: RequestModel) -> Response:
         """The response to this body, which names the fields that were left out."""
         return self._ignored.tell(response, body.ignored_fields)
 

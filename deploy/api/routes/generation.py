@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from ....cluster.loop_calls import off_loop
 from ....core.request.sampling_params import MAX_SEED, SamplingParams
 from ...settings.settings import ServerConfig
-from ..engine_client import EngineFace
+from ..engine_client import EngineClient
 from ..errors import bad_request
 from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job
@@ -36,13 +36,13 @@ class GenerationRoutes:
 
     def __init__(
         self,
-        face: EngineFace,
+        engine_client: EngineClient,
         config: ServerConfig,
         metrics: ServerMetrics,
         model: ServedModel,
         bodies: Bodies,
     ) -> None:
-        self._face = face
+        self._engine_client = engine_client
         self._config = config
         self._metrics = metrics
         self._model = model
@@ -51,11 +51,11 @@ class GenerationRoutes:
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
         body = await self._bodies.read(request, CompletionRequest)
-        codec = self._face.codec
+        codec = self._engine_client.codec
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         encoded = iter(await codec.encode_all(texts, special=body.add_special_tokens))
         whole = [next(encoded) if isinstance(prompt, str) else prompt for prompt in body.prompt]
-        prompts = [body.cut_prompt(prompt, self._face.max_model_len) for prompt in whole]
+        prompts = [body.cut_prompt(prompt, self._engine_client.max_model_len) for prompt in whole]
         echo = []
         if body.echo:
             pairs = zip(body.prompt, whole, prompts, strict=True)
@@ -69,7 +69,7 @@ class GenerationRoutes:
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
         body = await self._bodies.read(request, ChatRequest)
-        codec = self._face.codec
+        codec = self._engine_client.codec
         plan = await self.plan(body)
         heading = self._heading("chatcmpl")
         form = ChatFormat(heading, codec.bytes_of)
@@ -80,13 +80,13 @@ class GenerationRoutes:
                 plan.new_parser,
                 include_reasoning=body.include_reasoning,
             )
-        prompt = body.cut_prompt(plan.prompt, self._face.max_model_len)
+        prompt = body.cut_prompt(plan.prompt, self._engine_client.max_model_len)
         return await self._answer(request, body, [prompt], form, shape=plan.shape)
 
     async def plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat is answered. Raises `ApiError` 400 and `RequestError`."""
         output = body.structured_output_form()
-        planner = ChatPlanner(self._face.codec, self._config)
+        planner = ChatPlanner(self._engine_client.codec, self._config)
         return await planner.plan(body, body.messages, output)
 
     def _heading(self, prefix: str) -> Heading:
@@ -106,13 +106,13 @@ class GenerationRoutes:
         job = await self.job(request, body, prompts, response_id, echo=echo, shape=shape)
         if body.stream:
             events = answer_events(
-                self._face, job, form, self._metrics, include_usage=body.include_usage
+                self._engine_client, job, form, self._metrics, include_usage=body.include_usage
             )
             first = await until_disconnect(request.receive, anext(events))
-            return self._bodies.tell_ignored(EventStream(first, events), body)
-        answer = whole_answer(self._face, job, form, self._metrics)
+            return self._bodies.name_ignored(EventStream(first, events), body)
+        answer = whole_answer(self._engine_client, job, form, self._metrics)
         content = await until_disconnect(request.receive, answer)
-        return self._bodies.tell_ignored(Response(content, media_type="application/json"), body)
+        return self._bodies.name_ignored(Response(content, media_type="application/json"), body)
 
     async def job(
         self,
@@ -128,7 +128,9 @@ class GenerationRoutes:
         timeout = self._config.request_timeout_s
         each = body.num_choices
         params = shape(self._params(body, prompts))
-        check_logprobs(params, prompts, each, self._face.max_model_len, self._config.limits)
+        check_logprobs(
+            params, prompts, each, self._engine_client.max_model_len, self._config.limits
+        )
         # Each of them is checked, with all lists of tokens in it.
         choices = [params] if each == 1 else await off_loop(_choices, params, each)
         return Job(
@@ -146,7 +148,7 @@ class GenerationRoutes:
 
     def _params(self, body: GenerationRequest, prompts: Prompts) -> SamplingParams:
         """The sampling; 400 where prompt and answer do not fit the model's context."""
-        context = self._face.max_model_len
+        context = self._engine_client.max_model_len
         longest = max(len(prompt) for prompt in prompts)
         if min(len(prompt) for prompt in prompts) == 0:
             raise bad_request("prompt", "must not be empty")

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 
 from ....cluster.loop_calls import off_loop
 from ....core.errors import RequestError
-from ..engine_client import EngineFace
+from ..engine_client import EngineClient
 from ..errors import ApiError, to_api_error
 from ..generation.job import Answer, Job, Piece, run_job
 from ..http.metrics import ServerMetrics
@@ -35,13 +35,13 @@ class ResponsesRoutes:
 
     def __init__(
         self,
-        face: EngineFace,
+        engine_client: EngineClient,
         metrics: ServerMetrics,
         model: ServedModel,
         bodies: Bodies,
         generation: GenerationRoutes,
     ) -> None:
-        self._face = face
+        self._engine_client = engine_client
         self._metrics = metrics
         self._model = model
         self._bodies = bodies
@@ -55,14 +55,16 @@ class ResponsesRoutes:
             job, parser = await self._job(request, body, heading.response_id)
         except (ApiError, RequestError) as error:
             raise named_here(to_api_error(error)) from error
-        spell = partial(chat_logprob, self._face.codec.bytes_of)
-        writer = _AnswerWriter(self._face, job, parser, ResponseWriter(heading, body, spell))
+        spell = partial(chat_logprob, self._engine_client.codec.bytes_of)
+        writer = _AnswerWriter(
+            self._engine_client, job, parser, ResponseWriter(heading, body, spell)
+        )
         if body.stream:
             events = writer.events(self._metrics)
             first = await until_disconnect(request.receive, anext(events))
-            return self._bodies.tell_ignored(FramedEventStream(first, events), body)
+            return self._bodies.name_ignored(FramedEventStream(first, events), body)
         content = await until_disconnect(request.receive, writer.whole(self._metrics))
-        return self._bodies.tell_ignored(Response(content, media_type="application/json"), body)
+        return self._bodies.name_ignored(Response(content, media_type="application/json"), body)
 
     async def find(self, response_id: str) -> Response:
         """Nothing is found: responses are not kept."""
@@ -79,7 +81,7 @@ class ResponsesRoutes:
         """What to ask of the engine, and what reads its answer."""
         chat = body.chat()
         plan = await self._generation.plan(chat)
-        prompt = chat.cut_prompt(plan.prompt, self._face.max_model_len)
+        prompt = chat.cut_prompt(plan.prompt, self._engine_client.max_model_len)
         job = await self._generation.job(request, chat, [prompt], response_id, shape=plan.shape)
         return job, PlainParser() if plan.new_parser is None else plan.new_parser()
 
@@ -88,9 +90,9 @@ class _AnswerWriter:
     """Runs one job into one response."""
 
     def __init__(
-        self, face: EngineFace, job: Job, parser: Parser, response: ResponseWriter
+        self, engine_client: EngineClient, job: Job, parser: Parser, response: ResponseWriter
     ) -> None:
-        self._face = face
+        self._engine_client = engine_client
         self._job = job
         self._parser = parser
         self._response = response
@@ -98,7 +100,7 @@ class _AnswerWriter:
 
     async def whole(self, metrics: ServerMetrics) -> bytes:
         """The body as JSON. Raises what `run_job` raises."""
-        async with aclosing(run_job(self._face, self._job, metrics)) as deltas:
+        async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
             async for _, delta in deltas:
                 self._answer.add(delta)
         return await off_loop(self._body)
@@ -114,7 +116,7 @@ class _AnswerWriter:
         """
         has_begun = False
         try:
-            async with aclosing(run_job(self._face, self._job, metrics)) as deltas:
+            async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
                 async for _, delta in deltas:
                     told = [] if has_begun else self._response.begin()
                     told += self._write(self._answer.add(delta))

@@ -100,7 +100,7 @@ async def open_engines(
             "replays": recording is not None,
         }
         explain = explain_by_model(config.model, plan, first.tokenizer)
-        # Under other rules answers have the target's law, but are not its own for a seed.
+        # Under other rules answers have the target's distribution, but are not its own for a seed.
         compares = config.acceptance == COUPLED or not job.temperature
         yield Bench(endpoints, plan, what, compares, explain)
         # After the runs: what engines learn here about their drafters, a replay does not.

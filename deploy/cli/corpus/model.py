@@ -25,7 +25,7 @@ from ....retrieval_store.corpus.documents import Chat, Document, Span, Tokenized
 from ....retrieval_store.corpus.refine import Windows
 from ....retrieval_store.corpus.score_journal import ScoreJournal
 from ....retrieval_store.corpus.scoring import CorpusScorer
-from ....retrieval_store.delta.fitness import Fitness
+from ....retrieval_store.delta.fingerprint import Fingerprint
 from .chat_documents import render_chats
 
 # Rows of one scoring step: enough to fill a processor, few enough for its logits to fit memory.
@@ -84,12 +84,14 @@ class CorpusModel:
     ) -> Iterator[BuildSettings]:
         """How to build; the model is loaded and scores only if a limit or `scores` asks for it."""
         path = self.plan.info.path
-        fitness = Fitness(
+        fingerprint = Fingerprint(
             tokenizer_hash=tokenizer_hash(path),
             model_hash=model_hash(path),
             vocab_size=self.plan.info.vocab_size,
         )
-        settings = BuildSettings(fitness=fitness, rules=limits.rules, show_progress=show_progress)
+        settings = BuildSettings(
+            fingerprint=fingerprint, rules=limits.rules, show_progress=show_progress
+        )
         if not scores and limits.keep is None and limits.max_perplexity is None:
             yield settings
             return

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from .... import __version__
 from ....cluster.engine.assembly import plan_model
-from ...api.engine_client import LocalFace
+from ...api.engine_client import LocalEngineClient
 from ...engine.placement import stages_have_gpu
 from ...ray_serve.runtime import quiet_libraries, serve_on_ray
 from ...settings.exposure import KEY_VARIABLE, require_keys
@@ -90,16 +90,16 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
             max_unread_bytes=args.server.max_unread_bytes,
             on_failure=failure.set_result,
         )
-        face = LocalFace(engine)
+        engine_client = LocalEngineClient(engine)
         shutdown = Shutdown(
             drain=Drain(),
             timeout_s=bound.server.drain_timeout_s,
-            end_rest=face.close,
+            end_rest=engine_client.close,
             on_drain=lambda count: _print_draining(count, bound, console),
             failure=failure,
         )
         app = create_app(
-            face,
+            engine_client,
             bound.server,
             bound.model_name,
             drain=shutdown.drain,

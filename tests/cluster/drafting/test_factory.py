@@ -57,7 +57,10 @@ def test_options_reach_the_drafter():
         ({"kind": "suffix", "max_spec_factor": "x"}, "max_spec_factor: must be a finite number"),
         ({"kind": "spectra", "window": 20}, "window: probes with up to 79 rows"),
         ({"kind": "lookahead", "window": 60, "ngram": 8}, "window: probes with up to 419 rows"),
-        ({"kind": "token_recycling", "num_succesors": 8}, "did you mean 'num_successors'"),
+        (
+            {"kind": "token_recycling", "num_top_next_token": 8},
+            "did you mean 'num_top_next_tokens'",
+        ),
         ({"kind": "model"}, "model: must be given"),
         ({"kind": "retrieval"}, "store: must be given"),
         ({"kind": "retrieval", "store": "ftp://here"}, "store: 'ftp://here' is neither"),

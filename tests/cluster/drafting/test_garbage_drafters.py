@@ -10,7 +10,7 @@ from draftline.cluster.drafting.channel import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.circuit_breaker import RetryPolicy
 from draftline.cluster.links.inproc_link import InprocLink
-from draftline.core.draft_laws import DraftLaws
+from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.engine import EngineCore
 from draftline.core.types import Probe, Proposal, Query
 from hypothesis import given, settings
@@ -73,11 +73,13 @@ garbage_probes = st.none() | st.builds(
 )
 garbage_proposals = st.one_of(
     st.builds(
-        lambda arrays, probe, count, laws: Proposal("garbage", *arrays, probe, count, laws),
+        lambda arrays, probe, count, distributions: Proposal(
+            "garbage", *arrays, probe, count, distributions
+        ),
         st.tuples(garbage_arrays(), garbage_arrays(), garbage_arrays()) | cyclic_or_valid(),
         garbage_probes,
         st.integers(-3, 200) | st.none(),
-        st.none() | st.builds(DraftLaws, garbage_arrays(), garbage_arrays()),
+        st.none() | st.builds(DraftDistributions, garbage_arrays(), garbage_arrays()),
     ),
     st.sampled_from([None, 3, "text", (), Query("other", 1, 1)]),
 )

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from draftline.cluster.links.link import REPORT_EVERY
 from draftline.core.errors import ProtocolError
-from draftline.core.shaping import Shaping
+from draftline.core.logits_params import LogitsParams
 from draftline.core.types import (
     MAX_PROPOSAL_NODES,
-    MAX_SUCCESSORS,
+    MAX_TOP_NEXT_TOKENS,
     DraftRequest,
     Probe,
     Proposal,
     Query,
-    Successors,
+    TopNextTokens,
     chain_proposal,
     empty_proposal,
 )
@@ -59,19 +59,25 @@ async def test_the_drafter_learns_all_of_a_request(make_hub):
     drafter = CountingDrafter()
     hub = await make_hub(drafter)
     prompt = np.array([4, 5], dtype=np.int32)
-    shaping = Shaping(
+    logits_params = LogitsParams(
         top_k=7, top_p=0.9, min_p=0.1, typical_p=0.8,
         repetition_penalty=1.1, presence_penalty=-0.3, frequency_penalty=0.2,
         logit_bias={3: 1.5, 70_000: -100.0}, allowed_token_ids=(1, 2, 3), banned_token_ids=(2,),
         min_tokens=5,
     )  # fmt: skip
-    hub.open(DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant", shaping, (9, 1), "salt", False))
+    hub.open(
+        DraftRequest("r", prompt, 2, 0.7, 2**62 + 1, "tenant", logits_params, (9, 1), "salt", False)
+    )
     await hub.exchange([], [Query("r", 2, 4)], budget_s=5.0)
     (opened,) = drafter.opened
     assert opened.token_ids.tolist() == [4, 5]
     given = (opened.prompt_len, opened.temperature, opened.seed, opened.namespace)
     assert given == (2, 0.7, 2**62 + 1, "tenant")
-    assert (opened.shaping, opened.end_ids, opened.cache_salt) == (shaping, (9, 1), "salt")
+    assert (opened.logits_params, opened.end_ids, opened.cache_salt) == (
+        logits_params,
+        (9, 1),
+        "salt",
+    )
     assert not opened.store
 
 
@@ -90,22 +96,22 @@ async def test_a_probe_and_its_answer_travel(make_hub):
     assert np.array_equal(drafter.commits[0].probe_ids, answer)
 
 
-async def test_a_wish_for_successors_and_its_answer_travel(make_hub):
-    wish = dataclasses.replace(empty_proposal("scripted"), num_successors=2)
+async def test_a_wish_for_top_next_tokens_and_its_answer_travel(make_hub):
+    wish = dataclasses.replace(empty_proposal("scripted"), num_top_next_tokens=2)
     drafter = ScriptedDrafter(lambda _: wish)
     hub = await make_hub(drafter)
     session = HubSession(hub)
     (proposal,) = await session.step()
-    assert (len(proposal.tokens), proposal.num_successors) == (0, 2)
+    assert (len(proposal.tokens), proposal.num_top_next_tokens) == (0, 2)
     tokens, ids = np.array([4], dtype=np.int32), np.array([[7, 5]], dtype=np.int32)
-    heard = {"scripted": Successors(tokens, ids), "another": Successors(tokens, ids + 1)}
-    commit = dataclasses.replace(session.commit(1), successors=heard)
+    heard = {"scripted": TopNextTokens(tokens, ids), "another": TopNextTokens(tokens, ids + 1)}
+    commit = dataclasses.replace(session.commit(1), top_next_tokens=heard)
     await hub.exchange([commit], [session.query()], budget_s=5.0)
     await session.step(1)
     (first, second) = drafter.commits
-    assert first.successors.tokens.tolist() == [4]
-    assert first.successors.ids.tolist() == [[7, 5]]
-    assert second.successors is None
+    assert first.top_next_tokens.tokens.tolist() == [4]
+    assert first.top_next_tokens.ids.tolist() == [[7, 5]]
+    assert second.top_next_tokens is None
 
 
 async def test_max_nodes_cuts(make_hub):
@@ -116,10 +122,10 @@ async def test_max_nodes_cuts(make_hub):
 
 
 async def test_what_a_cut_proposal_asked_for_is_kept(make_hub):
-    asking = dataclasses.replace(chain_proposal("scripted", following(0, 9)), num_successors=4)
+    asking = dataclasses.replace(chain_proposal("scripted", following(0, 9)), num_top_next_tokens=4)
     hub = await make_hub(ScriptedDrafter(lambda _: asking))
     (proposal,) = await HubSession(hub).step(max_nodes=3)
-    assert (proposal.tokens.tolist(), proposal.num_successors) == ([1, 2, 3], 4)
+    assert (proposal.tokens.tolist(), proposal.num_top_next_tokens) == ([1, 2, 3], 4)
 
 
 class ClosingDrafter(CountingDrafter):
@@ -251,10 +257,10 @@ BAD_PROPOSALS = {
     "probe wanted": _proposal([1], probe=_probe(wanted=np.array([2], dtype=np.int32))),
     "probe mask": _proposal([1], probe=_probe(mask=np.ones((1, 2), dtype=np.bool_))),
     "probe top_k": _proposal([1], probe=_probe(top_k=0)),
-    "too many successors": _proposal([1], num_successors=MAX_SUCCESSORS + 1),
-    "more successors than tokens": _proposal([1], num_successors=VOCAB_SIZE + 1),
-    "fewer than no successors": _proposal([1], num_successors=-1),
-    "half a successor": _proposal([1], num_successors=0.5),
+    "too many top next tokens": _proposal([1], num_top_next_tokens=MAX_TOP_NEXT_TOKENS + 1),
+    "more top next tokens than tokens": _proposal([1], num_top_next_tokens=VOCAB_SIZE + 1),
+    "fewer than no top next tokens": _proposal([1], num_top_next_tokens=-1),
+    "half a successor": _proposal([1], num_top_next_tokens=0.5),
     "too many nodes": _proposal([1] * (MAX_PROPOSAL_NODES + 1)),
     "None": None,
     "a number": 7,

@@ -9,17 +9,17 @@ import pytest
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
 from draftline.cluster.links.link import DrafterMessage, DrafterReport
-from draftline.core.draft_laws import DraftLaws
+from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.errors import DrafterError, ProtocolError
-from draftline.core.shaping import Shaping
+from draftline.core.logits_params import LogitsParams
 from draftline.core.types import (
-    MAX_SUCCESSORS,
+    MAX_TOP_NEXT_TOKENS,
     Commit,
     DraftRequest,
     Probe,
     Proposal,
     Query,
-    Successors,
+    TopNextTokens,
 )
 from google.protobuf import descriptor_pb2
 from hypothesis import given
@@ -36,7 +36,7 @@ floats = st.lists(st.floats(-1e6, 0, width=32), max_size=6).map(
 )
 lists = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
 shapings = st.builds(
-    Shaping,
+    LogitsParams,
     top_k=st.integers(0, 2**31 - 1),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
@@ -58,12 +58,12 @@ requests = st.builds(
     st.floats(0, 100),
     st.integers(0, 2**63 - 1),
     ids,
-    st.just(Shaping()) | shapings,
+    st.just(LogitsParams()) | shapings,
     lists,
     ids,
 )
-successors = st.builds(
-    lambda ids: Successors(np.arange(len(ids), dtype=np.int32), ids),
+top_next_tokens = st.builds(
+    lambda ids: TopNextTokens(np.arange(len(ids), dtype=np.int32), ids),
     arrays(
         np.int32,
         array_shapes(min_dims=2, max_dims=2, min_side=0),
@@ -71,7 +71,7 @@ successors = st.builds(
     ),
 )
 commits = st.builds(
-    Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices, st.none() | successors
+    Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices, st.none() | top_next_tokens
 )
 queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256))
 probes = st.builds(
@@ -87,9 +87,16 @@ float_matrices = arrays(
     array_shapes(min_dims=2, max_dims=2, min_side=0),
     elements=st.floats(0, 1, width=32),
 )
-laws = st.none() | st.builds(DraftLaws, matrices, float_matrices)
+distributions = st.none() | st.builds(DraftDistributions, matrices, float_matrices)
 proposals = st.builds(
-    Proposal, st.just("s"), ints, ints, floats, st.none() | probes, st.integers(0, 2**31), laws
+    Proposal,
+    st.just("s"),
+    ints,
+    ints,
+    floats,
+    st.none() | probes,
+    st.integers(0, 2**31),
+    distributions,
 )
 messages = st.builds(
     DrafterMessage,
@@ -129,23 +136,23 @@ def test_a_request_of_an_older_coordinator_is_unshaped():
     tokens = wire.encode_array(np.array([3], dtype=np.int32), wire.INT32)
     old = pb.Step(sequence=1, opens=[pb.DraftRequest(request_id="r", token_ids=tokens)])
     (request,) = wire.decode_step(pb.ToDrafter(step=old).SerializeToString(), 0.0).opens
-    assert (request.shaping, request.end_ids) == (Shaping(), ())
+    assert (request.logits_params, request.end_ids) == (LogitsParams(), ())
 
 
 @pytest.mark.parametrize(
-    ("field", "shaping"),
+    ("field", "logits_params"),
     [
-        ("top_p", pb.Shaping(top_p=0.0)),
-        ("top_k", pb.Shaping(top_k=2**32 - 1)),
-        ("repetition_penalty", pb.Shaping(repetition_penalty=float("nan"))),
-        ("presence_penalty", pb.Shaping(presence_penalty=3.0)),
-        ("logit_bias", pb.Shaping(logit_bias={1: float("inf")})),
-        ("banned_token_ids", pb.Shaping(banned_token_ids=[2**31])),
+        ("top_p", pb.LogitsParams(top_p=0.0)),
+        ("top_k", pb.LogitsParams(top_k=2**32 - 1)),
+        ("repetition_penalty", pb.LogitsParams(repetition_penalty=float("nan"))),
+        ("presence_penalty", pb.LogitsParams(presence_penalty=3.0)),
+        ("logit_bias", pb.LogitsParams(logit_bias={1: float("inf")})),
+        ("banned_token_ids", pb.LogitsParams(banned_token_ids=[2**31])),
     ],
 )
-def test_an_impossible_shaping_is_refused(field: str, shaping: pb.Shaping):
+def test_an_impossible_shaping_is_refused(field: str, logits_params: pb.LogitsParams):
     tokens = wire.encode_array(np.array([3], dtype=np.int32), wire.INT32)
-    request = pb.DraftRequest(request_id="r", token_ids=tokens, shaping=shaping)
+    request = pb.DraftRequest(request_id="r", token_ids=tokens, logits_params=logits_params)
     data = pb.ToDrafter(step=pb.Step(sequence=1, opens=[request])).SerializeToString()
     with pytest.raises(ProtocolError, match=f"wire: {field}: "):
         wire.decode_step(data, 0.0)
@@ -204,7 +211,7 @@ def test_a_wrong_array_is_refused(array: pb.Array):
 
 
 def _heard(tokens: list[int], ids: np.ndarray) -> bytes:
-    heard = Successors(np.array(tokens, dtype=np.int32), ids.astype(np.int32))
+    heard = TopNextTokens(np.array(tokens, dtype=np.int32), ids.astype(np.int32))
     commit = Commit("r", 1, np.array([2], dtype=np.int32), None, heard)
     return wire.encode_step(DrafterMessage(1, (), (), [commit], [], 0.0), 0.1, LIMIT)
 
@@ -213,24 +220,24 @@ def _heard(tokens: list[int], ids: np.ndarray) -> bytes:
     ("data", "message"),
     [
         (_heard([1, 2], np.ones((1, 3))), "not a row for each token"),
-        (_heard([1], np.ones((1, MAX_SUCCESSORS + 1))), "rows too long"),
+        (_heard([1], np.ones((1, MAX_TOP_NEXT_TOKENS + 1))), "rows too long"),
         (_heard([-1], np.ones((1, 3))), "negative"),
         (_heard([1], -np.ones((1, 3))), "negative"),
         (_heard([1], np.ones(3)), "2 dimensions"),
     ],
 )
-def test_wrong_successors_are_refused(data: bytes, message: str):
+def test_wrong_top_next_tokens_are_refused(data: bytes, message: str):
     with pytest.raises(ProtocolError, match=message):
         wire.decode_step(data, 0.0)
 
 
-def test_messages_of_those_who_know_nothing_of_successors_mean_none():
+def test_messages_of_those_who_know_nothing_of_top_next_tokens_mean_none():
     array = wire.encode_array(np.array([3], dtype=np.int32), wire.INT32)
     step = pb.Step(sequence=1)
     step.commits.add(request_id="r", base_len=1, tokens=array)
     step.opens.add(request_id="r", token_ids=array, prompt_len=1)
     decoded = wire.decode_step(pb.ToDrafter(step=step).SerializeToString(), 0.0)
-    assert decoded.commits[0].successors is None
+    assert decoded.commits[0].top_next_tokens is None
     assert decoded.opens[0].cache_salt == ""
     assert not decoded.opens[0].store
     answer = pb.Answer(sequence=1)

@@ -36,7 +36,7 @@ def local_pipeline(num_stages: int = NUM_STAGES) -> LocalPipeline:
 
 
 @dataclass
-class Twins:
+class Both:
     """A pipeline under test and what it must be equal to."""
 
     pipeline: Pipeline
@@ -86,80 +86,80 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Pipeline]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def twins(opened: Pipeline) -> Twins:
+async def both(opened: Pipeline) -> Both:
     reference = local_pipeline()
     await reference.start()
-    twins = Twins(opened, reference)
-    await twins.same([fake_step(0, token=RESET_TOKEN)])
-    return twins
+    both = Both(opened, reference)
+    await both.same([fake_step(0, token=RESET_TOKEN)])
+    return both
 
 
-async def test_steps_of_all_sizes_give_the_same_answers(twins: Twins) -> None:
+async def test_steps_of_all_sizes_give_the_same_answers(both: Both) -> None:
     for step_id, num_rows in enumerate((1, 2, 16, 100, 512, 1, 7), start=1):
-        await twins.same([fake_step(step_id, num_rows)])
+        await both.same([fake_step(step_id, num_rows)])
 
 
-async def test_steps_in_flight_stay_in_order(twins: Twins) -> None:
+async def test_steps_in_flight_stay_in_order(both: Both) -> None:
     finished: list[int] = []
 
     async def submit(step: StepInput) -> None:
-        equal(await answers[step.step_id], await twins.reference.submit(step))
+        equal(await answers[step.step_id], await both.reference.submit(step))
         finished.append(step.step_id)
 
     # The first is slow in the middle stage, so that all the others queue up behind it.
     steps = [fake_step(0, token=SLOW_TOKEN, position=1)]
-    steps += [fake_step(index, num_rows=64) for index in range(1, twins.pipeline.max_in_flight)]
-    answers = {step.step_id: twins.pipeline.submit(step) for step in steps}
+    steps += [fake_step(index, num_rows=64) for index in range(1, both.pipeline.max_in_flight)]
+    answers = {step.step_id: both.pipeline.submit(step) for step in steps}
     await asyncio.gather(*map(submit, steps))
     assert finished == [step.step_id for step in steps]
 
 
-async def test_many_rounds_of_steps_in_flight(twins: Twins) -> None:
+async def test_many_rounds_of_steps_in_flight(both: Both) -> None:
     for first in range(0, 60, 3):
-        await twins.same([fake_step(first + index, num_rows=1 + first) for index in range(3)])
+        await both.same([fake_step(first + index, num_rows=1 + first) for index in range(3)])
 
 
-async def test_one_step_too_many_is_refused(twins: Twins) -> None:
-    limit = twins.pipeline.max_in_flight
+async def test_one_step_too_many_is_refused(both: Both) -> None:
+    limit = both.pipeline.max_in_flight
     steps = [fake_step(index, token=SLOW_TOKEN, position=2) for index in range(limit)]
-    waiting = [asyncio.ensure_future(twins.pipeline.submit(step)) for step in steps]
-    if isinstance(twins.pipeline, LocalPipeline):
+    waiting = [asyncio.ensure_future(both.pipeline.submit(step)) for step in steps]
+    if isinstance(both.pipeline, LocalPipeline):
         assert all(answer.done() for answer in waiting), "nothing is ever in flight here"
     else:
         with pytest.raises(CapacityError, match=f"{limit} steps are in flight"):
-            twins.pipeline.submit(fake_step(limit))
+            both.pipeline.submit(fake_step(limit))
     for step, answer in zip(steps, waiting, strict=True):
-        equal(await answer, await twins.reference.submit(step))
-    await twins.same([fake_step(limit)])
+        equal(await answer, await both.reference.submit(step))
+    await both.same([fake_step(limit)])
 
 
 @pytest.mark.parametrize("stage", range(NUM_STAGES))
-async def test_a_failing_stage_ends_only_its_step(twins: Twins, stage: int) -> None:
-    failing = twins.pipeline.submit(fake_step(1, token=FAIL_TOKEN, position=stage))
-    behind = twins.pipeline.submit(fake_step(2))
+async def test_a_failing_stage_ends_only_its_step(both: Both, stage: int) -> None:
+    failing = both.pipeline.submit(fake_step(1, token=FAIL_TOKEN, position=stage))
+    behind = both.pipeline.submit(fake_step(2))
     with pytest.raises(StageError, match=f"stage {stage} failed on step 1: ValueError: .*told to"):
         await failing
     assert (await behind).step_id == 2
     # Whether the stages behind the failing one ran its step is not promised: forget the past.
-    await twins.same([fake_step(3, token=RESET_TOKEN), fake_step(4)])
+    await both.same([fake_step(3, token=RESET_TOKEN), fake_step(4)])
 
 
-async def test_an_answer_that_fails_ends_only_its_step(twins: Twins) -> None:
+async def test_an_answer_that_fails_ends_only_its_step(both: Both) -> None:
     steps = [fake_step(1, token=FAIL_LATE_TOKEN), fake_step(2)]
-    failing, behind = map(twins.pipeline.submit, steps)
+    failing, behind = map(both.pipeline.submit, steps)
     with pytest.raises(StageError, match="stage 2 failed on step 1: ValueError: this answer"):
         await failing
     with pytest.raises(StageError):
-        await twins.reference.submit(steps[0])
-    equal(await behind, await twins.reference.submit(steps[1]))
+        await both.reference.submit(steps[0])
+    equal(await behind, await both.reference.submit(steps[1]))
 
 
-async def test_every_stage_of_a_traced_step_notes_when_it_worked(twins: Twins) -> None:
-    plain = await twins.pipeline.submit(fake_step(1, num_rows=16))
+async def test_every_stage_of_a_traced_step_notes_when_it_worked(both: Both) -> None:
+    plain = await both.pipeline.submit(fake_step(1, num_rows=16))
     assert plain.stage_spans == ()
     slow = fake_step(2, num_rows=16, token=SLOW_TOKEN, position=1)
     steps = [replace(step, is_traced=True) for step in (slow, fake_step(3), fake_step(4))]
-    waiting = [twins.pipeline.submit(step) for step in steps]
+    waiting = [both.pipeline.submit(step) for step in steps]
     spans = [np.array((await answer).stage_spans) for answer in waiting]
     for found in spans:
         assert found.shape == (NUM_STAGES, 2)
@@ -168,27 +168,27 @@ async def test_every_stage_of_a_traced_step_notes_when_it_worked(twins: Twins) -
     assert end - begin >= 0.9 * SLOW_SECONDS
     for before, after in pairwise(spans):
         assert (after[:, 0] >= before[:, 1]).all(), "a stage runs one step after the other"
-    await twins.reference.submit(fake_step(1, num_rows=16))
+    await both.reference.submit(fake_step(1, num_rows=16))
     for step in steps:
-        await twins.reference.submit(step)
-    await twins.same([fake_step(5)])
+        await both.reference.submit(step)
+    await both.same([fake_step(5)])
 
 
-async def test_a_traced_step_that_fails_leaves_the_next_its_own_spans(twins: Twins) -> None:
+async def test_a_traced_step_that_fails_leaves_the_next_its_own_spans(both: Both) -> None:
     failing = replace(fake_step(1, token=FAIL_TOKEN, position=1), is_traced=True)
-    waiting = twins.pipeline.submit(failing)
-    behind = twins.pipeline.submit(replace(fake_step(2), is_traced=True))
+    waiting = both.pipeline.submit(failing)
+    behind = both.pipeline.submit(replace(fake_step(2), is_traced=True))
     with pytest.raises(StageError, match="stage 1 failed"):
         await waiting
     spans = np.array((await behind).stage_spans)
     assert spans.shape == (NUM_STAGES, 2)
     assert (spans > 0).all()
-    await twins.same([fake_step(3, token=RESET_TOKEN)])
+    await both.same([fake_step(3, token=RESET_TOKEN)])
 
 
-async def test_an_abandoned_step_disturbs_nobody(twins: Twins) -> None:
+async def test_an_abandoned_step_disturbs_nobody(both: Both) -> None:
     step = fake_step(1, token=SLOW_TOKEN, position=1)
-    abandoned = asyncio.ensure_future(twins.pipeline.submit(step))
+    abandoned = asyncio.ensure_future(both.pipeline.submit(step))
     abandoned.cancel()
-    await twins.reference.submit(step)
-    await twins.same([fake_step(2), fake_step(3)])
+    await both.reference.submit(step)
+    await both.same([fake_step(2), fake_step(3)])

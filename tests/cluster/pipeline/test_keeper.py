@@ -85,7 +85,7 @@ async def test_a_dead_holders_actors_go_to_its_successor_and_to_nobody_else(
     assert not (await keeper.take(SECOND, stage(port, 0))).is_kept
 
 
-async def test_two_successors_at_once_never_get_the_same_actor(
+async def test_two_top_next_tokens_at_once_never_get_the_same_actor(
     port: FakePort, clock: Clock
 ) -> None:
     keeper = Keeper(port, "here", 0, clock)

@@ -26,7 +26,7 @@ def test_a_device_that_fails_is_told_and_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(distributed_stage, "HostCopy", FailingCopy)
     stage = DistributedStage(0, fake_specs(2)[0])
     stage._link = StageLink(
-        host="", port=0, secret=b"", own_host="", num_stages=2, max_in_flight=3, carrier="gloo",
+        host="", port=0, secret=b"", own_host="", num_stages=2, max_in_flight=3, backend="gloo",
         store_host="", store_port=0,
     )  # fmt: skip
     stage._hidden_link = HiddenLink(None, 0, 2, torch.device("cpu"), "gloo")

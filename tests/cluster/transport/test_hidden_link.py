@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 from draftline.cluster.transport import hidden_link
-from draftline.cluster.transport.hidden_link import Carrier, HiddenLink
+from draftline.cluster.transport.hidden_link import Backend, HiddenLink
 from draftline.core.errors import StageLost
 
 CPU = torch.device("cpu")
@@ -58,20 +58,20 @@ class Row:
     """Stages in a row."""
 
     num_stages: int = 3
-    carrier: Carrier = "gloo"
+    backend: Backend = "gloo"
     sent: dict[int, deque[torch.Tensor]] = field(default_factory=lambda: defaultdict(deque))
 
     def __post_init__(self) -> None:
         self.groups = [FakeGroup(index, self.sent) for index in range(self.num_stages)]
         self.links = [
-            HiddenLink(group, index, self.num_stages, CPU, self.carrier)
+            HiddenLink(group, index, self.num_stages, CPU, self.backend)
             for index, group in enumerate(self.groups)
         ]
 
 
-@pytest.mark.parametrize("carrier", ["gloo", "nccl"])
-def test_steps_of_all_kinds_follow_one_another(carrier: Carrier) -> None:
-    row = Row(carrier=carrier)
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_steps_of_all_kinds_follow_one_another(backend: Backend) -> None:
+    row = Row(backend=backend)
     for link in row.links:
         link.try_out()
     first, second, _ = row.links
@@ -105,14 +105,14 @@ def test_a_neighbour_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("carrier", "told"),
+    ("backend", "told"),
     [("gloo", "by gloo: timed out$"), ("nccl", "by nccl: nothing came within .*NCCL_DEBUG=INFO")],
 )
 def test_a_neighbour_that_never_answers_the_trial(
-    carrier: Carrier, told: str, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hidden_link, "TRIAL_TIMEOUT", timedelta(milliseconds=5))
-    row = Row(carrier=carrier)
+    row = Row(backend=backend)
     row.groups[0].is_late = True
     with pytest.raises(StageLost, match=f"stage 0 does not reach stage 1 {told}"):
         row.links[0].try_out()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftline.cluster.transport.stage_place import StagePlace, check_nccl, fastest_carrier
+from draftline.cluster.transport.stage_place import StagePlace, check_nccl, fastest_backend
 from draftline.core.errors import ConfigError
 
 
@@ -12,7 +12,7 @@ def places(*gpus: str | None) -> list[StagePlace]:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "carrier"),
+    ("gpus", "backend"),
     [
         (("a", "b", "c"), "nccl"),
         (("a", "b", "a"), "gloo"),
@@ -22,9 +22,9 @@ def places(*gpus: str | None) -> list[StagePlace]:
     ],
 )
 def test_nccl_is_taken_where_every_stage_has_a_gpu_of_its_own(
-    gpus: tuple[str | None, ...], carrier: str
+    gpus: tuple[str | None, ...], backend: str
 ) -> None:
-    assert fastest_carrier(places(*gpus)) == carrier
+    assert fastest_backend(places(*gpus)) == backend
 
 
 @pytest.mark.parametrize(

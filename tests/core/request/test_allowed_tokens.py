@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from draftline.core.request.allowed_tokens import TokenRules
+from draftline.core.request.allowed_tokens import AllowedTokens
 from draftline.core.request.request import Request, RequestState
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
@@ -27,14 +27,14 @@ TREE = tree_of([5, 6, 7], [ROOT, 0, ROOT])
 
 
 def test_a_list_is_one_row_and_cuts_whole_branches() -> None:
-    rules = TokenRules(mask_of([6, 7], VOCAB), None, 0, None)
+    rules = AllowedTokens(mask_of([6, 7], VOCAB), None, 0, None)
     assert sets(rules.masks(TREE, 3)) == [{6, 7}]
     assert rules.allowed(TREE, 3).tolist() == [False, False, True]
     assert rules.allowed(NO_TREE, 3).tolist() == []
 
 
 def test_the_end_is_forbidden_until_the_least_length() -> None:
-    rules = TokenRules(None, mask_of([0, 9], VOCAB), 3, None)
+    rules = AllowedTokens(None, mask_of([0, 9], VOCAB), 3, None)
     every = set(range(VOCAB))
     # The answer has one token: after the root the second is chosen, after node 1 the fourth.
     root, first, second, third = sets(rules.masks(TREE, 1))
@@ -44,7 +44,7 @@ def test_the_end_is_forbidden_until_the_least_length() -> None:
 
 
 def test_an_answer_that_cannot_go_on_may_end_before_its_least_length() -> None:
-    rules = TokenRules(None, mask_of([0], VOCAB), 9, None)
+    rules = AllowedTokens(None, mask_of([0], VOCAB), 9, None)
     # A form that is complete: nothing but token 0 is allowed.
     assert sets(rules.masks(NO_TREE, 1, form=mask_of([0], VOCAB)[None])) == [{0}]
 

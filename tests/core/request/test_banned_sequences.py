@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from draftline.core.request.allowed_tokens import TokenRules
+from draftline.core.request.allowed_tokens import AllowedTokens
 from draftline.core.request.banned_sequences import BannedSequences
 from draftline.core.token_mask import mask_of, unpack
 from draftline.core.tree.tree import NO_TREE, TokenTree
@@ -40,14 +40,14 @@ def test_tokens_outside_the_vocabulary_cannot_come() -> None:
 
 
 def test_nodes_that_complete_a_sequence_are_cut() -> None:
-    rules = TokenRules(None, None, 0, None, BannedSequences([[1, 2]], VOCAB))
+    rules = AllowedTokens(None, None, 0, None, BannedSequences([[1, 2]], VOCAB))
     tree = tree_of([1, 2, 3, 2], [ROOT, 0, 1, ROOT])
     assert rules.allowed(tree, 0, []).tolist() == [True, False, False, True]
     assert rules.allowed(tree, 1, [1]).tolist() == [True, False, False, False]
 
 
 def test_a_list_goes_before_a_sequence_where_they_leave_nothing() -> None:
-    rules = TokenRules(mask_of([2], VOCAB), None, 0, None, BannedSequences([[1, 2]], VOCAB))
+    rules = AllowedTokens(mask_of([2], VOCAB), None, 0, None, BannedSequences([[1, 2]], VOCAB))
     masks = rules.masks(NO_TREE, 1, [1])
     assert forbidden(masks, 1) == [{0, 1, 3, 4}]
 

@@ -168,7 +168,7 @@ def test_stop_texts_are_found_where_a_plain_search_finds_them(
     words: list[str],
     rest: str,
     stops: list[str],
-    offers: list[list[int]],
+    draft_batch: list[list[int]],
     min_tokens: int,
     max_tokens: int,
 ) -> None:
@@ -178,7 +178,7 @@ def test_stop_texts_are_found_where_a_plain_search_finds_them(
     kept_params = replace(params, include_stop_str_in_output=True, stop_token_ids=())
     kept = StopRule(kept_params, (), max_tokens, Words(words * 4, rest))
     text, kept_text = "", ""
-    for offer in offers:
+    for offer in draft_batch:
         expected, given_out = plain.advance(offer), fast.advance(offer)
         assert given_out[:3] == expected
         text += expected[1]

@@ -11,7 +11,7 @@ from draftline.core.schedule.source_choice import (
 )
 from draftline.core.tree.acceptance_table import AcceptanceTable
 from draftline.core.tree.merge import merge
-from draftline.core.tree.tree import credit
+from draftline.core.tree.tree import attribute
 from draftline.core.types import chain_proposal
 
 COSTS = {"cheap": 0.001, "dear": 0.010}
@@ -60,5 +60,5 @@ def test_a_node_of_two_drafters_is_credited_to_the_cheaper() -> None:
     longer = chain_proposal("dear", np.array([1, 2, 3], dtype=np.int32))
     tree = merge([*both, longer], 9, 9, AcceptanceTable())
     costs = np.array([COSTS[name] for name in tree.names])
-    credits = credit([tree], [range(4)], costs)
+    credits = attribute([tree], [range(4)], costs)
     assert dict(zip(tree.names, credits, strict=True)) == {"cheap": 2, "dear": 1}

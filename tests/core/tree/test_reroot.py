@@ -59,14 +59,14 @@ def test_by_hand():
     assert reroot(proposal, np.array([7, 8, 9], dtype=np.int32)) is None
 
 
-def test_a_wish_for_successors_outlives_root_and_nodes():
+def test_a_wish_for_top_next_tokens_outlives_root_and_nodes():
     chain = chain_proposal("s", np.array([1, 2], dtype=np.int32))
-    asking = replace(chain, num_successors=3)
+    asking = replace(chain, num_top_next_tokens=3)
     for committed, left in (([1], [2]), ([1, 2], []), ([5], [])):
         rerooted = reroot(asking, np.array(committed, dtype=np.int32))
         assert rerooted is not None
         assert rerooted.tokens.tolist() == left
-        assert rerooted.num_successors == 3
+        assert rerooted.num_top_next_tokens == 3
 
 
 def test_a_probe_ends_with_its_root():

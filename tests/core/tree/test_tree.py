@@ -5,7 +5,7 @@ import pytest
 from draftline.core.request.output import TARGET_SOURCE
 from draftline.core.tree.ancestor_bits import pack, unpack
 from draftline.core.tree.merge import merge, merge_all
-from draftline.core.tree.tree import TokenTree, ancestor_bits, credit, keep_all
+from draftline.core.tree.tree import TokenTree, ancestor_bits, attribute, keep_all
 from draftline.core.types import ROOT, Proposal, chain_proposal
 from draftline.core.verify.walk import walk_all
 from hypothesis import given
@@ -128,7 +128,7 @@ def test_many_trees_at_once_are_as_each_alone(
     alone = [merge(found, 12, 5) for found in forest]
     for tree, other in zip(trees, alone, strict=True):
         assert np.array_equal(tree.nodes, other.nodes)
-        assert np.array_equal(tree.claims, other.claims)
+        assert np.array_equal(tree.attributions, other.attributions)
     for bits, tree in zip(ancestor_bits(trees), trees, strict=True):
         assert np.array_equal(bits, tree.ancestors())
     depths = [data.draw(st.integers(0, 5)) for _ in trees]
@@ -147,14 +147,14 @@ def test_many_trees_at_once_are_as_each_alone(
     rows = [walk.rows for walk in walks]
     names = max((tree.names for tree in trees), key=len)
     credits = [
-        credit([tree], [own], np.ones(len(names))) for tree, own in zip(trees, rows, strict=True)
+        attribute([tree], [own], np.ones(len(names))) for tree, own in zip(trees, rows, strict=True)
     ]
-    assert credit(trees, rows, np.ones(len(names))) == np.sum(credits, axis=0).tolist()
+    assert attribute(trees, rows, np.ones(len(names))) == np.sum(credits, axis=0).tolist()
 
 
 def test_no_tree_at_all() -> None:
     assert ancestor_bits([]) == walk_all([], np.array([3], dtype=np.int32)) == []
-    assert credit([], [], np.zeros(2)) == [0, 0]
+    assert attribute([], [], np.zeros(2)) == [0, 0]
 
 
 def test_check_notices_a_broken_tree() -> None:

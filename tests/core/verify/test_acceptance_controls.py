@@ -6,38 +6,40 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from draftline.core.candidates import Candidate, Chance, Verdict
+from draftline.core.candidates import Candidate, Rng, VerificationResult
 from draftline.core.types import Float64
 from draftline.core.verify.rejection import verify_rejection
 from support.inputs.drafts import Draft, Draw, drawn_tree, iid, swor, top
-from support.inputs.enumeration import Branch, Laws, Text, deviation, random_laws
+from support.inputs.enumeration import Branch, Distributions, Text, deviation, random_distributions
 
 # What an exact rule stays below is 1e-12; least deviation that a control must show.
 SEEN = 1e-3
 Candidates = list[tuple[int, Float64 | None]]
 
 
-def rejection(laws: Float64, children: list[list[Candidate]], chance: Chance) -> Verdict:
-    return verify_rejection(laws, children, chance)
+def rejection(
+    distributions: Float64, children: list[list[Candidate]], rng: Rng
+) -> VerificationResult:
+    return verify_rejection(distributions, children, rng)
 
 
-def top_with_law(q: Laws, count: int) -> Draw:
+def top_with_distribution(q: Distributions, count: int) -> Draw:
     """The most probable tokens, as if they had been drawn."""
-    return lambda chance, text: [(token, q[text]) for token, _ in top(q, count)(chance, text)]
+    return lambda rng, text: [(token, q[text]) for token, _ in top(q, count)(rng, text)]
 
 
-def sorted_draws(draw: Draw, q: Laws) -> Draw:
+def sorted_draws(draw: Draw, q: Distributions) -> Draw:
     """Draws, tested in the order of their probability."""
-    return lambda chance, text: sorted(draw(chance, text), key=lambda one: -q[text][one[0]])
+    return lambda rng, text: sorted(draw(rng, text), key=lambda one: -q[text][one[0]])
 
 
-def sorted_swor(q: Laws) -> Draw:
-    """Draws without replacement, sorted, with the laws that this order would have had."""
+def sorted_swor(q: Distributions) -> Draw:
+    """Draws without replacement, sorted, with the distributions that this order would have had."""
 
-    def draw(chance: Chance, text: Text) -> Candidates:
+    def draw(rng: Rng, text: Text) -> Candidates:
         left = q[text].copy()
         found: Candidates = []
-        tokens = [token for token, _ in swor(q, 2)(chance, text)]
+        tokens = [token for token, _ in swor(q, 2)(rng, text)]
         for token in sorted(tokens, key=lambda one: -q[text][one]):
             found.append((token, left / left.sum()))
             left = left.copy()
@@ -47,85 +49,90 @@ def sorted_swor(q: Laws) -> Draw:
     return draw
 
 
-def unnormalised_swor(q: Laws) -> Draw:
-    return lambda chance, text: [(token, q[text]) for token, _ in swor(q, 2)(chance, text)]
+def unnormalised_swor(q: Distributions) -> Draw:
+    return lambda rng, text: [(token, q[text]) for token, _ in swor(q, 2)(rng, text)]
 
 
-def dropped_if_unlikely(q: Laws) -> Draw:
-    def draw(chance: Chance, text: Text) -> Candidates:
-        token = chance.draw(q[text])
+def dropped_if_unlikely(q: Distributions) -> Draw:
+    def draw(rng: Rng, text: Text) -> Candidates:
+        token = rng.draw(q[text])
         return [(token, q[text])] if q[text][token] >= np.median(q[text]) else []
 
     return draw
 
 
-def dropped_if_known(q: Laws) -> Draw:
+def dropped_if_known(q: Distributions) -> Draw:
     """A one-hot candidate, and a draw that is left out where it is the same."""
 
-    def draw(chance: Chance, text: Text) -> Candidates:
-        (known,) = top(q, 1)(chance, text)
-        token = chance.draw(q[text])
+    def draw(rng: Rng, text: Text) -> Candidates:
+        (known,) = top(q, 1)(rng, text)
+        token = rng.draw(q[text])
         return [known] if token == known[0] else [known, (token, q[text])]
 
     return draw
 
 
-def before_its_cause(q: Laws) -> Draw:
-    def draw(chance: Chance, text: Text) -> Candidates:
-        token = chance.draw(q[text])
+def before_its_cause(q: Distributions) -> Draw:
+    def draw(rng: Rng, text: Text) -> Candidates:
+        token = rng.draw(q[text])
         return [((token + 1) % len(q[text]), None), (token, q[text])]
 
     return draw
 
 
-def skipped_repeat(first: Laws, second: Laws) -> Draw:
-    def draw(chance: Chance, text: Text) -> Candidates:
-        x, y = chance.draw(first[text]), chance.draw(second[text])
+def skipped_repeat(first: Distributions, second: Distributions) -> Draw:
+    def draw(rng: Rng, text: Text) -> Candidates:
+        x, y = rng.draw(first[text]), rng.draw(second[text])
         return [(x, first[text])] if x == y else [(x, first[text]), (y, second[text])]
 
     return draw
 
 
-ONE_STEP: dict[str, Callable[[Laws, Laws], Draw]] = {
-    "top 2 with the drafter's law": lambda q, _: top_with_law(q, 2),
-    "argmax with the drafter's law": lambda q, _: top_with_law(q, 1),
+ONE_STEP: dict[str, Callable[[Distributions, Distributions], Draw]] = {
+    "top 2 with the drafter's distribution": lambda q, _: top_with_distribution(q, 2),
+    "argmax with the drafter's distribution": lambda q, _: top_with_distribution(q, 1),
     "draws without replacement, sorted": lambda q, _: sorted_swor(q),
     "independent draws, sorted": lambda q, _: sorted_draws(iid(q, 2), q),
     "an unlikely draw is dropped": lambda q, _: dropped_if_unlikely(q),
     "a draw equal to a one-hot is dropped": lambda q, _: dropped_if_known(q),
     "a function of a draw comes before it": lambda q, _: before_its_cause(q),
-    "draws without replacement, full law": lambda q, _: unnormalised_swor(q),
+    "draws without replacement, full distribution": lambda q, _: unnormalised_swor(q),
     "a repeat of two drafters is skipped": skipped_repeat,
 }
 
 
-def worst(length: int, run: Callable[[Laws, Laws, Laws], Callable[[Branch], Text]]) -> float:
-    """The largest deviation over some random laws."""
+def worst(
+    length: int,
+    run: Callable[[Distributions, Distributions, Distributions], Callable[[Branch], Text]],
+) -> float:
+    """The largest deviation over some random distributions."""
     rng = np.random.default_rng(0)
     found = []
     for _ in range(6):
-        laws = [random_laws(rng, 4 if length == 1 else 3, length - 1) for _ in range(3)]
-        found.append(deviation(run(*laws), laws[0], length))
+        distributions = [
+            random_distributions(rng, 4 if length == 1 else 3, length - 1) for _ in range(3)
+        ]
+        found.append(deviation(run(*distributions), distributions[0], length))
     return max(found)
 
 
 @pytest.mark.parametrize("name", ONE_STEP)
-def test_a_wrong_law_is_seen(name: str) -> None:
-    def run(p: Laws, q: Laws, other: Laws) -> Callable[[Branch], Text]:
+def test_a_wrong_distribution_is_seen(name: str) -> None:
+    def run(p: Distributions, q: Distributions, other: Distributions) -> Callable[[Branch], Text]:
         draw = ONE_STEP[name](q, other)
-        return lambda chance: drawn_tree(chance, [draw]).verify(rejection, p, chance)
+        return lambda rng: drawn_tree(rng, [draw]).verify(rejection, p, rng)
 
     assert worst(1, run) > SEEN
 
 
 def test_a_draw_that_is_dropped_before_the_chain_ends_is_seen() -> None:
-    def run(p: Laws, q: Laws, _: Laws) -> Callable[[Branch], Text]:
-        def chain(chance: Branch) -> Text:
-            token = chance.draw(q[()])
+    def run(p: Distributions, q: Distributions, _: Distributions) -> Callable[[Branch], Text]:
+        def chain(rng: Branch) -> Text:
+            token = rng.draw(q[()])
             draft = Draft()
             if q[()][token] >= 0.3:
-                draft.add(draft.add(-1, token, q[()]), chance.draw(q[token,]), q[token,])
-            return draft.verify(rejection, p, chance)
+                draft.add(draft.add(-1, token, q[()]), rng.draw(q[token,]), q[token,])
+            return draft.verify(rejection, p, rng)
 
         return chain
 
@@ -134,9 +141,9 @@ def test_a_draw_that_is_dropped_before_the_chain_ends_is_seen() -> None:
 
 @pytest.mark.parametrize("is_one_hot", [False, True])
 def test_pruning_a_sampled_tree_by_value_needs_the_one_hot_rule(is_one_hot: bool) -> None:
-    def run(p: Laws, q: Laws, _: Laws) -> Callable[[Branch], Text]:
-        def pruned(chance: Branch) -> Text:
-            whole = drawn_tree(chance, [swor(q, 2), swor(q, 1)])
+    def run(p: Distributions, q: Distributions, _: Distributions) -> Callable[[Branch], Text]:
+        def pruned(rng: Branch) -> Text:
+            whole = drawn_tree(rng, [swor(q, 2), swor(q, 1)])
             likelihoods = [
                 float(np.prod([q[text[:place]][text[place]] for place in range(len(text))]))
                 for text in whole.texts[1:]
@@ -147,9 +154,9 @@ def test_pruning_a_sampled_tree_by_value_needs_the_one_hot_rule(is_one_hot: bool
             for node, candidates in enumerate(whole.children):
                 for one in candidates:
                     if one.node in best and node - 1 in node_of:
-                        declared = None if is_one_hot else one.law
+                        declared = None if is_one_hot else one.distribution
                         node_of[one.node] = draft.add(node_of[node - 1], one.token, declared)
-            return draft.verify(rejection, p, chance)
+            return draft.verify(rejection, p, rng)
 
         return pruned
 
@@ -157,53 +164,55 @@ def test_pruning_a_sampled_tree_by_value_needs_the_one_hot_rule(is_one_hot: bool
     assert found < 1e-12 if is_one_hot else found > SEEN
 
 
-class SharedCoin:
-    """Uses one uniform number for two coins that follow one another."""
+class SharedUniform:
+    """Uses one uniform number for two uniforms that follow one another."""
 
-    def __init__(self, chance: Branch) -> None:
-        self._chance = chance
+    def __init__(self, rng: Branch) -> None:
+        self._rng = rng
         self._before: tuple[float, bool] | None = None
 
     def accepts(self, probability: float) -> bool:
         """The same number u decides u < first and then u < second."""
         if self._before is None:
-            accepted = self._chance.accepts(probability)
+            accepted = self._rng.accepts(probability)
             self._before = (probability, accepted)
             return accepted
         (first, accepted), self._before = self._before, None
         if accepted:
-            return self._chance.accepts(min(1.0, probability / first))
-        return self._chance.accepts(max(0.0, (probability - first) / (1.0 - first)))
+            return self._rng.accepts(min(1.0, probability / first))
+        return self._rng.accepts(max(0.0, (probability - first) / (1.0 - first)))
 
-    def draw(self, law: Float64) -> int:
+    def draw(self, distribution: Float64) -> int:
         """A draw of its own."""
-        return self._chance.draw(law)
+        return self._rng.draw(distribution)
 
 
-def test_one_number_for_two_coins_is_seen() -> None:
-    def run(p: Laws, q: Laws, _: Laws) -> Callable[[Branch], Text]:
-        def chain(chance: Branch) -> Text:
-            draft = drawn_tree(chance, [iid(q, 1), iid(q, 1)])
-            return draft.verify(rejection, p, SharedCoin(chance))
+def test_one_number_for_two_uniforms_is_seen() -> None:
+    def run(p: Distributions, q: Distributions, _: Distributions) -> Callable[[Branch], Text]:
+        def chain(rng: Branch) -> Text:
+            draft = drawn_tree(rng, [iid(q, 1), iid(q, 1)])
+            return draft.verify(rejection, p, SharedUniform(rng))
 
         return chain
 
     assert worst(2, run) > SEEN
 
 
-def test_coins_of_each_row_of_which_any_accepted_one_is_taken_are_seen() -> None:
-    def any_row(laws: Float64, children: list[list[Candidate]], chance: Chance) -> Verdict:
-        law = laws[0]
-        coins = [chance.accepts(float(law[one.token])) for one in children[0]]
-        if any(coins):
-            node = children[0][coins.index(True)].node
-            return Verdict([node], chance.draw(laws[node + 1]))
-        left = law.copy()
+def test_uniforms_of_each_row_of_which_any_accepted_one_is_taken_are_seen() -> None:
+    def any_row(
+        distributions: Float64, children: list[list[Candidate]], rng: Rng
+    ) -> VerificationResult:
+        distribution = distributions[0]
+        uniforms = [rng.accepts(float(distribution[one.token])) for one in children[0]]
+        if any(uniforms):
+            node = children[0][uniforms.index(True)].node
+            return VerificationResult([node], rng.draw(distributions[node + 1]))
+        left = distribution.copy()
         left[[one.token for one in children[0]]] = 0.0
-        return Verdict([], chance.draw(left / left.sum()))
+        return VerificationResult([], rng.draw(left / left.sum()))
 
-    def run(p: Laws, q: Laws, _: Laws) -> Callable[[Branch], Text]:
-        return lambda chance: drawn_tree(chance, [top(q, 2)]).verify(any_row, p, chance)
+    def run(p: Distributions, q: Distributions, _: Distributions) -> Callable[[Branch], Text]:
+        return lambda rng: drawn_tree(rng, [top(q, 2)]).verify(any_row, p, rng)
 
     assert worst(1, run) > SEEN
 
@@ -211,13 +220,15 @@ def test_coins_of_each_row_of_which_any_accepted_one_is_taken_are_seen() -> None
 def test_a_residual_that_is_not_updated_is_seen() -> None:
     """The rule itself, with its heart cut out."""
 
-    def forgetful(laws: Float64, children: list[list[Candidate]], chance: Chance) -> Verdict:
+    def forgetful(
+        distributions: Float64, children: list[list[Candidate]], rng: Rng
+    ) -> VerificationResult:
         for one in children[0]:
-            if chance.accepts(one.acceptance(laws[0])):
-                return Verdict([one.node], chance.draw(laws[one.node + 1]))
-        return Verdict([], chance.draw(children[0][0].residual(laws[0])))
+            if rng.accepts(one.acceptance(distributions[0])):
+                return VerificationResult([one.node], rng.draw(distributions[one.node + 1]))
+        return VerificationResult([], rng.draw(children[0][0].residual(distributions[0])))
 
-    def run(p: Laws, q: Laws, _: Laws) -> Callable[[Branch], Text]:
-        return lambda chance: drawn_tree(chance, [iid(q, 2)]).verify(forgetful, p, chance)
+    def run(p: Distributions, q: Distributions, _: Distributions) -> Callable[[Branch], Text]:
+        return lambda rng: drawn_tree(rng, [iid(q, 2)]).verify(forgetful, p, rng)
 
     assert worst(1, run) > SEEN

@@ -1,4 +1,4 @@
-"""Exact rules give the target's law: all draws and all coins are enumerated."""
+"""Exact rules give the target's distribution: all draws and all uniforms are enumerated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from draftline.core.candidates import Candidate, Chance, Verdict
+from draftline.core.candidates import Candidate, Rng, VerificationResult
 from draftline.core.types import Float64
 from draftline.core.verify.block_verification import verify_block
 from draftline.core.verify.k_seq import verify_k_seq
@@ -14,82 +14,96 @@ from draftline.core.verify.rejection import verify_rejection
 from draftline.core.verify.traversal import verify_traversal
 from draftline.core.verify.typical import verify_typical
 from support.inputs.drafts import Draft, Draw, Rule, both, drawn_tree, iid, swor, top, without
-from support.inputs.enumeration import Laws, Text, deviation, outcomes, random_laws
+from support.inputs.enumeration import (
+    Distributions,
+    Text,
+    deviation,
+    outcomes,
+    random_distributions,
+)
 
 EXACT = 1e-12
 
 
-def rejection(laws: Float64, children: list[list[Candidate]], chance: Chance) -> Verdict:
-    return verify_rejection(laws, children, chance)
+def rejection(
+    distributions: Float64, children: list[list[Candidate]], rng: Rng
+) -> VerificationResult:
+    return verify_rejection(distributions, children, rng)
 
 
-def block(laws: Float64, children: list[list[Candidate]], chance: Chance) -> Verdict:
-    return verify_block(laws, [one for candidates in children for one in candidates], chance)
+def block(distributions: Float64, children: list[list[Candidate]], rng: Rng) -> VerificationResult:
+    return verify_block(distributions, [one for candidates in children for one in candidates], rng)
 
 
-def one_step(target: Laws, draw: Draw, rule: Rule = rejection) -> float:
+def one_step(target: Distributions, draw: Draw, rule: Rule = rejection) -> float:
     """Total variation of a step over one level of candidates."""
-    return deviation(
-        lambda chance: drawn_tree(chance, [draw]).verify(rule, target, chance), target, 1
-    )
+    return deviation(lambda rng: drawn_tree(rng, [draw]).verify(rule, target, rng), target, 1)
 
 
-def cases(seed: int, count: int, vocab: int, length: int, alpha: float = 0.7) -> list[list[Laws]]:
-    """Laws of a target and two drafters."""
+def cases(
+    seed: int, count: int, vocab: int, length: int, alpha: float = 0.7
+) -> list[list[Distributions]]:
+    """Distributions of a target and two drafters."""
     rng = np.random.default_rng(seed)
-    return [[random_laws(rng, vocab, length, alpha) for _ in range(3)] for _ in range(count)]
+    return [
+        [random_distributions(rng, vocab, length, alpha) for _ in range(3)] for _ in range(count)
+    ]
 
 
-def sorted_one_hot(laws: Laws) -> Draw:
-    """Sampled, without repeats, sorted by their law, and declared one-hot."""
+def sorted_one_hot(distributions: Distributions) -> Draw:
+    """Sampled, without repeats, sorted by their distribution, and declared one-hot."""
 
-    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
-        tokens = {token for token, _ in iid(laws, 3)(chance, text)}
-        return [(token, None) for token in sorted(tokens, key=lambda one: -laws[text][one])]
+    def draw(rng: Rng, text: Text) -> list[tuple[int, Float64 | None]]:
+        tokens = {token for token, _ in iid(distributions, 3)(rng, text)}
+        return [
+            (token, None) for token in sorted(tokens, key=lambda one: -distributions[text][one])
+        ]
 
     return draw
 
 
-def conditioned(laws: Laws) -> Draw:
-    """A draw that is dropped below a threshold, its law conditioned on what is kept."""
+def conditioned(distributions: Distributions) -> Draw:
+    """A draw that is dropped below a threshold, its distribution conditioned on what is kept."""
 
-    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
-        law = laws[text]
-        kept = np.where(law >= np.median(law), law, 0.0)
-        token = chance.draw(law)
+    def draw(rng: Rng, text: Text) -> list[tuple[int, Float64 | None]]:
+        distribution = distributions[text]
+        kept = np.where(distribution >= np.median(distribution), distribution, 0.0)
+        token = rng.draw(distribution)
         return [(token, kept / kept.sum())] if kept[token] > 0 else []
 
     return draw
 
 
-def skipped_repeat(first: Laws, second: Laws) -> Draw:
-    """Two drafters; the second's token is left out where it is the first's, its law without it."""
+def skipped_repeat(first: Distributions, second: Distributions) -> Draw:
+    """Two drafters; the second's token is left out where it is the first's, its distribution
+    without it.
+    """
 
-    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
-        x, y = chance.draw(first[text]), chance.draw(second[text])
+    def draw(rng: Rng, text: Text) -> list[tuple[int, Float64 | None]]:
+        x, y = rng.draw(first[text]), rng.draw(second[text])
         candidates: list[tuple[int, Float64 | None]] = [(x, first[text])]
         return candidates if x == y else [*candidates, (y, without(second[text], x))]
 
     return draw
 
 
-def after_its_cause(laws: Laws) -> Draw:
+def after_its_cause(distributions: Distributions) -> Draw:
     """A draw, then a token that is computed from it."""
 
-    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
-        token = chance.draw(laws[text])
-        return [(token, laws[text]), ((token + 1) % len(laws[text]), None)]
+    def draw(rng: Rng, text: Text) -> list[tuple[int, Float64 | None]]:
+        token = rng.draw(distributions[text])
+        return [(token, distributions[text]), ((token + 1) % len(distributions[text]), None)]
 
     return draw
 
 
-def mixture(first: Laws, second: Laws, *, declares_mixture: bool) -> Draw:
-    """A drafter that a public coin chooses."""
+def mixture(first: Distributions, second: Distributions, *, declares_mixture: bool) -> Draw:
+    """A drafter that a public uniform chooses."""
 
-    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
-        law = first[text] if chance.accepts(0.3) else second[text]
-        declared = 0.3 * first[text] + 0.7 * second[text] if declares_mixture else law
-        return [(chance.draw(law), declared)]
+    def draw(rng: Rng, text: Text) -> list[tuple[int, Float64 | None]]:
+        distribution = first[text] if rng.accepts(0.3) else second[text]
+        declared = 0.3 * first[text] + 0.7 * second[text] if declares_mixture else distribution
+        return [(rng.draw(distribution), declared)]
 
     return draw
 
@@ -109,28 +123,28 @@ def test_rejection_is_exact_for_every_list_of_candidates(seed: int) -> None:
             "repeat tested twice": both(iid(first, 1), iid(second, 1)),
             "repeat skipped": skipped_repeat(first, second),
             "after its cause": after_its_cause(first),
-            "mixture, own law": mixture(first, second, declares_mixture=False),
-            "mixture, mixed law": mixture(first, second, declares_mixture=True),
+            "mixture, own distribution": mixture(first, second, declares_mixture=False),
+            "mixture, mixed distribution": mixture(first, second, declares_mixture=True),
         }
         for name, draw in draws.items():
             assert one_step(target, draw) < EXACT, name
 
 
-def law(*weights: float) -> Laws:
+def distribution(*weights: float) -> Distributions:
     return {(): np.array(weights) / sum(weights)}
 
 
 @pytest.mark.parametrize(
     ("target", "drafter"),
     [
-        pytest.param(law(3, 2, 1), law(3, 2, 1), id="equal laws"),
-        pytest.param(law(1, 1, 0, 0), law(0, 0, 1, 1), id="disjoint"),
-        pytest.param(law(0, 1, 0), law(1, 1, 1), id="one-hot target"),
-        pytest.param(law(1, 2, 3), law(0, 1, 0), id="one-hot drafter"),
-        pytest.param(law(0, 1, 1), law(1, 1, 0), id="zeros in both"),
+        pytest.param(distribution(3, 2, 1), distribution(3, 2, 1), id="equal distributions"),
+        pytest.param(distribution(1, 1, 0, 0), distribution(0, 0, 1, 1), id="disjoint"),
+        pytest.param(distribution(0, 1, 0), distribution(1, 1, 1), id="one-hot target"),
+        pytest.param(distribution(1, 2, 3), distribution(0, 1, 0), id="one-hot drafter"),
+        pytest.param(distribution(0, 1, 1), distribution(1, 1, 0), id="zeros in both"),
     ],
 )
-def test_laws_at_the_border(target: Laws, drafter: Laws) -> None:
+def test_distributions_at_the_border(target: Distributions, drafter: Distributions) -> None:
     for draw in (iid(drafter, 3), swor(drafter, 3), top(drafter, 3)):
         assert one_step(target, draw) < EXACT
     for rule in (rejection, verify_k_seq):
@@ -146,20 +160,18 @@ def test_k_seq_is_exact(count: int) -> None:
     for target, drafter, _ in cases(6, 1, 3, 2):
         draws = [iid(drafter, count), iid(drafter, 1)]
         found = deviation(
-            lambda chance, p=target, d=draws: drawn_tree(chance, d).verify(verify_k_seq, p, chance),
+            lambda rng, p=target, d=draws: drawn_tree(rng, d).verify(verify_k_seq, p, rng),
             target,
             3,
         )
         assert found < EXACT
 
 
-def accepted(target: Laws, draws: list[Draw], rule: Rule) -> float:
+def accepted(target: Distributions, draws: list[Draw], rule: Rule) -> float:
     """Tokens that a step commits, on average."""
     return sum(
         weight * len(text)
-        for weight, text in outcomes(
-            lambda chance: drawn_tree(chance, draws).verify(rule, target, chance)
-        )
+        for weight, text in outcomes(lambda rng: drawn_tree(rng, draws).verify(rule, target, rng))
     )
 
 
@@ -169,9 +181,7 @@ def test_block_verification_is_exact_and_never_shorter() -> None:
         draws = [iid(drafter, 1)] * 3
         for rule in (rejection, block):
             found = deviation(
-                lambda chance, p=target, d=draws, r=rule: drawn_tree(chance, d).verify(
-                    r, p, chance
-                ),
+                lambda rng, p=target, d=draws, r=rule: drawn_tree(rng, d).verify(r, p, rng),
                 target,
                 4,
             )
@@ -201,19 +211,19 @@ def test_trees_from_the_top_and_from_the_leaves(shape: str) -> None:
             else:
                 trees = partial(drawn_tree, draws=draws)
             found = deviation(
-                lambda chance, p=target, t=trees, r=rule: t(chance).verify(r, p, chance), target, 3
+                lambda rng, p=target, t=trees, r=rule: t(rng).verify(r, p, rng), target, 3
             )
             assert found < EXACT, rule
 
 
-def separate_tree(chance: Chance, draws: list[Draw]) -> Draft:
+def separate_tree(rng: Rng, draws: list[Draw]) -> Draft:
     """`drawn_tree`, in which equal tokens have nodes and subtrees of their own."""
     draft = Draft()
     level = [-1]
     for draw in draws:
         below = []
         for node in level:
-            for token, declared in draw(chance, draft.texts[node + 1]):
+            for token, declared in draw(rng, draft.texts[node + 1]):
                 child = len(draft.texts) - 1
                 draft.texts.append((*draft.texts[node + 1], token))
                 draft.children.append([])
@@ -226,16 +236,16 @@ def separate_tree(chance: Chance, draws: list[Draw]) -> Draft:
 def test_only_the_likelier_of_two_drawn_siblings_may_be_expanded() -> None:
     for target, drafter, _ in cases(9, 2, 3, 2):
 
-        def tree(chance: Chance, q: Laws = drafter) -> Draft:
-            draft = drawn_tree(chance, [swor(q, 2)])
+        def tree(rng: Rng, q: Distributions = drafter) -> Draft:
+            draft = drawn_tree(rng, [swor(q, 2)])
             best = max(draft.children[0], key=lambda one: q[()][one.token])
-            for token, declared in swor(q, 2)(chance, (best.token,)):
+            for token, declared in swor(q, 2)(rng, (best.token,)):
                 draft.add(best.node, token, declared)
             return draft
 
         for rule in (rejection, verify_traversal):
             found = deviation(
-                lambda chance, p=target, r=rule, t=tree: t(chance).verify(r, p, chance), target, 3
+                lambda rng, p=target, r=rule, t=tree: t(rng).verify(r, p, rng), target, 3
             )
             assert found < EXACT
 
@@ -243,21 +253,21 @@ def test_only_the_likelier_of_two_drawn_siblings_may_be_expanded() -> None:
 def test_a_drawn_token_may_be_included_and_end_the_chain() -> None:
     for target, drafter, _ in cases(10, 3, 3, 2):
 
-        def chain(chance: Chance, q: Laws = drafter) -> Draft:
-            draft = drawn_tree(chance, [iid(q, 1)])
+        def chain(rng: Rng, q: Distributions = drafter) -> Draft:
+            draft = drawn_tree(rng, [iid(q, 1)])
             (first,) = draft.children[0]
             if q[()][first.token] >= 0.3:
-                draft.add(first.node, chance.draw(q[first.token,]), q[first.token,])
+                draft.add(first.node, rng.draw(q[first.token,]), q[first.token,])
             return draft
 
         found = deviation(
-            lambda chance, p=target, t=chain: t(chance).verify(rejection, p, chance), target, 3
+            lambda rng, p=target, t=chain: t(rng).verify(rejection, p, rng), target, 3
         )
         assert found < EXACT
 
 
 def test_typical_acceptance_takes_the_longest_likely_path_and_is_lossy() -> None:
-    target: Laws = {
+    target: Distributions = {
         (): np.array([0.6, 0.4, 0.0]),
         (0,): np.array([0.98, 0.01, 0.01]),
         (1,): np.array([0.5, 0.5, 0.0]),

@@ -1,4 +1,4 @@
-"""Merged and cut trees under acceptance rules: all draws and all coins are enumerated."""
+"""Merged and cut trees under acceptance rules: all draws and all uniforms are enumerated."""
 
 from __future__ import annotations
 
@@ -6,50 +6,52 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from draftline.core.candidates import Chance
-from draftline.core.draft_laws import DraftLaws
+from draftline.core.candidates import Rng
+from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.errors import ProtocolError
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
 from draftline.core.types import ROOT, Proposal, chain_proposal
-from draftline.core.verify.rng import SeededChance
+from draftline.core.verify.rng import SeededRng
 from draftline.core.verify.rules import RULES, rule_for
 from draftline.core.verify.verification import TreeCandidates, candidates_of, children_of
-from support.inputs.enumeration import Laws, Text, deviation, random_laws
+from support.inputs.enumeration import Distributions, Text, deviation, random_distributions
 
 VOCAB = 3
 EXACT = 1e-12
 MAX_DEPTH = 2
-Propose = Callable[[Chance], Proposal]
+Propose = Callable[[Rng], Proposal]
 
 
-def dyadic_laws(rng: np.random.Generator, length: int) -> Laws:
-    """Laws that float32 holds exactly."""
+def dyadic_distributions(rng: np.random.Generator, length: int) -> Distributions:
+    """Distributions that float32 holds exactly."""
     return {
-        text: np.bincount(rng.choice(VOCAB, 16, p=law), minlength=VOCAB) / 16
-        for text, law in random_laws(rng, VOCAB, length).items()
+        text: np.bincount(rng.choice(VOCAB, 16, p=distribution), minlength=VOCAB) / 16
+        for text, distribution in random_distributions(rng, VOCAB, length).items()
     }
 
 
-def drawn(name: str, laws: Laws, length: int) -> Propose:
-    """A chain of draws, which declares its laws."""
+def drawn(name: str, distributions: Distributions, length: int) -> Propose:
+    """A chain of draws, which declares its distributions."""
 
-    def propose(chance: Chance) -> Proposal:
+    def propose(rng: Rng) -> Proposal:
         text: Text = ()
         for _ in range(length):
-            text = (*text, chance.draw(laws[text]))
-        probs = np.array([laws[text[:place]] for place in range(length)], dtype=np.float32)
+            text = (*text, rng.draw(distributions[text]))
+        probs = np.array([distributions[text[:place]] for place in range(length)], dtype=np.float32)
         ids = np.tile(np.arange(VOCAB, dtype=np.int32), (length, 1))
         proposal = chain_proposal(name, np.array(text, dtype=np.int32))
-        declared = DraftLaws(ids, probs)
+        declared = DraftDistributions(ids, probs)
         declared.check(proposal.tokens, VOCAB)
-        return Proposal(name, proposal.tokens, proposal.parents, proposal.log_probs, laws=declared)
+        return Proposal(
+            name, proposal.tokens, proposal.parents, proposal.log_probs, distributions=declared
+        )
 
     return propose
 
 
 def fixed(*tokens: int) -> Propose:
-    return lambda _chance: chain_proposal("fixed", np.array(tokens, dtype=np.int32))
+    return lambda _rng: chain_proposal("fixed", np.array(tokens, dtype=np.int32))
 
 
 def texts_of(tree: TokenTree) -> list[Text]:
@@ -60,18 +62,23 @@ def texts_of(tree: TokenTree) -> list[Text]:
 
 
 def committed(
-    target: Laws, drafters: list[Propose], max_nodes: int, rule: str, *, room: int | None = None
-) -> Callable[[Chance], Text]:
+    target: Distributions,
+    drafters: list[Propose],
+    max_nodes: int,
+    rule: str,
+    *,
+    room: int | None = None,
+) -> Callable[[Rng], Text]:
     """What a step commits; `room` tells the candidates of another limit than the tree's."""
 
-    def run(chance: Chance) -> Text:
-        proposals = [propose(chance) for propose in drafters]
+    def run(rng: Rng) -> Text:
+        proposals = [propose(rng) for propose in drafters]
         tree = merge(proposals, max_nodes, MAX_DEPTH)
         chosen = rule_for(rule, proposals)
         candidates = candidates_of(chosen, tree, proposals, max_nodes if room is None else room)
         texts = texts_of(tree)
         table = np.array([target[text] for text in texts])
-        path, token = RULES[chosen](table, children_of(candidates, VOCAB), chance)
+        path, token = RULES[chosen](table, children_of(candidates, VOCAB), rng)
         return (*(texts[path[-1] + 1] if path else ()), token)
 
     return run
@@ -79,10 +86,10 @@ def committed(
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
 @pytest.mark.parametrize("max_nodes", [0, 1, 2, 3, 4, 9])
-def test_a_merged_and_cut_tree_keeps_the_target_s_law(rule: str, max_nodes: int) -> None:
+def test_a_merged_and_cut_tree_keeps_the_target_s_distribution(rule: str, max_nodes: int) -> None:
     rng = np.random.default_rng(max_nodes)
-    target = random_laws(rng, VOCAB, 3)
-    first, second = dyadic_laws(rng, 2), dyadic_laws(rng, 2)
+    target = random_distributions(rng, VOCAB, 3)
+    first, second = dyadic_distributions(rng, 2), dyadic_distributions(rng, 2)
     for drafters in (
         [drawn("a", first, 2)],
         [fixed(0, 1), drawn("a", first, 2)],
@@ -96,23 +103,27 @@ def test_a_merged_and_cut_tree_keeps_the_target_s_law(rule: str, max_nodes: int)
 def test_a_cut_that_looks_at_the_drawn_token_is_seen() -> None:
     """A node that has no room, but stands in the tree by chance, must not be tested."""
     rng = np.random.default_rng(4)
-    target, law = random_laws(rng, VOCAB, 3), dyadic_laws(rng, 2)
-    run = committed(target, [fixed(0), drawn("a", law, 1)], 1, "rejection", room=9)
+    target, distribution = random_distributions(rng, VOCAB, 3), dyadic_distributions(rng, 2)
+    run = committed(target, [fixed(0), drawn("a", distribution, 1)], 1, "rejection", room=9)
     assert deviation(run, target, 2) > 1e-3
 
 
 def test_typical_acceptance_is_lossy() -> None:
     rng = np.random.default_rng(1)
-    target, law = random_laws(rng, VOCAB, 3), dyadic_laws(rng, 2)
-    assert deviation(committed(target, [drawn("a", law, 2)], 9, "typical"), target, 3) > 1e-3
+    target, distribution = random_distributions(rng, VOCAB, 3), dyadic_distributions(rng, 2)
+    assert (
+        deviation(committed(target, [drawn("a", distribution, 2)], 9, "typical"), target, 3) > 1e-3
+    )
 
 
 def test_candidates_by_hand() -> None:
-    laws = DraftLaws(
+    distributions = DraftDistributions(
         np.array([[5, 6], [5, 7]], dtype=np.int32), np.array([[0.5, 0.5], [1, 0]], dtype=np.float32)
     )
     chain = chain_proposal("drawn", np.array([6, 5], dtype=np.int32))
-    model = Proposal("drawn", chain.tokens, chain.parents, chain.log_probs, laws=laws)
+    model = Proposal(
+        "drawn", chain.tokens, chain.parents, chain.log_probs, distributions=distributions
+    )
     found = [chain_proposal("fixed", np.array([6, 9], dtype=np.int32)), model]
     tree = merge(found, 9, 9)
     candidates = candidates_of("rejection", tree, found, 9)
@@ -120,16 +131,16 @@ def test_candidates_by_hand() -> None:
     assert candidates.nodes.tolist() == [0, 1, 0, 2]
     assert candidates.tokens.tolist() == [6, 9, 6, 5]
     children = children_of(candidates, 10)
-    assert [one.law is None for one in children[0]] == [True, False]
-    assert children[0][1].law is not None
-    assert np.flatnonzero(children[0][1].law).tolist() == [5, 6]
+    assert [one.distribution is None for one in children[0]] == [True, False]
+    assert children[0][1].distribution is not None
+    assert np.flatnonzero(children[0][1].distribution).tolist() == [5, 6]
     assert isinstance(candidates_of("rejection", tree, found, 1), TreeCandidates)
     assert candidates_of("rejection", tree, found, 1).nodes.tolist() == [0]
 
 
 def test_a_rule_that_cannot_decide_leaves_it_to_rejection() -> None:
     rng = np.random.default_rng(0)
-    chain = drawn("a", dyadic_laws(rng, 2), 2)(SeededChance(1, 2))
+    chain = drawn("a", dyadic_distributions(rng, 2), 2)(SeededRng(1, 2))
     hot = chain_proposal("b", np.array([1], dtype=np.int32))
     for rule in ("block", "traversal", "k_seq"):
         assert rule_for(rule, [chain]) == rule
@@ -149,18 +160,22 @@ def test_a_rule_that_cannot_decide_leaves_it_to_rejection() -> None:
         ([1], [1.0]),
     ],
 )
-def test_impossible_laws_are_refused(ids: list[list[int]], probs: list[list[float]]) -> None:
-    laws = DraftLaws(np.array(ids, dtype=np.int32), np.array(probs, dtype=np.float32))
-    with pytest.raises(ProtocolError, match="laws"):
-        laws.check(np.array([1], dtype=np.int32), 5)
+def test_impossible_distributions_are_refused(
+    ids: list[list[int]], probs: list[list[float]]
+) -> None:
+    distributions = DraftDistributions(
+        np.array(ids, dtype=np.int32), np.array(probs, dtype=np.float32)
+    )
+    with pytest.raises(ProtocolError, match="distributions"):
+        distributions.check(np.array([1], dtype=np.int32), 5)
 
 
 def test_chances_are_fair_and_repeat() -> None:
-    law = np.array([0.0, 0.3, 0.0, 0.7, 0.0])
-    draws = [SeededChance(seed, 7).draw(law) for seed in range(4000)]
+    distribution = np.array([0.0, 0.3, 0.0, 0.7, 0.0])
+    draws = [SeededRng(seed, 7).draw(distribution) for seed in range(4000)]
     assert set(draws) == {1, 3}
     # Three standard errors.
     assert abs(np.mean([draw == 1 for draw in draws]) - 0.3) < 3 * np.sqrt(0.21 / 4000)
-    coins = [SeededChance(3, position).accepts(0.25) for position in range(4000)]
-    assert abs(np.mean(coins) - 0.25) < 3 * np.sqrt(0.1875 / 4000)
-    assert SeededChance(5, 6).draw(law) == SeededChance(5, 6).draw(law)
+    uniforms = [SeededRng(3, position).accepts(0.25) for position in range(4000)]
+    assert abs(np.mean(uniforms) - 0.25) < 3 * np.sqrt(0.1875 / 4000)
+    assert SeededRng(5, 6).draw(distribution) == SeededRng(5, 6).draw(distribution)

@@ -20,8 +20,8 @@ def delta(text: str = "") -> Delta:
 async def test_deltas_come_in_order_and_an_error_last() -> None:
     queue = DeltaQueue(asyncio.get_running_loop(), 10**6, on_full=pytest.fail)
     for text in "abc":
-        queue.hear(delta(text))
-    queue.hear(StageLost("gone"))
+        queue.on_output(delta(text))
+    queue.on_output(StageLost("gone"))
     assert [(await queue.next()).text for _ in range(3)] == ["a", "b", "c"]
     with pytest.raises(StageLost):
         await queue.next()
@@ -31,7 +31,7 @@ async def test_too_much_that_waits_ends_the_request_once() -> None:
     calls: list[int] = []
     queue = DeltaQueue(asyncio.get_running_loop(), 4 * DELTA_BYTES, on_full=lambda: calls.append(1))
     for _ in range(10):
-        queue.hear(delta())
+        queue.on_output(delta())
     await asyncio.sleep(0)
     assert calls == [1]
     with pytest.raises(ReaderTooSlow, match="2000 bytes") as caught:
@@ -44,13 +44,13 @@ async def test_too_much_that_waits_ends_the_request_once() -> None:
 async def test_what_was_read_makes_room() -> None:
     queue = DeltaQueue(asyncio.get_running_loop(), 4 * DELTA_BYTES, on_full=pytest.fail)
     for _ in range(100):
-        queue.hear(delta())
+        queue.on_output(delta())
         await queue.next()
 
 
 async def test_one_large_delta_passes() -> None:
     queue = DeltaQueue(asyncio.get_running_loop(), 1000, on_full=pytest.fail)
-    queue.hear(delta("a" * 5000))
+    queue.on_output(delta("a" * 5000))
     assert len((await queue.next()).text) == 5000
 
 

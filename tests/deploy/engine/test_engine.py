@@ -36,14 +36,14 @@ def peer(checkpoint: Path) -> PreTrainedModel:
 
 
 def test_log_probabilities_are_those_of_transformers(engine: Engine, peer: PreTrainedModel) -> None:
-    """Whatever the request does to the law that it chooses by."""
+    """Whatever the request does to the distribution that it chooses by."""
     params = replace(
         PARAMS, logprobs=3, prompt_logprobs=2, banned_token_ids=(7,), temperature=0.9, seed=3
     )
     (out,) = engine.generate(["abcabcab"], params)
     text = torch.tensor([[*out.prompt_token_ids, *out.token_ids]])
     with torch.inference_mode():
-        law = peer(input_ids=text).logits[0].log_softmax(dim=-1)
+        distribution = peer(input_ids=text).logits[0].log_softmax(dim=-1)
     assert out.prompt_log_probs is not None
     found = [*out.prompt_log_probs, *out.log_probs]
     assert found[0] is None
@@ -51,9 +51,11 @@ def test_log_probabilities_are_those_of_transformers(engine: Engine, peer: PreTr
     for position, token in enumerate(found[1:], start=1):
         assert token is not None
         assert token.token_id == text[0, position]
-        assert token.log_prob == pytest.approx(float(law[position - 1, token.token_id]), abs=1e-4)
+        assert token.log_prob == pytest.approx(
+            float(distribution[position - 1, token.token_id]), abs=1e-4
+        )
         count = 2 if position < len(out.prompt_token_ids) else 3
-        best = law[position - 1].topk(count)
+        best = distribution[position - 1].topk(count)
         assert token.top_log_probs == pytest.approx(best.values.tolist(), abs=1e-4)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import httpx
 from draftline.cluster.config import DrafterConfig, EngineConfig
-from draftline.cluster.retrieval.model_fitness import model_fitness
+from draftline.cluster.retrieval.model_fingerprint import model_fingerprint
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request_options import RequestOptions
 from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.engine.engine import AsyncEngine, Engine
 from draftline.deploy.settings.settings import ServerConfig
 from draftline.deploy.settings.tenants import key_digest
@@ -100,7 +100,7 @@ async def served(store: Path) -> AsyncIterator[Client]:
     tenants = [{"name": name, "key_sha256": key_digest(name)} for name in ("a", "b")]
     tenants += [{"name": "quiet", "key_sha256": key_digest("quiet"), "learn": False}]
     server = ServerConfig(api_keys=("operator",), tenants=tenants)  # pyright: ignore[reportArgumentType]
-    app = create_app(LocalFace(AsyncEngine(config)), server, "demo")
+    app = create_app(LocalEngineClient(AsyncEngine(config)), server, "demo")
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
@@ -179,7 +179,7 @@ def test_a_closed_engine_has_learned_its_last_answer_and_leaves_no_thread(tmp_pa
         )
     left = {one.name for one in set(threading.enumerate()) - before}
     assert not {name for name in left if name.startswith("retrieval")}
-    log = open_delta_log(str(tmp_path), model_fitness("demo"), LearningSettings())
+    log = open_delta_log(str(tmp_path), model_fingerprint("demo"), LearningSettings())
     (event,) = log.read("tenant")
     assert event.event.tokens is not None
     assert tuple(event.event.tokens[-8:].tolist()) == tuple(answer.token_ids)

@@ -54,14 +54,16 @@ def test_siblings_share_their_mass_by_softmax_of_the_scores() -> None:
     assert first[8] == pytest.approx(0.9 * scores[1] / scores.sum(), rel=1e-5)
 
 
-def test_noise_puts_the_target_s_own_choice_first_when_the_laws_agree() -> None:
+def test_noise_puts_the_target_s_own_choice_first_when_the_distributions_agree() -> None:
     """With q = p the first ranked child is what the target samples."""
-    law = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
+    distribution = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
     for position in range(50):
         choice = CoupledChoice(temperature=1.0, seed=9, next_position=position)
-        tokens, _, _ = rank_coupled(int32(0, 1, 2, 3), int32(-1, -1, -1, -1), law, choice, 1)
+        tokens, _, _ = rank_coupled(
+            int32(0, 1, 2, 3), int32(-1, -1, -1, -1), distribution, choice, 1
+        )
         noise = gumbel(np.full(1, 9), np.full(1, position), np.arange(4))
-        assert tokens.tolist() == [int(np.argmax(law + noise))]
+        assert tokens.tolist() == [int(np.argmax(distribution + noise))]
 
 
 def test_no_nodes() -> None:

@@ -1,4 +1,6 @@
-"""The model drafter against a model that is a law over the whole text it sees in its KV cache."""
+"""The model drafter against a model that is a distribution over the whole text it sees in its KV
+cache.
+"""
 
 import logging
 import math
@@ -12,7 +14,7 @@ from draftline.core.types import Commit, DraftRequest, Proposal, Query
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions
 from draftline.models.load.model_info import ModelInfo
-from support.fakes.fake_model_stage import FakeModelStage, law, plain_chain
+from support.fakes.fake_model_stage import FakeModelStage, distribution, plain_chain
 
 VOCAB, SEED = 50, 12
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -61,7 +63,7 @@ def test_it_draws_the_model_s_chain_with_the_request_s_noise() -> None:
     proposal = bench.propose()
     assert proposal.tokens.tolist() == bench.chain(4)
     assert proposal.parents.tolist() == [-1, 0, 1, 2]
-    expected = [law(bench.text + bench.chain(4)[:k], SEED, VOCAB)[1] for k in range(4)]
+    expected = [distribution(bench.text + bench.chain(4)[:k], SEED, VOCAB)[1] for k in range(4)]
     np.testing.assert_allclose(proposal.log_probs, expected, rtol=1e-6)
     [sampling] = [bench.stage.steps[1].sampling]
     assert sampling.seed.tolist() == [SEED]
@@ -219,13 +221,13 @@ def test_an_unsure_token_is_the_last() -> None:
     threshold = 0.5
     bench = Bench(TEXT, num_tokens=12, stop="confidence", confidence_threshold=threshold)
     chain = bench.chain(12)
-    probs = [math.exp(law(TEXT + chain[:k], SEED, VOCAB)[1]) for k in range(12)]
+    probs = [math.exp(distribution(TEXT + chain[:k], SEED, VOCAB)[1]) for k in range(12)]
     unsure = next(k for k, prob in enumerate(probs) if prob < threshold)
     assert unsure < 11
     assert bench.propose().tokens.tolist() == chain[: unsure + 1]
 
 
-def test_a_law_that_is_uncertain_ends_the_chain() -> None:
+def test_a_distribution_that_is_uncertain_ends_the_chain() -> None:
     bench = Bench(TEXT, num_tokens=6, stop="svip")
     bench.stage.entropies = [0.1, 0.2, 0.7, 0.1]
     assert bench.propose().tokens.tolist() == bench.chain(3)
@@ -257,7 +259,7 @@ def test_at_temperature_0_the_first_token_s_rivals_stand_beside_it() -> None:
     bench = Bench(TEXT, num_tokens=3, branch=2)
     proposal = bench.propose()
     first = bench.chain(1)[0]
-    best = [(law(TEXT, 0, VOCAB)[0] + k) % VOCAB for k in range(3)]
+    best = [(distribution(TEXT, 0, VOCAB)[0] + k) % VOCAB for k in range(3)]
     rivals = [token for token in best if token != first][:2]
     assert proposal.tokens.tolist() == [*bench.chain(3), *rivals]
     assert proposal.parents.tolist() == [-1, 0, 1, -1, -1]

@@ -1,4 +1,4 @@
-"""Trees grown level by level, by hand and against a law whose every path is known."""
+"""Trees grown level by level, by hand and against a distribution whose every path is known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def path_of(expansion: Expansion, node: int) -> Path:
     return tuple(path[::-1])
 
 
-def law(path: Path, seed: int) -> np.ndarray:
+def distribution(path: Path, seed: int) -> np.ndarray:
     """Log-probabilities of a small vocabulary after a path."""
     weights = np.random.default_rng([seed, *path]).exponential(size=VOCAB)
     return np.log(weights / weights.sum())
@@ -33,9 +33,16 @@ def law(path: Path, seed: int) -> np.ndarray:
 
 def grown(expansion: Expansion, seed: int) -> Expansion:
     while expansion.frontier:
-        laws = [law(path_of(expansion, node), seed) for node in expansion.frontier]
-        ids = [np.argsort(-one, kind="stable")[: expansion.num_candidates].tolist() for one in laws]
-        expansion.grow(ids, [one[own].tolist() for one, own in zip(laws, ids, strict=True)])
+        distributions = [
+            distribution(path_of(expansion, node), seed) for node in expansion.frontier
+        ]
+        ids = [
+            np.argsort(-one, kind="stable")[: expansion.num_candidates].tolist()
+            for one in distributions
+        ]
+        expansion.grow(
+            ids, [one[own].tolist() for one, own in zip(distributions, ids, strict=True)]
+        )
     return expansion
 
 
@@ -73,12 +80,12 @@ def test_a_dynamic_tree_is_the_best_of_all_paths_where_it_is_wide_enough(
 ) -> None:
     found = proposed(grown(DynamicExpansion(top_k, depth), seed), max_nodes)
     scores = {
-        path: sum(law(path[:k], seed)[path[k]] for k in range(len(path)))
+        path: sum(distribution(path[:k], seed)[path[k]] for k in range(len(path)))
         for length in range(1, depth + 1)
         for path in product(range(VOCAB), repeat=length)
     }
     for path, log_prob in found:
-        assert log_prob == pytest.approx(law(path[:-1], seed)[path[-1]], abs=1e-5)
+        assert log_prob == pytest.approx(distribution(path[:-1], seed)[path[-1]], abs=1e-5)
     best = sorted(scores, key=lambda path: -scores[path])[:max_nodes]
     # Among the top_k best of all, no path has a beginning that a level of top_k would drop.
     if max_nodes <= top_k:
@@ -101,7 +108,9 @@ def test_a_static_tree_has_its_shape(choices: list[list[int]], max_nodes: int, s
 
 
 def _ranks(path: Path, seed: int) -> Path:
-    orders = [np.argsort(-law(path[:k], seed), kind="stable").tolist() for k in range(len(path))]
+    orders = [
+        np.argsort(-distribution(path[:k], seed), kind="stable").tolist() for k in range(len(path))
+    ]
     return tuple(order.index(token) for order, token in zip(orders, path, strict=True))
 
 

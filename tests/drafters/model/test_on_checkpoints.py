@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.errors import CheckpointError
+from draftline.core.logits_params import LogitsParams
 from draftline.core.sampling.noise import gumbel
-from draftline.core.shaping import Shaping
 from draftline.core.types import ROOT, Commit, DraftRequest, Proposal, Query
 from draftline.drafters.model import drafter as model
 from draftline.drafters.model.drafter import load_model_drafter
@@ -42,14 +42,14 @@ def draw_by_transformers(
     for _ in range(num_tokens):
         with torch.inference_mode():
             logits = model(torch.tensor([text + drawn])).logits[0, -1]
-        law = torch.log_softmax(logits, dim=-1).numpy()
-        scores = law
+        distribution = torch.log_softmax(logits, dim=-1).numpy()
+        scores = distribution
         if temperature > 0:
             position = np.full(1, len(text) + len(drawn))
             noise = gumbel(np.full(1, SEED), position, np.arange(VOCAB_SIZE))
             scores = logits.numpy() / temperature + noise
         drawn.append(int(np.argmax(scores)))
-        log_probs.append(float(law[drawn[-1]]))
+        log_probs.append(float(distribution[drawn[-1]]))
     return drawn, log_probs
 
 
@@ -78,7 +78,7 @@ def test_chains_equal_transformers(
         text += tokens
 
 
-def law_after(model: PreTrainedModel, text: list[int]) -> np.ndarray:
+def distribution_after(model: PreTrainedModel, text: list[int]) -> np.ndarray:
     with torch.inference_mode():
         logits = model(torch.tensor([text])).logits[0, -1]
     return torch.log_softmax(logits, dim=-1).numpy()
@@ -104,9 +104,20 @@ def test_a_dynamic_tree_is_eagle_2_s_by_whole_passes(
         expansion = DynamicExpansion(top_k=3, depth=3)
         paths: dict[int, list[int]] = {ROOT: []}
         while expansion.frontier:
-            laws = [law_after(whole_model, text + paths[node]) for node in expansion.frontier]
-            ids = [np.argsort(-law, kind="stable")[:3].tolist() for law in laws]
-            expansion.grow(ids, [law[own].tolist() for law, own in zip(laws, ids, strict=True)])
+            distributions = [
+                distribution_after(whole_model, text + paths[node]) for node in expansion.frontier
+            ]
+            ids = [
+                np.argsort(-distribution, kind="stable")[:3].tolist()
+                for distribution in distributions
+            ]
+            expansion.grow(
+                ids,
+                [
+                    distribution[own].tolist()
+                    for distribution, own in zip(distributions, ids, strict=True)
+                ],
+            )
             for node in expansion.frontier:
                 parent = expansion.parents[node]
                 paths[node] = [*paths[parent], expansion.tokens[node]]
@@ -144,11 +155,11 @@ def test_trees_hold_what_the_model_itself_would_say(
     assert len(proposals[1].tokens) > 4
 
 
-def test_a_shaped_law_gets_a_chain(checkpoint: Path) -> None:
+def test_a_shaped_distribution_gets_a_chain(checkpoint: Path) -> None:
     drafter = load_model_drafter(checkpoint, options=ModelOptions(device="cpu", tree="dynamic"))
-    shaping = Shaping(repetition_penalty=1.5)
+    logits_params = LogitsParams(repetition_penalty=1.5)
     text = np.arange(9, dtype=np.int32)
-    drafter.open(DraftRequest("r", text, 9, 0.0, SEED, shaping=shaping))
+    drafter.open(DraftRequest("r", text, 9, 0.0, SEED, logits_params=logits_params))
     [proposal] = drafter.propose([Query("r", 9, 30)])
     assert proposal.parents.tolist() == [-1, 0, 1, 2]
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftline.core.request.allowed_tokens import rules_of
+from draftline.core.logits_params import LogitsParams
+from draftline.core.request.allowed_tokens import allowed_tokens_of
 from draftline.core.request.request import Request, RequestState
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule, stop_token_ids
@@ -16,7 +17,6 @@ from draftline.core.sampling.choose import choose_tokens
 from draftline.core.sampling.edit_builder import build_edits
 from draftline.core.sampling.logit_edits import edit_logits
 from draftline.core.sampling.rows import sampling_rows
-from draftline.core.shaping import Shaping
 from draftline.core.tree.tree import NO_TREE
 from draftline.core.types import Commit, DraftRequest, Proposal, Query
 from draftline.drafters.model.drafter import ModelDrafter, load_model_drafter
@@ -74,9 +74,9 @@ def target(checkpoint: Path) -> PreTrainedModel:
 
 
 def state_of(params: SamplingParams) -> RequestState:
-    rules = rules_of(params, stop_token_ids(params, (EOS,)), VOCAB_SIZE)
+    rules = allowed_tokens_of(params, stop_token_ids(params, (EOS,)), VOCAB_SIZE)
     prompt = np.array(PROMPT, dtype=np.int32)
-    request = Request("r", prompt, params, SEED, 99, lambda _: None, rules=rules)
+    request = Request("r", prompt, params, SEED, 99, lambda _: None, allowed_tokens=rules)
     return RequestState(request, StopRule(params, (EOS,), 99, NoText()), [], arrival_time=0.0)
 
 
@@ -129,13 +129,14 @@ def test_every_drafted_token_is_the_target_s(
 
 def test_requests_of_one_batch_keep_their_own_parameters(checkpoint: Path) -> None:
     shaped = [
-        Shaping(logit_bias={23: -9.0}), Shaping(), Shaping(presence_penalty=2.0, top_k=4),
-        Shaping(allowed_token_ids=(5, 6, 7)), Shaping(banned_token_ids=(95,)),
+        LogitsParams(logit_bias={23: -9.0}), LogitsParams(),
+        LogitsParams(presence_penalty=2.0, top_k=4),
+        LogitsParams(allowed_token_ids=(5, 6, 7)), LogitsParams(banned_token_ids=(95,)),
     ]  # fmt: skip
     prompt = np.array(PROMPT, dtype=np.int32)
     requests = [
-        DraftRequest(str(index), prompt, 10, 1.0, SEED, shaping=shaping)
-        for index, shaping in enumerate(shaped)
+        DraftRequest(str(index), prompt, 10, 1.0, SEED, logits_params=logits_params)
+        for index, logits_params in enumerate(shaped)
     ]
     queries = [Query(request.request_id, len(PROMPT), 4) for request in requests]
     # Some draw while prompts of others are fed, so that rows are not requests.
@@ -150,18 +151,18 @@ def test_requests_of_one_batch_keep_their_own_parameters(checkpoint: Path) -> No
         assert alone.propose([query])[0].tokens.tolist() == chain
 
 
-def chain_of(checkpoint: Path, shaping: Shaping) -> list[int]:
+def chain_of(checkpoint: Path, logits_params: LogitsParams) -> list[int]:
     drafter = load_model_drafter(checkpoint)
     prompt = np.array(PROMPT, dtype=np.int32)
-    drafter.open(DraftRequest("r", prompt, 21, 1.0, SEED, shaping=shaping))
+    drafter.open(DraftRequest("r", prompt, 21, 1.0, SEED, logits_params=logits_params))
     return propose(drafter, len(PROMPT)).tokens.tolist()
 
 
 def test_tokens_that_only_the_target_has_change_nothing(checkpoint: Path) -> None:
-    mine = Shaping(logit_bias={3: 3.0}, banned_token_ids=(5,))
-    more = Shaping(logit_bias={3: 3.0, VOCAB_SIZE: 9.0}, banned_token_ids=(5, VOCAB_SIZE + 40))
+    mine = LogitsParams(logit_bias={3: 3.0}, banned_token_ids=(5,))
+    more = LogitsParams(logit_bias={3: 3.0, VOCAB_SIZE: 9.0}, banned_token_ids=(5, VOCAB_SIZE + 40))
     assert chain_of(checkpoint, more) == chain_of(checkpoint, mine)
 
 
 def test_where_the_drafter_has_no_token_to_choose_it_says_nothing(checkpoint: Path) -> None:
-    assert chain_of(checkpoint, Shaping(allowed_token_ids=(VOCAB_SIZE, 10_000))) == []
+    assert chain_of(checkpoint, LogitsParams(allowed_token_ids=(VOCAB_SIZE, 10_000))) == []

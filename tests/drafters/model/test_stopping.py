@@ -71,7 +71,7 @@ def test_tokens_behind_the_first_refused_one_teach_nothing() -> None:
     assert rule.threshold == pytest.approx(0.9)
 
 
-def test_svip_stops_where_the_law_is_uncertain() -> None:
+def test_svip_stops_where_the_distribution_is_uncertain() -> None:
     rule = Svip()
     # sqrt(0.15 H) > 0.3 from H = 0.6 on.
     assert not rule.stops_after(Drawn(-3.0, 0.59))

@@ -51,7 +51,7 @@ def test_widths_are_specinfers_expansion() -> None:
     [
         [[0], [1], [0, 0]],
         {"choices": [[0, 0], [1]]},
-        {"Successors": [[1, 2], [3], [], []], "depth": [0, 1, 1, 2]},
+        {"TopNextTokens": [[1, 2], [3], [], []], "depth": [0, 1, 1, 2]},
     ],
 )
 def test_files_of_medusa_eagle_and_sequoia(tmp_path: Path, data: object) -> None:
@@ -63,7 +63,7 @@ def test_files_of_medusa_eagle_and_sequoia(tmp_path: Path, data: object) -> None
 @pytest.mark.parametrize(
     "text",
     ["", "3", "{}", "[[-1]]", '[["a"]]', "[[]]", '{"widths": [0]}', '{"widths": [40, 40]}',
-     '{"Successors": [[0]]}', '{"Successors": [[1], [1]]}', '{"Successors": [[5]]}'],
+     '{"Top next tokens": [[0]]}', '{"Top next tokens": [[1], [1]]}', '{"Top next tokens": [[5]]}'],
 )  # fmt: skip
 def test_what_is_no_tree_is_refused_with_the_file_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tree.json"

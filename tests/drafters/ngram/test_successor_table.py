@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from draftline.core.errors import DrafterError
-from draftline.core.types import Int32, Successors
+from draftline.core.types import Int32, TopNextTokens
 from draftline.drafters.ngram.successor_table import SuccessorTable
 from draftline.drafters.ngram.tree_template import tree_template
 from hypothesis import given
@@ -19,10 +19,10 @@ rows = st.lists(
 )
 
 
-def heard(*known: tuple[int, list[int]], width: int = 2) -> Successors:
+def heard(*known: tuple[int, list[int]], width: int = 2) -> TopNextTokens:
     tokens = np.array([token for token, _ in known], dtype=np.int32)
     ids = np.array([ids for _, ids in known], dtype=np.int32).reshape(len(known), width)
-    return Successors(tokens, ids)
+    return TopNextTokens(tokens, ids)
 
 
 def drafts(table: SuccessorTable, root: int, num_nodes: int) -> tuple[list[int], list[int]]:
@@ -41,7 +41,7 @@ def test_below_what_is_not_known_is_nothing() -> None:
     table.learn(heard((1, [3, 2]), (2, [1, 5])))
     # Nodes 0, 1, 10 are known; 00, 000 and 01 are not, since 3 is not. 10 is the seventh.
     assert drafts(table, 1, 7) == ([3, 2, 1], [-1, -1, 1])
-    # Of 7 and 8 it has not heard, not even as successors.
+    # Of 7 and 8 it has not heard, not even as top next tokens.
     assert drafts(table, 3, 5) == drafts(table, 7, 5) == drafts(table, 8, 5) == ([], [])
 
 
@@ -56,12 +56,12 @@ def test_the_latest_counts_and_of_one_message_the_last() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (heard((1, [2, 3, 4]), width=3), "3 successors a token came, 2 were wanted"),
+        (heard((1, [2, 3, 4]), width=3), "3 top next tokens a token came, 2 were wanted"),
         (heard((VOCAB, [1, 2])), "token 9 is not below max_vocab, 9"),
         (heard((1, [1, 700])), "token 700"),
     ],
 )
-def test_what_does_not_fit_is_refused(wrong: Successors, message: str) -> None:
+def test_what_does_not_fit_is_refused(wrong: TopNextTokens, message: str) -> None:
     table = SuccessorTable(2, VOCAB)
     table.learn(heard((1, [2, 3])))
     with pytest.raises(DrafterError, match=message):

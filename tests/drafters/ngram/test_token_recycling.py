@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, DrafterError
-from draftline.core.types import Commit, DraftRequest, Proposal, Query, Successors
+from draftline.core.types import Commit, DraftRequest, Proposal, Query, TopNextTokens
 from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
 
 
 def drafter_of(**options: Any) -> TokenRecyclingDrafter:
-    return TokenRecyclingDrafter(options=TokenRecyclingOptions(num_successors=2, **options))
+    return TokenRecyclingDrafter(options=TokenRecyclingOptions(num_top_next_tokens=2, **options))
 
 
 def begin(drafter: TokenRecyclingDrafter, name: str, *text: int, **whose: str) -> None:
@@ -34,11 +34,11 @@ def commit(
     heard: dict[int, list[int]] | None = None,
     name: str = "r",
 ) -> None:
-    successors = None
+    top_next_tokens = None
     if heard is not None:
         ids = np.array(list(heard.values()), dtype=np.int32)
-        successors = Successors(np.array(list(heard), dtype=np.int32), ids)
-    drafter.observe([Commit(name, base, np.array(tokens, dtype=np.int32), None, successors)])
+        top_next_tokens = TopNextTokens(np.array(list(heard), dtype=np.int32), ids)
+    drafter.observe([Commit(name, base, np.array(tokens, dtype=np.int32), None, top_next_tokens)])
 
 
 def test_candidates_of_candidates_are_drafted() -> None:
@@ -66,7 +66,7 @@ def test_the_tree_of_a_file_is_drafted_through(tmp_path: Path) -> None:
     assert propose(drafter, 3).tokens.tolist() == [4, 6, 9]
     assert propose(drafter, 3, max_nodes=2).tokens.tolist() == [4, 6]
     file.write_text("[[2]]")
-    with pytest.raises(ConfigError, match="raise num_successors"):
+    with pytest.raises(ConfigError, match="raise num_top_next_tokens"):
         drafter_of(tree=str(file))
 
 
@@ -80,13 +80,13 @@ def test_below_an_unknown_token_is_nothing() -> None:
     assert proposal.parents.tolist() == [-1, -1, 1]
 
 
-def test_every_proposal_of_nodes_asks_for_the_successors_of_the_tree() -> None:
+def test_every_proposal_of_nodes_asks_for_the_top_next_tokens_of_the_tree() -> None:
     drafter = drafter_of()
     begin(drafter, "r", 1)
-    assert propose(drafter, 1).num_successors == 2
+    assert propose(drafter, 1).num_top_next_tokens == 2
     assert propose(drafter, 1).probe is None
-    assert propose(drafter, 1, max_nodes=0).num_successors == 0
-    assert TokenRecyclingOptions().num_successors == 8
+    assert propose(drafter, 1, max_nodes=0).num_top_next_tokens == 0
+    assert TokenRecyclingOptions().num_top_next_tokens == 8
 
 
 def test_a_batch_of_different_limits() -> None:
@@ -162,7 +162,7 @@ def test_other_answers_than_it_asked_for_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_successors", 0), ("num_successors", 65), ("share", 1), ("max_tables", 0)],
+    [("num_top_next_tokens", 0), ("num_top_next_tokens", 65), ("share", 1), ("max_tables", 0)],
 )
 def test_wrong_options_are_named(field: str, value: object) -> None:
     options: dict[str, Any] = {field: value}

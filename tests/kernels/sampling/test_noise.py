@@ -40,7 +40,7 @@ def test_a_whole_vocabulary_broadcasts_as_in_numpy() -> None:
     np.testing.assert_array_equal(got, reference.gumbel(seeds, positions, tokens))
 
 
-def test_noise_follows_the_gumbel_law() -> None:
+def test_noise_follows_the_gumbel_distribution() -> None:
     """Kolmogorov-Smirnov; a correct generator with another seed would fail once in a million."""
     tokens = torch.arange(100_000)
     sample = gumbel(torch.tensor(3), torch.tensor(11), tokens).numpy()

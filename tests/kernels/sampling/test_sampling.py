@@ -157,7 +157,7 @@ def test_borders_are_exact(filters: dict[str, Any], room: int) -> None:
     scaled = (logits[0] - logits.max()) / np.float32(1.5)
     ranks = (np.abs(scaled).view(np.int32).astype(np.int64) << 32) | np.arange(90)
     assert 1 < len(kept) < 60
-    np.testing.assert_array_equal(np.flatnonzero(ranks <= scratch.borders.item()), kept)
+    np.testing.assert_array_equal(np.flatnonzero(ranks <= scratch.thresholds.item()), kept)
 
 
 @pytest.mark.gpu

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from draftline.core.logits_params import LogitsParams
 from draftline.core.sampling.rows import sampling_rows
-from draftline.core.shaping import Shaping
 from draftline.core.token_mask import mask_of
 from draftline.core.types import LogitEdits, StepOutput
 from draftline.models.attention.paged_kv import PagedKv
@@ -95,8 +95,13 @@ def test_stages_sample_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     mask = mask_of(range(0, VOCAB_SIZE, 3), VOCAB_SIZE)[None]
     edits = (LogitEdits(2, 3, none, none.astype(np.float32), None, mask),)
     for typical_p in (1.0, 0.5):
-        shapings = [Shaping(), Shaping(top_k=5), Shaping(top_p=0.8), Shaping(min_p=0.1)]
-        shapings += [Shaping(), Shaping(typical_p=typical_p)]
+        shapings = [
+            LogitsParams(),
+            LogitsParams(top_k=5),
+            LogitsParams(top_p=0.8),
+            LogitsParams(min_p=0.1),
+        ]
+        shapings += [LogitsParams(), LogitsParams(typical_p=typical_p)]
         sampling = sampling_rows([0, 1, 2, 1, 0, 1], shapings, range(6), np.arange(6))
         step = replace(plain, logits_rows=rows, sampling=sampling, edits=edits)
         found, expected = ours.run(step), theirs.run(step)
@@ -112,7 +117,10 @@ def test_scratch_grows_with_the_rows() -> None:
         logits = np.random.default_rng(num_rows).normal(size=(num_rows, vocab_size))
         data = torch.from_numpy(logits.astype(np.float32)).to(DEVICE)
         sampling = sampling_rows(
-            [1.0] * num_rows, [Shaping(top_k=4)] * num_rows, range(num_rows), np.arange(num_rows)
+            [1.0] * num_rows,
+            [LogitsParams(top_k=4)] * num_rows,
+            range(num_rows),
+            np.arange(num_rows),
         )
         found = sampler.choose(data, sampling)
         expected = TorchSampler().choose(data, sampling)

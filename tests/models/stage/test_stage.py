@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.core.candidates import Verdict
+from draftline.core.candidates import VerificationResult
 from draftline.core.tree.merge import merge
 from draftline.core.types import LogitEdits, Proposal, StepInput, StepOutput
 from draftline.core.verify.verification import Verification, candidates_of
@@ -212,7 +212,7 @@ def test_what_drafters_hear_of_a_row_is_not_edited_with_its_answer(llama: Target
     assert not set(output.target_tokens.tolist()) & set(best)
 
 
-def test_a_rule_s_verdicts_come_back_with_what_was_committed(llama: Target) -> None:
+def test_a_rule_s_verification_results_come_back_with_what_was_committed(llama: Target) -> None:
     llama.clear()
     request = PagedRequest([2, 9, 4, 1, 7])
     llama.logits([request.chunk(TOKENS[:9], 0)])
@@ -230,9 +230,9 @@ def test_a_rule_s_verdicts_come_back_with_what_was_committed(llama: Target) -> N
     output = run(
         llama.stages[0], replace(step, verification=Verification((candidates,), (7,), (9,)))
     )
-    assert output.verdicts == (Verdict([1], then),)
+    assert output.verification_results == (VerificationResult([1], then),)
     assert output.target_tokens[[0, 2]].tolist() == [best, then]
-    assert run(llama.stages[0], step).verdicts is None
+    assert run(llama.stages[0], step).verification_results is None
 
 
 def test_a_step_that_asks_for_nothing(llama: Target) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from draftline.core.errors import EngineClosed, RequestError
-from draftline.core.request.allowed_tokens import TokenRules
+from draftline.core.request.allowed_tokens import AllowedTokens
 from draftline.core.request.constraint import TreeForm
 from draftline.core.structured_output import StructuredOutput
 from draftline.core.token_mask import full_mask, unpack
@@ -53,7 +53,7 @@ def form_of(constraint: GrammarConstraint, tree: TokenTree) -> TreeForm:
 
 
 def allowed(constraint: GrammarConstraint, tree: TokenTree, always: UInt32 | None = None) -> Bool:
-    rules = TokenRules(always, None, 0, constraint)
+    rules = AllowedTokens(always, None, 0, constraint)
     return rules.allowed(tree, 0, form=form_of(constraint, tree))
 
 

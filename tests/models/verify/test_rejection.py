@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from draftline.core.draft_laws import DraftLaws
+from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.tree.merge import merge
 from draftline.core.types import ROOT, Proposal
-from draftline.core.verify.rng import SeededChance
+from draftline.core.verify.rng import SeededRng
 from draftline.core.verify.rules import RULES
 from draftline.core.verify.verification import (
     TreeCandidates,
@@ -24,14 +24,16 @@ VOCAB = 6
 
 
 def random_proposal(rng: np.random.Generator, name: str) -> Proposal:
-    """A random tree, its nodes drawn from random cut laws, or no draws."""
+    """A random tree, its nodes drawn from random cut distributions, or no draws."""
     size = int(rng.integers(0, 7))
     parents = np.array([rng.integers(ROOT, node) for node in range(size)], dtype=np.int32)
     ids = np.array([rng.permutation(VOCAB)[:4] for _ in range(size)], dtype=np.int32).reshape(-1, 4)
     probs = rng.dirichlet(np.ones(4), size).astype(np.float32).reshape(-1, 4)
     tokens = np.array([rng.choice(row) for row in ids], dtype=np.int32)
-    laws = DraftLaws(ids, probs) if rng.random() < 0.7 else None
-    return Proposal(name, tokens, parents, np.zeros(size, dtype=np.float32), laws=laws)
+    distributions = DraftDistributions(ids, probs) if rng.random() < 0.7 else None
+    return Proposal(
+        name, tokens, parents, np.zeros(size, dtype=np.float32), distributions=distributions
+    )
 
 
 def random_tree(rng: np.random.Generator) -> TreeCandidates:
@@ -44,19 +46,25 @@ def random_tree(rng: np.random.Generator) -> TreeCandidates:
 
 @settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_every_verdict_is_that_of_the_numpy_rule(num_trees: int, seed: int) -> None:
+def test_every_verification_result_is_that_of_the_numpy_rule(num_trees: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     trees = tuple(random_tree(rng) for _ in range(num_trees))
     seeds = tuple(rng.integers(0, 2**62, num_trees).tolist())
     positions = tuple(rng.integers(0, 2**20, num_trees).tolist())
     sizes = [1 + tree.num_nodes for tree in trees]
-    laws = rng.dirichlet(np.full(VOCAB, 0.5), sum(sizes))
+    distributions = rng.dirichlet(np.full(VOCAB, 0.5), sum(sizes))
     # Some targets are greedy.
-    laws[rng.random(len(laws)) < 0.2] = np.eye(VOCAB)[3]
-    found = verify_rejections(torch.from_numpy(laws), Verification(trees, seeds, positions))
+    distributions[rng.random(len(distributions)) < 0.2] = np.eye(VOCAB)[3]
+    found = verify_rejections(
+        torch.from_numpy(distributions), Verification(trees, seeds, positions)
+    )
     first = 0
-    for tree, size, verdict, place in zip(trees, sizes, found, range(num_trees), strict=True):
-        chance = SeededChance(seeds[place], positions[place])
+    for tree, size, verification_result, place in zip(
+        trees, sizes, found, range(num_trees), strict=True
+    ):
+        rng = SeededRng(seeds[place], positions[place])
         rule = RULES["rejection"]
-        assert verdict == rule(laws[first : first + size], children_of(tree, VOCAB), chance)
+        assert verification_result == rule(
+            distributions[first : first + size], children_of(tree, VOCAB), rng
+        )
         first += size

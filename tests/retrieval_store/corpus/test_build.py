@@ -13,12 +13,12 @@ from draftline.retrieval_store.corpus.document_filter import DocumentRules
 from draftline.retrieval_store.corpus.documents import Document, TokenizedDocument, Unreadable
 from draftline.retrieval_store.corpus.refine import Windows
 from draftline.retrieval_store.corpus.scoring import CorpusScorer
-from draftline.retrieval_store.delta.fitness import Fitness
+from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.directory_store.store import DirectoryStore
 from draftline.retrieval_store.serving.service import RetrievalService
 from support.inputs.segments import context
 
-FITNESS = Fitness(tokenizer_hash="tokenizer", model_hash="model", vocab_size=256)
+FINGERPRINT = Fingerprint(tokenizer_hash="tokenizer", model_hash="model", vocab_size=256)
 RULES = DocumentRules(min_tokens=3)
 WINDOWS = Windows(window=64, overlap=8)
 
@@ -50,7 +50,7 @@ DOCUMENTS = [
 def test_the_lowest_perplexities_are_stored(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     refinement = Refinement(scorer=SCORER, keep=2)
-    settings = BuildSettings(fitness=FITNESS, rules=RULES, refinement=refinement)
+    settings = BuildSettings(fingerprint=FINGERPRINT, rules=RULES, refinement=refinement)
     report = build_corpus(store, "n", iter(DOCUMENTS), tokenize, settings)
     assert report.num_read == 6
     assert report.dropped == {"duplicate": 1, "not UTF-8": 1, "too short": 1, "perplexity": 1}
@@ -78,7 +78,7 @@ def test_the_lowest_perplexities_are_stored(tmp_path: Path) -> None:
 
 def test_without_refinement_all_stay_and_large_corpora_are_split(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    settings = BuildSettings(fitness=FITNESS, rules=RULES, max_segment_tokens=8)
+    settings = BuildSettings(fingerprint=FINGERPRINT, rules=RULES, max_segment_tokens=8)
     report = build_corpus(store, "n", DOCUMENTS, tokenize, settings)
     assert (report.num_kept, len(report.segment_ids)) == (3, 2)
     assert report.perplexities == {}
@@ -89,7 +89,7 @@ def test_without_refinement_all_stay_and_large_corpora_are_split(tmp_path: Path)
 def test_a_corpus_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     refinement = Refinement(scorer=SCORER, max_perplexity=1.0)
-    settings = BuildSettings(fitness=FITNESS, rules=RULES, refinement=refinement)
+    settings = BuildSettings(fingerprint=FINGERPRINT, rules=RULES, refinement=refinement)
     with pytest.raises(ConfigError, match=r"none of 6 is left .*perplexity: 3"):
         build_corpus(store, "n", DOCUMENTS, tokenize, settings)
     with pytest.raises(ConfigError, match="none of 0 is left"):
@@ -106,7 +106,7 @@ def test_impossible_limits_are_refused(limits: dict) -> None:
 def test_the_progress_bar_goes_to_stderr_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = BuildSettings(fitness=FITNESS, rules=RULES, show_progress=True)
+    settings = BuildSettings(fingerprint=FINGERPRINT, rules=RULES, show_progress=True)
     build_corpus(DirectoryStore(tmp_path), "n", DOCUMENTS, tokenize, settings)
     printed = capsys.readouterr()
     assert printed.out == ""

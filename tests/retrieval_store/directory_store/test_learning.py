@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from draftline.core.errors import ConfigError, StoreError
 from draftline.retrieval_store.delta.delta_log import Folded, text_digest
-from draftline.retrieval_store.delta.fitness import Fitness
+from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.delta.fold import Folder
 from draftline.retrieval_store.delta.settings import LearningSettings
 from draftline.retrieval_store.directory_store import locks as directory_locks
@@ -19,7 +19,7 @@ from draftline.retrieval_store.directory_store.store import GRACE_SECONDS
 from draftline.retrieval_store.learning.erasure import forget_namespace
 from draftline.retrieval_store.serving.open_store import open_delta_log, open_eraser, open_policy
 from support.contracts.containment_contract import ContainmentContract, FolderVandal
-from support.contracts.delta_log_contract import FITNESS, DeltaLogContract, Make, learned
+from support.contracts.delta_log_contract import FINGERPRINT, DeltaLogContract, Make, learned
 from support.contracts.forgetting_contract import ForgettingContract
 from support.contracts.learning_contract import LearningContract
 from support.contracts.policy_contract import PolicyContract
@@ -30,8 +30,8 @@ from support.servers.learning_replica import Replica
 class TestDirectoryDeltaLog(DeltaLogContract):
     @pytest.fixture
     def make_log(self, tmp_path: Path) -> Make:
-        def make(fitness: Fitness, settings: LearningSettings) -> DirectoryDeltaLog:
-            return DirectoryDeltaLog(tmp_path / "store", fitness, settings)
+        def make(fingerprint: Fingerprint, settings: LearningSettings) -> DirectoryDeltaLog:
+            return DirectoryDeltaLog(tmp_path / "store", fingerprint, settings)
 
         return make
 
@@ -60,7 +60,7 @@ class TestDirectoryContainment(ContainmentContract):
 
 def older_log(folder: Path, namespace: str, rows: list[object], **changes: object) -> Path:
     """A log as versions before this one wrote it."""
-    path = folder / ".delta" / namespace / f"{FITNESS.tag}.json"
+    path = folder / ".delta" / namespace / f"{FINGERPRINT.tag}.json"
     path.parent.mkdir(parents=True)
     fields = {"epoch": "e", "next": 9, "folded": Folded().to_json(), "events": rows}
     path.write_text(json.dumps(fields | changes), encoding="utf-8")
@@ -137,7 +137,7 @@ def test_a_log_that_cannot_be_read_costs_its_own_namespace_only(tmp_path: Path) 
     with pytest.raises(StoreError, match="cannot be read"):
         replica.learn("tenant", 1, 2, 3)
     with pytest.raises(StoreError, match="cannot be read"):
-        Folder(replica.store, replica.log, FITNESS, LearningSettings(fold_entries=1)).fold_due()
+        Folder(replica.store, replica.log, FINGERPRINT, LearningSettings(fold_entries=1)).fold_due()
     assert replica.log.read("other") == []
 
 
@@ -238,4 +238,4 @@ def test_the_bundled_store_is_never_written() -> None:
     with pytest.raises(ConfigError, match="bundled store is not written"):
         open_eraser("demo")
     with pytest.raises(ConfigError, match="bundled store is not written"):
-        open_delta_log("demo", FITNESS, LearningSettings())
+        open_delta_log("demo", FINGERPRINT, LearningSettings())

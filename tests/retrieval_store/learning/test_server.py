@@ -13,7 +13,7 @@ from draftline.core.learner import Ended
 from draftline.retrieval_store.learning.wire import decode_learn, encode_learn
 from draftline.retrieval_store.retrieval_pb2 import LearnRequest
 from draftline.retrieval_store.serving.open_store import open_policy
-from support.contracts.delta_log_contract import FITNESS, OTHER_MODEL
+from support.contracts.delta_log_contract import FINGERPRINT, OTHER_MODEL
 from support.inputs.segments import context
 from support.servers.learning_replica import Replica
 
@@ -37,9 +37,9 @@ async def client(replica: Replica) -> AsyncIterator[GrpcLookup]:
 
 
 async def test_what_is_sent_is_learned(client: GrpcLookup, replica: Replica) -> None:
-    counts = [await asyncio.to_thread(client.learn, ENDED, FITNESS)]
+    counts = [await asyncio.to_thread(client.learn, ENDED, FINGERPRINT)]
     replica.service.refresh()
-    counts.append(await asyncio.to_thread(client.learn, ENDED, FITNESS))
+    counts.append(await asyncio.to_thread(client.learn, ENDED, FINGERPRINT))
     assert counts == [{"learned": 1}, {"repeated": 1}]
     found = await asyncio.to_thread(client.lookup, [context(1, 2)], ["tenant"], [4])
     assert found[0].tokens.tolist() == [3, 4]
@@ -50,12 +50,12 @@ async def test_what_the_stores_policy_forbids_is_told(
 ) -> None:
     replica.learn("other", 1, 2, 3)
     open_policy(str(tmp_path / "store"), writes=True).switch("tenant", learns=False)
-    assert await asyncio.to_thread(client.learn, ENDED, FITNESS) == {"off": 1}
+    assert await asyncio.to_thread(client.learn, ENDED, FINGERPRINT) == {"off": 1}
     assert replica.log.epochs().keys() == {"other"}
 
 
 async def test_texts_of_another_model_are_refused(client: GrpcLookup, replica: Replica) -> None:
-    with pytest.raises(DrafterError, match="INVALID_ARGUMENT fitness: the text is of another"):
+    with pytest.raises(DrafterError, match="INVALID_ARGUMENT fingerprint: the text is of another"):
         await asyncio.to_thread(client.learn, ENDED, OTHER_MODEL)
     assert replica.log.epochs() == {}
 
@@ -68,24 +68,24 @@ async def test_a_store_out_of_reach_is_a_drafter_error(
 
     monkeypatch.setattr(replica.log, "append", dead)
     with pytest.raises(DrafterError, match="UNAVAILABLE dead"):
-        await asyncio.to_thread(client.learn, ENDED, FITNESS)
+        await asyncio.to_thread(client.learn, ENDED, FINGERPRINT)
 
 
 async def test_a_server_that_does_not_learn_says_so(replica: Replica) -> None:
     server = RetrievalServer(replica.service)
     client = GrpcLookup(f"127.0.0.1:{await server.start()}", timeout_s=30)
     with pytest.raises(DrafterError, match="UNIMPLEMENTED"):
-        await asyncio.to_thread(client.learn, ENDED, FITNESS)
+        await asyncio.to_thread(client.learn, ENDED, FINGERPRINT)
     client.close()
     await server.stop()
 
 
 def test_the_wire_keeps_all() -> None:
-    ended, fitness = decode_learn(LearnRequest.FromString(encode_learn(ENDED, FITNESS)))
-    assert (ended.namespace, ended.accepted, fitness) == ("tenant", ENDED.accepted, FITNESS)
+    ended, fingerprint = decode_learn(LearnRequest.FromString(encode_learn(ENDED, FINGERPRINT)))
+    assert (ended.namespace, ended.accepted, fingerprint) == ("tenant", ENDED.accepted, FINGERPRINT)
     assert ended.tokens.tolist() == ENDED.tokens.tolist()
     bare = Ended("tenant", context(1, 2, 3))
-    assert decode_learn(LearnRequest.FromString(encode_learn(bare, FITNESS)))[0].accepted == ()
+    assert decode_learn(LearnRequest.FromString(encode_learn(bare, FINGERPRINT)))[0].accepted == ()
 
 
 @pytest.mark.parametrize("runs", [[0], [2, 1], [1, 1], [-1, 2], [0, 9]])

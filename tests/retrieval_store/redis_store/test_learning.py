@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from draftline.core.errors import StoreError
 from draftline.retrieval_store.delta.delta_log import Folded
-from draftline.retrieval_store.delta.fitness import Fitness
+from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.delta.settings import LearningSettings
 from draftline.retrieval_store.learning.erasure import forget_namespace
 from draftline.retrieval_store.redis_store import delta_log as redis_delta_log
@@ -13,7 +13,7 @@ from draftline.retrieval_store.redis_store import eraser as redis_eraser
 from draftline.retrieval_store.redis_store.delta_log import RedisDeltaLog
 from draftline.retrieval_store.serving.open_store import open_eraser, open_policy
 from support.contracts.containment_contract import ContainmentContract, RedisVandal
-from support.contracts.delta_log_contract import FITNESS, DeltaLogContract, Make, learned
+from support.contracts.delta_log_contract import FINGERPRINT, DeltaLogContract, Make, learned
 from support.contracts.forgetting_contract import ForgettingContract
 from support.contracts.learning_contract import LearningContract
 from support.contracts.policy_contract import PolicyContract
@@ -32,8 +32,8 @@ def url(server: RedisServer) -> str:
 class TestRedisDeltaLog(DeltaLogContract):
     @pytest.fixture
     def make_log(self, url: str) -> Make:
-        def make(fitness: Fitness, settings: LearningSettings) -> RedisDeltaLog:
-            return RedisDeltaLog(url, fitness, settings)
+        def make(fingerprint: Fingerprint, settings: LearningSettings) -> RedisDeltaLog:
+            return RedisDeltaLog(url, fingerprint, settings)
 
         return make
 
@@ -71,7 +71,7 @@ def test_foreign_entries_of_a_stream_are_left_out(server: RedisServer, url: str)
 
 
 def test_a_lost_lock_ends_the_fold(server: RedisServer, url: str) -> None:
-    log = RedisDeltaLog(url, FITNESS, LearningSettings())
+    log = RedisDeltaLog(url, FINGERPRINT, LearningSettings())
     log.append("tenant", [learned(1, 2, 3)])
     with server.raw() as client, log.locked("tenant"):
         (key,) = client.keys("*:lock:*")
@@ -128,7 +128,7 @@ def test_namespaces_that_nobody_can_have_are_passed_over(server: RedisServer, ur
     with server.raw() as client:
         (key,) = client.keys("*:delta:*")
         for name in (b"a b", b"", b"\xff", b"a/b"):
-            client.hset("{draftline:retrieval}:epochs", name + b"/" + FITNESS.tag.encode(), "e")
+            client.hset("{draftline:retrieval}:epochs", name + b"/" + FINGERPRINT.tag.encode(), "e")
             client.copy(key, key.replace(b"tenant", name))
     settings = LearningSettings(fold_entries=1)
     fresh = Replica(url, settings)

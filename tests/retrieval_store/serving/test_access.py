@@ -20,7 +20,7 @@ from draftline.core.learner import Ended
 from draftline.core.types import DraftRequest, Query
 from draftline.retrieval_store.search.lookup import SegmentLookup
 from draftline.retrieval_store.wire import METHOD, encode_request
-from support.contracts.delta_log_contract import FITNESS
+from support.contracts.delta_log_contract import FINGERPRINT
 from support.fakes.fake_link import FakeClock
 from support.inputs.segments import context, make_segment
 from support.servers.learning_replica import Replica
@@ -121,11 +121,11 @@ async def test_only_listed_namespaces_are_learned(
     client = GrpcLookup(f"127.0.0.1:{await server.start()}", timeout_s=30, token=token)
     ended = Ended(namespace, context(1, 2, 3, 4))
     if is_allowed:
-        assert await asyncio.to_thread(client.learn, ended, FITNESS) == {"learned": 1}
+        assert await asyncio.to_thread(client.learn, ended, FINGERPRINT) == {"learned": 1}
         assert replica.log.epochs().keys() == {namespace}
     else:
         with pytest.raises(DrafterError, match=r"PERMISSION_DENIED|UNAUTHENTICATED"):
-            await asyncio.to_thread(client.learn, ended, FITNESS)
+            await asyncio.to_thread(client.learn, ended, FINGERPRINT)
         assert replica.log.epochs() == {}
     client.close()
     await server.stop()

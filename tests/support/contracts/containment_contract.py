@@ -18,7 +18,7 @@ from draftline.retrieval_store.delta.fold import Folder
 from draftline.retrieval_store.delta.settings import LearningSettings
 from draftline.retrieval_store.learning.erasure import forget_namespace
 from draftline.retrieval_store.serving.open_store import open_eraser, open_policy, open_store
-from draftline.tests.support.contracts.delta_log_contract import FITNESS
+from draftline.tests.support.contracts.delta_log_contract import FINGERPRINT
 from draftline.tests.support.inputs.segments import context, make_segment
 from draftline.tests.support.servers.learning_replica import Replica
 
@@ -318,7 +318,7 @@ def learned_text(*tokens: int) -> DeltaEvent:
 def due(replica: Replica) -> Folder:
     """What folds every log that holds anything, and knows the store as it is now."""
     settings = LearningSettings(fold_entries=1)
-    return Folder(replica.store, replica.log, FITNESS, settings, watch=replica.learning.watch)
+    return Folder(replica.store, replica.log, FINGERPRINT, settings, watch=replica.learning.watch)
 
 
 class FolderVandal:

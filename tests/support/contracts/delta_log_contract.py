@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.retrieval_store.delta.delta_log import DeltaEvent, DeltaLog, Folded, text_digest
-from draftline.retrieval_store.delta.fitness import Fitness
+from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.delta.settings import LearningSettings
 
-FITNESS = Fitness(tokenizer_hash="tokenizer", model_hash="model", vocab_size=32)
-OTHER_MODEL = Fitness(tokenizer_hash="tokenizer", model_hash="other", vocab_size=32)
+FINGERPRINT = Fingerprint(tokenizer_hash="tokenizer", model_hash="model", vocab_size=32)
+OTHER_MODEL = Fingerprint(tokenizer_hash="tokenizer", model_hash="other", vocab_size=32)
 
 FOLDED = Folded("a" * 32, 5.0, {"b" * 32: 2.0}, ("c" * 32,))
 
-Make = Callable[[Fitness, LearningSettings], DeltaLog]
+Make = Callable[[Fingerprint, LearningSettings], DeltaLog]
 
 
 def learned(*tokens: int) -> DeltaEvent:
@@ -36,11 +36,11 @@ def texts(log: DeltaLog, namespace: str) -> list[list[int]]:
 class DeltaLogContract:
     @pytest.fixture
     def log(self, make_log: Make) -> DeltaLog:
-        return make_log(FITNESS, LearningSettings())
+        return make_log(FINGERPRINT, LearningSettings())
 
     @pytest.fixture
     def second_log(self, make_log: Make) -> DeltaLog:
-        return make_log(FITNESS, LearningSettings())
+        return make_log(FINGERPRINT, LearningSettings())
 
     def test_a_new_log_is_empty(self, log: DeltaLog) -> None:
         assert log.epochs() == {}
@@ -103,7 +103,7 @@ class DeltaLogContract:
             assert again
 
     def test_a_log_is_bounded_oldest_out_first(self, make_log: Make) -> None:
-        log = make_log(FITNESS, LearningSettings(log_entries=100))
+        log = make_log(FINGERPRINT, LearningSettings(log_entries=100))
         for start in range(0, 600, 20):
             log.append("n", [learned(1, 2, value) for value in range(start, start + 20)])
         found = [tokens[2] for tokens in texts(log, "n")]

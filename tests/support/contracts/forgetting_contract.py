@@ -17,7 +17,7 @@ class ForgettingContract:
             one.learn(name, 1, 2, 3)
             one.folder.fold(name, must=True)
             one.learn(name, 1, 2, 4)
-        Replica(url, fitness=OTHER_MODEL).learn("tenant", 1, 2, 5)
+        Replica(url, fingerprint=OTHER_MODEL).learn("tenant", 1, 2, 5)
         assert two.fresh_answer("tenant", 1, 2) == {3, 4}
         eraser = open_eraser(url)
         assert forget_namespace(eraser, "tenant") > 0

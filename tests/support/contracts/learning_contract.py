@@ -11,7 +11,7 @@ from draftline.core.learner import Ended
 from draftline.retrieval_store.delta.delta_log import text_digest
 from draftline.retrieval_store.delta.fold import Folder
 from draftline.retrieval_store.delta.settings import LearningSettings
-from draftline.tests.support.contracts.delta_log_contract import FITNESS, OTHER_MODEL, learned
+from draftline.tests.support.contracts.delta_log_contract import FINGERPRINT, OTHER_MODEL, learned
 from draftline.tests.support.inputs.segments import context, make_segment
 from draftline.tests.support.servers.learning_replica import Replica, soon
 
@@ -52,7 +52,7 @@ class LearningContract:
         assert replica.fresh_answer("shared", 1, 2) == set()
         assert replica.fresh_answer("tenant", 1, 2) == set()
         settings = LearningSettings(fold_entries=1)
-        assert Folder(replica.store, replica.log, FITNESS, settings).fold_due() == []
+        assert Folder(replica.store, replica.log, FINGERPRINT, settings).fold_due() == []
 
     def test_namespaces_that_are_off_are_not_learned(self, url: str) -> None:
         replica = Replica(url, off=["silent"])
@@ -78,7 +78,7 @@ class LearningContract:
         replica.learn("tenant", -1, 2, 3)
         replica.learn("tenant", *[1] * 5000)
         assert replica.learning.counts == {"unfit": 4}
-        with pytest.raises(ConfigError, match="fitness"):
+        with pytest.raises(ConfigError, match="fingerprint"):
             replica.service.learn(Ended("tenant", context(1, 2, 3)), OTHER_MODEL)
 
     def test_a_bad_event_in_a_log_keeps_nobody_elses_away(self, url: str) -> None:
@@ -91,7 +91,7 @@ class LearningContract:
         assert replica.folder.fold("good", must=True)
 
     def test_texts_of_other_models_are_not_read(self, url: str) -> None:
-        Replica(url, fitness=OTHER_MODEL).learn("tenant", 1, 2, 3)
+        Replica(url, fingerprint=OTHER_MODEL).learn("tenant", 1, 2, 3)
         assert Replica(url).fresh_answer("tenant", 1, 2) == set()
 
     def test_a_repeated_text_is_written_once_and_counts_more(self, url: str) -> None:
@@ -141,7 +141,7 @@ class LearningContract:
             LearningSettings(log_seconds=1e-3, half_life=1e9),
         ):
             time.sleep(0.002)
-            folder = Folder(replica.store, replica.log, FITNESS, settings)
+            folder = Folder(replica.store, replica.log, FINGERPRINT, settings)
             assert folder.fold_due() == ["tenant"]
             assert folder.fold_due() == []
             replica.learn("tenant", 1, 2, 3)

@@ -87,7 +87,7 @@ class PolicyContract:
 
     def test_it_holds_for_every_model(self, url: str, policy: LearningPolicy) -> None:
         policy.switch("tenant", learns=False)
-        other = Replica(url, fitness=OTHER_MODEL)
+        other = Replica(url, fingerprint=OTHER_MODEL)
         assert not other.log.append("tenant", [learned(1, 2, 3)])
         assert other.log.epochs() == {}
 

@@ -26,7 +26,7 @@ from draftline.core.types import (
     Proposal,
     Query,
     StepCommit,
-    Successors,
+    TopNextTokens,
 )
 from support.fakes.fake_target import FakeTarget, next_token, top_ids
 
@@ -49,10 +49,10 @@ class RandomDrafters:
         vocab: int,
         memory: int | None,
         *,
-        successors: bool = False,
+        top_next_tokens: bool = False,
     ) -> None:
         self.rng = rng
-        self.successors = successors
+        self.top_next_tokens = top_next_tokens
         self.wishes: dict[tuple[str, str], int] = {}
         self.successor_rows = 0
         self.vocab = vocab
@@ -90,7 +90,7 @@ class RandomDrafters:
             for answer in commit.probe_ids.values():
                 assert answer.shape == (2, 3)
                 self.probe_answers += 1
-            for source, heard in commit.successors.items():
+            for source, heard in commit.top_next_tokens.items():
                 self._check_heard(commit, heard, self.wishes[commit.request_id, source])
         await asyncio.sleep(0)
         return {query.request_id: self._propose(query, left_out) for query in queries}
@@ -98,7 +98,7 @@ class RandomDrafters:
     def costs(self) -> dict[str, float]:
         return {"first": 0.0, "second": 0.0}
 
-    def _check_heard(self, commit: StepCommit, heard: Successors, count: int) -> None:
+    def _check_heard(self, commit: StepCommit, heard: TopNextTokens, count: int) -> None:
         """Every row has what was asked for; the root's is the first, and no accepted one lacks."""
         assert heard.ids.shape == (len(heard.tokens), count)
         self.successor_rows += len(heard.tokens)
@@ -130,7 +130,7 @@ class RandomDrafters:
             paths.append([*path, token])
         probe = self._probe() if self.probes and self.rng.random() < 0.5 else None
         nodes = np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32)
-        wish = int(self.rng.integers(0, 5)) if self.successors else 0
+        wish = int(self.rng.integers(0, 5)) if self.top_next_tokens else 0
         self.wishes[query.request_id, source] = wish
         return Proposal(source, *nodes, np.zeros(len(tokens), dtype=np.float32), probe, wish)
 
@@ -156,7 +156,7 @@ class Bench:
     num_groups: int = 1
     seed: int = 0
     probes: bool = False
-    successors: bool = False
+    top_next_tokens: bool = False
     vocab: int = 7
     block_size: int = 4
     memory: int | None = 2
@@ -173,7 +173,7 @@ class Bench:
             self.probes,
             self.vocab,
             self.memory,
-            successors=self.successors,
+            top_next_tokens=self.top_next_tokens,
         )
         limits = SchedulerLimits(
             max_running=self.max_running,

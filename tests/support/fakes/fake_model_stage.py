@@ -1,4 +1,4 @@
-"""A drafter's model without a model: a law over the whole text that a row sees."""
+"""A drafter's model without a model: a distribution over the whole text that a row sees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftline.core.types import Int32, StepInput, StepOutput
 from support.fakes.fake_target import FakeTarget
 
 
-def law(text: list[int], seed: int, vocab_size: int) -> tuple[int, float]:
+def distribution(text: list[int], seed: int, vocab_size: int) -> tuple[int, float]:
     """The token after `text`, and the log-probability that the model claims for it."""
     key = hashlib.blake2b(repr((text, seed)).encode(), digest_size=8).digest()
     token = int.from_bytes(key[:4], "little") % vocab_size
@@ -18,10 +18,10 @@ def law(text: list[int], seed: int, vocab_size: int) -> tuple[int, float]:
 
 
 def plain_chain(text: list[int], seed: int, vocab_size: int, num_tokens: int) -> list[int]:
-    """The chain that the law draws below `text`."""
+    """The chain that the distribution draws below `text`."""
     drawn: list[int] = []
     for _ in range(num_tokens):
-        drawn.append(law(text + drawn, seed, vocab_size)[0])
+        drawn.append(distribution(text + drawn, seed, vocab_size)[0])
     return drawn
 
 
@@ -37,7 +37,7 @@ class FakeModelStage(FakeTarget):
         output = self._run(step)
         rows = step.logits_rows.tolist()
         chosen = [
-            law(self._visible(step, row), seed, self._vocab_size)
+            distribution(self._visible(step, row), seed, self._vocab_size)
             for row, seed in zip(rows, step.sampling.seed.tolist(), strict=True)
         ]
         assert step.with_log_probs
@@ -51,5 +51,5 @@ class FakeModelStage(FakeTarget):
         )
 
     def _top_ids(self, text: list[int], top_k: int) -> Int32:
-        first, _ = law(text, 0, self._vocab_size)
+        first, _ = distribution(text, 0, self._vocab_size)
         return (first + np.arange(top_k, dtype=np.int32)) % self._vocab_size

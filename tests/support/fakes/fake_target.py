@@ -1,4 +1,5 @@
-"""A target without a model: a law over the exact text that a row sees through the KV cache.
+"""A target without a model: a distribution over the exact text that a row sees through the KV
+cache.
 
 It keeps (token, position) for every slot and moves them as a stage would, so that a wrong slot,
 mask, position, move or block table changes its answers or fails an assertion.

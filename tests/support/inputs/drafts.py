@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from draftline.core.candidates import Candidate, Chance, Verdict
+from draftline.core.candidates import Candidate, Rng, VerificationResult
 from draftline.core.types import Float64
-from support.inputs.enumeration import Laws, Text
+from support.inputs.enumeration import Distributions, Text
 
-# Draws the candidates after a text: their tokens and declared laws, in the order of their tests.
-Draw = Callable[[Chance, Text], list[tuple[int, Float64 | None]]]
-Rule = Callable[[Float64, list[list[Candidate]], Chance], Verdict]
+# Draws the candidates after a text: their tokens and declared distributions, in the order of their
+# tests.
+Draw = Callable[[Rng, Text], list[tuple[int, Float64 | None]]]
+Rule = Callable[[Float64, list[list[Candidate]], Rng], VerificationResult]
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class Draft:
     texts: list[Text] = field(default_factory=lambda: [()])
     children: list[list[Candidate]] = field(default_factory=lambda: [[]])
 
-    def add(self, node: int, token: int, law: Float64 | None) -> int:
+    def add(self, node: int, token: int, distribution: Float64 | None) -> int:
         """A candidate after `node`; equal tokens share a node."""
         known = [one.node for one in self.children[node + 1] if one.token == token]
         if known:
@@ -31,66 +32,70 @@ class Draft:
             found = len(self.texts) - 1
             self.texts.append((*self.texts[node + 1], token))
             self.children.append([])
-        self.children[node + 1].append(Candidate(found, token, law))
+        self.children[node + 1].append(Candidate(found, token, distribution))
         return found
 
-    def verify(self, rule: Rule, laws: Laws, chance: Chance) -> Text:
+    def verify(self, rule: Rule, distributions: Distributions, rng: Rng) -> Text:
         """What a rule commits."""
         # What comes after texts of full length is not looked at.
-        beyond = np.eye(len(laws[()]))[0]
-        table = np.array([laws.get(text, beyond) for text in self.texts])
-        path, token = rule(table, self.children, chance)
+        beyond = np.eye(len(distributions[()]))[0]
+        table = np.array([distributions.get(text, beyond) for text in self.texts])
+        path, token = rule(table, self.children, rng)
         text = self.texts[path[-1] + 1] if path else ()
         return (*text, token)
 
 
-def drawn_tree(chance: Chance, draws: Sequence[Draw]) -> Draft:
+def drawn_tree(rng: Rng, draws: Sequence[Draw]) -> Draft:
     """A tree whose level i is drawn by `draws[i]` after every node above it."""
     draft = Draft()
     level = [-1]
     for draw in draws:
         below = []
         for node in level:
-            for token, law in draw(chance, draft.texts[node + 1]):
-                child = draft.add(node, token, law)
+            for token, distribution in draw(rng, draft.texts[node + 1]):
+                child = draft.add(node, token, distribution)
                 if child not in below:
                     below.append(child)
         level = below
     return draft
 
 
-def iid(laws: Laws, count: int) -> Draw:
+def iid(distributions: Distributions, count: int) -> Draw:
     """Independent draws."""
-    return lambda chance, text: [(chance.draw(laws[text]), laws[text]) for _ in range(count)]
+    return lambda rng, text: [
+        (rng.draw(distributions[text]), distributions[text]) for _ in range(count)
+    ]
 
 
-def swor(laws: Laws, count: int) -> Draw:
-    """Draws without replacement, each with the law that was left."""
+def swor(distributions: Distributions, count: int) -> Draw:
+    """Draws without replacement, each with the distribution that was left."""
 
-    def draw(chance: Chance, text: Text) -> list[tuple[int, Float64 | None]]:
-        law = laws[text]
+    def draw(rng: Rng, text: Text) -> list[tuple[int, Float64 | None]]:
+        distribution = distributions[text]
         found: list[tuple[int, Float64 | None]] = []
-        for _ in range(min(count, np.count_nonzero(law))):
-            token = chance.draw(law)
-            found.append((token, law))
-            law = without(law, token)
+        for _ in range(min(count, np.count_nonzero(distribution))):
+            token = rng.draw(distribution)
+            found.append((token, distribution))
+            distribution = without(distribution, token)
         return found
 
     return draw
 
 
-def top(laws: Laws, count: int) -> Draw:
+def top(distributions: Distributions, count: int) -> Draw:
     """The most probable tokens, which are no draws."""
-    return lambda _, text: [(int(token), None) for token in np.argsort(-laws[text])[:count]]
+    return lambda _, text: [
+        (int(token), None) for token in np.argsort(-distributions[text])[:count]
+    ]
 
 
 def both(*draws: Draw) -> Draw:
     """The candidates of several drafters, in their order."""
-    return lambda chance, text: [one for draw in draws for one in draw(chance, text)]
+    return lambda rng, text: [one for draw in draws for one in draw(rng, text)]
 
 
-def without(law: Float64, token: int) -> Float64:
-    """`law` given that it is not this token."""
-    left = law.copy()
+def without(distribution: Float64, token: int) -> Float64:
+    """`distribution` given that it is not this token."""
+    left = distribution.copy()
     left[token] = 0.0
     return left / left.sum() if left.sum() > 0 else left

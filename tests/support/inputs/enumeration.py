@@ -12,12 +12,12 @@ from draftline.core.types import Float64
 
 T = TypeVar("T")
 Text = tuple[int, ...]
-# The law of the next token after every text that is long enough to matter.
-Laws = dict[Text, Float64]
+# The distribution of the next token after every text that is long enough to matter.
+Distributions = dict[Text, Float64]
 
 
 class Branch:
-    """A `Chance` that follows a script of choices, and then always takes the first one."""
+    """A `Rng` that follows a script of choices, and then always takes the first one."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self.weight = 1.0
@@ -25,14 +25,14 @@ class Branch:
         self._script = script
 
     def accepts(self, probability: float) -> bool:
-        """A coin."""
+        """A uniform."""
         assert -1e-12 <= probability <= 1 + 1e-12, probability
         return self._choose([(True, probability), (False, 1.0 - probability)])
 
-    def draw(self, law: Float64) -> int:
+    def draw(self, distribution: Float64) -> int:
         """A draw."""
-        assert abs(law.sum() - 1) < 1e-9, law
-        return self._choose([(token, float(weight)) for token, weight in enumerate(law)])
+        assert abs(distribution.sum() - 1) < 1e-9, distribution
+        return self._choose([(token, float(weight)) for token, weight in enumerate(distribution)])
 
     def _choose(self, options: list[tuple[T, float]]) -> T:
         possible = [(value, weight) for value, weight in options if weight > 0]
@@ -62,8 +62,10 @@ def _next(taken: Sequence[tuple[int, int]]) -> list[int] | None:
     return None
 
 
-def random_laws(rng: np.random.Generator, vocab: int, length: int, alpha: float = 0.7) -> Laws:
-    """A law after every text of up to `length` tokens."""
+def random_distributions(
+    rng: np.random.Generator, vocab: int, length: int, alpha: float = 0.7
+) -> Distributions:
+    """A distribution after every text of up to `length` tokens."""
     return {
         text: rng.dirichlet(np.full(vocab, alpha))
         for size in range(length + 1)
@@ -71,20 +73,24 @@ def random_laws(rng: np.random.Generator, vocab: int, length: int, alpha: float 
     }
 
 
-def deviation(run: Callable[[Branch], Text], laws: Laws, length: int) -> float:
+def deviation(run: Callable[[Branch], Text], distributions: Distributions, length: int) -> float:
     """Total variation between the texts of `run` and those of the target, to `length` tokens.
 
     A shorter text is continued by the target.
     """
-    vocab = len(laws[()])
+    vocab = len(distributions[()])
     found: dict[Text, float] = defaultdict(float)
     for weight, text in outcomes(run):
         for rest in product(range(vocab), repeat=max(0, length - len(text))):
             whole = (*text, *rest)[:length]
-            found[whole] += weight * _likelihood(laws, whole, min(len(text), length))
-    wanted = {text: _likelihood(laws, text, 0) for text in product(range(vocab), repeat=length)}
+            found[whole] += weight * _likelihood(distributions, whole, min(len(text), length))
+    wanted = {
+        text: _likelihood(distributions, text, 0) for text in product(range(vocab), repeat=length)
+    }
     return 0.5 * sum(abs(found[text] - likelihood) for text, likelihood in wanted.items())
 
 
-def _likelihood(laws: Laws, text: Text, start: int) -> float:
-    return float(np.prod([laws[text[:place]][text[place]] for place in range(start, len(text))]))
+def _likelihood(distributions: Distributions, text: Text, start: int) -> float:
+    return float(
+        np.prod([distributions[text[:place]][text[place]] for place in range(start, len(text))])
+    )

@@ -21,7 +21,7 @@ import numpy as np
 from draftline.retrieval_store.corpus.build import BuildSettings, build_corpus
 from draftline.retrieval_store.corpus.document_filter import DocumentRules
 from draftline.retrieval_store.corpus.documents import Document, TokenizedDocument
-from draftline.retrieval_store.delta.fitness import Fitness
+from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.directory_store import store as directory_store
 from draftline.retrieval_store.serving.open_store import open_store
 from draftline.retrieval_store.store import SegmentStore
@@ -88,9 +88,9 @@ def stop_directory(store: Any, point: str) -> None:
 def main(url: str, point: str, old_id: str) -> None:
     store: SegmentStore = open_store(url)
     (stop_redis if url.startswith("redis") else stop_directory)(store, point)
-    fitness = Fitness(tokenizer_hash="tokenizer", model_hash="model", vocab_size=32)
+    fingerprint = Fingerprint(tokenizer_hash="tokenizer", model_hash="model", vocab_size=32)
     settings = BuildSettings(
-        fitness=fitness, rules=DocumentRules(min_tokens=1), max_segment_tokens=4
+        fingerprint=fingerprint, rules=DocumentRules(min_tokens=1), max_segment_tokens=4
     )
     build_corpus(
         store,

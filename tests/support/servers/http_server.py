@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.http.connections import ConnectionLimits, ConnectionPool
 from draftline.deploy.cli.serve.local_server import bind, server_config
 from draftline.deploy.settings.settings import ServerConfig
@@ -33,7 +33,7 @@ class HttpServer:
 async def http_server(engine: FakeEngine, **options: Any) -> AsyncIterator[HttpServer]:
     """The API of `engine` at a free port; `options` are those of `ServerConfig`."""
     config = ServerConfig(host="127.0.0.1", port=0, **options)
-    app = create_app(LocalFace(engine), config, "tiny")  # pyright: ignore[reportArgumentType]
+    app = create_app(LocalEngineClient(engine), config, "tiny")  # pyright: ignore[reportArgumentType]
     pool = ConnectionPool(ConnectionLimits.of(config))
     listener = bind(config)
     server = uvicorn.Server(server_config(app, pool))

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from draftline.core.learner import Ended
 from draftline.retrieval_store.delta.delta_log import DeltaLog
-from draftline.retrieval_store.delta.fitness import Fitness
+from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.delta.fold import Folder
 from draftline.retrieval_store.delta.settings import LearningSettings
 from draftline.retrieval_store.learning.learning import LiveLearning
 from draftline.retrieval_store.serving.open_store import open_delta_log, open_store
 from draftline.retrieval_store.serving.service import RetrievalService
-from draftline.tests.support.contracts.delta_log_contract import FITNESS
+from draftline.tests.support.contracts.delta_log_contract import FINGERPRINT
 from draftline.tests.support.inputs.segments import context
 
 
@@ -26,15 +26,15 @@ class Replica:
         url: str,
         settings: LearningSettings | None = None,
         off: Sequence[str] = (),
-        fitness: Fitness = FITNESS,
+        fingerprint: Fingerprint = FINGERPRINT,
         poll_seconds: float = 0.1,
     ) -> None:
         settings = settings or LearningSettings()
         self.store = open_store(url)
-        self.log: DeltaLog = open_delta_log(url, fitness, settings)
-        self.learning = LiveLearning(self.store, self.log, fitness, settings, off)
+        self.log: DeltaLog = open_delta_log(url, fingerprint, settings)
+        self.learning = LiveLearning(self.store, self.log, fingerprint, settings, off)
         self.service = RetrievalService(self.store, None, poll_seconds, learning=self.learning)
-        self.folder = Folder(self.store, self.log, fitness, settings, self.learning.watch)
+        self.folder = Folder(self.store, self.log, fingerprint, settings, self.learning.watch)
 
     def learn(
         self, namespace: str, *tokens: int, accepted: tuple[tuple[int, int], ...] = ()

@@ -15,9 +15,8 @@ from typing import Any
 import triton
 from draftline.kernels.elementwise import kernels as elementwise_kernels
 from draftline.kernels.elementwise.ops import FUSED, norm_warps
-from draftline.kernels.sampling import edit_kernels, filter_kernels
+from draftline.kernels.sampling import edit_kernels, filter_kernels, threshold_kernels
 from draftline.kernels.sampling import kernels as sampling_kernels
-from draftline.kernels.sampling import threshold_kernels as border_kernels
 from draftline.kernels.sampling.choose import BISECT, BISECT_LEN, LAUNCH
 from draftline.kernels.sampling.noise_kernels import EXACT
 from triton.backends.compiler import GPUTarget
@@ -30,7 +29,7 @@ TYPES = (
     | dict.fromkeys(("biases", "factors", "scale", "out"), "*fp32")
     | dict.fromkeys(("best_ids", "winner_ids", "histogram", "found", "top_k", "rows"), "*i32")
     | dict.fromkeys(("masks", "bias_tokens", "tokens", "times", "path"), "*i32")
-    | dict.fromkeys(("sums", "candidates", "borders", "keys"), "*i64")
+    | dict.fromkeys(("sums", "candidates", "thresholds", "keys"), "*i64")
     | dict.fromkeys(("x", "residual", "heads", "cos", "sin", "gate_up"), "*bf16")
 )
 CONSTANTS = {
@@ -81,7 +80,7 @@ def main() -> None:
         assert "div.rn.f32" in compiled(kernel, LAUNCH, scale="fp32").asm["ptx"]
     for is_gathered in (True, False):
         compiled(
-            border_kernels.find_borders,
+            threshold_kernels.find_thresholds,
             BISECT,
             scale="fp32",
             IS_GATHERED=is_gathered,

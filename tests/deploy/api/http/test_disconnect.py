@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.settings.settings import ServerConfig
 from support.fakes.fake_engine import FakeEngine
 
@@ -45,8 +45,8 @@ SCOPE = {
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
 async def test_disconnect_cancels(stream: bool, prompt: Any) -> None:
     engine = FakeEngine(hold=asyncio.Event())
-    face = LocalFace(engine)  # pyright: ignore[reportArgumentType]
-    app = create_app(face, ServerConfig(), "tiny")
+    engine_client = LocalEngineClient(engine)  # pyright: ignore[reportArgumentType]
+    app = create_app(engine_client, ServerConfig(), "tiny")
     client = Client({"prompt": prompt, "stream": stream})
     async with app.router.lifespan_context(app):
         request = asyncio.create_task(app(dict(SCOPE), client.receive, client.send))

@@ -14,7 +14,7 @@ import pytest
 from draftline import AsyncEngine, EngineConfig, SamplingParams
 from draftline.core.errors import EngineClosed
 from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.http.drain import Drain
 from draftline.deploy.settings.settings import ServerConfig
 from support.fakes.fake_engine import FakeEngine
@@ -29,8 +29,8 @@ WHOLE = [["length", f"{NUM_TOKENS} tokens"]] * NUM_STREAMS
 
 async def test_new_requests_are_refused_while_one_runs() -> None:
     engine, drain = FakeEngine(hold=asyncio.Event()), Drain()
-    face = LocalFace(engine)  # pyright: ignore[reportArgumentType]
-    app = create_app(face, ServerConfig(), "tiny", drain=drain)
+    engine_client = LocalEngineClient(engine)  # pyright: ignore[reportArgumentType]
+    app = create_app(engine_client, ServerConfig(), "tiny", drain=drain)
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from draftline import AsyncEngine, DrafterConfig, EngineConfig
 from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.settings.settings import ServerConfig
 
 PROMPT = "def add(a, b):\n    return"
@@ -35,7 +35,7 @@ WIDE_LIMITS = {"max_choices": 100_000, "max_grammar_bytes": 10_000_000, "max_jso
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     engine = AsyncEngine(EngineConfig(model="demo", drafters=[DrafterConfig(kind="prompt_lookup")]))
     config = ServerConfig(limits=WIDE_LIMITS, max_body_bytes=10_000_000)
-    app = create_app(LocalFace(engine), config, "demo")
+    app = create_app(LocalEngineClient(engine), config, "demo")
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),

@@ -10,7 +10,7 @@ import pytest
 from draftline import __version__
 from draftline.cluster.config import EngineConfig
 from draftline.deploy.api.app import create_app
-from draftline.deploy.api.engine_client import LocalFace
+from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.routes.server_info import without_secrets
 from draftline.deploy.settings.settings import ServerConfig
 from pydantic import SecretStr
@@ -23,7 +23,7 @@ async def test_server_info_has_settings_and_no_secrets() -> None:
         tenants=({"name": "team", "key_sha256": "ab" * 32},),  # pyright: ignore[reportArgumentType]
     )
     engine = EngineConfig(model="demo", kv_cache_tokens=4096)
-    app = create_app(LocalFace(FakeEngine()), server, "tiny", engine=engine)  # pyright: ignore[reportArgumentType]
+    app = create_app(LocalEngineClient(FakeEngine()), server, "tiny", engine=engine)  # pyright: ignore[reportArgumentType]
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,

@@ -14,8 +14,8 @@ from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
 from draftline.core.errors import StageLost
 from draftline.core.request.output import Delta, RequestMetrics, TokenLogProb
 from draftline.core.request_options import RequestOptions
-from draftline.deploy.api.engine_client import LocalFace
-from draftline.deploy.api.generation.stream_pace import Pace, PacedFace
+from draftline.deploy.api.engine_client import LocalEngineClient
+from draftline.deploy.api.generation.stream_pace import Pace, PacedEngineClient
 from draftline.deploy.settings.settings import ServerConfig
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,14 +70,16 @@ class GivenEngine(FakeEngine):
         self.is_closed_early = False
 
 
-async def paced(engine: FakeEngine, tokens: int | None, seconds: float | None) -> PacedFace:
-    face = PacedFace(LocalFace(engine), Pace(tokens=tokens, seconds=seconds))  # pyright: ignore[reportArgumentType]
-    await face.start()
-    return face
+async def paced(engine: FakeEngine, tokens: int | None, seconds: float | None) -> PacedEngineClient:
+    engine_client = PacedEngineClient(
+        LocalEngineClient(engine), Pace(tokens=tokens, seconds=seconds)
+    )  # pyright: ignore[reportArgumentType]
+    await engine_client.start()
+    return engine_client
 
 
-def stream_of(face: PacedFace) -> AsyncGenerator[Delta, None]:
-    return face.stream([1], SamplingParams(), RequestOptions(), request_id="r")
+def stream_of(engine_client: PacedEngineClient) -> AsyncGenerator[Delta, None]:
+    return engine_client.stream([1], SamplingParams(), RequestOptions(), request_id="r")
 
 
 def assert_same_answer(left: Sequence[Delta], came: Sequence[Delta]) -> None:
@@ -265,18 +267,18 @@ async def test_a_real_engine_says_the_same_at_a_pace(checkpoint: Path, stop: str
         model=str(checkpoint), kv_cache_tokens=1024, drafters=(DrafterConfig(kind="prompt_lookup"),)
     )
     engine = AsyncEngine(config)
-    face = PacedFace(LocalFace(engine), Pace(tokens=4, seconds=None))
-    await face.start()
+    engine_client = PacedEngineClient(LocalEngineClient(engine), Pace(tokens=4, seconds=None))
+    await engine_client.start()
     try:
         params = SamplingParams(
             max_tokens=50, temperature=0.0, ignore_eos=True, stop=(stop,) if stop else ()
         )
         prompt = list(b"abcabcabc")
         plain = await engine.generate(prompt, params)
-        stream = face.stream(prompt, params, RequestOptions(), request_id="paced")
+        stream = engine_client.stream(prompt, params, RequestOptions(), request_id="paced")
         left = [delta async for delta in stream]
     finally:
-        await face.close()
+        await engine_client.close()
     assert "".join(delta.text for delta in left) == plain.text
     assert [token for delta in left for token in delta.token_ids] == list(plain.token_ids)
     assert {len(delta.token_ids) for delta in left[:-1]} <= {4}

@@ -12,7 +12,7 @@ MAX_PENALTY = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shaping:
+class LogitsParams:
     """What changes the distribution of tokens, beside temperature and structured output.
 
     The fields are those of `SamplingParams`, which explains them; the defaults change nothing.
@@ -76,4 +76,4 @@ class Shaping:
         require(limited, "logit_bias", "must be from -100 to 100")
 
 
-UNSHAPED = Shaping()
+UNSHAPED = LogitsParams()

@@ -1,4 +1,4 @@
-"""The laws that drafted tokens were drawn from, cut to the tokens that could be drawn."""
+"""The distributions that drafted tokens were drawn from, cut to the tokens that could be drawn."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from .errors import ProtocolError
 
 # Probabilities are float32.
-LAW_SLACK = 1e-3
+DISTRIBUTION_SLACK = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DraftLaws:
+class DraftDistributions:
     """What the nodes of a proposal were drawn from, each given all that was drawn before it.
 
     ids    int32 [n, k]  the only tokens that could be drawn
@@ -26,25 +26,25 @@ class DraftLaws:
     ids: NDArray[np.int32]
     probs: NDArray[np.float32]
 
-    def rows(self, places: Sequence[int] | slice) -> DraftLaws:
+    def rows(self, places: Sequence[int] | slice) -> DraftDistributions:
         """The distributions of the nodes at `places`."""
-        return DraftLaws(self.ids[places], self.probs[places])
+        return DraftDistributions(self.ids[places], self.probs[places])
 
     def check(self, tokens: NDArray[np.int32], vocab_size: int) -> None:
         """Raise `ProtocolError` unless these tokens can have been drawn so."""
         if self.ids.ndim != 2 or self.ids.shape != self.probs.shape:
-            raise ProtocolError("laws: arrays differ in shape")
+            raise ProtocolError("distributions: arrays differ in shape")
         if len(self.ids) != len(tokens) or self.ids.shape[1] > vocab_size:
-            raise ProtocolError("laws: not a row for each node, or rows too long")
+            raise ProtocolError("distributions: not a row for each node, or rows too long")
         if self.ids.dtype != np.int32 or self.probs.dtype != np.float32:
-            raise ProtocolError("laws: ids must be int32 and probabilities float32")
+            raise ProtocolError("distributions: ids must be int32 and probabilities float32")
         if not ((self.ids >= 0) & (self.ids < vocab_size)).all():
-            raise ProtocolError("laws: a token id is outside the vocabulary")
+            raise ProtocolError("distributions: a token id is outside the vocabulary")
         sums = self.probs.sum(axis=1, dtype=np.float64)
         is_draw = self.probs.any(axis=1)
         # A NaN fails every comparison.
-        if not (self.probs >= 0).all() or not (abs(sums[is_draw] - 1) < LAW_SLACK).all():
-            raise ProtocolError("laws: probabilities do not add up to 1")
+        if not (self.probs >= 0).all() or not (abs(sums[is_draw] - 1) < DISTRIBUTION_SLACK).all():
+            raise ProtocolError("distributions: probabilities do not add up to 1")
         own = np.where(self.ids == tokens[:, None], self.probs, 0.0).sum(axis=1)
         if not (own[is_draw] > 0).all():
-            raise ProtocolError("laws: a token was drawn that its law excludes")
+            raise ProtocolError("distributions: a token was drawn that its distribution excludes")

@@ -1,4 +1,4 @@
-"""Coupled sampling follows the target's law, with trees or without (chi-square)."""
+"""Coupled sampling follows the target's distribution, with trees or without (chi-square)."""
 
 import asyncio
 from collections import Counter
@@ -21,14 +21,16 @@ LOGITS = np.random.default_rng(5).normal(scale=1.2, size=(VOCAB, VOCAB)).astype(
 
 
 class MarkovTarget(FakeTarget):
-    """The law of the next token depends on the last one; tokens are drawn as stages draw them."""
+    """The distribution of the next token depends on the last one; tokens are drawn as stages draw
+    them.
+    """
 
     def choose(self, step: StepInput, texts: list[list[int]]) -> Int32:
         rows = [LOGITS[text[-1]] for text in texts]
         return choose_tokens(np.array(rows).reshape(-1, VOCAB), step.sampling)
 
 
-def law(temperature: float) -> np.ndarray:
+def distribution(temperature: float) -> np.ndarray:
     """P(token 1, token 2, token 3) after the prompt [0], flattened."""
     scaled = np.exp(LOGITS.astype(np.float64) / temperature)
     step = scaled / scaled.sum(axis=1, keepdims=True)
@@ -51,11 +53,13 @@ def frequencies(temperature: float, speculative: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("speculative", [False, True])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_the_law_of_three_tokens_is_the_targets(temperature: float, speculative: bool) -> None:
+def test_the_distribution_of_three_tokens_is_the_targets(
+    temperature: float, speculative: bool
+) -> None:
     found = frequencies(temperature, speculative)
-    assert chisquare(found, law(temperature) * NUM_REQUESTS).pvalue > ERROR_RATE
+    assert chisquare(found, distribution(temperature) * NUM_REQUESTS).pvalue > ERROR_RATE
 
 
-def test_the_test_notices_a_wrong_law() -> None:
+def test_the_test_notices_a_wrong_distribution() -> None:
     found = frequencies(1.0, speculative=True)
-    assert chisquare(found, law(1.2) * NUM_REQUESTS).pvalue < ERROR_RATE
+    assert chisquare(found, distribution(1.2) * NUM_REQUESTS).pvalue < ERROR_RATE

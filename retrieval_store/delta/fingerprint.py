@@ -26,7 +26,7 @@ class Tag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitness:
+class Fingerprint:
     """For which model a corpus is built; see `models/text/fingerprint.py`."""
 
     tokenizer_hash: str

@@ -1,0 +1,5 @@
+"""Drafters behind gRPC."""
+
+from support.servers.hub_fixtures import serve
+
+__all__ = ["serve"]
