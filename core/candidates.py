@@ -54,7 +54,7 @@ class Rng(Protocol):
     """Where uniforms and draws come from; independent of each other and of all candidates."""
 
     def accepts(self, probability: float) -> bool:
-        """A uniform: true with this probability."""
+        """True with this probability, decided by the next uniform number."""
         ...
 
     def draw(self, distribution: Float64) -> int:
