@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from .types import Commit, DraftRequest, Proposal, Query
+from .proposals import Commit, DraftRequest, Proposal, Query
 
 
 class Drafter(Protocol):

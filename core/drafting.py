@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .arrays import UInt32
 from .interfaces import ProposalSource
+from .proposals import Probe, Proposal, Query, StepCommit
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
@@ -13,9 +15,8 @@ from .schedule.scheduler import Scheduler
 from .step.builder import TreeStep
 from .tree.merge import merge_all
 from .tree.tree import NO_TREE, TokenTree
-from .types import Probe, Proposal, Query, StepCommit, UInt32
+from .verify.candidates import candidates_of, no_candidates
 from .verify.rules import COUPLED, rule_for
-from .verify.verification import candidates_of, no_candidates
 
 # A budget can only choose where more is offered than a tree may hold.
 OFFERED_TREES = 2

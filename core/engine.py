@@ -11,11 +11,13 @@ from functools import partial
 
 import numpy as np
 
+from .arrays import Int32
 from .containment import Contained, as_request_failure, place_of
 from .drafting import DraftedTree, Drafting
 from .errors import DraftlineError, RequestError, StageLost
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
+from .proposals import StepCommit, TopNextTokens
 from .request.output import TARGET_SOURCE, Delta, TokenLogProb
 from .request.request import Request, RequestState
 from .request.stop import Advance, StopRule
@@ -25,8 +27,8 @@ from .step.answers import Chosen, TreeAnswers
 from .step.builder import PromptChunk, TreeStep, build_step, edits_for, kv_moves
 from .step.deadline import StepDeadline
 from .step_in_flight import StepInFlight
+from .steps import LogitEdits
 from .trace import StepTrace
-from .types import Int32, LogitEdits, StepCommit, TopNextTokens
 from .verify.rules import COUPLED
 from .verify.walk import Walk
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from .types import DraftRequest, Proposal, Query, StepCommit, StepInput, StepOutput
+from .proposals import DraftRequest, Proposal, Query, StepCommit
+from .steps import StepInput, StepOutput
 
 
 class StepPipeline(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from .types import Int32
+from .arrays import Int32
 
 # What becomes of an ended request. It is `learned`, or `repeated`: known as a whole already. Or it
 # is refused: `shared` is everybody's, `salted` has a cache salt, `unstored` has store: false, `off`

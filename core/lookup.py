@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .types import Float32, Int32
+from .arrays import Float32, Int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,8 +12,8 @@ from .errors import StageLost
 from .request.request import RequestState
 from .step.answers import Chosen, StepAnswers, TreeAnswers
 from .step.builder import PromptChunk, TreeStep
+from .steps import StepOutput
 from .trace import TracedStep
-from .types import StepOutput
 from .verify.walk import Walk, walks_of
 
 

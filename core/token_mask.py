@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .types import Bool, UInt32
+from .arrays import Bool, UInt32
 
 WORD = np.dtype("<u4")
 

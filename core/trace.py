@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .arrays import Span
 from .drafting import DraftBatch
 from .step.builder import PromptChunk, TreeStep
-from .types import Span, StepInput, StepOutput
+from .steps import StepInput, StepOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

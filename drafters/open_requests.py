@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from ..core.errors import DrafterError
-from ..core.types import Commit, Query
+from ..core.proposals import Commit, Query
 
 
 class Tracked(Protocol):

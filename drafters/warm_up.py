@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.drafter import Drafter
-from ..core.types import Commit, DraftRequest, Query
+from ..core.proposals import Commit, DraftRequest, Query
 
 REQUEST_ID = "warm-up"
 

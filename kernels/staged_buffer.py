@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..core.types import Int32
+from ..core.arrays import Int32
 
 
 class StagedBuffer:

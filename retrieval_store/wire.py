@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..core.arrays import Float32, Int32
 from ..core.errors import ProtocolError
 from ..core.lookup import Subtree
-from ..core.types import Float32, Int32
 from .retrieval_pb2 import Context, LookupReply, LookupRequest
 from .retrieval_pb2 import Subtree as SubtreeMessage
 

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ...cluster.retrieval.client import GrpcLookup
+from ...core.arrays import Int32
 from ...core.lookup import Lookup
-from ...core.types import Int32
 from ...measure.records.machine import machine
 from ...retrieval_store.directory_store.store import DirectoryStore
 from ...retrieval_store.search.lookup import SHARED, SegmentLookup

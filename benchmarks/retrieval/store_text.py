@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.arrays import Float64, Int32
 from ...core.compiled import compiled
-from ...core.types import Float64, Int32
 from ...models.load.bundled import demo_path
 from ...models.text.tokenizer import load_tokenizer
 from ...training.corpus import SourceFile, held_out_files, training_files

@@ -25,10 +25,11 @@ from rich.table import Table
 
 from ...cluster.config import DrafterConfig, EngineConfig
 from ...cluster.drafting.factory import build_drafter
+from ...core.arrays import ROOT, Int32
 from ...core.drafter import Drafter
+from ...core.proposals import Commit, DraftRequest, Proposal, Query, TopNextTokens
 from ...core.tree.acceptance_table import AcceptanceTable
 from ...core.tree.merge import load_kernels, merge
-from ...core.types import ROOT, Commit, DraftRequest, Int32, Proposal, Query, TopNextTokens
 from ...measure.records.machine import machine
 from ...models.load.bundled import demo_path
 from ...models.text.tokenizer import load_tokenizer

@@ -15,8 +15,8 @@ import torch
 import typer
 from transformers.utils import logging as transformers_logging
 
+from ...core.arrays import Int32
 from ...core.step.prompt_step import prompt_step
-from ...core.types import Int32
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...kernels.attention.spec import AttentionShape
 from ...models.attention.kernel_attention import KernelBackend

@@ -21,8 +21,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ...core.arrays import ROOT
 from ...core.engine import EngineCore
 from ...core.errors import DraftlineError
+from ...core.proposals import DraftRequest, Proposal, Query, StepCommit
 from ...core.request.output import Delta
 from ...core.request.request import Request
 from ...core.request.sampling_params import SamplingParams
@@ -30,8 +32,8 @@ from ...core.request.stop import StopRule
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.steps import StepInput, StepOutput
 from ...core.tree.merge import load_kernels
-from ...core.types import ROOT, DraftRequest, Proposal, Query, StepCommit, StepInput, StepOutput
 from ...measure.records.machine import machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "simulated_pipeline.json"

@@ -18,8 +18,8 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from ...core.steps import SamplingRows, StepInput, TreeRows
 from ...core.tree.ancestor_bits import pack
-from ...core.types import SamplingRows, StepInput, TreeRows
 from ...models.load.partition import LayerSpan
 from ...models.stage.stage import Stage, load_stage
 

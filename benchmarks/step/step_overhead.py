@@ -16,9 +16,11 @@ from ...cluster.engine.engine_thread import EngineThread
 from ...cluster.links.inproc_link import InprocLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.answer import Answer
+from ...core.arrays import ROOT
+from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.request.sampling_params import SamplingParams
 from ...core.request_options import RequestOptions
-from ...core.types import ROOT, Commit, DraftRequest, Proposal, Query, StepInput, StepOutput
+from ...core.steps import StepInput, StepOutput
 
 NUM_STEPS = 200
 

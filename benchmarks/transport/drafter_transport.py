@@ -26,7 +26,7 @@ from ...cluster.drafting.hub import DrafterHub
 from ...cluster.links.grpc_link import GrpcLink
 from ...cluster.links.inproc_link import InprocLink
 from ...cluster.links.link import DrafterLink
-from ...core.types import Commit, DraftRequest, Proposal, Query, StepCommit, chain_proposal
+from ...core.proposals import Commit, DraftRequest, Proposal, Query, StepCommit, chain_proposal
 
 NUM_DRAFTERS = 3
 NUM_STEPS = 1000

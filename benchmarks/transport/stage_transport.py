@@ -31,7 +31,7 @@ from ...cluster.config import TransportName
 from ...cluster.pipeline.ray_pipeline import RayPipeline
 from ...cluster.transport.stage_spec import StageSpec
 from ...core.errors import StageLost
-from ...core.types import SamplingRows, StepInput, StepOutput
+from ...core.steps import SamplingRows, StepInput, StepOutput
 from ...measure.records.machine import machine
 from ...models.load.partition import LayerSpan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...core.proposals import Proposal, Query
 from ...core.tree.reroot import reroot
-from ...core.types import Proposal, Query
 from .committed_text import CommittedText
 
 

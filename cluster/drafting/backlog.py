@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...core.types import Commit, DraftRequest, StepCommit
+from ...core.proposals import Commit, DraftRequest, StepCommit
 from .committed_text import CommittedText
 
 

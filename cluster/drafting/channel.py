@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...core.errors import DrafterError, ProtocolError
-from ...core.types import Proposal, Query, StepCommit
+from ...core.proposals import Proposal, Query, StepCommit
 from ..links.circuit_breaker import CircuitBreaker, RetryPolicy
 from ..links.failure_log import FailureLog, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.types import DraftRequest, Int32
+from ...core.arrays import Int32
+from ...core.proposals import DraftRequest
 
 
 class CommittedText:

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from ...core.types import DraftRequest, Proposal, Query, StepCommit
+from ...core.proposals import DraftRequest, Proposal, Query, StepCommit
 from ..links.link import DrafterLink
 from .channel import DrafterChannel, DrafterLimits
 from .committed_text import CommittedText

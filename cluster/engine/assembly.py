@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from ...core.engine import EngineCore
 from ...core.errors import ConfigError
+from ...core.proposals import MAX_PROBE_ROWS
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.trace import StepTrace
 from ...core.tree.merge import load_kernels
-from ...core.types import MAX_PROBE_ROWS
 from ...core.verify.rules import COUPLED, LOSSY
 from ...models.device.device_choice import choose_device, choose_dtype
 from ...models.load.model_info import ModelInfo, read_model_info

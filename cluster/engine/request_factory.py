@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...core.arrays import Int32
 from ...core.errors import RequestError
 from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
 from ...core.request.banned_sequences import BannedSequences
@@ -19,7 +20,6 @@ from ...core.request.sampling_params import SamplingParams
 from ...core.request.stop import StopRule, stop_token_ids
 from ...core.request_checks import shortened
 from ...core.request_options import RequestOptions
-from ...core.types import Int32
 from ...models.load.model_info import ModelInfo
 from ...models.text.bad_words import bad_word_ids
 from ...models.text.grammar import GrammarConstraint, GrammarFactory

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...core.errors import DrafterError
-from ...core.types import Commit, DraftRequest, Proposal, Query
+from ...core.proposals import Commit, DraftRequest, Proposal, Query
 
 # Every so many answers carry a report.
 REPORT_EVERY = 32

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ...core.drafter import Drafter
 from ...core.learner import LearningDrafter
-from ...core.types import Commit, DraftRequest, Proposal, Query
+from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from .failure_log import FailureLog, failure_reason
 from .link import DrafterMessage, DrafterReport
 

@@ -13,13 +13,13 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from ...core.draft_distributions import DraftDistributions
 from ...core.errors import DrafterError, ProtocolError, RequestError
 from ...core.logits_params import LogitsParams
-from ...core.types import (
+from ...core.proposals import (
     MAX_PROPOSAL_NODES,
     MAX_TOP_NEXT_TOKENS,
     Commit,
+    DraftDistributions,
     DraftRequest,
     Probe,
     Proposal,

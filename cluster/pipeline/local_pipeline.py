@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...core.errors import DeviceLost, StageError, StageLost
-from ...core.types import StepInput, StepOutput
+from ...core.steps import StepInput, StepOutput
 from ..transport.stage_spans import Spans, run_traced
 from ..transport.stage_spec import StageRunner, run_stage
 

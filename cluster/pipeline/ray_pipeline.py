@@ -19,7 +19,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from ...core.errors import DraftlineError, StageLost
-from ...core.types import StepInput, StepOutput
+from ...core.steps import StepInput, StepOutput
 from ..config import TransportName
 from ..loop_calls import call_on_loop
 from ..transport.base import StageTransport

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...core.types import Float32, Int32, SamplingRows, StepInput
+from ...core.arrays import Float32, Int32
+from ...core.steps import SamplingRows, StepInput
 from ..transport.stage_spec import Pipeline
 
 NO_ROWS = np.empty(0, dtype=np.int32)

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from ...core.arrays import Int32
 from ...core.errors import CapacityError, DrafterError, ProtocolError
 from ...core.learner import Ended
 from ...core.lookup import Subtree, empty_subtree
-from ...core.types import Int32
 from ...retrieval_store.delta.fingerprint import Fingerprint
 from ...retrieval_store.learning.wire import LEARN_METHOD, encode_learn
 from ...retrieval_store.retrieval_pb2 import LearnReply, LookupReply

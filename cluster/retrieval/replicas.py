@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ...core.arrays import Int32
 from ...core.errors import CapacityError, DrafterError
 from ...core.lookup import Subtree, empty_subtree
-from ...core.types import Int32
 from ..links.circuit_breaker import CircuitBreaker, RetryPolicy
 
 # A restart takes seconds; a replica that is tried in vain takes a part of the others' time.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ray.actor import ActorHandle
 
-from ...core.types import StepInput
+from ...core.steps import StepInput
 from .in_flight import InFlightSteps
 
 

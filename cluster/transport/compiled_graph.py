@@ -15,7 +15,7 @@ from ray.actor import ActorHandle
 from ray.dag import InputNode
 from ray.exceptions import RayError
 
-from ...core.types import StepInput
+from ...core.steps import StepInput
 from ..loop_calls import call_on_loop, in_daemon_thread
 from .in_flight import InFlightSteps
 from .stage_worker import WARM_UP

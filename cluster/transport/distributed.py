@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 
 from ...core.errors import StageLost
-from ...core.types import StepInput
+from ...core.steps import StepInput
 from .distributed_stage import StageLink
 from .frames import FrameBuffer, encode_frame
 from .hidden_link import Backend

@@ -13,7 +13,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ...core.errors import DeviceLost, StageError, StageLost
-from ...core.types import StepInput, StepOutput
+from ...core.steps import StepInput, StepOutput
 from ...models.device.copies import HostCopy
 from .deliveries import Deliveries
 from .frames import FrameSender, receive_frame

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from ...core.errors import CapacityError, StageError, StageLost
-from ...core.types import StepOutput
+from ...core.steps import StepOutput
 
 logger = logging.getLogger(__name__)
 

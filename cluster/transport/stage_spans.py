@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...core.types import Span, StepInput, StepOutput
+from ...core.arrays import Span
+from ...core.steps import StepInput, StepOutput
 from .stage_spec import StageRunner, guarded, run_stage
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from ...core.containment import place_of
-from ...core.types import StepInput, StepOutput
+from ...core.steps import StepInput, StepOutput
 from .stage_failure import stage_failure
 
 if TYPE_CHECKING:

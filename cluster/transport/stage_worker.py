@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from ...core.errors import DeviceLost, StageError, StageLost
-from ...core.types import StepInput, StepOutput
+from ...core.steps import StepInput, StepOutput
 from .stage_failure import end_process
 from .stage_place import StagePlace
 from .stage_spans import Spans, run_traced

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..arrays import ROOT, Bool, UInt32
 from ..logits_params import LogitsParams
 from ..token_mask import contains, full_mask, mask_of
 from ..tree.tree import TokenTree
-from ..types import ROOT, Bool, UInt32
 from .banned_sequences import BannedSequences
 from .constraint import Constraint, TreeForm
 

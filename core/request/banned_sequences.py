@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ..arrays import ROOT, UInt32
 from ..token_mask import mask_of, num_words
 from ..tree.tree import TokenTree
-from ..types import ROOT, UInt32
 
 EVERY = ~np.uint32(0)
 

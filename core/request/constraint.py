@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..arrays import ROOT, Bool, UInt32
 from ..tree.tree import TokenTree
-from ..types import ROOT, Bool, UInt32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

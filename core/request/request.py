@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..arrays import Int32
 from ..errors import DraftlineError
+from ..proposals import DraftRequest
 from ..request_options import RequestOptions
 from ..token_counts import TokenCounts
-from ..types import DraftRequest, Int32
 from .allowed_tokens import AllowedTokens
 from .output import TARGET_SOURCE, Delta, RequestMetrics, TokenLogProb
 from .prefix_keys import PrefixKeys

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..types import Float32, Int32, Int64, SamplingRows
+from ..arrays import Float32, Int32, Int64
+from ..steps import SamplingRows
 from .noise import gumbel_of, uniform
 
 # More than the screening of `noisy_argmax` can err by.

@@ -6,11 +6,12 @@ from itertools import chain
 
 import numpy as np
 
+from ..arrays import ROOT, UInt32
 from ..logits_params import LogitsParams
 from ..request.request import RequestState
+from ..steps import LogitEdits, Penalties
 from ..token_counts import TokenCounts
 from ..tree.tree import TokenTree
-from ..types import ROOT, LogitEdits, Penalties, UInt32
 
 NO_IDS = np.empty(0, dtype=np.int32)
 NO_BIAS = np.empty(0, dtype=np.float32)

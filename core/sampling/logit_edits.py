@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..arrays import Float32, Int32
+from ..steps import LogitEdits, Penalties
 from ..token_mask import unpack
-from ..types import Float32, Int32, LogitEdits, Penalties
 
 
 def edit_logits(logits: Float32, edits: Sequence[LogitEdits]) -> Float32:

@@ -20,7 +20,7 @@ import math
 
 import numpy as np
 
-from ..types import Float32, Float64, Int64, UInt64
+from ..arrays import Float32, Float64, Int64, UInt64
 
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9

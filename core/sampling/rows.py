@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..arrays import Int32, Int64
 from ..logits_params import LogitsParams
-from ..types import Int32, Int64, SamplingRows
+from ..steps import SamplingRows
 
 
 def sampling_rows(

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..arrays import Float64
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.tree import TokenTree, attribute, keep_all
-from ..types import Float64
 from .source_choice import SourceChoice
 from .step_cost import StepCost
 

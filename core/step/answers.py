@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..arrays import Float32, Int32
+from ..proposals import TopNextTokens
 from ..request.output import TokenLogProb
-from ..types import Float32, Int32, StepOutput, TopNextTokens, TopTokens
+from ..steps import StepOutput, TopTokens
 from .builder import PromptChunk, TreeStep
 
 

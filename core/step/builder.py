@@ -7,21 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..arrays import Int32, UInt32, UInt64
+from ..proposals import Probe
 from ..request.request import RequestState
 from ..sampling.edit_builder import build_edits
 from ..sampling.rows import sampling_rows
+from ..steps import LogitEdits, StepInput, TreeCandidates, TreeRows, Verification
 from ..tree.ancestor_bits import pack, unpack
 from ..tree.tree import NO_TREE, TokenTree, ancestor_bits
-from ..types import (
-    Int32,
-    LogitEdits,
-    Probe,
-    StepInput,
-    TreeRows,
-    UInt32,
-    UInt64,
-)
-from ..verify.verification import TreeCandidates, Verification
 from .kernels import lay_out, runs
 
 NO_ROWS = np.empty(0, dtype=np.int32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arrays import Int32
 from ..compiled import compiled
-from ..types import Int32
 
 
 @compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..types import SamplingRows, StepInput
+from ..steps import SamplingRows, StepInput
 
 
 def prompt_step(count: int, block_size: int) -> StepInput:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arrays import Float64
 from ..compiled import compiled
-from ..types import Float64
 
 # Lower ends of the bins of a drafter's own log-probability; 0 means that it knows none.
 LOG_PROB_BINS = (-6.0, -4.0, -3.0, -2.0, -1.4, -0.9, -0.5, -0.2, -0.05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..types import Bool, UInt64
+from ..arrays import Bool, UInt64
 
 WORD_BITS = 64
 

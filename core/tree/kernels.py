@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 from ..compiled import compiled
-from ..types import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 from .acceptance_table import bin_of, estimate, record
 from .ancestor_bits import WORD_BITS
 

@@ -10,8 +10,8 @@ from itertools import accumulate, chain
 
 import numpy as np
 
+from ..proposals import Proposal, chain_proposal
 from ..step import kernels as step_kernels
-from ..types import Proposal, chain_proposal
 from . import kernels as tree_kernels
 from .acceptance_table import AcceptanceTable
 from .tree import NO_TREE, TokenTree, attribute, node_ends

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..types import ROOT, Probe, Proposal
+from ..arrays import ROOT
+from ..proposals import Probe, Proposal
 
 
 class ProposalTrie:

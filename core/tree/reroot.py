@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..types import ROOT, Int32, Proposal
+from ..arrays import ROOT, Int32
+from ..proposals import Proposal
 
 
 def reroot(proposal: Proposal, tokens: Int32) -> Proposal | None:

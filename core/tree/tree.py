@@ -8,7 +8,7 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from ..types import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
+from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 from . import kernels as tree_kernels
 from .acceptance_table import AcceptanceTable
 from .ancestor_bits import WORD_BITS, unpack

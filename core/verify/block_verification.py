@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..candidates import Candidate, Rng, VerificationResult, normalised
-from ..types import Float64
+from ..arrays import Float64
+from ..steps import VerificationResult
+from .candidates import Candidate, Rng, normalised
 
 
 def verify_block(

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..candidates import Candidate, Children, Rng, VerificationResult, normalised
-from ..types import ROOT, Float64
+from ..arrays import ROOT, Float64
+from ..steps import VerificationResult
+from .candidates import Candidate, Children, Rng, normalised
 
 HALVINGS = 60
 

@@ -8,8 +8,9 @@ docs/algorithms/verification.md, "Rejection".
 
 from __future__ import annotations
 
-from ..candidates import Children, Rng, VerificationResult
-from ..types import ROOT, Float64
+from ..arrays import ROOT, Float64
+from ..steps import VerificationResult
+from .candidates import Children, Rng
 
 
 def verify_rejection(distributions: Float64, children: Children, rng: Rng) -> VerificationResult:

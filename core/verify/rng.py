@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..types import Float64
+from ..arrays import Float64
 
 
 class SeededRng:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..candidates import Candidate, Children, Rng, VerificationResult
-from ..types import ROOT, Float64, Proposal
+from ..arrays import ROOT, Float64
+from ..proposals import Proposal
+from ..steps import VerificationResult
 from .block_verification import verify_block
+from .candidates import Candidate, Children, Rng
 from .k_seq import verify_k_seq
 from .rejection import verify_rejection
 from .traversal import verify_traversal

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..candidates import Candidate, Children, Rng, VerificationResult, leaf_first, normalised
-from ..types import ROOT, Float64
+from ..arrays import ROOT, Float64
+from ..steps import VerificationResult
+from .candidates import Candidate, Children, Rng, leaf_first, normalised
 
 
 def verify_traversal(distributions: Float64, children: Children, rng: Rng) -> VerificationResult:

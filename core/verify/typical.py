@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..candidates import Candidate, Children, Rng, VerificationResult
-from ..types import ROOT, Float64
+from ..arrays import ROOT, Float64
+from ..steps import VerificationResult
+from .candidates import Candidate, Children, Rng
 
 EPSILON = 0.09
 ALPHA = 0.3

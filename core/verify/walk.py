@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..candidates import VerificationResult
+from ..arrays import Int32
 from ..request.output import TARGET_SOURCE
+from ..steps import StepOutput, VerificationResult
 from ..tree import kernels as tree_kernels
 from ..tree.tree import TokenTree, count_sources, node_ends, stacked_nodes
-from ..types import Int32, StepOutput
 
 
 class Walk(NamedTuple):

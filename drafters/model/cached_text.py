@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.types import DraftRequest, Int32
+from ...core.arrays import Int32
+from ...core.proposals import DraftRequest
 from .chain_job import ChainJob
 from .chain_length import ChainLength
 from .text_distribution import TextDistribution

@@ -8,9 +8,10 @@ from itertools import accumulate
 
 import numpy as np
 
+from ...core.arrays import Int32
 from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
-from ...core.types import Int32, LogitEdits, SamplingRows, StepInput, StepOutput
+from ...core.steps import LogitEdits, SamplingRows, StepInput, StepOutput
 from .chain_length import ChainLength
 from .declared_distribution import DraftDistribution, draw
 from .stopping import Drawn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ...core.arrays import Int32
 from ...core.errors import ConfigError
-from ...core.types import Int32
 from ..option_checks import require_whole
 from .stopping import (
     Confidence,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.arrays import ROOT, Float32, Float64, Int32
 from ...core.sampling.noise import gumbel
-from ...core.types import ROOT, Float32, Float64, Int32
 
 
 @dataclass(frozen=True, slots=True)

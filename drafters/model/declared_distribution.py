@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.draft_distributions import DraftDistributions
-from ...core.types import Float32, Int32, StepOutput
+from ...core.arrays import Float32, Int32
+from ...core.proposals import DraftDistributions
+from ...core.steps import StepOutput
 
 
 class DraftDistribution(NamedTuple):

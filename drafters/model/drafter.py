@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core.arrays import ROOT
 from ...core.errors import CapacityError
+from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.schedule.block_pool import BlockPool
-from ...core.types import ROOT, Commit, DraftRequest, Proposal, Query, StepOutput
+from ...core.steps import StepOutput
 from ...models.device.device_choice import choose_device, choose_dtype
 from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.load.partition import LayerSpan

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...core.types import ROOT, Float32, Int32
+from ...core.arrays import ROOT, Float32, Int32
 from .tree_shape import TreeShape
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...core.logits_params import LogitsParams
+from ...core.proposals import DraftRequest
 from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
 from ...core.sampling.edit_builder import edits_of
+from ...core.steps import LogitEdits
 from ...core.token_counts import TokenCounts
 from ...core.tree.tree import NO_TREE
-from ...core.types import DraftRequest, LogitEdits
 
 
 @dataclass(slots=True, eq=False)

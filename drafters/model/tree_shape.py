@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.arrays import ROOT, Float64, Int32
 from ...core.errors import ConfigError
-from ...core.types import ROOT, Float64, Int32
 
 MAX_SHAPE_NODES = 1024
 FIELD = "tree"

@@ -13,17 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.arrays import Float32, Int32
 from ...core.compiled import compiled
-from ...core.types import (
-    Commit,
-    DraftRequest,
-    Float32,
-    Int32,
-    Proposal,
-    Query,
-    chain_proposal,
-    empty_proposal,
-)
+from ...core.proposals import Commit, DraftRequest, Proposal, Query, chain_proposal, empty_proposal
 from ..open_requests import OpenRequests
 from ..option_checks import require_whole
 from ..suffix.automaton import (

@@ -14,8 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from ...core.arrays import Bool, Int32
 from ...core.errors import ConfigError, DrafterError
-from ...core.types import MAX_PROBE_ROWS, Bool, Int32, Probe
+from ...core.proposals import MAX_PROBE_ROWS, Probe
 
 Ngram = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ...core.errors import ConfigError
+from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.tree.proposal_trie import ProposalTrie
-from ...core.types import Commit, DraftRequest, Proposal, Query
 from ..open_requests import OpenRequests
 from ..option_checks import require_whole
 from .ngram_dictionaries import NGRAM_BYTES

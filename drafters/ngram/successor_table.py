@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ...core.arrays import ROOT
 from ...core.errors import DrafterError
-from ...core.types import ROOT, TopNextTokens
+from ...core.proposals import TopNextTokens
 from .tree_template import TemplateNode
 
 UNKNOWN = -1

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core.arrays import Int32
 from ...core.errors import ConfigError
-from ...core.types import (
+from ...core.proposals import (
     MAX_TOP_NEXT_TOKENS,
     Commit,
     DraftRequest,
-    Int32,
     Proposal,
     Query,
     empty_proposal,

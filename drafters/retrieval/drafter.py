@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.arrays import Int32
 from ...core.learner import CREDITED, DAMAGED, OUTCOMES, Learner
 from ...core.lookup import Lookup, Subtree
-from ...core.types import Commit, DraftRequest, Int32, Proposal, Query, empty_proposal
+from ...core.proposals import Commit, DraftRequest, Proposal, Query, empty_proposal
 from ..model.coupled_rank import CoupledChoice, rank_coupled
 from ..open_requests import OpenRequests
 from ..option_checks import require_switches, require_whole

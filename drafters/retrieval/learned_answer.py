@@ -6,8 +6,9 @@ from array import array
 
 import numpy as np
 
+from ...core.arrays import ROOT, Int32
 from ...core.learner import Ended
-from ...core.types import ROOT, DraftRequest, Int32, Proposal
+from ...core.proposals import DraftRequest, Proposal
 
 SHARED = "shared"
 # The prompt's last tokens are learned, too, so that the answer's first ones are found by them.

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...core.arrays import Int32, Int64
 from ...core.compiled import compiled
-from ...core.types import Int32, Int64
 
 Automaton = tuple[Int32, Int32, Int32, Int64]
 

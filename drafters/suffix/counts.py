@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.types import Int32
+from ...core.arrays import Int32
 from .automaton import (
     CONTEXT,
     CONTEXT_LEN,

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.arrays import Int32
 from ...core.errors import ConfigError
-from ...core.types import Commit, DraftRequest, Int32, Proposal, Query, empty_proposal
+from ...core.proposals import Commit, DraftRequest, Proposal, Query, empty_proposal
 from ..open_requests import OpenRequests
 from ..option_checks import require_fraction, require_number, require_switches, require_whole
 from .counts import SuffixCounts, grown_counts

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from ...core.arrays import ROOT, Float32, Float64, Int32
 from ...core.compiled import compiled
-from ...core.types import ROOT, Float32, Float64, Int32
 from .automaton import (
     BEST_EDGE,
     CONTEXT,

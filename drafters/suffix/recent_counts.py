@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...core.types import Int32
+from ...core.arrays import Int32
 from .automaton import Automaton
 from .counts import SuffixCounts
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.types import Int32, StepInput
+from ...core.arrays import Int32
+from ...core.steps import StepInput
 from .merge_results import merge_results
 from .spec import LayerSpec
 from .step_layout import StepLayout

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from ...core.types import StepInput
+from ...core.steps import StepInput
 from .spec import AttentionShape
 from .tile_plan import TILE_LINES, lines_of_tiles
 

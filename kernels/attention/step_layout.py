@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.arrays import Int32
 from ...core.compiled import compiled
-from ...core.types import Int32, StepInput
+from ...core.steps import StepInput
 from ..staged_buffer import StagedBuffer
 from .layout_capacity import LayoutCapacity, PartialResults
 from .spec import AttentionShape

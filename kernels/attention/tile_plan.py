@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.arrays import Int32, Int64
 from ...core.compiled import compiled
-from ...core.types import Int32, Int64
 
 # A tile of columns is a word of ancestor bits at most, and splits begin at whole tiles.
 COLUMN_STEP = 64

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...core.types import SamplingRows
+from ...core.steps import SamplingRows
 from ..dispatch import Machine, runs_triton
 from .edit_tables import EditTables
 from .tables import SamplingScratch, SamplingTables

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...core.sampling.logit_edits import counts_of
+from ...core.steps import LogitEdits, Penalties
 from ...core.token_mask import unpack
-from ...core.types import LogitEdits, Penalties
 
 
 def edit_logits(logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:

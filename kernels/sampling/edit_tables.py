@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.arrays import Float32, Int32
+from ...core.steps import LogitEdits, Penalties
 from ...core.token_mask import num_words
-from ...core.types import Float32, Int32, LogitEdits, Penalties
 from ..staged_buffer import StagedBuffer
 
 # Of a row: first and number of its biases, penalties and path; its row of `masks`, or -1; whose

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.arrays import Float32
 from ...core.sampling.noise import stream_keys
-from ...core.types import Float32, SamplingRows
+from ...core.steps import SamplingRows
 from ..staged_buffer import StagedBuffer
 
 

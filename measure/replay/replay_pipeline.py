@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...core.types import Int32, StepInput, StepOutput
+from ...core.arrays import Int32
+from ...core.steps import StepInput, StepOutput
 from .predictions import Predictions
 from .recording import RecordedAnswer
 from .row_contexts import probed_contexts

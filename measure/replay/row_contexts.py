@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...core.steps import StepInput
 from ...core.tree.ancestor_bits import unpack
-from ...core.types import StepInput
 
 
 class RowContext(NamedTuple):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from ...cluster.transport.stage_spec import Pipeline
-from ...core.types import StepInput, StepOutput
+from ...core.steps import StepInput, StepOutput
 from .row_contexts import Said, probed_contexts
 
 

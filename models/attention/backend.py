@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...core.types import StepInput
+from ...core.steps import StepInput
 from ...kernels.attention.spec import AttentionShape
 from ...kernels.dispatch import AttentionChoice, Machine, choose_attention, choose_for_fp8
 from .kernel_attention import FlashBackend, KernelBackend, StepKernels

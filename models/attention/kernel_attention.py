@@ -9,7 +9,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from ...core.types import StepInput
+from ...core.steps import StepInput
 from ...kernels.attention.flash_attention import (
     FlashFunction,
     FlashOps,

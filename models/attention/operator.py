@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.arrays import Bool
+from ...core.steps import StepInput, TreeRows
 from ...core.tree.ancestor_bits import unpack
-from ...core.types import Bool, StepInput, TreeRows
 from .paged_kv import PagedKv
 
 NONE = np.empty(0, dtype=np.int32)

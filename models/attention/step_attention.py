@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ...core.arrays import Bool, Int32, Int64
+from ...core.steps import StepInput
 from ...core.tree.ancestor_bits import unpack
-from ...core.types import Bool, Int32, Int64, StepInput
 from .paged_kv import PagedKv
 
 

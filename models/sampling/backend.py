@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...core.types import LogitEdits, SamplingRows
+from ...core.steps import LogitEdits, SamplingRows
 from ...kernels.dispatch import Machine
 from ...kernels.sampling.dispatch import choose_sampling, load_sampling, takes
 from ...kernels.sampling.edit_reference import edit_logits

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...core.sampling import choose as reference
-from ...core.types import SamplingRows
+from ...core.steps import SamplingRows
 from ...kernels.sampling.noise_reference import stream_keys
 from ...kernels.sampling.reference import keep_top, keep_typical, noisy_argmax, shifted
 

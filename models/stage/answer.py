@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.candidates import VerificationResult
-from ...core.types import Int32, StepInput, StepOutput, TopTokens
+from ...core.arrays import Int32
+from ...core.steps import StepInput, StepOutput, TopTokens, VerificationResult
 from ..device.copies import HostCopy, to_device
 from ..sampling.backend import Sampler
 from ..verify.apply import verification_results, with_verification_results

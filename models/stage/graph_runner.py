@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...core.types import StepInput
+from ...core.steps import StepInput
 from ...kernels.attention.layout_capacity import LayoutCapacity
 from ...kernels.attention.step_layout import StepLayout
 from ..attention.kernel_attention import KernelBackend

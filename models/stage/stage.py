@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.types import Int32, StepInput, StepOutput
+from ...core.arrays import Int32
+from ...core.steps import StepInput, StepOutput
 from ..attention.backend import AttentionBackend, SdpaBackend, choose_backend
 from ..attention.kernel_attention import KernelBackend
 from ..attention.operator import attending

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ...core.types import StepInput
+from ...core.steps import StepInput
 from ..attention.paged_kv import PagedKv
 
 

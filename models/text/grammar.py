@@ -8,11 +8,11 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
+from ...core.arrays import UInt32
 from ...core.errors import RequestError
 from ...core.request.constraint import TreeForm
 from ...core.structured_output import StructuredOutput
 from ...core.tree.tree import NO_TREE, TokenTree
-from ...core.types import UInt32
 from .grammar_messages import Setup
 from .grammar_process import Form, GrammarProcess
 

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.candidates import VerificationResult
-from ...core.types import Int32, SamplingRows
+from ...core.arrays import Int32
+from ...core.steps import SamplingRows, TreeCandidates, Verification, VerificationResult
 from ...core.verify.rng import SeededRng
-from ...core.verify.verification import TreeCandidates, Verification
 from ..sampling.sampler import process_rows
 from .block_verification import verify_block
 from .k_seq import verify_k_seq

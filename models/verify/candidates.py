@@ -1,4 +1,4 @@
-"""What candidates were drawn from, and draws, beside the logits: `core/candidates.py` in torch."""
+"""Distributions that candidates were drawn from, and draws: `core/verify/candidates.py` in torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.types import Float64, Int64
-from ...core.verify.verification import TreeCandidates
+from ...core.arrays import Float64, Int64
+from ...core.steps import TreeCandidates
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.candidates import VerificationResult
-from ...core.types import Float64
+from ...core.arrays import Float64
+from ...core.steps import Verification, VerificationResult
 from ...core.verify.rng import SeededRng
-from ...core.verify.verification import Verification
 from .candidates import CandidateDistributions, cut_distributions, draw, normalised
 
 

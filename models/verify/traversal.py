@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.candidates import VerificationResult
-from ...core.types import ROOT
+from ...core.arrays import ROOT
+from ...core.steps import TreeCandidates, VerificationResult
 from ...core.verify.rng import SeededRng
-from ...core.verify.verification import TreeCandidates
 from .candidates import CandidateDistributions, draw_one, normalised
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...core.arrays import Int32
 from ...core.errors import ConfigError
-from ...core.types import Int32
 from ..build_progress import BuildProgress
 from ..delta.fingerprint import Fingerprint
 from ..segment.segment import Segment, build_segment

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.arrays import Int32
 from ...core.errors import ConfigError
-from ...core.types import Int32
 from ..segment.segment import SEPARATOR, Segment, build_segment
 from ..store import SegmentStore
 

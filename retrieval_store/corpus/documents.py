@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.types import Bool, Int32
+from ...core.arrays import Bool, Int32
 
 
 class Span(NamedTuple):

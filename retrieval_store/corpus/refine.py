@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ...core.arrays import Float32, Int32
 from ...core.errors import ConfigError
-from ...core.types import Float32, Int32
 from .documents import TokenizedDocument
 
 

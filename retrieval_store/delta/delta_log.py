@@ -13,8 +13,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from ...core.arrays import Int32
 from ...core.errors import DamagedError
-from ...core.types import Int32
 from ..store import SEGMENT_ID
 from .damage import DamageCount
 

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...core.types import Int32
+from ...core.arrays import Int32
 
 
 class Tagged(Protocol):

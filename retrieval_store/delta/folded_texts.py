@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...core.types import Int32
+from ...core.arrays import Int32
 from ..segment.segment import SEPARATOR, Segment, build_segment
 from ..store import SegmentStore
 from .delta_log import DeltaEvent, Folded, text_digest

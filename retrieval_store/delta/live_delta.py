@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
+from ...core.arrays import Int32
 from ...core.errors import DamagedError, StoreError
-from ...core.types import Int32
 from ..search.lookup import SHARED
 from ..segment.segment import Segment
 from ..store import SegmentStore

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.types import Int32
+from ...core.arrays import Int32
 from .delta_log import DeltaEvent
 
 # A text counts as often as its weight says, but never more than this.

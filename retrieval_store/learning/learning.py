@@ -9,9 +9,9 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from ...core.arrays import Int32
 from ...core.errors import ConfigError
 from ...core.learner import CREDITED, DAMAGED, Ended
-from ...core.types import Int32
 from ..delta.delta_log import MAX_TOKENS, DeltaEvent, DeltaLog, text_digest
 from ..delta.fingerprint import Fingerprint
 from ..delta.fold import Folder

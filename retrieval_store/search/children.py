@@ -6,8 +6,8 @@ several is walked in step, so that a child's spans in all of them are at hand to
 
 from __future__ import annotations
 
+from ...core.arrays import ROOT, Float64, Int64
 from ...core.compiled import compiled
-from ...core.types import ROOT, Float64, Int64
 from ..segment.segment import SEPARATOR
 from ..segment.view import common_len, token, wide_child, wide_node
 from ..segment.wide_nodes import CHILD_HIGH, CHILD_LOW, CHILD_NODE, CHILD_TOKEN, FIRST, SHARED

@@ -26,8 +26,8 @@ import math
 
 import numpy as np
 
+from ...core.arrays import ROOT, Float64, Int64
 from ...core.compiled import compiled
-from ...core.types import ROOT, Float64, Int64
 from ..segment.segment import MAX_CONTINUATION, SEPARATOR
 from .children import CHILD, HIGH, LOW, NODE, NUM_COLUMNS, next_child, rewind
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ...core.arrays import Float32, Int32, Int64
 from ...core.compiled import compiled
 from ...core.lookup import Subtree, empty_subtree
-from ...core.types import Float32, Int32, Int64
 from ..segment.segment import MAX_CONTEXT, Segment, build_segment
 from ..segment.view import segment_rows
 from .continuation import PARENT, TOKEN, grow

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from ...core.arrays import Int32
 from ...core.errors import CapacityError
 from ...core.lookup import Lookup, Subtree
-from ...core.types import Int32
 
 # Weight of the newest batch in the running mean of the time a context takes.
 COST_WEIGHT = 0.25

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...core.arrays import Int64
 from ...core.compiled import compiled
-from ...core.types import Int64
 from ..segment.view import SIZE, bucket, common_len, find_wide, token, wide_node
 from ..segment.wide_nodes import HIGH, WIDE
 

@@ -18,8 +18,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.arrays import Int32
 from ...core.errors import ConfigError, DamagedError, StoreError
-from ...core.types import Int32
 from .packed_file import Data, pack, unpack
 from .suffix_array import sort_suffixes
 from .wide_nodes import wide_nodes

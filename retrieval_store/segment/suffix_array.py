@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.arrays import Int64
 from ...core.compiled import compiled
-from ...core.types import Int64
 
 KEY_BITS = 64
 # Runs of so many keys are sorted by insertion before runs are merged.

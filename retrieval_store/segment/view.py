@@ -16,8 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
+from ...core.arrays import Int64
 from ...core.compiled import compiled
-from ...core.types import Int64
 from .segment import Segment
 from .wide_nodes import LOW, SHARED
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...core.arrays import Int64
 from ...core.compiled import compiled
-from ...core.types import Int64
 from .suffix_array import Uint8, Uint32
 
 WIDE = 64

@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from ...core.arrays import Int32
 from ...core.errors import ConfigError, DamagedError, StoreError
 from ...core.learner import Ended
 from ...core.lookup import Subtree
-from ...core.types import Int32
 from ..delta.fingerprint import Fingerprint
 from ..delta.store_watch import StoreWatch
 from ..learning.learning import LiveLearning

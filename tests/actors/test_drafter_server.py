@@ -22,7 +22,7 @@ from draftline.cluster.links import wire
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.cluster.links.tls_files import TlsFiles
 from draftline.core.errors import ConfigError
-from draftline.core.types import DraftRequest, Query
+from draftline.core.proposals import DraftRequest, Query
 from support.fakes.fake_drafters import CountingDrafter, ScriptedDrafter
 from support.servers.hub_session import LIMITS, QUICK_RETRY, HubSession, Rhyme, until
 from support.servers.self_signed import self_signed_files

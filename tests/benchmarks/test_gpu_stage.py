@@ -17,8 +17,8 @@ from draftline.benchmarks.gpu.measure.attention import relative_error
 from draftline.benchmarks.gpu.measure.sampling import KINDS, sampling_rows
 from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
 from draftline.benchmarks.gpu.setting import Setting
+from draftline.core.steps import SamplingRows, StepOutput
 from draftline.core.tree.ancestor_bits import unpack
-from draftline.core.types import SamplingRows, StepOutput
 from draftline.models.sampling import backend as sampling_backend
 
 CPU = torch.device("cpu")

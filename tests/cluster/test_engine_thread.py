@@ -25,7 +25,7 @@ from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
 from draftline.core.step.deadline import StepDeadline
-from draftline.core.types import StepInput, StepOutput
+from draftline.core.steps import StepInput, StepOutput
 from support.fakes.fake_bench import Bench, NoText
 from support.fakes.fake_target import FakeTarget, plain_answer
 

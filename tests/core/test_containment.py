@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Bool
 from draftline.core.errors import DraftlineError, RequestError, RequestFailed, StageLost
 from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
 from draftline.core.step.deadline import StepDeadline
+from draftline.core.steps import StepInput, StepOutput
 from draftline.core.tree.tree import TokenTree
-from draftline.core.types import Bool, StepInput, StepOutput
 from support.fakes.fake_bench import Bench, NoText
 from support.fakes.fake_target import FakeTarget, plain_answer
 

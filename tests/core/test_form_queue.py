@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
+from draftline.core.arrays import ROOT, UInt32
 from draftline.core.errors import RequestError
 from draftline.core.request.allowed_tokens import AllowedTokens
 from draftline.core.request.constraint import TreeForm, rows_in
@@ -15,7 +16,6 @@ from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
 from draftline.core.token_mask import full_mask
 from draftline.core.tree.tree import TokenTree
-from draftline.core.types import ROOT, UInt32
 from support.fakes.fake_bench import Bench, NoText
 from support.fakes.fake_target import plain_answer
 from support.inputs.trees import tree_of

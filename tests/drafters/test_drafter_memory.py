@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from draftline.core.drafter import Drafter
-from draftline.core.types import Commit, DraftRequest, TopNextTokens
+from draftline.core.proposals import Commit, DraftRequest, TopNextTokens
 from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions

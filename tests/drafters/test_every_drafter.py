@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Int32
 from draftline.core.drafter import Drafter
 from draftline.core.errors import DrafterError
-from draftline.core.types import Commit, DraftRequest, Int32, Proposal, Query, TopNextTokens
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query, TopNextTokens
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions
 from draftline.drafters.ngram.anpd import AnpdDrafter, AnpdOptions

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from draftline.core.drafter import Drafter
 from draftline.core.lookup import Subtree
-from draftline.core.types import chain_proposal
+from draftline.core.proposals import chain_proposal
 from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from draftline.drafters.ngram.spectra import SpectraDrafter, SpectraOptions

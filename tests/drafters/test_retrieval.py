@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Int32
 from draftline.core.errors import ConfigError, StoreError
 from draftline.core.learner import CREDITED, DAMAGED, OUTCOMES, Ended, LearningDrafter
 from draftline.core.lookup import Subtree, empty_subtree
+from draftline.core.proposals import Commit, DraftRequest, Query
 from draftline.core.sampling.noise import gumbel
-from draftline.core.types import Commit, DraftRequest, Int32, Query
 from draftline.drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
 from support.fakes.fake_lookup import FakeLookup
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from draftline.core.arrays import Float32
 from draftline.core.sampling import choose as reference
 from draftline.core.sampling.noise import gumbel
-from draftline.core.types import Float32, SamplingRows
+from draftline.core.steps import SamplingRows
 from draftline.kernels.sampling.noise_reference import stream_keys
 from draftline.kernels.sampling.reference import noisy_argmax
 from draftline.models.sampling.sampler import choose_tokens

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("distributions")
 SHIPPED = (
     "__init__.py",
     "py.typed",
-    "core/types.py",
+    "core/proposals.py",
     "deploy/assets/prompts/held_out.jsonl",
     "training/held_out.txt",
 )

@@ -20,7 +20,7 @@ PUBLIC_NAMES = {
 }  # fmt: skip
 
 PROBE = """
-import draftline, draftline.core.types, draftline.models
+import draftline, draftline.core.steps, draftline.models
 import transformers
 from transformers.utils.import_utils import is_kernels_available
 from transformers.integrations import hub_kernels

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ....core.arrays import Bool, Int32
+from ....core.steps import SamplingRows, StepInput, TreeRows
 from ....core.tree.ancestor_bits import pack
-from ....core.types import Bool, Int32, SamplingRows, StepInput, TreeRows
 from ..plan import StepCase
 
 NONE = np.empty(0, dtype=np.int32)

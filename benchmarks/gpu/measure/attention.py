@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ....core.types import StepInput
+from ....core.steps import StepInput
 from ....models.attention.backend import choose_backend
 from ....models.attention.paged_kv import PagedKv
 from ..findings import Figure, Findings, free_memory

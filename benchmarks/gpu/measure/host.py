@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ....core.types import StepInput
+from ....core.steps import StepInput
 from ....models.stage.stage import Stage
 from ..instruments.clock import Clock, median_ms
 

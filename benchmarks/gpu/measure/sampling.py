@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....core.types import SamplingRows
+from ....core.steps import SamplingRows
 from ....models.sampling.backend import Sampler, TorchSampler, choose_sampler
 from ..findings import Findings
 from ..floors import sampling_work

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....core.types import StepInput
+from ....core.steps import StepInput
 from ....models.sampling.backend import uses_fused_modules
 from ....models.stage.graph_capture import CudaCapture
 from ....models.stage.graph_runner import GraphOptions

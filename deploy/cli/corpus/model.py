@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from ....cluster.config import EngineConfig
 from ....cluster.engine.assembly import ModelPlan, local_pipeline, plan_model
 from ....cluster.pipeline.scorer import PipelineScorer
+from ....core.arrays import Bool, Int32, Int64
 from ....core.errors import ConfigError
-from ....core.types import Bool, Int32, Int64
 from ....models.text.fingerprint import model_hash, tokenizer_hash
 from ....models.text.tokenizer import load_tokenizer
 from ....retrieval_store.corpus.build import BuildSettings, Refinement

@@ -7,7 +7,7 @@ import pytest
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import KINDS, build_drafter
 from draftline.core.errors import ConfigError, StoreError
-from draftline.core.types import DraftRequest, Query
+from draftline.core.proposals import DraftRequest, Query
 from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.lookahead import LookaheadDrafter
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter

@@ -10,9 +10,8 @@ from draftline.cluster.drafting.channel import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.circuit_breaker import RetryPolicy
 from draftline.cluster.links.inproc_link import InprocLink
-from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.engine import EngineCore
-from draftline.core.types import Probe, Proposal, Query
+from draftline.core.proposals import DraftDistributions, Probe, Proposal, Query
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench

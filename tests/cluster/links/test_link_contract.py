@@ -11,7 +11,7 @@ import pytest
 from draftline.cluster.links.link import REPORT_EVERY
 from draftline.core.errors import ProtocolError
 from draftline.core.logits_params import LogitsParams
-from draftline.core.types import (
+from draftline.core.proposals import (
     MAX_PROPOSAL_NODES,
     MAX_TOP_NEXT_TOKENS,
     DraftRequest,

@@ -9,12 +9,12 @@ import pytest
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
 from draftline.cluster.links.link import DrafterMessage, DrafterReport
-from draftline.core.draft_distributions import DraftDistributions
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.logits_params import LogitsParams
-from draftline.core.types import (
+from draftline.core.proposals import (
     MAX_TOP_NEXT_TOKENS,
     Commit,
+    DraftDistributions,
     DraftRequest,
     Probe,
     Proposal,

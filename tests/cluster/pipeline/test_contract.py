@@ -15,7 +15,7 @@ from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline
 from draftline.cluster.transport.stage_spec import Pipeline
 from draftline.core.errors import CapacityError, StageError
-from draftline.core.types import StepInput, StepOutput
+from draftline.core.steps import StepInput, StepOutput
 from support.fakes.fake_stage import (
     FAIL_LATE_TOKEN,
     FAIL_TOKEN,

@@ -13,7 +13,7 @@ from draftline.cluster.engine.assembly import Assembly, plan_model
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.schedule.block_pool import BlockPool
-from draftline.core.types import StepInput
+from draftline.core.steps import StepInput
 from support.fakes.fake_stage import FakeStage
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from draftline.cluster.transport.distributed import _joined_or_failed, _StageCon
 from draftline.cluster.transport.frames import LENGTH, MAX_FRAME_BYTES, FrameBuffer, encode_frame
 from draftline.cluster.transport.in_flight import InFlightSteps
 from draftline.core.errors import ProtocolError, StageError, StageLost
-from draftline.core.types import StepOutput
+from draftline.core.steps import StepOutput
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_stage import fake_specs, fake_step

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from draftline.core.arrays import ROOT, UInt32
 from draftline.core.request.allowed_tokens import AllowedTokens
 from draftline.core.request.banned_sequences import BannedSequences
 from draftline.core.token_mask import mask_of, unpack
 from draftline.core.tree.tree import NO_TREE, TokenTree
-from draftline.core.types import ROOT, UInt32
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.trees import tree_of

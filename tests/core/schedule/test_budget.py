@@ -7,13 +7,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from draftline.core.arrays import ROOT
+from draftline.core.proposals import Proposal
 from draftline.core.request.output import Delta
 from draftline.core.schedule.budget import EXPLORE_EVERY, NodeBudget, StepOutcome
 from draftline.core.schedule.step_cost import GRID, StepCost
 from draftline.core.tree.acceptance_table import AcceptanceTable
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
-from draftline.core.types import ROOT, Proposal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench

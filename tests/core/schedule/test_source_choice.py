@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from draftline.core.proposals import chain_proposal
 from draftline.core.schedule.source_choice import (
     EXPLORE_EVERY,
     EXPLORE_STEPS,
@@ -12,7 +13,6 @@ from draftline.core.schedule.source_choice import (
 from draftline.core.tree.acceptance_table import AcceptanceTable
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import attribute
-from draftline.core.types import chain_proposal
 
 COSTS = {"cheap": 0.001, "dear": 0.010}
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from draftline.core.proposals import Proposal, chain_proposal
 from draftline.core.tree.reroot import reroot
-from draftline.core.types import Proposal, chain_proposal
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,8 +5,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Int32
 from draftline.core.sampling.choose import choose_tokens
-from draftline.core.types import Int32, StepInput
+from draftline.core.steps import StepInput
 from scipy.stats import chisquare
 from support.fakes.fake_bench import Bench
 from support.fakes.fake_target import FakeTarget

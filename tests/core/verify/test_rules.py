@@ -6,9 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from draftline.core.candidates import Candidate, Rng, VerificationResult
-from draftline.core.types import Float64
+from draftline.core.arrays import Float64
+from draftline.core.steps import VerificationResult
 from draftline.core.verify.block_verification import verify_block
+from draftline.core.verify.candidates import Candidate, Rng
 from draftline.core.verify.k_seq import verify_k_seq
 from draftline.core.verify.rejection import verify_rejection
 from draftline.core.verify.traversal import verify_traversal

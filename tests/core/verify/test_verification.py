@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from draftline.core.candidates import Rng
-from draftline.core.draft_distributions import DraftDistributions
+from draftline.core.arrays import ROOT
 from draftline.core.errors import ProtocolError
+from draftline.core.proposals import DraftDistributions, Proposal, chain_proposal
+from draftline.core.steps import TreeCandidates
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
-from draftline.core.types import ROOT, Proposal, chain_proposal
+from draftline.core.verify.candidates import Rng, candidates_of, children_of
 from draftline.core.verify.rng import SeededRng
 from draftline.core.verify.rules import RULES, rule_for
-from draftline.core.verify.verification import TreeCandidates, candidates_of, children_of
 from support.inputs.enumeration import Distributions, Text, deviation, random_distributions
 
 VOCAB = 3

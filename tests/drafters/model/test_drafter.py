@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.core.types import Commit, DraftRequest, Proposal, Query
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.drafters.model.drafter import ModelDrafter
 from draftline.drafters.model.options import ModelOptions
 from draftline.models.load.model_info import ModelInfo

@@ -7,7 +7,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from draftline.core.types import ROOT, Proposal
+from draftline.core.arrays import ROOT
+from draftline.core.proposals import Proposal
 from draftline.drafters.model.expansion import DynamicExpansion, Expansion, StaticExpansion
 from draftline.drafters.model.tree_shape import shape_of_paths, shape_of_widths
 from hypothesis import given

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.logits_params import LogitsParams
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.core.request.allowed_tokens import allowed_tokens_of
 from draftline.core.request.request import Request, RequestState
 from draftline.core.request.sampling_params import SamplingParams
@@ -18,7 +19,6 @@ from draftline.core.sampling.edit_builder import build_edits
 from draftline.core.sampling.logit_edits import edit_logits
 from draftline.core.sampling.rows import sampling_rows
 from draftline.core.tree.tree import NO_TREE
-from draftline.core.types import Commit, DraftRequest, Proposal, Query
 from draftline.drafters.model.drafter import ModelDrafter, load_model_drafter
 from draftline.drafters.model.options import ModelOptions
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model

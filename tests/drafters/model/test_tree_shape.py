@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draftline.core.arrays import ROOT
 from draftline.core.errors import ConfigError
-from draftline.core.types import ROOT
 from draftline.drafters.model.tree_file import read_tree_shape
 from draftline.drafters.model.tree_shape import (
     TreeShape,

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.core.types import Commit, DraftRequest, Proposal, Query
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.drafters.ngram.anpd import AnpdDrafter, AnpdOptions
 from hypothesis import given
 from hypothesis import strategies as st

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, DrafterError
-from draftline.core.types import MAX_PROBE_ROWS, Commit, DraftRequest, Probe, Proposal, Query
+from draftline.core.proposals import MAX_PROBE_ROWS, Commit, DraftRequest, Probe, Proposal, Query
 from draftline.drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
 from draftline.drafters.ngram.ngram_dictionaries import ForwardDictionary
 from hypothesis import given

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, DrafterError
-from draftline.core.types import Commit, DraftRequest, Proposal, Query
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from hypothesis import given
 from hypothesis import strategies as st

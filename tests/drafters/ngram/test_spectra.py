@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, DrafterError
-from draftline.core.types import Commit, DraftRequest, Proposal, Query
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.drafters.ngram.spectra import SpectraDrafter, SpectraOptions
 
 WINDOW, NGRAM = 2, 3

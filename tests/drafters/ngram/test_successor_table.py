@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Int32
 from draftline.core.errors import DrafterError
-from draftline.core.types import Int32, TopNextTokens
+from draftline.core.proposals import TopNextTokens
 from draftline.drafters.ngram.successor_table import SuccessorTable
 from draftline.drafters.ngram.tree_template import tree_template
 from hypothesis import given

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, DrafterError
-from draftline.core.types import Commit, DraftRequest, Proposal, Query, TopNextTokens
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query, TopNextTokens
 from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.core.types import Commit, DraftRequest, Proposal, Query
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 from draftline.drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from hypothesis import given
 from hypothesis import strategies as st

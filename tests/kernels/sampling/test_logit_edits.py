@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from draftline.core.arrays import Float32, UInt32
 from draftline.core.sampling import logit_edits as reference
+from draftline.core.steps import LogitEdits, Penalties
 from draftline.core.token_mask import contains, full_mask, mask_of, num_words, unpack
-from draftline.core.types import Float32, LogitEdits, Penalties, UInt32
 from draftline.kernels.sampling.dispatch import load_sampling
 from draftline.kernels.sampling.edit_reference import edit_logits
 from draftline.kernels.sampling.edit_tables import EditCapacity, EditTables

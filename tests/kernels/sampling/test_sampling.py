@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftline.core.arrays import Float32
 from draftline.core.sampling import choose as core
 from draftline.core.sampling import noise
-from draftline.core.types import Float32, SamplingRows
+from draftline.core.steps import SamplingRows
 from draftline.kernels.dispatch import Machine
 from draftline.kernels.sampling import reference as sampling_reference
 from draftline.kernels.sampling.dispatch import choose_sampling, load_sampling, takes

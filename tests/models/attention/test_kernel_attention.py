@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.errors import ConfigError
-from draftline.core.types import StepInput
+from draftline.core.steps import StepInput
 from draftline.kernels.attention.spec import AttentionShape
 from draftline.models.attention.kernel_attention import FlashBackend, KernelBackend
 from draftline.models.attention.paged_kv import PagedKv

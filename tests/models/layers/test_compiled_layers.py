@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.errors import ConfigError
-from draftline.core.types import StepOutput
+from draftline.core.steps import StepOutput
 from draftline.models.layers import compiled_layers
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.stage import Stage, load_stage

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.core.types import StepOutput
+from draftline.core.steps import StepOutput
 from draftline.models.layers import model_slice
 from draftline.models.layers.fast_modules import (
     FastAttention,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from draftline.core.logits_params import LogitsParams
 from draftline.core.sampling.rows import sampling_rows
+from draftline.core.steps import LogitEdits, StepOutput
 from draftline.core.token_mask import mask_of
-from draftline.core.types import LogitEdits, StepOutput
 from draftline.models.attention.paged_kv import PagedKv
 from draftline.models.layers.fused_modules import (
     FusedAttention,

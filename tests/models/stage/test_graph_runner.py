@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.core.types import StepInput, StepOutput
+from draftline.core.steps import StepInput, StepOutput
 from draftline.kernels.attention.layout_capacity import SplitBudget
 from draftline.models.attention import kernel_attention
 from draftline.models.attention.backend import choose_backend

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftline.core.candidates import VerificationResult
+from draftline.core.proposals import Proposal
+from draftline.core.steps import LogitEdits, StepInput, StepOutput, Verification, VerificationResult
 from draftline.core.tree.merge import merge
-from draftline.core.types import LogitEdits, Proposal, StepInput, StepOutput
-from draftline.core.verify.verification import Verification, candidates_of
+from draftline.core.verify.candidates import candidates_of
 from draftline.models.load.partition import LayerSpan, partition_layers
 from draftline.models.stage.stage import Stage, load_stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step

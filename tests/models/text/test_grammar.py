@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from draftline.core.arrays import ROOT, Bool, UInt32
 from draftline.core.errors import EngineClosed, RequestError
 from draftline.core.request.allowed_tokens import AllowedTokens
 from draftline.core.request.constraint import TreeForm
 from draftline.core.structured_output import StructuredOutput
 from draftline.core.token_mask import full_mask, unpack
 from draftline.core.tree.tree import NO_TREE, TokenTree
-from draftline.core.types import ROOT, Bool, UInt32
 from draftline.models.load.bundled import demo_path
 from draftline.models.text import grammar
 from draftline.models.text.grammar import GrammarConstraint, GrammarFactory

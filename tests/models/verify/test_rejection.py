@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from draftline.core.draft_distributions import DraftDistributions
+from draftline.core.arrays import ROOT
+from draftline.core.proposals import DraftDistributions, Proposal
+from draftline.core.steps import TreeCandidates, Verification
 from draftline.core.tree.merge import merge
-from draftline.core.types import ROOT, Proposal
+from draftline.core.verify.candidates import candidates_of, children_of, no_candidates
 from draftline.core.verify.rng import SeededRng
 from draftline.core.verify.rules import RULES
-from draftline.core.verify.verification import (
-    TreeCandidates,
-    Verification,
-    candidates_of,
-    children_of,
-    no_candidates,
-)
 from draftline.models.verify.rejection import verify_rejections
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from draftline.core.candidates import VerificationResult
-from draftline.core.draft_distributions import DraftDistributions
+from draftline.core.arrays import ROOT, Float64
+from draftline.core.proposals import DraftDistributions, Proposal
+from draftline.core.steps import TreeCandidates, VerificationResult
 from draftline.core.tree.merge import merge
-from draftline.core.types import ROOT, Float64, Proposal
+from draftline.core.verify.candidates import candidates_of, children_of
 from draftline.core.verify.rng import SeededRng
 from draftline.core.verify.rules import RULES
-from draftline.core.verify.verification import TreeCandidates, candidates_of, children_of
 from draftline.models.verify.apply import TORCH_RULES
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import ConfigError
-from draftline.core.types import Float32, Int32
 from draftline.retrieval_store.corpus.build import BuildSettings, Refinement, build_corpus
 from draftline.retrieval_store.corpus.document_filter import DocumentRules
 from draftline.retrieval_store.corpus.documents import Document, TokenizedDocument, Unreadable

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import ConfigError
-from draftline.core.types import Float32, Int32
 from draftline.retrieval_store.corpus.documents import TokenizedDocument
 from draftline.retrieval_store.corpus.refine import Scorer, Windows, choose_lowest, score_documents
 from hypothesis import given

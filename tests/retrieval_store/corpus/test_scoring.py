@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import ConfigError
-from draftline.core.types import Float32, Int32
 from draftline.retrieval_store.corpus.documents import TokenizedDocument
 from draftline.retrieval_store.corpus.refine import Score, Windows
 from draftline.retrieval_store.corpus.score_journal import HEADER, ScoreJournal, score_key

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftline.core.types import Int32, Int64
+from draftline.core.arrays import Int32, Int64
 from draftline.retrieval_store.search import lookup as lookup_module
 from draftline.retrieval_store.search.lookup import SegmentLookup
 from draftline.retrieval_store.segment.segment import Segment

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from draftline.core.types import Int32
+from draftline.core.arrays import Int32
 from draftline.retrieval_store.delta.delta_log import DeltaEvent, text_digest
 from draftline.retrieval_store.delta.weighted_texts import LEAST_WEIGHT, MAX_COPIES, WeightedTexts
 from hypothesis import given

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from draftline.core.arrays import Int32
 from draftline.core.errors import CapacityError
 from draftline.core.lookup import Subtree
-from draftline.core.types import Int32
 from draftline.retrieval_store.search.lookup_queue import LookupQueue
 from support.fakes.fake_lookup import CountingLookup
 from support.inputs.segments import context

@@ -17,7 +17,7 @@ from draftline.cluster.links.tokens import Access, Scope, token_metadata
 from draftline.cluster.retrieval.client import GrpcLookup
 from draftline.core.errors import DrafterError
 from draftline.core.learner import Ended
-from draftline.core.types import DraftRequest, Query
+from draftline.core.proposals import DraftRequest, Query
 from draftline.retrieval_store.search.lookup import SegmentLookup
 from draftline.retrieval_store.wire import METHOD, encode_request
 from support.contracts.delta_log_contract import FINGERPRINT

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 from draftline.cluster.retrieval.replicas import RETRY, ReplicatedLookup
+from draftline.core.arrays import Int32
 from draftline.core.errors import CapacityError, DrafterError, DraftlineError
 from draftline.core.lookup import Subtree
-from draftline.core.types import Int32
 from support.fakes.fake_lookup import CountingLookup
 from support.inputs.segments import context
 

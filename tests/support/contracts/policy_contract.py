@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError
-from draftline.core.types import Commit, DraftRequest
+from draftline.core.proposals import Commit, DraftRequest
 from draftline.drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
 from draftline.retrieval_store.learning.erasure import forget_namespace
 from draftline.retrieval_store.learning.policy import LearningPolicy

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from draftline.core.arrays import ROOT
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError, StageLost
+from draftline.core.proposals import DraftRequest, Probe, Proposal, Query, StepCommit, TopNextTokens
 from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
@@ -19,15 +21,6 @@ from draftline.core.schedule.block_pool import BlockPool
 from draftline.core.schedule.budget import NodeBudget
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
 from draftline.core.trace import StepTrace
-from draftline.core.types import (
-    ROOT,
-    DraftRequest,
-    Probe,
-    Proposal,
-    Query,
-    StepCommit,
-    TopNextTokens,
-)
 from support.fakes.fake_target import FakeTarget, next_token, top_ids
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from draftline.core.errors import DrafterError
-from draftline.core.types import Commit, DraftRequest, Probe, Proposal, Query, chain_proposal
+from draftline.core.proposals import Commit, DraftRequest, Probe, Proposal, Query, chain_proposal
 
 VOCAB_SIZE = 50
 

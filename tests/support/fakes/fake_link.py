@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from draftline.cluster.links.link import DrafterMessage, LinkEvents
 from draftline.core.drafter import Drafter
 from draftline.core.errors import DrafterError
-from draftline.core.types import Proposal
+from draftline.core.proposals import Proposal
 
 
 class FakeClock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from draftline.core.arrays import Int32
 from draftline.core.lookup import Subtree
-from draftline.core.types import Int32
 
 
 class FakeLookup:

@@ -6,7 +6,8 @@ import hashlib
 from dataclasses import replace
 
 import numpy as np
-from draftline.core.types import Int32, StepInput, StepOutput
+from draftline.core.arrays import Int32
+from draftline.core.steps import StepInput, StepOutput
 from support.fakes.fake_target import FakeTarget
 
 

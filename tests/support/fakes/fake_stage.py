@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from draftline.cluster.transport.stage_spec import StageSpec
-from draftline.core.types import StepInput, StepOutput
+from draftline.core.steps import StepInput, StepOutput
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import asyncio
 import hashlib
 
 import numpy as np
+from draftline.core.arrays import Int32
 from draftline.core.errors import StageLost
+from draftline.core.steps import StepInput, StepOutput
 from draftline.core.tree.ancestor_bits import unpack
-from draftline.core.types import Int32, StepInput, StepOutput
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:

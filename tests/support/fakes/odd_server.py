@@ -15,7 +15,7 @@ import time
 from draftline.actors.drafter_server import DrafterServer
 from draftline.actors.server.arguments import add_listen_arguments, listen_settings
 from draftline.actors.server.listener import serve_until_signal
-from draftline.core.types import Proposal, Query
+from draftline.core.proposals import Proposal, Query
 from support.fakes.fake_drafters import CountingDrafter
 
 LINES = 1000

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from draftline.core.candidates import Candidate, Rng, VerificationResult
-from draftline.core.types import Float64
+from draftline.core.arrays import Float64
+from draftline.core.steps import VerificationResult
+from draftline.core.verify.candidates import Candidate, Rng
 from support.inputs.enumeration import Distributions, Text
 
 # Draws the candidates after a text: their tokens and declared distributions, in the order of their

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TypeVar
 
 import numpy as np
-from draftline.core.types import Float64
+from draftline.core.arrays import Float64
 
 T = TypeVar("T")
 Text = tuple[int, ...]

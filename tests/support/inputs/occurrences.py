@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from draftline.core.types import Proposal
+from draftline.core.proposals import Proposal
 
 # Token, parent and probability of a node.
 Row = tuple[int, int, Fraction]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from draftline.core.arrays import ROOT, Int32
 from draftline.core.drafter import Drafter
-from draftline.core.types import ROOT, Commit, DraftRequest, Int32, Proposal, Query
+from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from draftline.core.arrays import Int32
+from draftline.core.steps import SamplingRows, StepInput, TreeRows
 from draftline.core.tree.ancestor_bits import pack
-from draftline.core.types import Int32, SamplingRows, StepInput, TreeRows
 
 BLOCK_SIZE = 4
 NONE = np.empty(0, dtype=np.int32)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from draftline.core.proposals import Proposal
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
-from draftline.core.types import Proposal
 
 
 def tree_of(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:

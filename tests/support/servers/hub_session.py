@@ -9,7 +9,8 @@ import numpy as np
 from draftline.cluster.drafting.channel import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.circuit_breaker import RetryPolicy
-from draftline.core.types import DraftRequest, Int32, Proposal, Query, StepCommit
+from draftline.core.arrays import Int32
+from draftline.core.proposals import DraftRequest, Proposal, Query, StepCommit
 from support.fakes.fake_drafters import VOCAB_SIZE, following
 
 LIMITS = DrafterLimits(vocab_size=VOCAB_SIZE)

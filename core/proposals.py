@@ -1,4 +1,4 @@
-"""The values that cross the borders between the parts, and the words for them.
+"""Between the engine and its drafters: what is asked, proposed and committed.
 
 target    the served model; its distribution is the only one users ever see
 drafter   proposes continuations; `source` is its name in proposals and metrics
@@ -16,32 +16,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .draft_distributions import DraftDistributions
+from .arrays import ROOT, Bool, Float32, Int32
 from .errors import ProtocolError
 from .logits_params import UNSHAPED, LogitsParams
 
-if TYPE_CHECKING:
-    from .candidates import VerificationResult
-    from .verify.verification import Verification
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
-UInt32 = NDArray[np.uint32]
-UInt64 = NDArray[np.uint64]
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Bool = NDArray[np.bool_]
-# Begin and end, seconds.
-Span = tuple[float, float]
-
-ROOT = -1
 LOG_PROB_SLACK = 1e-3
 # Rows that a request's drafters may probe with in one step, whatever they ask for.
 MAX_PROBE_ROWS = 64
@@ -49,6 +32,44 @@ MAX_PROBE_ROWS = 64
 MAX_PROPOSAL_NODES = 1024
 # Next tokens that a drafter may ask for after a row.
 MAX_TOP_NEXT_TOKENS = 64
+# Probabilities are float32.
+DISTRIBUTION_SLACK = 1e-3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftDistributions:
+    """What the nodes of a proposal were drawn from, each given all that was drawn before it.
+
+    ids    int32 [n, k]  the only tokens that could be drawn
+    probs  float32 [n, k]  of these; they add up to 1. A row of zeros: the node is no draw, but a
+           function of the past
+    """
+
+    ids: Int32
+    probs: Float32
+
+    def rows(self, places: Sequence[int] | slice) -> DraftDistributions:
+        """The distributions of the nodes at `places`."""
+        return DraftDistributions(self.ids[places], self.probs[places])
+
+    def check(self, tokens: Int32, vocab_size: int) -> None:
+        """Raise `ProtocolError` unless these tokens can have been drawn so."""
+        if self.ids.ndim != 2 or self.ids.shape != self.probs.shape:
+            raise ProtocolError("distributions: arrays differ in shape")
+        if len(self.ids) != len(tokens) or self.ids.shape[1] > vocab_size:
+            raise ProtocolError("distributions: not a row for each node, or rows too long")
+        if self.ids.dtype != np.int32 or self.probs.dtype != np.float32:
+            raise ProtocolError("distributions: ids must be int32 and probabilities float32")
+        if not ((self.ids >= 0) & (self.ids < vocab_size)).all():
+            raise ProtocolError("distributions: a token id is outside the vocabulary")
+        sums = self.probs.sum(axis=1, dtype=np.float64)
+        is_draw = self.probs.any(axis=1)
+        # A NaN fails every comparison.
+        if not (self.probs >= 0).all() or not (abs(sums[is_draw] - 1) < DISTRIBUTION_SLACK).all():
+            raise ProtocolError("distributions: probabilities do not add up to 1")
+        own = np.where(self.ids == tokens[:, None], self.probs, 0.0).sum(axis=1)
+        if not (own[is_draw] > 0).all():
+            raise ProtocolError("distributions: a token was drawn that its distribution excludes")
 
 
 def _all_below(ids: Int32, bound: int) -> bool:
@@ -257,184 +278,3 @@ class StepCommit:
     tokens: Int32
     probe_ids: Mapping[str, Int32] = field(default_factory=dict)
     top_next_tokens: Mapping[str, TopNextTokens] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplingRows:
-    """Sampling parameters of the rows that get a target token; all arrays [rows].
-
-    temperature float32 (0 is greedy), top_k int32 (0 is off), top_p float32 (1 is off),
-    min_p float32 (0 is off), typical_p float32 (1 is off), seed int64, position int64 (absolute,
-    of the token being chosen)
-    """
-
-    temperature: Float32
-    top_k: Int32
-    top_p: Float32
-    min_p: Float32
-    typical_p: Float32
-    seed: Int64
-    position: Int64
-
-    @classmethod
-    def unfiltered(cls, temperature: Float32, seed: Int64, position: Int64) -> SamplingRows:
-        """Rows that keep every token."""
-        zeros = np.zeros(len(position), dtype=np.float32)
-        none = np.zeros(len(position), dtype=np.int32)
-        return cls(temperature, none, zeros + 1, zeros, zeros + 1, seed, position)
-
-    @classmethod
-    def greedy(cls, position: Int64) -> SamplingRows:
-        """Rows that take the most probable token."""
-        zeros = np.zeros(len(position), dtype=np.float32)
-        return cls.unfiltered(zeros, np.zeros(len(position), dtype=np.int64), position)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Penalties:
-    """What makes tokens of a text less likely to come again, for the rows of one request.
-
-    tokens      int32 [u]     distinct tokens: of the text so far and of the rows' own paths
-    counts      int32 [u]     times in the answer so far, without the paths
-    in_prompt   bool [u]      whether the prompt holds it
-    path_rows   int32 [p]     row, and
-    path_tokens int32 [p]     index into `tokens`, of each token on a row's path
-    repetition  divides positive logits of tokens of the text, multiplies negative ones; 1 is off
-    presence    subtracted once for tokens of the answer
-    frequency   subtracted for each time in the answer
-    """
-
-    tokens: Int32
-    counts: Int32
-    in_prompt: Bool
-    path_rows: Int32
-    path_tokens: Int32
-    repetition: float
-    presence: float
-    frequency: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LogitEdits:
-    """Changes to the logits of one request's rows, made in the order of the fields.
-
-    first_row, num_rows  which of the step's `logits_rows`
-    bias_tokens  int32 [b]    tokens whose logits get
-    bias         float32 [b]  this added
-    penalties    None: none
-    mask         uint32 [1 or num_rows, words]  a bit for each token, lowest first: whether it may
-                 be chosen; None: all may
-    """
-
-    first_row: int
-    num_rows: int
-    bias_tokens: Int32
-    bias: Float32
-    penalties: Penalties | None
-    mask: UInt32 | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TreeRows:
-    """What the rows of one request see besides the committed context.
-
-    ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/ancestor_bits.py`)
-    slots      int32 [columns]  KV slot of each column
-    positions  int32 [columns]  absolute position of each column
-
-    The request's own rows are the last columns, in row order. Columns before them are nodes of
-    earlier steps that are still in flight, so that a tree can be streamed through the pipeline.
-    """
-
-    ancestors: UInt64
-    slots: Int32
-    positions: Int32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepInput:
-    """One batch for the pipeline: prompt chunks and token trees of several requests.
-
-    moves          int32 [m, 2]  KV copies (from slot, to slot), done first, all read before written
-    token_ids      int32 [rows]
-    positions      int32 [rows]  absolute
-    slots          int32 [rows]  where the row's KV is written
-    request_starts int32 [requests + 1]  rows of request r are request_starts[r]:request_starts[r+1]
-    context_lens   int32 [requests]  cached positions 0..n-1 that every row of the request sees
-    block_tables   int32 [requests, blocks]  position p is in block block_tables[r, p // block_size]
-    trees          per request: TreeRows, or None for a prompt chunk (causal among its own rows)
-    logits_rows    int32 [k]  rows that get a target token, in the order of `sampling`
-    edits          changes to the logits of some of them, before sampling
-    probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids drafters want: of their
-                   probes, and of trees
-    scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
-    with_log_probs whether the log-probability of every target token is wanted
-    with_entropies whether the entropy of the distribution of every target token is wanted
-    verification   candidates of all trees, which a rule decides about; None: target tokens do
-    num_top        how many of the most probable tokens are wanted beside each log-probability
-    is_traced      whether each stage notes when it began and ended the step
-    """
-
-    step_id: int
-    moves: Int32
-    token_ids: Int32
-    positions: Int32
-    slots: Int32
-    request_starts: Int32
-    context_lens: Int32
-    block_tables: Int32
-    trees: tuple[TreeRows | None, ...]
-    logits_rows: Int32
-    sampling: SamplingRows
-    probe_rows: Int32
-    probe_top_k: int
-    scored_rows: Int32
-    scored_tokens: Int32
-    with_log_probs: bool = False
-    with_entropies: bool = False
-    verification: Verification | None = None
-    edits: tuple[LogitEdits, ...] = ()
-    num_top: int = 0
-    is_traced: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TopTokens:
-    """The most probable tokens of some rows, best first, by the unprocessed distribution.
-
-    ids       int32 [rows, num_top]
-    log_probs float32 [rows, num_top]  nats
-    """
-
-    ids: Int32
-    log_probs: Float32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepOutput:
-    """What the last stage answers: small integers, never logits.
-
-    target_tokens         int32 [len(logits_rows)]
-    probe_ids             int32 [len(probe_rows), probe_top_k], best first
-    scores                float32 [len(scored_rows)]  unprocessed log-probabilities, nats
-    log_probs             float32 [len(logits_rows)]  the same of `target_tokens`; None if not
-                          wanted
-    entropies             float32 [len(logits_rows)]  of the unprocessed distributions, nats; None
-                          if not wanted
-    verification_results  of each tree, where the step had a verification
-    top                   the most probable tokens of `logits_rows`; None if not wanted
-    scored_top            the same of `scored_rows`
-    stage_spans           when each stage began and ended the step, wall-clock seconds of its own
-                          host; empty if not traced
-    """
-
-    step_id: int
-    target_tokens: Int32
-    probe_ids: Int32
-    scores: Float32
-    log_probs: Float32 | None = None
-    top: TopTokens | None = None
-    scored_top: TopTokens | None = None
-    entropies: Float32 | None = None
-    verification_results: tuple[VerificationResult, ...] | None = None
-    stage_spans: tuple[Span, ...] = ()

@@ -1,49 +1,86 @@
-"""The candidates of a step's trees, as the last stage's acceptance rule takes them."""
+"""What the acceptance rules of the literature decide about: candidates and their declared
+distributions.
+
+p is the target's processed distribution after a node, q the distribution that a candidate was drawn
+from, as in the papers. Distributions are float64 and sum to 1.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from ..candidates import Candidate
+from ..arrays import ROOT, Float32, Float64, Int32
+from ..proposals import Proposal
+from ..steps import TreeCandidates
 from ..tree.tree import NO_TREE, TokenTree
-from ..types import ROOT, Float32, Float64, Int32, Proposal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TreeCandidates:
-    """The candidates of one tree, in the order of their tests.
+class Candidate:
+    """A proposal for the token after a node.
 
-    rule                that decides about them (`core/verify/rules.py`)
-    num_nodes           of the tree
-    parents             int32 [c]  the nodes that they follow; -1 is the root
-    nodes               int32 [c]  their own; several candidates of one token share a node
-    tokens              int32 [c]
-    distribution_ids    int32 [c, k]  and
-    distribution_probs  float32 [c, k]  what each was drawn from; rows of zeros where it is no draw
+    node          its place in the tree; several candidates of one token share it
+    token         what is proposed
+    distribution  float64 [vocabulary]: q, given all that was drawn before it; None: the candidate
+                  is no draw but a function of the past, or was sorted, filtered or pruned by its
+                  value, so that only its one-hot distribution is safe
     """
 
-    rule: str
-    num_nodes: int
-    parents: Int32
-    nodes: Int32
-    tokens: Int32
-    distribution_ids: Int32
-    distribution_probs: Float32
+    node: int
+    token: int
+    distribution: Float64 | None = None
+
+    def acceptance(self, distribution: Float64) -> float:
+        """min(1, r / q) of its token, r being what `distribution` leaves it."""
+        left = float(distribution[self.token])
+        if self.distribution is None:
+            return min(1.0, left)
+        drawn = float(self.distribution[self.token])
+        assert drawn > 0, "a token that its own distribution excludes cannot have been drawn"
+        return min(1.0, left / drawn)
+
+    def residual(self, distribution: Float64) -> Float64:
+        """norm(max(r - q, 0)): what is left of `distribution` once the candidate was refused."""
+        if self.distribution is None:
+            left = distribution.copy()
+            left[self.token] = 0.0
+        else:
+            left = np.maximum(distribution - self.distribution, 0.0)
+        return normalised(left, distribution)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Verification:
-    """Candidates of a step's trees, in order, and the keys of the rules' random numbers.
+class Rng(Protocol):
+    """Where uniforms and draws come from; independent of each other and of all candidates."""
 
-    seeds, positions  by tree: the request's seed, and the root's absolute position
-    """
+    def accepts(self, probability: float) -> bool:
+        """True with this probability, decided by the next uniform number."""
+        ...
 
-    trees: tuple[TreeCandidates, ...]
-    seeds: tuple[int, ...]
-    positions: tuple[int, ...]
+    def draw(self, distribution: Float64) -> int:
+        """A token of this distribution."""
+        ...
+
+
+# By node + 1, the root's first: candidates for the token after it, in the order of their tests.
+Children = Sequence[Sequence[Candidate]]
+
+
+def normalised(weights: Float64, otherwise: Float64) -> Float64:
+    """`weights` as a distribution; where rounding left no mass at all, `otherwise`."""
+    total = weights.sum()
+    return weights / total if total > 0 else otherwise
+
+
+def leaf_first(children: Children) -> int:
+    """The deepest node on the path of first candidates; ROOT if the root has none."""
+    node = ROOT
+    while children[node + 1]:
+        node = children[node + 1][0].node
+    return node
 
 
 def candidates_of(

@@ -1,0 +1,232 @@
+"""Between the engine and a pipeline: a step as arrays, and what comes back of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from .arrays import Bool, Float32, Int32, Int64, Span, UInt32, UInt64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingRows:
+    """Sampling parameters of the rows that get a target token; all arrays [rows].
+
+    temperature float32 (0 is greedy), top_k int32 (0 is off), top_p float32 (1 is off),
+    min_p float32 (0 is off), typical_p float32 (1 is off), seed int64, position int64 (absolute,
+    of the token being chosen)
+    """
+
+    temperature: Float32
+    top_k: Int32
+    top_p: Float32
+    min_p: Float32
+    typical_p: Float32
+    seed: Int64
+    position: Int64
+
+    @classmethod
+    def unfiltered(cls, temperature: Float32, seed: Int64, position: Int64) -> SamplingRows:
+        """Rows that keep every token."""
+        zeros = np.zeros(len(position), dtype=np.float32)
+        none = np.zeros(len(position), dtype=np.int32)
+        return cls(temperature, none, zeros + 1, zeros, zeros + 1, seed, position)
+
+    @classmethod
+    def greedy(cls, position: Int64) -> SamplingRows:
+        """Rows that take the most probable token."""
+        zeros = np.zeros(len(position), dtype=np.float32)
+        return cls.unfiltered(zeros, np.zeros(len(position), dtype=np.int64), position)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Penalties:
+    """What makes tokens of a text less likely to come again, for the rows of one request.
+
+    tokens      int32 [u]     distinct tokens: of the text so far and of the rows' own paths
+    counts      int32 [u]     times in the answer so far, without the paths
+    in_prompt   bool [u]      whether the prompt holds it
+    path_rows   int32 [p]     row, and
+    path_tokens int32 [p]     index into `tokens`, of each token on a row's path
+    repetition  divides positive logits of tokens of the text, multiplies negative ones; 1 is off
+    presence    subtracted once for tokens of the answer
+    frequency   subtracted for each time in the answer
+    """
+
+    tokens: Int32
+    counts: Int32
+    in_prompt: Bool
+    path_rows: Int32
+    path_tokens: Int32
+    repetition: float
+    presence: float
+    frequency: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitEdits:
+    """Changes to the logits of one request's rows, made in the order of the fields.
+
+    first_row, num_rows  which of the step's `logits_rows`
+    bias_tokens  int32 [b]    tokens whose logits get
+    bias         float32 [b]  this added
+    penalties    None: none
+    mask         uint32 [1 or num_rows, words]  a bit for each token, lowest first: whether it may
+                 be chosen; None: all may
+    """
+
+    first_row: int
+    num_rows: int
+    bias_tokens: Int32
+    bias: Float32
+    penalties: Penalties | None
+    mask: UInt32 | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeRows:
+    """What the rows of one request see besides the committed context.
+
+    ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/ancestor_bits.py`)
+    slots      int32 [columns]  KV slot of each column
+    positions  int32 [columns]  absolute position of each column
+
+    The request's own rows are the last columns, in row order. Columns before them are nodes of
+    earlier steps that are still in flight, so that a tree can be streamed through the pipeline.
+    """
+
+    ancestors: UInt64
+    slots: Int32
+    positions: Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeCandidates:
+    """The candidates of one tree, in the order of their tests.
+
+    rule                that decides about them (`core/verify/rules.py`)
+    num_nodes           of the tree
+    parents             int32 [c]  the nodes that they follow; -1 is the root
+    nodes               int32 [c]  their own; several candidates of one token share a node
+    tokens              int32 [c]
+    distribution_ids    int32 [c, k]  and
+    distribution_probs  float32 [c, k]  what each was drawn from; rows of zeros where it is no draw
+    """
+
+    rule: str
+    num_nodes: int
+    parents: Int32
+    nodes: Int32
+    tokens: Int32
+    distribution_ids: Int32
+    distribution_probs: Float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verification:
+    """Candidates of a step's trees, in order, and the keys of the rules' random numbers.
+
+    seeds, positions  by tree: the request's seed, and the root's absolute position
+    """
+
+    trees: tuple[TreeCandidates, ...]
+    seeds: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+class VerificationResult(NamedTuple):
+    """The accepted nodes, from the root down, and the token after the last of them."""
+
+    path: list[int]
+    token: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInput:
+    """One batch for the pipeline: prompt chunks and token trees of several requests.
+
+    moves          int32 [m, 2]  KV copies (from slot, to slot), done first, all read before written
+    token_ids      int32 [rows]
+    positions      int32 [rows]  absolute
+    slots          int32 [rows]  where the row's KV is written
+    request_starts int32 [requests + 1]  rows of request r are request_starts[r]:request_starts[r+1]
+    context_lens   int32 [requests]  cached positions 0..n-1 that every row of the request sees
+    block_tables   int32 [requests, blocks]  position p is in block block_tables[r, p // block_size]
+    trees          per request: TreeRows, or None for a prompt chunk (causal among its own rows)
+    logits_rows    int32 [k]  rows that get a target token, in the order of `sampling`
+    edits          changes to the logits of some of them, before sampling
+    probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids drafters want: of their
+                   probes, and of trees
+    scored_rows    int32 [s]  rows whose log-probability of `scored_tokens` int32 [s] is wanted
+    with_log_probs whether the log-probability of every target token is wanted
+    with_entropies whether the entropy of the distribution of every target token is wanted
+    verification   candidates of all trees, which a rule decides about; None: target tokens do
+    num_top        how many of the most probable tokens are wanted beside each log-probability
+    is_traced      whether each stage notes when it began and ended the step
+    """
+
+    step_id: int
+    moves: Int32
+    token_ids: Int32
+    positions: Int32
+    slots: Int32
+    request_starts: Int32
+    context_lens: Int32
+    block_tables: Int32
+    trees: tuple[TreeRows | None, ...]
+    logits_rows: Int32
+    sampling: SamplingRows
+    probe_rows: Int32
+    probe_top_k: int
+    scored_rows: Int32
+    scored_tokens: Int32
+    with_log_probs: bool = False
+    with_entropies: bool = False
+    verification: Verification | None = None
+    edits: tuple[LogitEdits, ...] = ()
+    num_top: int = 0
+    is_traced: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopTokens:
+    """The most probable tokens of some rows, best first, by the unprocessed distribution.
+
+    ids       int32 [rows, num_top]
+    log_probs float32 [rows, num_top]  nats
+    """
+
+    ids: Int32
+    log_probs: Float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """What the last stage answers: small integers, never logits.
+
+    target_tokens         int32 [len(logits_rows)]
+    probe_ids             int32 [len(probe_rows), probe_top_k], best first
+    scores                float32 [len(scored_rows)]  unprocessed log-probabilities, nats
+    log_probs             float32 [len(logits_rows)]  the same of `target_tokens`; None if not
+                          wanted
+    entropies             float32 [len(logits_rows)]  of the unprocessed distributions, nats; None
+                          if not wanted
+    verification_results  of each tree, where the step had a verification
+    top                   the most probable tokens of `logits_rows`; None if not wanted
+    scored_top            the same of `scored_rows`
+    stage_spans           when each stage began and ended the step, wall-clock seconds of its own
+                          host; empty if not traced
+    """
+
+    step_id: int
+    target_tokens: Int32
+    probe_ids: Int32
+    scores: Float32
+    log_probs: Float32 | None = None
+    top: TopTokens | None = None
+    scored_top: TopTokens | None = None
+    entropies: Float32 | None = None
+    verification_results: tuple[VerificationResult, ...] | None = None
+    stage_spans: tuple[Span, ...] = ()
