@@ -1,4 +1,4 @@
-"""Distributions that candidates were drawn from, and draws: `core/verify/candidates.py` in torch."""
+"""Distributions of candidates, and draws from them: `core/verify/candidates.py` in torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/algorithms/ has every section that the code names, and every drafter's options."""
+"""docs/algorithms/ has every section that the code names, and every option; its files exist."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from draftline.drafters.suffix.drafter import SuffixOptions
 ROOT = Path(draftline.__file__).parent
 SOURCES = ("core", "drafters", "kernels", "models", "retrieval_store", "tests")
 SECTION = re.compile(r'(docs/algorithms/\w+\.md),\s+"([^"]+)"')
+FILE = re.compile(r"`((?:core|drafters|kernels|models|retrieval_store|tests)/[\w/]+(?:\.py)?)`")
 OPTIONS = {
     "Prompt lookup": PromptLookupOptions,
     "ANPD": AnpdOptions,
@@ -50,6 +51,13 @@ def test_sections_that_the_code_names_are_there() -> None:
     }
     assert named
     assert not [one for one in named if one[1] not in sections(ROOT / one[0])]
+
+
+def test_files_that_the_pages_name_are_there() -> None:
+    pages = list((ROOT / "docs" / "algorithms").glob("*.md"))
+    named = {name for page in pages for name in FILE.findall(page.read_text(encoding="utf-8"))}
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 @pytest.mark.parametrize("heading", OPTIONS)
