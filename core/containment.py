@@ -1,4 +1,4 @@
-"""What keeps a fault with one request from the others, and from the log what a request holds."""
+"""Keeps a fault of one request from the others, and the content of requests out of the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_PLACES = 4
 class Contained:
     """A context manager: an exception within it ends one request by `fail(error)`, and no more.
 
-    A lost stage passes: it is no request's fault.
+    `StageLost` is let through: it is no request's fault.
     """
 
     __slots__ = ("_fail", "_request_id")
@@ -44,7 +44,7 @@ class Contained:
 
 
 def as_request_failure(error: Exception, request_id: str) -> DraftlineError:
-    """What a request's owner is told; an unforeseen error is logged by its place alone."""
+    """The error that a request's owner gets; an unforeseen one is logged by its place alone."""
     if isinstance(error, DraftlineError):
         return error
     logger.error("event=request_failed request_id=%s error=%s", request_id, place_of(error))

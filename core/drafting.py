@@ -28,7 +28,7 @@ class DraftBatch:
 
     seconds  how long they were waited for
     asked    who was asked
-    costs    what each drafter takes, by name
+    costs    mean seconds that each drafter takes in a step, by name
     """
 
     by_request: Mapping[str, Sequence[Proposal]]
@@ -41,7 +41,7 @@ class DraftBatch:
 class DraftedTree:
     """What drafters offer to one request, merged.
 
-    max_nodes  of it that a step may hold
+    max_nodes  most of its nodes that a step may hold
     form       uint32 [1 + nodes, words]  the tokens that the request's constraint allows after the
                root and each node; None without one
     """
@@ -80,14 +80,14 @@ class Drafting:
             self._drafters.open(state.draft_request())
 
     def close(self, state: RequestState) -> None:
-        """End a request with every drafter, which hear of its last tokens first."""
+        """End a request with every drafter, after handing them its last tokens."""
         if state.is_open:
             last = [one for one in self._commits if one.request_id == state.request_id]
             self._commits = [one for one in self._commits if one.request_id != state.request_id]
             self._drafters.close(state.request_id, last)
 
     def note_commit(self, commit: StepCommit) -> None:
-        """Drafters hear of this commit with the next message."""
+        """Keep a commit for the next message to the drafters."""
         self._commits.append(commit)
 
     async def ask(self, states: Sequence[RequestState]) -> DraftBatch | None:
@@ -136,7 +136,7 @@ class Drafting:
         return [DraftedTree(*part) for part in parts]
 
     def allow(self, drafted: DraftedTree, form: TreeForm | None) -> DraftedTree:
-        """The nodes that the request's rules allow: no other costs a row.
+        """Cut the nodes that the request's rules forbid, which would only cost rows.
 
         `form`: what its constraint allows, where it has one. Trees of draws stay as they are.
         """
@@ -154,7 +154,7 @@ class Drafting:
     def choose(
         self, drafted: Sequence[DraftedTree], draft_batch: DraftBatch | None
     ) -> list[TreeStep]:
-        """The nodes that are worth their time, over all trees together."""
+        """Each request's part of the step: its tree cut to the nodes that are worth their time."""
         if not drafted or (draft_batch is None and not any(len(one.tree) for one in drafted)):
             return [self.bare(one.state, one.form) for one in drafted]
         if self._acceptance != COUPLED:
@@ -185,7 +185,7 @@ class Drafting:
         )
 
     def _as_drawn(self, drafted: DraftedTree) -> TreeStep:
-        """A tree for an acceptance rule: cut by its places alone, never by what was drawn.
+        """A tree for a verification rule: cut by the order of its nodes, never by what was drawn.
 
         So no budget chooses among the nodes, and no rule of the request: what it forbids, the
         target gives no probability.

@@ -42,7 +42,7 @@ MAX_LOSSES = 1
 class EngineCore:
     """Runs requests through one pipeline with many drafters. One event loop uses it.
 
-    Owns no thread and no clock; `clock` gives seconds for metrics only, `trace` hears of steps.
+    Owns no thread and no clock; `clock` gives seconds for metrics only, `trace` records steps.
     """
 
     def __init__(  # noqa: PLR0913 - one parameter a part
@@ -84,7 +84,7 @@ class EngineCore:
         return bool(self._states or self._in_flight)
 
     def add(self, request: Request, stop: StopRule) -> None:
-        """Queue a request; afterwards its sink hears everything.
+        """Queue a request; from now on its sink gets its deltas, and the error if it fails.
 
         Raises `CapacityError`; `RequestError` where a request of that id runs.
         """
@@ -121,7 +121,7 @@ class EngineCore:
             self._fail(state, error)
 
     def abandon(self, error: DraftlineError) -> None:
-        """Tell every request of `error`, from another thread, where this one hangs in a step."""
+        """Give every request `error`; for another thread, while the engine's hangs in a step."""
         for state in list(self._states.values()):
             self._tell(state, error)
 

@@ -1,4 +1,4 @@
-"""The forms of constrained requests' trees, computed beside the engine's loop."""
+"""Token masks of requests with a structured output, computed beside the engine's loop."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class _Pending:
 
 
 class FormQueue:
-    """Asks for the form of every constrained request's next tree. One event loop uses it.
+    """Asks for the masks of every constrained request's next tree. One event loop uses it.
 
-    A request whose form is late sits steps out until it is there, so that no request waits for
-    another's grammar. Its text does not depend on that.
+    A request whose masks are late takes part in no step until they are there, so that no request
+    waits for another's grammar. Its text does not depend on that.
     """
 
     __slots__ = ("_allow", "_fail", "_pending")
@@ -53,7 +53,9 @@ class FormQueue:
     async def join(
         self, drafted: Sequence[DraftedTree], patience_s: float, most_nodes: int, *, is_idle: bool
     ) -> list[DraftedTree]:
-        """Those of a step, in order, that need no form or have theirs within `patience_s`.
+        """The requests of a step, in order, whose token masks are there within `patience_s`.
+
+        A request without a structured output needs none.
 
         most_nodes  of one tree in this step; a tree whose form was late is of an earlier one
         is_idle     there is nothing to do but these

@@ -121,8 +121,10 @@ class Drafter(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """About what it keeps for open requests and of ended ones; a model's weights and KV cache,
-        which never grow, do not count. Asked now and then, and cheap."""
+        """Approximate bytes kept for open and of ended requests.
+
+        A model's weights and KV cache, which never grow, do not count. Called now and then, so it
+        must be cheap."""
         ...
 
     def open(self, request: DraftRequest) -> None:
@@ -152,7 +154,7 @@ class OwningDrafter(Protocol):
     """A drafter that holds threads or connections."""
 
     def free(self) -> None:
-        """End and close them, after what waits is done; the drafter is of no use any more."""
+        """Finish what waits, then end threads and close connections. The drafter is spent then."""
         ...
 
 
@@ -170,7 +172,7 @@ class StepPipeline(Protocol):
 
 
 class ProposalSource(Protocol):
-    """The engine's only face to drafters (`cluster/drafting/hub.py`). Never raises."""
+    """The engine's only access to drafters (`cluster/drafting/hub.py`). Never raises."""
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request with every drafter."""
@@ -188,7 +190,7 @@ class ProposalSource(Protocol):
     ) -> Mapping[str, Sequence[Proposal]]:
         """Tell what was committed, ask for proposals; by request id, in order of priority.
 
-        The drafters `left_out` hear of commits only.
+        The drafters `left_out` get the commits only.
         """
         ...
 

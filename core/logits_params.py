@@ -13,8 +13,7 @@ MAX_PENALTY = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsParams:
-    """What changes the distribution of a request's tokens, beside its temperature and a structured
-    output.
+    """What changes the distribution of tokens, beside temperature and structured output.
 
     The fields are those of `SamplingParams`, which explains them; the defaults change nothing.
     Raises `RequestError` naming the field.

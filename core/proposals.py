@@ -49,7 +49,7 @@ class DraftDistributions:
     probs: Float32
 
     def rows(self, places: Sequence[int] | slice) -> DraftDistributions:
-        """Of these nodes."""
+        """The distributions of the nodes at `places`."""
         return DraftDistributions(self.ids[places], self.probs[places])
 
     def check(self, tokens: Int32, vocab_size: int) -> None:

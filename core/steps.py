@@ -126,9 +126,9 @@ class TreeCandidates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verification:
-    """Of a step's trees, in their order: candidates, and where the rules' uniforms come from.
+    """Candidates of a step's trees, in order, and the keys of the rules' random numbers.
 
-    seeds, positions  of each request's uniforms: its own seed, and the place of the root
+    seeds, positions  by tree: the request's seed, and the root's absolute position
     """
 
     trees: tuple[TreeCandidates, ...]

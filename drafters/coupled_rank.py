@@ -4,7 +4,8 @@ The target's token at a position is argmax(log p / T + noise), and a drafter kno
 (`core/sampling/noise.py`). So it ranks siblings by s = log q / T + noise. If the target's scores
 differ from the drafter's by independent standard Gumbel errors, child i is the target's token with
 probability softmax(s)_i; times the mass that the listed siblings hold together, since the target
-may choose an unlisted token. Without noise (T = 0) this is q itself.
+may choose an unlisted token. Without noise (T = 0) this is q itself. See
+docs/algorithms/drafters.md, "Coupled ranking".
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Trees whose shape is known before anything is drafted: which ranks follow which."""
+"""Trees whose shape is known before anything is drafted: which ranks follow which.
+
+Forms and formulas: docs/algorithms/drafters.md, "Model trees".
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,16 @@ class TreeShape:
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates are wanted after a node, at most."""
+        """Number of candidates needed after a node, at most: the highest rank plus 1."""
         return int(self.ranks.max(initial=-1)) + 1
 
     @property
     def depth(self) -> int:
-        """Of the deepest node; 0 without any."""
+        """Depth of the deepest node; 0 without nodes."""
         return int(self.depths.max(initial=0))
 
     def cut(self, depth: int) -> TreeShape:
-        """The nodes down to a depth."""
+        """The shape of the nodes down to `depth`."""
         kept = self.depths <= depth
         if kept.all():
             return self
@@ -134,9 +137,9 @@ def sequoia_size(
     max_depth: int,
     seconds: Callable[[int, int], float],
 ) -> tuple[int, int]:
-    """Nodes and depth of the tree that brings most tokens a second (the same, section 4.3).
+    """Nodes and depth of the tree that brings most tokens a second (arXiv 2402.12374, section 4.3).
 
-    seconds  of a step, drafting included, with so many nodes of such a depth
+    seconds  (nodes, depth) -> seconds of a step with such a tree, drafting included
     """
     tables = _sequoia_tables(np.array(acceptance), max_nodes + 1, max_depth)
     best, found = 1.0 / seconds(0, 0), (0, 0)
@@ -150,7 +153,7 @@ def sequoia_size(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """Of nodes with so many descendants, themselves included, and so many levels below them.
+    """Best subtrees by their number of nodes (root included) and of levels below their root.
 
     values  float64 [nodes + 1, levels + 1, children + 1]
     splits  int32, the same shape: of the best tree, nodes without the last child's subtree
@@ -171,10 +174,10 @@ def _sequoia_tables(acceptance: Float64, max_size: int, max_depth: int) -> _Tabl
     for size in range(2, max_size + 1):
         rest = np.arange(1, size)
         for levels in range(1, max_depth + 1):
-            for child, rng in enumerate(acceptance, 1):
+            for child, probability in enumerate(acceptance, 1):
                 below = best[size - rest, levels - 1]
                 # A chance of 0 makes no impossible tree possible.
-                gain = rng * np.where(below > 0, below, 0.0)
+                gain = probability * np.where(below > 0, below, 0.0)
                 sums = np.where(below > 0, values[rest, levels, child - 1] + gain, -np.inf)
                 place = int(np.argmax(sums))
                 values[size, levels, child] = sums[place]

@@ -11,7 +11,7 @@ REQUEST_ID = "warm-up"
 
 
 def warm_up(drafter: Drafter) -> None:
-    """Take a drafter through the life of a short request. It is to be thrown away afterwards."""
+    """Take a drafter through the life of a short request. Discard the drafter afterwards."""
     text = np.array([1, 2, 3, 1, 2, 3, 1, 2], dtype=np.int32)
     drafter.open(DraftRequest(REQUEST_ID, text, len(text), temperature=0.0, seed=0))
     length = len(text)

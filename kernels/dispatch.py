@@ -56,8 +56,9 @@ class AttentionChoice:
 
 @dataclass(frozen=True, slots=True)
 class KernelOps:
-    """Operators of one implementation; `attention_reference.py` and `kv_reference.py` say what
-    each does.
+    """Operators of one implementation.
+
+    `kernels/attention/reference.py` and `kernels/kv/reference.py` say what each does.
     """
 
     paged_attention: Callable[..., None]
@@ -94,7 +95,7 @@ def runs_triton(machine: Machine) -> bool:
 
 
 def load_int8_linear(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """`int8_reference.int8_linear` of `triton` or `reference`."""
+    """`int8_linear` of `triton` or `reference`, as in `kernels/int8/reference.py`."""
     if name == "reference":
         from .int8 import reference as product  # noqa: PLC0415
     else:

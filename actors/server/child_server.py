@@ -59,7 +59,7 @@ class ChildServer:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Id of its process."""
         return self._process.pid
 
     @property

@@ -196,7 +196,7 @@ def _is_alike(a: RequestOutput, b: RequestOutput) -> bool:
 
 
 def _log_probs(output: RequestOutput) -> list[float]:
-    """Of the prompt and the answer, and of the most probable tokens, whose order may swap."""
+    """Log-probabilities of prompt, answer and most probable tokens, whose order may swap."""
     tokens = [*(output.prompt_log_probs or ()), *output.log_probs]
     return [
         value

@@ -68,7 +68,7 @@ def _taus(result: BenchResult) -> dict[str, float]:
 
 
 def _steps_a_second(result: BenchResult) -> dict[str, float]:
-    """Of the engine without a target; the wall time of one request after the other."""
+    """Steps a second of the engine without a target, one request after the other, by setting."""
     return {
         one.name: one.rate / one.whole.counts.tau
         for one in result.summaries

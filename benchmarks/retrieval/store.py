@@ -89,7 +89,7 @@ def quantiles(micros: Sequence[float]) -> tuple[float, float]:
 
 
 def lookup_figures(runs: list[list[float]]) -> dict[str, float]:
-    """Of the first run over all contexts, and of each context's quickest lookup in any."""
+    """Quantiles of the first run over all contexts, and of each context's quickest lookup."""
     p50, p99 = quantiles(runs[0])
     best_p50, best_p99 = quantiles(np.min(runs, axis=0).tolist())
     return {"p50_us": p50, "p99_us": p99, "best_p50_us": best_p50, "best_p99_us": best_p99}

@@ -31,7 +31,7 @@ class InprocLink:
 
     @property
     def learning_counts(self) -> Mapping[str, int]:
-        """Of the drafter."""
+        """Learning counts of the drafter; see `LearningDrafter`."""
         return self._session.learning_counts
 
     def connect(self, events: LinkEvents) -> None:

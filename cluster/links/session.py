@@ -35,7 +35,10 @@ class DrafterSession:
         return drafter.learning_counts if isinstance(drafter, LearningDrafter) else {}
 
     def report(self) -> DrafterReport:
-        """Of the drafter, for all coordinators together. Raises what the drafter raises."""
+        """Memory and learning of the drafter, for all coordinators together.
+
+        Raises what the drafter raises.
+        """
         return DrafterReport(self._drafter.memory_bytes, self.learning_counts)
 
     def run(self, message: DrafterMessage) -> list[Proposal]:

@@ -54,7 +54,7 @@ class TlsFiles:
 
 
 def drafter_tls(config: DrafterConfig) -> TlsFiles | None:
-    """Of the connections of a drafter; None: plain text."""
+    """TLS files of a drafter's connections; None: plain text."""
     if not config.has_tls:
         return None
     return TlsFiles(

@@ -1,7 +1,4 @@
-"""A place that Ray keeps free for an actor.
-
-The GPUs of the Ray cluster that this process belongs to.
-"""
+"""Places that Ray keeps free for actors, and the GPUs of this process's Ray cluster."""
 
 from __future__ import annotations
 

@@ -8,7 +8,10 @@ from ...retrieval_store.delta.fingerprint import Fingerprint
 
 
 def model_fingerprint(model: str) -> Fingerprint:
-    """Of a folder, a hub id or a bundled name. Raises `CheckpointError`."""
+    """Fingerprints and vocabulary of a model: a folder, hub id or bundled name.
+
+    Raises `CheckpointError`.
+    """
     info = read_model_info(model)
     return Fingerprint(
         tokenizer_hash=tokenizer_hash(info.path),

@@ -1,6 +1,6 @@
 """The worker's side of the distributed transport.
 
-What a stage hands on, once it is there: in order, and beside the stage where that helps.
+What a stage hands on goes out once it is there: in order, and beside the stage where that helps.
 """
 
 from __future__ import annotations

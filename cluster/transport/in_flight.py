@@ -15,7 +15,7 @@ class InFlightSteps:
     """Futures of the unanswered steps, by sequence number. Used on one event loop only.
 
     One object serves from a start of the stages to their end, so that late messages of stages
-    that are gone never reach the steps of their top next tokens.
+    that are gone never reach the steps of the stages that follow them.
     """
 
     def __init__(self, limit: int) -> None:

@@ -21,13 +21,13 @@ EVERY = ~np.uint32(0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllowedTokens:
-    """What a request forbids, whatever it chooses by.
+    """The tokens that a request may choose, whatever its temperature and filters are.
 
     always      uint32 [words]  tokens that may be chosen; None: all
-    ends        uint32 [words]  tokens that end the answer, which may not be chosen before
-    min_tokens  so many tokens are there
-    constraint  follows the answer; None: any form
-    sequences   that the answer may not hold; None: none
+    ends        uint32 [words]  tokens that end the answer; None: they are always allowed
+    min_tokens  length of the answer below which `ends` may not be chosen
+    constraint  the structured output, which follows the answer; None: none
+    sequences   token sequences that the answer may not hold; None: none
     """
 
     always: UInt32 | None

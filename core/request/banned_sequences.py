@@ -17,7 +17,7 @@ class BannedSequences:
     """Forbids the last token of a sequence wherever the answer ends with the tokens before it.
 
     What a row forbids depends on the answer that it follows alone, so on nothing that was drafted
-    beside it. A sequence that begins in the prompt is none.
+    beside it. A sequence that begins in the prompt does not count.
     """
 
     __slots__ = ("_allowed_after", "_lengths", "_num_words")

@@ -1,4 +1,4 @@
-"""The form that an answer must have, followed beside the engine's loop."""
+"""Structured output: the form that an answer must have, followed beside the engine's loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TreeForm:
 class Constraint(Protocol):
     """A form that an answer must have; one object a request, which follows its answer.
 
-    What it computes may take long, so it computes it elsewhere. At most one `follow` is under way.
+    Masks may take long, so they are computed elsewhere. At most one `follow` is under way.
     """
 
     @property
@@ -49,7 +49,7 @@ class Constraint(Protocol):
         ...
 
     def close(self) -> None:
-        """The request has ended; twice is once."""
+        """Free what follows the answer, for the request has ended. May be called twice."""
         ...
 
 

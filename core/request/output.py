@@ -70,7 +70,8 @@ class TokenLogProb(NamedTuple):
     tokens'.
 
     top_ids        the most probable tokens, best first
-    top_log_probs  theirs; not in pairs, which were many objects for the garbage collector
+    top_log_probs  theirs, nats; two tuples, since pairs would be many objects for the garbage
+                   collector
     """
 
     token_id: int
@@ -124,7 +125,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class Answer:
-    """A sink (`core/request/request.py`), told on the engine's thread, waited for on another."""
+    """A sink (`core/request/request.py`): the engine's thread fills it, another waits for it."""
 
     request_id: str
     prompt_ids: tuple[int, ...] = ()

@@ -1,4 +1,7 @@
-"""The rule that chooses a target token, in numpy: the reference of `models/sampling/sampler.py`."""
+"""The rule that chooses a target token, in numpy: the reference of `models/sampling/sampler.py`.
+
+See docs/algorithms/sampling.md.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _penalties(logits_params: LogitsParams, counts: TokenCounts, tree: TokenTree
 
 
 def _paths(tree: TokenTree, place: dict[int, int]) -> list[list[int]]:
-    """Of each node, the places of its own token and of those above it."""
+    """For each node, the places of its own token and of those above it."""
     paths: list[list[int]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         above = [] if parent == ROOT else paths[parent]

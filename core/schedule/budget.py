@@ -4,6 +4,7 @@ A node's value is the probability that the target's path goes through it: the pr
 estimates along its own path (as in Sequoia and EAGLE-2). The k nodes of largest value are kept for
 the k that makes expected tokens a second largest, given what a step of so many rows takes. k = 0 is
 plain decoding, so under load, where a row costs what it gains, speculation fades out by itself.
+Formula: docs/algorithms/token_trees.md, "Node budget".
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class StepOutcome:
     rows: list[Sequence[int]] = field(default_factory=list)
 
     def count(self, tree: TokenTree, rows: Sequence[int]) -> None:
-        """The target went through these rows of a request: the root's, and of nodes."""
+        """Count a request's committed rows: 0 is the root, node i is row i + 1."""
         self.num_tokens += len(rows)
         self.trees.append(tree)
         self.rows.append(rows)
@@ -97,7 +98,7 @@ class NodeBudget:
         return frozenset()
 
     def note_asked(self, trees: Sequence[TokenTree], draft_s: float) -> None:
-        """Drafters were asked: their trees before anything is cut, and the time that it took."""
+        """Learn from the drafters' trees, before any cut, and from the seconds that they took."""
         self._steps_unasked = 0
         self._draft_s += WEIGHT * (draft_s - self._draft_s)
         width = max(len(self._profile), *map(len, trees))
@@ -119,7 +120,10 @@ class NodeBudget:
         self._sources.learn(outcome.costs, outcome.asked, self._credits(outcome))
 
     def learn(self, drafted: TokenTree, path_tokens: Sequence[int]) -> None:
-        """What was offered to a request, and what the target said; a few of a step are enough."""
+        """Learn from a request's tree before it was cut, and the target's tokens after its root.
+
+        `LEARNED_TREES` of a step are enough; the others are ignored.
+        """
         if self._num_learned < LEARNED_TREES and len(drafted):
             self._num_learned += 1
             drafted.learn(self.table, path_tokens)

@@ -1,4 +1,7 @@
-"""Which drafters are worth the time that they take."""
+"""Leaves out drafters that are not worth the time that they take.
+
+Formula: docs/algorithms/token_trees.md, "Source choice".
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ EXPLORE_STEPS = 4
 class SourceChoice:
     """Compares the tokens that only a drafter brings with the seconds that it takes, step by step.
 
-    An accepted node that several drafters proposed is credited to the one that takes least, so
-    that of two alike the dearer one is left out.
+    An accepted node that several drafters proposed is attributed to the one that takes least time,
+    so that of two alike the dearer one is left out.
     """
 
     __slots__ = ("_asked", "_gains", "_unasked")
@@ -49,7 +52,7 @@ class SourceChoice:
     def learn(
         self, costs: Mapping[str, float], asked: Collection[str], accepted: Mapping[str, int]
     ) -> None:
-        """A step asked these drafters, and so many of each one's nodes were accepted."""
+        """Learn from a step: which drafters it asked, and the accepted nodes of each."""
         for source in asked:
             if source in costs:
                 count = self._asked[source] = self._asked.get(source, 0) + 1

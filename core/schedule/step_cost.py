@@ -1,4 +1,7 @@
-"""What a step of a replica takes, by its rows: a measured curve."""
+"""Seconds of a step by its number of rows: a measured curve.
+
+See docs/algorithms/token_trees.md, "Node budget".
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class StepCost:
         return np.asarray(np.interp(np.asarray(rows), self._grid, self._curve))
 
     def record(self, rows: int, seconds: float) -> None:
-        """Learn from one step."""
+        """Learn that a step of `rows` rows took `seconds`."""
         expected = float(self.seconds(rows))
         error = min(seconds, OUTLIER * expected) - expected
         right = int(np.searchsorted(self._grid, rows))

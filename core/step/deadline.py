@@ -22,7 +22,7 @@ class StepDeadline:
         self._mean_s = self._peak_s = 0.0
 
     def record(self, seconds: float) -> None:
-        """A step took so long."""
+        """Learn that a step took this many seconds."""
         weight = WEIGHT if self._mean_s else 1.0
         self._mean_s += weight * (seconds - self._mean_s)
         # Falls back slowly: long prompts come now and then.

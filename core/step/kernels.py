@@ -1,4 +1,4 @@
-"""The loops over the rows of a step, compiled; `step_builder` gives them their meaning."""
+"""The loops over the rows of a step, compiled; `core/step/builder.py` uses them."""
 
 from __future__ import annotations
 

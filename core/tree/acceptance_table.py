@@ -1,4 +1,7 @@
-"""How likely a drafted node is the target's token, learned from every step's outcome."""
+"""Probability that a drafted node is the target's token, learned from every step's outcome.
+
+Formula: docs/algorithms/token_trees.md, "Acceptance estimates".
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ class AcceptanceTable:
     is young.
 
     names   drafters; their places are their ids
-    counts  float64 [drafters, bins + 1, 2]: accepted and judged nodes of each bin, and last of all
+    counts  float64 [drafters, bins + 1, 2]: accepted and judged nodes of each bin; the last row
+            holds the sums over all bins
     """
 
     __slots__ = ("_ids", "counts", "names")

@@ -18,6 +18,6 @@ def pack(mask: Bool) -> UInt64:
 
 
 def unpack(bits: UInt64, num_columns: int) -> Bool:
-    """The mask again."""
+    """The mask, bool [rows, columns], of the words of `pack`."""
     data = bits.astype("<u8", copy=False).view(np.uint8)
     return np.unpackbits(data, axis=1, count=num_columns, bitorder="little").view(np.bool_)

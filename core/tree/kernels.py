@@ -1,4 +1,4 @@
-"""The loops over the nodes of token trees, compiled; `tree` gives them their meaning.
+"""The compiled loops over the nodes of token trees; `core/tree/tree.py` explains the arrays.
 
 Nodes stand in topological order: a parent has a lower index than its children, ROOT is -1. Arrays
 of several trees stand one behind the other, and nodes are counted from their own tree's first. A

@@ -1,4 +1,7 @@
-"""Merges all drafters' proposals in one token tree a request."""
+"""Merges all drafters' proposals in one token tree a request.
+
+See docs/algorithms/token_trees.md, "Merging proposals".
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ def merge_all(
 
     Earlier proposals buy their nodes first, so that internal guesses come before external ones
     (SPECTRA, Algorithm 1). A node that is already there costs nothing. What exceeds a request's
-    most nodes or depth is cut, with its descendants. `table` judges the nodes, of several drafters
-    that propose one the surest; without it all are worth the same.
+    most nodes or depth is cut, with its descendants. `table` estimates what a node is worth, by the
+    highest of the drafters that proposed it; without it all are worth the same.
     """
     found = list(chain.from_iterable(requests))
     if not found:

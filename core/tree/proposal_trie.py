@@ -30,7 +30,10 @@ class ProposalTrie:
         return len(self._tokens) >= self._max_nodes
 
     def add(self, sequence: Iterable[int]) -> int:
-        """Merge a path that starts below the root, as far as there is room; the new nodes."""
+        """Merge a path that starts below the root, as far as there is room.
+
+        Returns the number of nodes that are new.
+        """
         # Local names: a drafter adds up to all nodes of all requests between two steps.
         tokens, parents, nodes, most = self._tokens, self._parents, self._nodes, self._max_nodes
         before, parent = len(tokens), ROOT

@@ -1,4 +1,7 @@
-"""Makes a proposal for an older text fit the text that was committed since."""
+"""Makes a proposal for an older text fit the text that was committed since.
+
+See docs/algorithms/token_trees.md, "Re-rooting".
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ def reroot(proposal: Proposal, tokens: Int32) -> Proposal | None:
 
     The nodes below the paths that spell `tokens`, in their order; where siblings repeat a token,
     the nodes below each of them. None where nothing is left. The probe goes: its rows and
-    positions belong to the old root; the wish for top next tokens is about any tree, and stays.
-    With k = 0 the proposal itself.
+    positions belong to the old root; `num_top_next_tokens`, which is about any tree, stays. With
+    k = 0 the proposal itself.
     """
     if len(tokens) == 0:
         return proposal

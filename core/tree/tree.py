@@ -40,22 +40,22 @@ class TokenTree:
 
     @property
     def tokens(self) -> Int32:
-        """int32 [n]."""
+        """Token ids, int32 [n]."""
         return self.nodes[:, 0]
 
     @property
     def parents(self) -> Int32:
-        """int32 [n]; -1 is the root, the last committed token."""
+        """Indices of the parents, int32 [n]; -1 is the root, the last committed token."""
         return self.nodes[:, 1]
 
     @property
     def depths(self) -> Int32:
-        """int32 [n]; 1 for children of the root."""
+        """Depths, int32 [n]; 1 for children of the root."""
         return self.nodes[:, 2]
 
     @property
     def sources(self) -> Int32:
-        """int32 [n]; the drafter that proposed the node first."""
+        """Ids of the drafters that proposed each node first, int32 [n]."""
         return self.nodes[:, 3]
 
     def count_sources(self) -> dict[str, int]:

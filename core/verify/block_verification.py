@@ -1,6 +1,7 @@
-"""Block verification of a sampled chain (Sun et al. 2024, arXiv 2403.10444; algorithms.md, 26).
+"""Block verification of a sampled chain (Sun et al. 2024, arXiv 2403.10444).
 
 The length of the accepted prefix is decided jointly: on average at least as long as token by token.
+Formulas: docs/algorithms/verification.md, "Block verification".
 """
 
 from __future__ import annotations

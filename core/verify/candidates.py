@@ -57,7 +57,7 @@ class Rng(Protocol):
     """Where uniforms and draws come from; independent of each other and of all candidates."""
 
     def accepts(self, probability: float) -> bool:
-        """A uniform: true with this probability."""
+        """True with this probability, decided by the next uniform number."""
         ...
 
     def draw(self, distribution: Float64) -> int:
@@ -116,7 +116,7 @@ def candidates_of(
 
 
 def no_candidates(rule: str) -> TreeCandidates:
-    """Of a root alone."""
+    """The candidates of a root without a tree: none."""
     return candidates_of(rule, NO_TREE, (), 0)
 
 

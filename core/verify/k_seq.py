@@ -1,4 +1,7 @@
-"""k-sequential selection (SpecTr; Sun et al. 2023, arXiv 2310.15141; algorithms.md, section 27)."""
+"""k-sequential selection (SpecTr, Sun et al. 2023, arXiv 2310.15141).
+
+Formulas: docs/algorithms/verification.md, "k_seq".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Uniforms and draws of acceptance rules, repeatable for a request."""
+"""Random numbers of verification rules, repeatable for a request.
+
+See docs/algorithms/verification.md.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from ..arrays import Float64
 
 
 class SeededRng:
-    """Depends on the request's seed and on a position alone.
+    """A random stream that depends on the request's seed and on a position alone.
 
-    A stream of its own: drafters may draw with the sampling noise of `core/sampling/noise.py`, and
-    uniforms must not depend on what they drew.
+    It is not the sampling noise of `core/sampling/noise.py`: drafters may draw with that, and the
+    tests of their tokens must not depend on what they drew.
     """
 
     __slots__ = ("_rng",)
@@ -25,7 +28,7 @@ class SeededRng:
         return self.uniform() < probability
 
     def uniforms(self, count: int) -> Float64:
-        """The next uniform numbers: one for each uniform, and one for each draw."""
+        """The next `count` uniform numbers: one for each test, and one for each draw."""
         return self._rng.random(count)
 
     def uniform(self) -> float:

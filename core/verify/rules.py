@@ -1,10 +1,9 @@
-"""The acceptance rules by name, and which of them fits a tree (algorithms.md, section 35).
+"""Verification rules by name, and the choice of one that fits a tree.
 
-Sequential residual verification: candidates are tested one by one, each with its own
-distribution.
-
-One rule for Leviathan's and Chen's chains, SPECTRA's greedy and sample verification, SpecInfer's
-multi-step sampling and Sequoia's draws without replacement (algorithms.md, section 35.1).
+`rejection`, sequential residual verification, stands here: candidates are tested one by one, each
+with its own distribution. One rule for Leviathan's and Chen's chains, SPECTRA's greedy and sample
+verification, SpecInfer's multi-step sampling and Sequoia's draws without replacement. See
+docs/algorithms/verification.md, "Choosing a rule" and "Rejection".
 """
 
 from __future__ import annotations

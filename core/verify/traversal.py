@@ -1,7 +1,8 @@
-"""Traversal verification: a sampled tree from its leaves up (arXiv 2505.12398; algorithms.md, 28).
+"""Traversal verification (arXiv 2505.12398): a sampled tree from its leaves up.
 
 A whole path may be accepted though one of its tokens alone would be refused: the tree's form of
 block verification. Where every candidate is one-hot it equals sequential verification.
+Formulas: docs/algorithms/verification.md, "Traversal".
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Typical acceptance (Medusa; Cai et al. 2024; algorithms.md, section 29). It is lossy."""
+"""Typical acceptance (Medusa, Cai et al. 2024, arXiv 2401.10774), which is lossy.
+
+Formula: docs/algorithms/verification.md, "Typical".
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What is committed of each tree: the acceptance walk of coupled sampling, or a rule's verification
 result.
 
-Coupled sampling is sample-and-match (algorithms.md, section 35.3).
+Why the walk gives the text of plain decoding: docs/algorithms/sampling.md and verification.md,
+"Coupled walk".
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def count_values(body: bytes) -> int:
 
 
 class _Decoder(json.JSONDecoder):
-    """The standard library's decoder, which has a twin in Python that can be interrupted."""
+    """The standard library's decoder, whose implementation in Python can be interrupted."""
 
     def use_python(self) -> None:
         """Read lists and objects by the code in Python."""

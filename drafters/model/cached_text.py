@@ -1,4 +1,4 @@
-"""What of a request's text a drafter's KV cache holds."""
+"""A request's text, and the part of it that a drafter's KV cache holds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class CachedText:
 
     blocks        KV blocks, in order of positions
     cached_len    positions 0 to cached_len - 1 of the cache are those of the committed tokens
-    distribution  of the token after the text
-    length        of the chains that are drawn after it
+    distribution  how the token after the text is chosen
+    length        decides how long the chains after the text become
     is_draftable  false once the text holds an id that the model does not have, and where the model
                   has no token that may be chosen
     """
@@ -54,7 +54,7 @@ class CachedText:
 
     @property
     def memory_bytes(self) -> int:
-        """Of its tokens: numbers, and a list of them."""
+        """Bytes of its list of tokens, the integers included."""
         return len(self.tokens) * TOKEN_BYTES
 
     def extend(self, tokens: Int32) -> None:
@@ -86,7 +86,7 @@ class CachedText:
             self._drawn = job.drawn[: max(0, job.position - self.committed_len)]
 
     def forget_cache(self) -> None:
-        """Nothing is cached any more; the blocks belong to others."""
+        """Note that nothing is cached any more, since the blocks were given back."""
         self.blocks = []
         self.cached_len = 0
         self._drawn = []

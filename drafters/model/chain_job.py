@@ -58,11 +58,11 @@ class ChainJob:
 
     @property
     def num_top(self) -> int:
-        """How many of the most probable tokens it looks at after its text."""
+        """Number of most probable tokens to look at after the text."""
         return self.distribution_size if self.tree is None else self.tree.num_top
 
     def feed(self, count: int) -> bool:
-        """Note that `count` pending tokens were fed; whether a token is drawn after them."""
+        """Note that `count` pending tokens were fed. Returns whether a token is drawn next."""
         del self.pending[:count]
         self.position += count
         return not self.pending

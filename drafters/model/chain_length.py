@@ -1,4 +1,4 @@
-"""How long the chains of one request become, and what became of the last one."""
+"""Applies a stopping rule to the chains of one request, and reports their acceptance to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .stopping import (
 
 
 class ChainLength:
-    """Asks a rule how far a chain goes, and tells it how far it was right."""
+    """Asks a rule how long a chain may become, and reports how much of it was accepted."""
 
     __slots__ = ("_draft", "_rule", "_tokens")
 
@@ -31,7 +31,11 @@ class ChainLength:
         self._tokens: list[int] = []
 
     def begin(self, most: int, num_requests: int) -> int:
-        """Most tokens of a new chain, beside so many requests."""
+        """Begin a new chain: the most tokens that it may have.
+
+        most          upper bound of the step
+        num_requests  requests that are drafted for in the same batch
+        """
         self._draft, self._tokens = [], []
         return self._rule.num_tokens(most, num_requests)
 
@@ -42,7 +46,7 @@ class ChainLength:
         return self._rule.stops_after(drawn)
 
     def observe(self, tokens: Int32) -> None:
-        """These tokens were committed: as many of the chain as they begin with were right."""
+        """Report committed tokens: the part of the chain that they begin with was accepted."""
         if not self._draft:
             return
         committed = tokens.tolist()
@@ -62,10 +66,10 @@ def stop_rule(
 ) -> Callable[[], Stopping]:
     """Makes the rule of this name for each request. Raises `ConfigError`.
 
-    num_tokens  that a draft begins with under `heuristic`, and has at most
-    threshold   of `confidence`, before it has learned a better one
-    schedule    of `schedule`
-    costs       that `goodput` weighs
+    num_tokens  most tokens of a draft; `heuristic` starts there
+    threshold   first threshold of `confidence`
+    schedule    [most requests, tokens] pairs of `schedule`
+    costs       measured times, for `goodput`
     """
     steps = [_step(step) for step in schedule]
     rules: dict[str, Callable[[], Stopping]] = {

@@ -21,7 +21,7 @@ class DraftDistribution(NamedTuple):
 
 
 def draft_rng(name: str, seed: int, committed_len: int) -> np.random.Generator:
-    """Of one draft of one drafter.
+    """Random numbers for one draft of one drafter.
 
     What two drafters draw must not depend on each other, and what one draws must not depend on
     its drafts before, by whose fate the text went on: so neither may use the sampling noise.

@@ -1,7 +1,8 @@
 """A small model as drafter: it draws a chain by the request's own parameters and sampling noise.
 
 Speculative sampling's drafter (Leviathan et al. 2023, Chen et al. 2023), on draftline's own stage
-with a KV cache of its own. Its tokenizer must be the target's.
+with a KV cache of its own. Its tokenizer must be the target's. See docs/algorithms/drafters.md,
+"Model drafter".
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Trees that a drafter grows level by level from the candidates that its own distribution gives."""
+"""Trees that a drafter grows level by level from its own most probable candidates.
+
+See docs/algorithms/drafters.md, "Model trees".
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class Expansion(Protocol):
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates are wanted after a node."""
+        """Number of candidates that `grow` takes after a node."""
         ...
 
     @property
@@ -26,21 +29,21 @@ class Expansion(Protocol):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Of all nodes so far, in the order in which they came."""
+        """Token ids of all nodes so far, in the order in which they were added."""
         ...
 
     @property
     def parents(self) -> Sequence[int]:
-        """Of all nodes so far; -1 is the root."""
+        """Parents of all nodes so far, as indices of nodes; -1 is the root."""
         ...
 
     @property
     def most_fed(self) -> int:
-        """How many nodes will have been in the frontier at the end, without the root, at most."""
+        """Upper bound of the nodes that the model is run on, the root not counted."""
         ...
 
     def depth(self, node: int) -> int:
-        """Of a node so far; 0 for the root."""
+        """Depth of a node so far; 0 for the root."""
         ...
 
     def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
@@ -53,7 +56,7 @@ class Expansion(Protocol):
 
 
 class _Nodes:
-    """What has been recorded so far."""
+    """The candidates recorded so far, as parallel lists."""
 
     __slots__ = ("_paths", "depths", "frontier", "log_probs", "parents", "tokens")
 
@@ -67,11 +70,11 @@ class _Nodes:
         self._paths: list[float] = []
 
     def score(self, node: int) -> float:
-        """Of the path to a node."""
+        """Log-probability of the path to a node: the sum of log q along it."""
         return 0.0 if node == ROOT else self._paths[node]
 
     def depth(self, node: int) -> int:
-        """0 for the root."""
+        """Depth of a node; 0 for the root."""
         return 0 if node == ROOT else self.depths[node]
 
     def add(self, parent: int, token: int, log_prob: float) -> int:

@@ -1,4 +1,4 @@
-"""What may be set of a model drafter."""
+"""Options of the model drafter."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class ModelOptions:
     """Options of `ModelDrafter`; raises `ConfigError` naming the option.
 
     tree                  chain; dynamic, EAGLE-2's tree of `top_k` nodes a level; or a JSON file of
-                          a static tree (`drafters/tree_shape.py`). Requests whose
-                          distribution is shaped by more than a temperature get chains
-    top_k                 of a dynamic tree
+                          a static tree (`drafters/tree_shape.py`). Requests with penalties,
+                          biases or token lists get chains
+    top_k                 children of a node and width of a level in a dynamic tree
     num_tokens            most tokens of the chain, levels of a dynamic tree
     branch                at temperature 0: how many next best tokens, by the model's own logits,
                           stand beside the chain's first
     stop                  when a chain ends before that (`drafters/model/stopping.py`): constant,
                           heuristic, confidence, svip, schedule or goodput
     distribution_size     k > 0: with a temperature, chains are drawn from the distribution of the k
-                          most probable tokens, and say so: acceptance rules other than `coupled`
-                          need it
-    confidence_threshold  of `confidence`: the chain ends after a token less probable than this,
-                          which moves to where it would have cost least
-    schedule              of `schedule`: lists of [most requests, tokens], with rising requests
-    num_blocks            KV blocks of all requests; who finds them full gets no proposals
+                          most probable tokens, which is declared, as acceptance rules other than
+                          `coupled` need it
+    confidence_threshold  for `confidence`: the chain ends after a token less probable than this;
+                          the threshold is learned from there
+    schedule              for `schedule`: lists of [most requests, tokens], with rising requests
+    num_blocks            KV blocks of all requests; without a free one a request gets no proposal
     block_size            tokens of a KV block
     prefill_chunk         most rows of one pass
     device                auto (a GPU where one is), cpu or cuda
     dtype                 as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
-    enforce_eager         on a GPU: no CUDA graphs, which start slower and draft faster
+    enforce_eager         no CUDA graphs on a GPU: a quicker start, slower drafts
     """
 
     tree: str = "chain"
@@ -73,7 +73,7 @@ class ModelOptions:
             require_whole(field, getattr(self, field), 1)
 
     def expansions(self) -> Callable[[int], Expansion] | None:
-        """Makes a tree of at most so many levels; None for chains. Raises `ConfigError`."""
+        """A factory of trees by their most levels; None for chains. Raises `ConfigError`."""
         if self.tree == "chain":
             return None
         if self.tree == "dynamic":
@@ -82,7 +82,7 @@ class ModelOptions:
         return lambda depth: StaticExpansion(shape.cut(depth))
 
     def stop_rule(self, costs: DraftCosts) -> Callable[[], Stopping]:
-        """Makes the rule that bounds the chains of one request. Raises `ConfigError`."""
+        """A factory of the rule that ends one request's chains. Raises `ConfigError`."""
         return stop_rule(
             self.stop, self.num_tokens, self.confidence_threshold, self.schedule, costs
         )

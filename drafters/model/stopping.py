@@ -1,8 +1,8 @@
-"""How long a draft that is drawn token by token goes on (algorithms.md, section 30).
+"""Rules that end a draft drawn token by token: docs/algorithms/drafters.md, "Stopping rules".
 
 A rule may look at everything before a token is drawn, and at tokens that are in the draft already;
 never at a token to decide whether that token itself is proposed. So drafts stay draws of the
-distribution that their drafter declares, and every acceptance rule stays exact.
+distribution that their drafter declares, and every verification rule stays exact.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ class Drawn(NamedTuple):
 
 
 class Stopping(Protocol):
-    """Bounds the drafts of one request."""
+    """A rule that ends the drafts of one request."""
 
     def num_tokens(self, most: int, num_requests: int) -> int:
-        """How long the next draft may become, at most `most`, beside so many requests."""
+        """Most tokens of the next draft, at most `most`.
+
+        `num_requests`: requests that are drafted for in the same batch.
+        """
         ...
 
     def stops_after(self, drawn: Drawn) -> bool:
@@ -49,22 +52,22 @@ class Stopping(Protocol):
 
 
 class Constant:
-    """As many tokens as there may be."""
+    """Ends a draft at the most tokens allowed."""
 
     def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
-        """All."""
+        """See `Stopping`: always `most`."""
         return most
 
     def stops_after(self, drawn: Drawn) -> bool:  # noqa: ARG002
-        """Never."""
+        """See `Stopping`: never."""
         return False
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
-        """Nothing is learned."""
+        """See `Stopping`: ignored."""
 
 
 class Heuristic(Constant):
-    """Two tokens more after a draft that was accepted whole, one less after any other.
+    """Grows by two tokens after a draft that was accepted whole, shrinks by one after any other.
 
     As transformers' `num_assistant_tokens_schedule="heuristic"`, but never above `most`, from where
     bad drafts would take as long to shorten it as good ones took to get there.
@@ -75,11 +78,11 @@ class Heuristic(Constant):
         self._most = most
 
     def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
-        """By what was accepted before."""
+        """See `Stopping`: the length reached so far."""
         return min(most, self._num_tokens)
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
-        """Longer or shorter."""
+        """See `Stopping`: make the next draft longer or shorter."""
         if draft:
             is_whole = num_accepted >= len(draft)
             longer = min(self._most, self._num_tokens + 2)
@@ -87,10 +90,10 @@ class Heuristic(Constant):
 
 
 class Confidence(Constant):
-    """Until a token less probable than a threshold, which then is the last one.
+    """Ends a draft with the first token that is less probable than a threshold.
 
-    As transformers' `assistant_confidence_threshold`, whose threshold is moved to where wrong stops
-    and missed ones cost least over the latest drafts (`learns`).
+    As transformers' `assistant_confidence_threshold`. With `learns` the threshold moves to where
+    false positives + 3 false negatives are least over the latest drafts.
     """
 
     def __init__(self, threshold: float, *, learns: bool) -> None:
@@ -104,11 +107,11 @@ class Confidence(Constant):
         return self._threshold
 
     def stops_after(self, drawn: Drawn) -> bool:
-        """After an unlikely token."""
+        """See `Stopping`: after a token below the threshold."""
         return math.exp(drawn.log_prob) < self._threshold
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
-        """What is behind the first refused token tells nothing."""
+        """See `Stopping`; what follows the first refused token tells nothing, and is left out."""
         if not self._learns:
             return
         for place, drawn in enumerate(draft[: num_accepted + 1]):
@@ -118,34 +121,37 @@ class Confidence(Constant):
 
 
 class Svip(Constant):
-    """Until the distribution itself is uncertain: sqrt(0.15 H(q)) > 0.3 (arXiv 2411.18462)."""
+    """Ends a draft with the first token of an uncertain q: sqrt(0.15 H(q)) > 0.3, H in nats.
+
+    SVIP (arXiv 2411.18462). The uncertain token is still proposed.
+    """
 
     def __init__(self, scale: float = 0.15, threshold: float = 0.3) -> None:
         self._most_entropy = threshold**2 / scale
 
     def stops_after(self, drawn: Drawn) -> bool:
-        """After a token of an uncertain distribution."""
+        """See `Stopping`: after a token of an uncertain distribution."""
         return drawn.entropy > self._most_entropy
 
 
 class Schedule(Constant):
-    """By how many requests draft beside each other; 0 tokens is a length, too."""
+    """Sets the length by the number of requests in the batch; 0 tokens is a length, too."""
 
     def __init__(self, steps: Sequence[tuple[int, int]]) -> None:
-        """`steps`: (most requests, tokens), rising; beyond the last one the last one counts."""
+        """`steps`: pairs (most requests, tokens), rising; the last one serves larger batches."""
         limits = [most for most, _ in steps]
         if not steps or limits != sorted(set(limits)):
             raise ConfigError("schedule", "must list [most requests, tokens] with rising requests")
         self._steps = steps
 
     def num_tokens(self, most: int, num_requests: int) -> int:
-        """Of the first step that is wide enough."""
+        """Length listed for the smallest limit that is not below `num_requests`."""
         found = next((count for limit, count in self._steps if num_requests <= limit), None)
         return min(most, self._steps[-1][1] if found is None else found)
 
 
 class Goodput(Constant):
-    """The length that is expected to bring most tokens a second.
+    """Chooses the length that is expected to bring most tokens a second.
 
     A draft of k tokens brings 1 + a + .. + a^k, for a running mean a of the share of judged tokens
     that was accepted, and takes what k draws and one verification take.
@@ -156,13 +162,13 @@ class Goodput(Constant):
         self._accepted = 0.5
 
     def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
-        """By the costs measured so far."""
+        """See `Stopping`: the best length by the times measured so far."""
         lengths = np.arange(most + 1)
         tokens = np.cumsum(self._accepted**lengths)
         return int(np.argmax(tokens / (self._costs.verify_s + lengths * self._costs.draw_s)))
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
-        """Move the mean."""
+        """See `Stopping`: move the running mean of acceptance."""
         judged = min(num_accepted + 1, len(draft))
         if judged:
             share = min(num_accepted, judged) / judged
@@ -170,7 +176,7 @@ class Goodput(Constant):
 
 
 class DraftCosts:
-    """Running means of what a draw and a verification take, over all requests of a drafter."""
+    """Running means of the seconds of a draw and of a verification, over a drafter's requests."""
 
     __slots__ = ("draw_s", "verify_s")
 
@@ -180,11 +186,11 @@ class DraftCosts:
         self.verify_s = 1.0
 
     def note_draw(self, seconds: float) -> None:
-        """One more token for all requests of a step."""
+        """Learn the seconds of one more token for all requests of a batch."""
         self.draw_s += WEIGHT * (seconds - self.draw_s)
 
     def note_verify(self, seconds: float) -> None:
-        """From the end of one draft to the beginning of the next."""
+        """Learn the seconds from the end of one draft to the beginning of the next."""
         self.verify_s += WEIGHT * (seconds - self.verify_s)
 
 

@@ -60,7 +60,7 @@ class TextDistribution:
         return self.rules is None and self.counts is None and not self.logits_params.logit_bias
 
     def append(self, tokens: Sequence[int]) -> None:
-        """The answer goes on."""
+        """Add tokens to the answer."""
         self.num_answered += len(tokens)
         if self.counts is not None:
             self.counts.append(tokens)

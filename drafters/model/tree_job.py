@@ -39,13 +39,13 @@ class TreeJob:
 
     @property
     def num_top(self) -> int:
-        """How many of the most probable tokens it looks at after a node."""
+        """Number of most probable tokens to look at after a node."""
         return self.expansion.num_candidates * (
             OVERSAMPLE if self.distribution.temperature > 0 else 1
         )
 
     def take(self, output: StepOutput, first: int) -> None:
-        """The answers to its frontier, whose rows begin at `first`."""
+        """Grow the tree by the model's results for its frontier, whose rows begin at `first`."""
         ids, log_probs = [], []
         for row, node in enumerate(self.expansion.frontier, first):
             tokens, given = self._candidates(output, row, self.expansion.depth(node))
@@ -75,7 +75,7 @@ class TreeJob:
         return tokens, given
 
     def feed_frontier(self) -> None:
-        """The frontier's KV is written."""
+        """Note that the frontier's KV has been written."""
         self.fed.extend(self.expansion.frontier)
 
     def mask(self) -> Bool:

@@ -4,7 +4,7 @@ It is that of Lookahead decoding (Fu et al. 2024, `hao-ai-lab/LookaheadDecoding`
 calls its candidate pool: W columns and N-1 levels. Level 0 of column 0 is the root itself. The
 token of column c and level l stands l + c positions after the root and sees the root, level 0 of
 the columns up to c, and the lower levels of its own column. What the target predicts at the highest
-level completes W n-grams.
+level completes W n-grams. Worked example: docs/algorithms/drafters.md, "Lookahead".
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CandidatePool:
 
     @property
     def num_wanted(self) -> int:
-        """Rows of the probe whose predictions `advance` takes."""
+        """Number of the probe's rows whose predictions `advance` takes."""
         return len(self._levels[-1])
 
     def probe(self, top_k: int) -> Probe:
@@ -59,7 +59,7 @@ class CandidatePool:
         return Probe(tokens, offsets, mask, wanted, top_k)
 
     def advance(self, root: int, predicted: Sequence[int]) -> list[Ngram]:
-        """Take the target's token after each of the `num_wanted` rows; the n-grams completed.
+        """Take the target's token after each of the `num_wanted` rows. Returns completed n-grams.
 
         `root` is the last committed token that the probe was computed with. Raises `DrafterError`
         for predictions of another number of rows.

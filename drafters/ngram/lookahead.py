@@ -3,6 +3,7 @@
 Fu et al. 2024 (arXiv 2402.02057), `hao-ai-lab/LookaheadDecoding`. A window of guessed tokens runs
 through the target as a `Probe`, in Jacobi iterations; what comes out at its far end completes
 n-grams, and those that begin with the last committed token are the guesses. Needs no training.
+Worked example, and differences from the paper's code: docs/algorithms/drafters.md, "Lookahead".
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class _Request:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the n-grams; the window is small and does not grow."""
+        """Bytes of the n-grams; the window is small and does not grow."""
         return self._ngrams.memory_bytes
 
     def guesses(self) -> Iterable[Sequence[int]]:

@@ -1,7 +1,9 @@
-"""SPECTRA-CORE's two dictionaries of n-grams (ACL 2025, section 4.2.1).
+"""SPECTRA-CORE's two dictionaries of n-grams (Le et al., ACL 2025, section 4.2.1).
 
 forward   token -> the continuations seen after it: quantity, every one becomes a guess
 backward  sequence -> the token seen after it last: quality, one guess grown token by token
+
+See docs/algorithms/drafters.md, "SPECTRA".
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class ForwardDictionary:
         self._num_kept += len(kept)
 
     def continuations(self, token: int) -> Iterator[Ngram]:
-        """The latest first."""
+        """The continuations of `token`, the latest first."""
         return reversed(self._by_token.get(token, {}))
 
 
@@ -93,7 +95,7 @@ class BackwardDictionary:
         return len(self._next) * NGRAM_BYTES
 
     def add(self, sequence: Ngram, token: int) -> None:
-        """The last writer wins."""
+        """Note that `token` followed `sequence`, in place of what did before."""
         if self._next.pop(sequence, None) is None and len(self._next) == self._max_keys:
             del self._next[next(iter(self._next))]
         self._next[sequence] = token

@@ -2,7 +2,8 @@
 
 Le et al., ACL 2025 (2025.acl-long.685), section 4.2.1. Guesses come from a forward and a backward
 dictionary of n-grams; these learn from the text and from a pool of candidate sequences that the
-target extends beside every step (`Probe`). Needs no training.
+target extends beside every step (`Probe`). Needs no training. Formulas, and differences from the
+paper: docs/algorithms/drafters.md, "SPECTRA".
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class _Request:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the dictionaries; the pool is small and does not grow."""
+        """Bytes of the dictionaries; the pool is small and does not grow."""
         return self._forward.memory_bytes + self._backward.memory_bytes
 
     def guesses(self) -> Iterator[Sequence[int]]:

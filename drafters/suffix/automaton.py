@@ -1,4 +1,4 @@
-"""The loops over a suffix automaton, compiled; `suffix_counts` gives them their meaning.
+"""The compiled loops over a suffix automaton; `drafters/suffix/counts.py` uses them.
 
 Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text". A state stands for
 the strings that end at the same places, an edge for one more token at their end. It is a suffix
@@ -34,7 +34,7 @@ TOKEN_FACTOR = 0x3F58476D1CE4E5B9
 
 
 def empty_automaton(capacity: int) -> Automaton:
-    """Of no text, with room for `capacity` tokens, which is a power of two."""
+    """An automaton of no text, with room for `capacity` tokens, which is a power of two."""
     # n tokens never take more than 2n states with the root and 3n edges.
     states = np.empty((2 * capacity + 1, 6), dtype=np.int32)
     states[ROOT_STATE] = (0, NONE, 0, NONE, NONE, NONE)

@@ -1,4 +1,7 @@
-"""How often every string of a text stands in it, while the text grows."""
+"""Counts of every string in a growing text.
+
+See docs/algorithms/drafters.md, "Suffix decoding".
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ class SuffixCounts:
         return sum(array.nbytes for array in self.automaton)
 
     def start_text(self) -> None:
-        """What is appended from now on does not follow what was before."""
+        """Begin a new text: what is appended next does not follow what was before."""
         self.automaton[3][[LAST, CONTEXT, CONTEXT_LEN]] = (ROOT_STATE, ROOT_STATE, 0)
 
     def append(self, tokens: Int32) -> None:

@@ -1,7 +1,8 @@
 """Suffix decoding: what followed the text's suffixes most often, here and in earlier answers.
 
 Oliaro et al. 2024, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications"
-(arXiv 2411.04975), with the drafts of Arctic Inference.
+(arXiv 2411.04975), with the drafts of Arctic Inference. See docs/algorithms/drafters.md,
+"Suffix decoding".
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class SuffixOptions:
 
     max_match_len    longest suffix of the text that is looked up
     num_tokens       most tokens of a draft
-    max_spec_factor  and
-    max_spec_offset  a suffix of m tokens is continued by at most factor * m + offset tokens
+    max_spec_factor, max_spec_offset  a suffix of m tokens is continued by at most
+                     factor * m + offset tokens
     min_token_prob   least probability that all tokens up to one are accepted, by the counts
     tree             drafts are trees of the most probable nodes, not single paths
     window           so many of the latest tokens of a request are counted, at least half as many
-    answer_tokens    the same of ended answers of a namespace and cache salt; 0: none are counted
-    max_namespaces   of so many of these, the latest to end an answer
+    answer_tokens    the same for ended answers of one namespace and cache salt; 0: none are counted
+    max_namespaces   pairs of namespace and cache salt whose answers are kept, the latest
     """
 
     max_match_len: int = 64

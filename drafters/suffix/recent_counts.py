@@ -35,7 +35,7 @@ class RecentCounts:
         return sum(counts.memory_bytes for counts in self._both())
 
     def start_text(self) -> None:
-        """What is appended from now on does not follow what was before."""
+        """Begin a new text: what is appended next does not follow what was before."""
         for counts in self._both():
             counts.start_text()
 

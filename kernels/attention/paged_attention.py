@@ -32,7 +32,7 @@ def paged_attention(
     query: Tensor, pairs: Tensor, layout: StepLayout, spec: LayerSpec,
     out: Tensor, *, log_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """As `attention_reference.paged_attention`, which says what it does."""
+    """As `paged_attention` of `kernels/attention/reference.py`, which says what it does."""
     shape, partials = layout.shape, layout.partials
     assert query.stride(2) == out.stride(2) == pairs.stride(3) == 1
     sums = out if log_sums is None else log_sums

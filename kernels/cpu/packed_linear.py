@@ -1,4 +1,4 @@
-"""A linear layer for few rows whose weight lies in panels of columns (`cpu_ops.cpp`).
+"""A linear layer for few rows whose weight lies in panels of columns (`kernels/cpu/linear.cpp`).
 
 A library's product of two to eight rows takes twice the time of one row; this one takes hardly
 more than one. A row's result is the same, bit by bit, whatever rows are beside it.
@@ -22,7 +22,7 @@ def pack_weight(weight: Tensor, panel: int) -> Tensor:
 def packed_linear(x: Tensor, weight: Tensor, outputs: int) -> Tensor:
     """`x` [rows, inputs] times a packed weight -> [rows, outputs], float32.
 
-    Needs `cpu_build.load_cpu_ops` first.
+    Needs `kernels.cpu.build.load_cpu_ops` first.
     """
     return torch.ops.draftline.packed_linear(x, weight, outputs)
 

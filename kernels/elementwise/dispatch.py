@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseOps:
-    """`elementwise_reference.py` says what each does."""
+    """Elementwise operators in Triton; `kernels/elementwise/reference.py` says what each does."""
 
     rms_norm: Callable[..., None]
     rotate: Callable[[Tensor, Tensor, Tensor], None]

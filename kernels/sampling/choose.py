@@ -12,8 +12,8 @@ and a last one picks each row's token from its chunks: 2, 3 and 7 launches. Wher
 than `room` tokens in doubt (nearly equal logits throughout; top_k above `room` beside top_p) one
 program bisects over its whole vocabulary instead: the same answer, after milliseconds.
 
-Greedy, temperature, top_k and min_p give the tokens of `core.sampling` always. So does top_p, but
-for the rounding of sums: weights are rounded to 2^-44 of the best one's (2^-50 in small
+Greedy, temperature, top_k and min_p give the tokens of `core/sampling/choose.py` always. So does
+top_p, but for the rounding of sums: weights are rounded to 2^-44 of the best one's (2^-50 in small
 vocabularies), which moves the sum of n tokens by at most n 2^-45, and numpy's running sum errs by
 the rounding of its own order. Only a token that is the last in or the first out, and whose sum is
 that close to the share asked for, can be judged otherwise; tests count none. The kernels' sums are
@@ -45,7 +45,7 @@ BISECT = EXACT | {"num_warps": 16}
 def choose_tokens(
     logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
 ) -> None:
-    """As `sampling_reference.choose_tokens`."""
+    """As `choose_tokens` of `core/sampling/choose.py`."""
     num_rows, num_chunks = tables.launch_rows, scratch.num_chunks
     if not num_rows:
         return

@@ -15,7 +15,7 @@ from .tables import SamplingScratch, SamplingTables
 
 @dataclass(frozen=True, slots=True)
 class SamplingOps:
-    """Operators in Triton; `sampling_reference.py` and `edit_reference.py` say what each does."""
+    """Operators in Triton; `reference.py` and `edit_reference.py` here say what each does."""
 
     choose_tokens: Callable[[Tensor, SamplingTables, SamplingScratch, Tensor], None]
     edit_logits: Callable[[Tensor, EditTables, Tensor], None]

@@ -1,4 +1,4 @@
-"""Triton kernels that choose the tokens of rows; `sampling.py` says how they follow one another.
+"""Triton kernels that choose the tokens of rows; `choose.py` says how they follow one another.
 
 Importing this file needs Triton. Each works on one chunk of one row's vocabulary, all chunks of
 all rows at once. Scores of chunks lie in [rows, chunks].

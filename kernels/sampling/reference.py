@@ -1,6 +1,4 @@
-"""What the sampling kernels do, in plain torch.
-
-The torch twin of `core/sampling/noise.py`: the same noise, bit by bit, on every device.
+"""What the sampling kernels do, in plain torch; the noise is that of numpy, bit by bit.
 
 torch has no unsigned 64-bit arithmetic on all devices; int64 wraps in the same way, and a logical
 shift is an arithmetic shift with the copied sign bits masked off. Change both files together.
@@ -47,7 +45,7 @@ def _exact_log(x: Tensor) -> Tensor:
 
 
 def stream_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """The int64 bits of `core.noise.stream_keys`."""
+    """The int64 bits of `core.sampling.noise.stream_keys`."""
     return _mix64(_mix64(seeds + _GAMMA) ^ _mix64(positions * _GAMMA + _GAMMA))
 
 
@@ -66,7 +64,7 @@ def gumbel_of(uniforms: Tensor) -> Tensor:
 def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise, float32; int64 tensors that broadcast together.
 
-    Equals `core.noise.gumbel` bit by bit.
+    Equals `core.sampling.noise.gumbel` bit by bit.
     """
     return gumbel_of(uniform(stream_keys(seeds, positions), token_ids))
 
@@ -74,7 +72,7 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 def choose_tokens(
     logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
 ) -> None:
-    """Store each row's token in `out`, int32 [rows]: that of `core.sampling.choose_tokens`.
+    """Store each row's token in `out`, int32 [rows]: that of `core.sampling.choose.choose_tokens`.
 
     `logits` [rows, vocabulary] of any float type count as float32. `scratch` is not used.
     """
@@ -117,7 +115,7 @@ def keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
-    """As `core.sampling`; rows with a typical_p of 1 stay as they are."""
+    """As `core/sampling/choose.py`; rows with a typical_p of 1 stay as they are."""
     weights = torch.exp(scaled.double())
     total = weights.sum(dim=-1, keepdim=True)
     surprise = torch.log(total) - scaled
@@ -133,9 +131,9 @@ def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
 
 
 def noisy_argmax(scaled: Tensor, keys: Tensor) -> Tensor:
-    """As `core.sampling.noisy_argmax`, which says why it is exact.
+    """As `core.sampling.choose.noisy_argmax`, which says why it is exact.
 
-    `keys` int64 [rows, 1] are those of `core.noise.stream_keys`.
+    `keys` int64 [rows, 1] are those of `core.sampling.noise.stream_keys`.
     """
     token_ids = torch.arange(scaled.shape[-1], device=scaled.device)
     uniforms = uniform(keys, token_ids)

@@ -103,10 +103,7 @@ class Recording:
 def off_text(
     text: Sequence[int], start: int, tokens: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]]:
-    """Of `tokens` at `start` and on, the first that `text` does not have there, and all after it.
-
-    Gives where they begin, and them.
-    """
+    """Where `tokens`, placed at `start`, first differ from `text`, and the tokens from there on."""
     for place, token in enumerate(tokens, start):
         if place >= len(text) or text[place] != token:
             return place, tokens[place - start :]

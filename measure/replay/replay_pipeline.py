@@ -1,7 +1,4 @@
-"""A pipeline without a model: it says what a recorded target said.
-
-What a recorded target predicts after any text: what it said there, or after the like.
-"""
+"""A pipeline without a model: it says what a recorded target said there, or after the like."""
 
 from __future__ import annotations
 

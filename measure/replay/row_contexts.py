@@ -27,7 +27,7 @@ Said = dict[RowContext, tuple[int, ...]]
 
 
 def probed_contexts(step: StepInput) -> Iterator[RowContext]:
-    """Of each of the step's `probe_rows`, in order.
+    """Contexts of the step's `probe_rows`, in order.
 
     A node follows the root and its ancestors; a row of a pool sees one token at each position, too.
     """

@@ -22,17 +22,17 @@ class TappedPipeline:
 
     @property
     def num_stages(self) -> int:
-        """Those of the pipeline."""
+        """Stages of the pipeline."""
         return self._pipeline.num_stages
 
     @property
     def max_in_flight(self) -> int:
-        """That of the pipeline."""
+        """Most steps in flight of the pipeline."""
         return self._pipeline.max_in_flight
 
     @property
     def num_blocks(self) -> int:
-        """Those of the pipeline."""
+        """KV blocks of the pipeline."""
         return self._pipeline.num_blocks
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What computes a stage's attention: chosen once at start, asked for every step."""
+"""The implementation that computes a stage's attention, chosen once at the start."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .step_attention import StepAttention
 
 
 class AttentionBackend(Protocol):
-    """Owns what attention needs between steps; the cache is the stage's."""
+    """Computes attention over the stage's cache; keeps what is reused between steps."""
 
     def begin(self, step: StepInput) -> StepAttention | StepKernels:
-        """Attention of this step; that of the step before is of no use any more."""
+        """Attention of this step. What the last call returned must not be used any more."""
         ...
 
     def move(self, moves: Tensor) -> None:
@@ -34,11 +34,11 @@ class SdpaBackend:
         self._kv, self._block_size = kv, block_size
 
     def begin(self, step: StepInput) -> StepAttention:
-        """As the protocol says."""
+        """See `AttentionBackend`."""
         return StepAttention(step, self._kv, self._block_size)
 
     def move(self, moves: Tensor) -> None:
-        """As the protocol says."""
+        """See `AttentionBackend`."""
         self._kv.move(moves)
 
 

@@ -41,7 +41,7 @@ class StepKernels:
         self.write_heads(layer, pairs[:, 0], pairs[:, 1])
 
     def write_heads(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """The same of keys and values apart, [rows, kv_heads, head_dim]."""
+        """As `write`, for keys and values apart, each [rows, kv_heads, head_dim]."""
         kv = self._backend.kv
         self._backend.ops.write_kv(
             keys, values, kv.layers[layer], self._layout.slots, self._backend.scales(layer)
@@ -70,7 +70,7 @@ class KernelBackend:
         self._layouts: dict[tuple[str, LayoutCapacity], StepLayout] = {}
 
     def begin(self, step: StepInput) -> StepKernels:
-        """Attention of this step; that of the step before is of no use any more."""
+        """See `AttentionBackend`."""
         layout = self.layout_of(step)
         layout.refill(step)
         return StepKernels(self, layout, self.attend_with(step, layout))
@@ -99,7 +99,7 @@ class KernelBackend:
         self.ops.move_kv(self.kv.data, moves)
 
     def scales(self, layer: int) -> Tensor | None:
-        """What the layer's stored keys and values are multiplied by; None: 1."""
+        """Factors of the layer's stored keys and values, float32 [2, kv_heads]; None: 1."""
         return None if self.kv.scales is None else self.kv.scales[layer]
 
     def layout_of(self, step: StepInput, use: str = "all") -> StepLayout:
@@ -127,14 +127,14 @@ class FlashBackend(KernelBackend):
         self._flash_ops = FlashOps(flash, self.ops.paged_attention)
 
     def attend_with(self, step: StepInput, layout: StepLayout) -> partial[Tensor]:
-        """As of the base; `layout` is the whole step's, for writing."""
+        """See `KernelBackend`; `layout`, of the whole step, is used for writing KV only."""
         trees, own = self.layout_of(step, "trees"), self.layout_of(step, "own")
         work = plan_flash(step, layout.block_size, trees, own)
         return partial(flash_attention, self._flash_ops, work)
 
 
 def split_budget(shape: AttentionShape, device: torch.device) -> SplitBudget:
-    """How far contexts are split on a device."""
+    """How far contexts are split on a device, so that its processors are busy."""
     if device.type != "cuda":
         return SplitBudget()
     processors = torch.cuda.get_device_properties(device).multi_processor_count

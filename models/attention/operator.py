@@ -23,7 +23,7 @@ NONE = np.empty(0, dtype=np.int32)
 
 @contextmanager
 def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
-    """Within it, this thread's `attend` is about `step`."""
+    """A context in which this thread's `attend` serves `step`."""
     trees = [tree for tree in step.trees if tree is not None]
     lens = [0 if tree is None else len(tree.slots) for tree in step.trees]
     torch.ops.draftline.begin_step(

@@ -84,7 +84,7 @@ class StepAttention:
         self.kv.write(layer, self._write_slots, pairs)
 
     def write_heads(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """The same of keys and values apart, [rows, kv_heads, head_dim]."""
+        """As `write`, for keys and values apart, each [rows, kv_heads, head_dim]."""
         self.write(layer, torch.stack((keys, values), dim=1))
 
 

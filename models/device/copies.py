@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """int64 copy of whole numbers; work launched from now on sees it."""
+    """Copy of whole numbers on `device`, int64; work that is launched later sees it."""
     tensor = torch.from_numpy(array.astype(np.int64))
     if device.type == "cuda":
         # From pinned memory alone does a copy not wait for all work before it.

@@ -1,4 +1,4 @@
-"""The layers of a stage: loaded, sliced, made fast, compiled.
+"""The layers of a stage: loading a slice of a model, faster modules, compilation.
 
 Start with `model_slice.py`.
 """

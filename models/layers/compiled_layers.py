@@ -1,7 +1,7 @@
 """The layers of a stage as one graph of torch.compile, dynamic in the number of rows.
 
-Attention is an operator of its own (`attention_op.py`), so that neither the length of a context
-nor the shape of a tree is seen by the graph: one graph serves all steps.
+Attention is an operator of its own (`models/attention/operator.py`), so that the graph sees neither
+the length of a context nor the shape of a tree: one graph serves all steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BACKEND: str | Callable[..., Any] = "inductor"
 
 
 def prepare(part: ModelSlice, cache: str | Path) -> ModelSlice:
-    """The slice with modules that `CompiledLayers` can compile; `part` is of no use afterwards.
+    """The slice with modules that `CompiledLayers` can compile; `part` must not be used afterwards.
 
     What is compiled is kept in the folder `cache`. Raises `ConfigError` (`compile`)
     where the model, the number format, the device or the machine's tools do not allow it.

@@ -1,4 +1,4 @@
-"""What replaces the modules of `fast_modules.py` where a stage is compiled.
+"""Replacements of the modules of `fast_modules.py` where a stage is compiled.
 
 Products are draftline's own operator; what lies between two products is written plainly, for the
 compiler to fuse.

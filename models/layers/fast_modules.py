@@ -1,4 +1,4 @@
-"""Cheaper equals of some of transformers' modules, for float32 on CPUs.
+"""Faster equivalents of some of transformers' modules, for float32 on CPUs.
 
 A pass over few tokens spends its time in dispatching small operations. Each replacement computes
 what its original computes, with fewer of them; the decoder layers themselves stay. What is not in

@@ -1,4 +1,4 @@
-"""What replaces some of transformers' modules on GPUs: products, and one launch between two.
+"""Replacements of some of transformers' modules on GPUs: one launch between two products.
 
 The same modules as in `fast_modules.py`, for any float type; decoder layers that add what their
 attention gives straight before a norm are replaced, too, so that both are one launch.
@@ -73,11 +73,11 @@ class FusedRmsNorm(nn.Module):
         return out
 
     def in_place(self, x: Tensor) -> None:
-        """The same, stored where it was read."""
+        """Normalises `x` in place."""
         self._norm(x, self.scale, self.eps, x)
 
     def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Of the sum, which `x` keeps."""
+        """Normalises `x + residual`; the sum is stored in `x`."""
         out = torch.empty_like(x)
         self._norm(x, self.scale, self.eps, out, residual)
         return out
@@ -120,7 +120,7 @@ class FusedAttention(FastAttention):
             ]
 
     def turn(self, heads: Tensor, rotation: Rotation) -> None:
-        """As of the base."""
+        """See `FastAttention.turn`; a launch for each norm, and one for the rotation."""
         for part, norm in self._head_norms:
             norm.in_place(heads[:, part])
         self._rotate(heads[:, : self.num_rotated], *rotation)

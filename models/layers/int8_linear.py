@@ -39,7 +39,7 @@ class Int8Linear(nn.Module):
 
 
 def check_quantization(quantization: str) -> None:
-    """Raises `ConfigError` (`quantization`) for what there is not."""
+    """Raise `ConfigError` (`quantization`) for an unknown quantization."""
     if quantization not in QUANTIZATIONS:
         known = " or ".join(QUANTIZATIONS)
         raise ConfigError("quantization", f"must be {known}, not {quantization!r}")

@@ -1,4 +1,4 @@
-"""What the package carries: the demo models, and a retrieval store for them."""
+"""The demo models that the package carries, and their retrieval store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the other parts need to know of a model without loading it."""
+"""Sizes and special tokens of a model, read without loading its weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelInfo:
 
 
 def read_model_info(model: str | Path) -> ModelInfo:
-    """Read it from a model folder or hub id. Raises `CheckpointError`."""
+    """Read the info of a model folder or hub id. Raises `CheckpointError`."""
     folder = resolve_model_path(model)
     config = read_config(folder)
     return ModelInfo(

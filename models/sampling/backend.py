@@ -1,4 +1,4 @@
-"""What edits a stage's logits and chooses its tokens: chosen once at start."""
+"""The implementation that edits a stage's logits and chooses tokens, chosen at the start."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .sampler import choose_tokens
 
 
 class Sampler(Protocol):
-    """Of logits [rows, vocabulary] on the stage's device."""
+    """Edits logits [rows, vocabulary] on the stage's device, and chooses a token for each row."""
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
         """float32 logits with the edits made; without edits, `logits` itself."""
         ...
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """The target token of each row, int32 [rows] on the device; as `core.sampling`."""
+        """The target token of each row, int32 [rows] on the device: `core/sampling/choose.py`."""
         ...
 
 
@@ -33,11 +33,11 @@ class TorchSampler:
     """Plain torch: the reference, and what runs on CPUs."""
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
-        """As the protocol says."""
+        """See `Sampler`."""
         return edit_logits(logits, edits)
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """As the protocol says."""
+        """See `Sampler`."""
         return choose_tokens(logits, sampling)
 
 
@@ -51,7 +51,7 @@ class KernelSampler:
         self._scratch: tuple[tuple[int, int], SamplingScratch] | None = None
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
-        """As the protocol says."""
+        """See `Sampler`."""
         if not edits:
             return logits
         num_rows, vocab_size = logits.shape
@@ -64,7 +64,7 @@ class KernelSampler:
         return out
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """As the protocol says."""
+        """See `Sampler`."""
         if not takes(sampling):
             return choose_tokens(logits, sampling)
         num_rows, vocab_size = logits.shape
@@ -78,7 +78,7 @@ class KernelSampler:
         return out
 
     def _scratch_of(self, num_rows: int, vocab_size: int, device: torch.device) -> SamplingScratch:
-        """Of the most rows that were seen."""
+        """Buffers for at least so many rows, which grow with the largest step seen."""
         if self._scratch is not None:
             (most, known), scratch = self._scratch
             if most >= num_rows and known == vocab_size:
@@ -91,7 +91,7 @@ class KernelSampler:
 def uses_fused_modules(device: str | torch.device, attention: str) -> bool:
     """Whether a stage on `device` has the modules of `fused_modules.py` where they know its own.
 
-    `attention` is as in its settings; sdpa asks for transformers' own.
+    `attention` is the stage's setting; `sdpa` asks for transformers' own modules.
     """
     return choose_sampling(Machine.of(device)) == "triton" and attention != "sdpa"
 

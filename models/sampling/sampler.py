@@ -16,8 +16,8 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
 
     argmax of `processed logits / temperature + gumbel(seed, position, token)`; at temperature 0
     the argmax of the logits. The lowest id wins a tie. Processors act in the order temperature,
-    top_k, top_p, min_p, typical_p, each on the distribution that the former leaves. Equals
-    `core.sampling`.
+    top_k, top_p, min_p, typical_p, each on the distribution that the former leaves. Gives the
+    tokens of `core/sampling/choose.py`.
     """
     chosen = _argmax(logits)
     sampled = np.flatnonzero(sampling.temperature)
@@ -43,7 +43,8 @@ def _argmax(logits: Tensor) -> Tensor:
 def process_rows(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:
     """Logits over the temperature, with -inf for the tokens that cannot be chosen.
 
-    As `core.sampling.process_logits`; `logits` are those of `rows`, all of a temperature above 0.
+    As `core.sampling.choose.process_logits`; `logits` are those of `rows`, all of which have a
+    temperature above 0.
     """
     device = logits.device
 

@@ -1,4 +1,4 @@
-"""What the last stage answers to a step: target tokens, and small numbers that were asked for."""
+"""Results of the last stage for a step: target tokens, and the figures that were asked for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
 
     logits  float32 [rows, vocabulary], unprocessed, of `wanted_rows`
 
-    Waits for the device only where a rule decides, on the host, what is accepted.
+    Waits for the device only where an acceptance rule is decided on the host.
     """
 
     def of(wanted: Int32) -> Tensor:

@@ -1,4 +1,4 @@
-"""Work that is captured once and replayed: CUDA graphs, and what stands for them in tests."""
+"""Work that is captured once and replayed: CUDA graphs, and a protocol for tests' stand-ins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CudaCapture:
             self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Work) -> Work:
-        """As the protocol says."""
+        """See `Capture`."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             # Kernels are compiled and libraries make their workspaces in a first run: a capture

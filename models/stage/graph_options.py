@@ -1,4 +1,4 @@
-"""Which steps of a stage CUDA graphs are captured for; light, for those that only pass it on."""
+"""Options of a stage's CUDA graphs; imports little, for modules that only pass them on."""
 
 from __future__ import annotations
 

@@ -33,35 +33,35 @@ class DeviceMemory(Protocol):
         ...
 
     def allocated(self) -> int:
-        """What they take now."""
+        """Bytes that this process's tensors take now."""
         ...
 
     def free_and_total(self) -> tuple[int, int]:
-        """Of the whole GPU, whoever uses it, after tensors' unused memory was given back."""
+        """Free and total memory of the GPU, over all processes, once this one's unused is freed."""
         ...
 
 
 class CudaMemory:
-    """That of a CUDA device."""
+    """Memory of a CUDA device, as torch and the driver count it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def begin_peak(self) -> None:
-        """As the protocol says."""
+        """See `DeviceMemory`."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """As the protocol says."""
+        """See `DeviceMemory`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device)
 
     def allocated(self) -> int:
-        """As the protocol says."""
+        """See `DeviceMemory`."""
         return torch.cuda.memory_allocated(self._device)
 
     def free_and_total(self) -> tuple[int, int]:
-        """As the protocol says."""
+        """See `DeviceMemory`."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)
@@ -69,10 +69,11 @@ class CudaMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What was found of a GPU that holds a stage's weights and a small cache; bytes.
+    """Measured memory of a GPU that holds a stage's weights and a small KV cache; bytes.
 
-    work   most that a step takes besides them
-    trial  the small cache
+    total, free  of the GPU, over all processes
+    work         most that a step takes besides weights and cache
+    trial        size of the small cache
     """
 
     total: int
@@ -81,9 +82,9 @@ class MemoryUse:
     trial: int
 
     def room(self, utilization: float, num_works: int) -> int:
-        """Bytes for a cache in place of the small one, so that `utilization` of the GPU is used.
+        """Bytes for the KV cache if a share `utilization` of the GPU may be used.
 
-        What steps take is left free `num_works` times over.
+        `num_works` times the memory of a step is left free.
         """
         used = self.total - self.free - self.trial
         return int(self.total * utilization) - used - self.work * num_works - SLACK_BYTES
@@ -93,7 +94,9 @@ def fitting_blocks(
     stage_of: Callable[[int], TrialStage], block_size: int, options: StageOptions,
     memory: DeviceMemory,
 ) -> int:  # fmt: skip
-    """KV blocks of a GPU that holds the stage's weights already; `stage_of` takes a number of them.
+    """Number of KV blocks for which a GPU that holds the stage's weights has room.
+
+    `stage_of` makes a trial stage with the given number of blocks.
 
     Raises `ConfigError` (`gpu_memory_utilization`) where there is room for none.
     """
@@ -106,7 +109,7 @@ def fitting_blocks(
 
 
 def profile(stage: TrialStage, max_rows: int, memory: DeviceMemory) -> MemoryUse:
-    """Run a prompt of `max_rows` tokens, every one of which gets a target token."""
+    """Measure a step of `max_rows` prompt rows, each of which gets a target token."""
     hidden = None if stage.is_first else stage.empty_hidden(max_rows)
     resting = memory.allocated()
     memory.begin_peak()
@@ -117,7 +120,7 @@ def profile(stage: TrialStage, max_rows: int, memory: DeviceMemory) -> MemoryUse
 
 
 def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_works: int) -> int:
-    """KV blocks of `block_bytes`. Raises `ConfigError` where there is room for none."""
+    """Number of blocks of `block_bytes` that fit. Raises `ConfigError` where none does."""
     room = use.room(utilization, num_works)
     if room < block_bytes:
         taken = use.total - use.free - use.trial

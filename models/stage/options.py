@@ -1,4 +1,4 @@
-"""How a stage computes, beyond what it holds."""
+"""Options of a stage: how it computes, not which layers it holds."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Stage:
         self._graphs: GraphRunner | None = None
 
     def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
-        """Steps that fit run by the runner from now on, once its graphs are captured."""
+        """The runner of steps that fit, from now on; the caller captures its graphs."""
         assert isinstance(self._attention, KernelBackend)
         self._graphs = GraphRunner(self._part, self._rotary, self._attention, options, capture)
         return self._graphs
@@ -142,9 +142,9 @@ class Stage:
 
     @torch.inference_mode()
     def launch(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | Answer:
-        """As `run`, but the last stage gives what waits for its answer.
+        """As `run`, but the last stage returns a function that waits for its result.
 
-        On a GPU the host may launch the next step before it waits; what waits may be called by
+        On a GPU the host may launch the next step before it waits; the function may be called by
         another thread.
         """
         hidden = self._hidden(step, hidden)

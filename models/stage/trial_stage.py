@@ -1,4 +1,4 @@
-"""What trial steps are run on, before a stage serves."""
+"""The part of a stage that trial steps need, before it serves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..attention.paged_kv import PagedKv
 
 
 class TrialStage(Protocol):
-    """A stage, as far as trials need it."""
+    """A stage that can run trial steps."""
 
     kv: PagedKv
     block_size: int
@@ -22,7 +22,7 @@ class TrialStage(Protocol):
         ...
 
     def empty_hidden(self, num_rows: int) -> Tensor:
-        """Hidden states that it could take otherwise."""
+        """Zeros in the shape of the hidden states that `run` takes where it embeds no tokens."""
         ...
 
     def run(self, step: StepInput, hidden: Tensor | None = None) -> object:

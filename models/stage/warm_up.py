@@ -1,4 +1,4 @@
-"""What a stage does once before it serves, with a progress bar on a terminal."""
+"""Warm-up and graph capture of a stage before it serves, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = (1, 2, 16, 64)
 
 
 def warm_up(stage: TrialStage) -> None:
-    """Run prompts of `ROWS` tokens; the cache is as it was. Raises what `run` raises."""
+    """Run prompts of `ROWS` tokens, then zero the KV cache. Raises what `run` raises."""
     rows = [count for count in ROWS if count <= stage.kv.num_slots]
     with _progress() as progress:
         task = progress.add_task("compiling", total=len(rows))
@@ -28,7 +28,7 @@ def warm_up(stage: TrialStage) -> None:
 
 
 def capture(runner: GraphRunner) -> GraphReport:
-    """Capture the graphs of a stage."""
+    """Capture the CUDA graphs of a stage, the largest first."""
     with _progress() as progress:
         task = progress.add_task("capturing", total=len(runner.rows))
 

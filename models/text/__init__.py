@@ -1,4 +1,4 @@
-"""Text to tokens and back, and forms that a text must have.
+"""Tokenizers, chat templates and grammars.
 
 Start with `tokenizer.py`.
 """

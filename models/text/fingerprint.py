@@ -1,4 +1,4 @@
-"""Short names of a tokenizer and of a model, for data that belongs to exactly one of them."""
+"""Fingerprints of a tokenizer and of a model, for data that belongs to exactly one of them."""
 
 from __future__ import annotations
 

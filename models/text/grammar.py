@@ -1,4 +1,4 @@
-"""Answers of a given form: which tokens a grammar allows, followed in a process of its own."""
+"""Structured outputs: which tokens a grammar allows, computed in a process of its own."""
 
 from __future__ import annotations
 

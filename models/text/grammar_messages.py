@@ -1,4 +1,4 @@
-"""What an engine and its process of forms send one another."""
+"""Messages between an engine and its grammar process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Asks what a form allows.
+    """A call: which tokens a form allows after the committed tokens and in a tree.
 
     grammar    kind and value; None: the process has the form already
-    committed  tokens since its last call, or all of the answer where `grammar` is given
-    tokens, parents  of the tree behind them; a parent of -1 is the root
+    committed  answer tokens since the form's last call, or all of them where `grammar` is given
+    tokens, parents  of the tree after them; a parent of -1 is the root
     """
 
     call_id: int

@@ -1,4 +1,4 @@
-"""An engine's end of the process that follows forms (`grammar_worker.py`)."""
+"""The engine's side of the grammar process (`grammar_worker.py`)."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class GrammarProcess:
             self._inbox.put(Close(form.form_id))
 
     def close(self) -> None:
-        """End the process; calls that wait raise `EngineClosed`. Twice is once."""
+        """End the process; calls that wait raise `EngineClosed`. May be called twice."""
         with self._lock:
             self._is_closed = True
             process, calls = self._process, [*self._calls.values(), *self._retries]

@@ -1,6 +1,6 @@
-"""The process that follows forms: `python -m draftline.models.text.grammar_worker FD`.
+"""The grammar process: `python -m draftline.models.text.grammar_worker FD`.
 
-It may take long over one, run out of memory or crash in the library, and hurts no engine by it.
+It may be slow, run out of memory or crash in the library without hurting the engine.
 `grammar_process.py` is the other end of the socket FD.
 """
 

@@ -1,4 +1,4 @@
-"""Follows one form through one answer, by llguidance, within limits.
+"""Matches one answer against one structured output by llguidance, within limits.
 
 Imports neither torch nor transformers: the process that runs it starts quickly.
 """
@@ -27,7 +27,7 @@ LIMITS = LLParserLimits(max_items_in_row=1000, max_lexer_states=50_000, verbose_
 
 
 class Matcher:
-    """One form at one place of its answer. Raises `RequestError` where a limit is exceeded."""
+    """State of one structured output in its answer. Raises `RequestError` beyond a limit."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Matcher:
         self._check()
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """These tokens were committed."""
+        """Follow committed tokens."""
         if token_ids and not self._matcher.consume_tokens(list(token_ids)):
             raise _error(self._kind, self._matcher.get_error() or "cannot go on")
 

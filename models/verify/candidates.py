@@ -1,4 +1,4 @@
-"""What candidates were drawn from, and draws; in numpy: `core/verify/candidates.py`."""
+"""Distributions of candidates, and draws from them: `core/verify/candidates.py` in torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CandidateDistributions:
 
     @classmethod
     def of(cls, tree: TreeCandidates, device: torch.device) -> Self:
-        """Those of one tree, on `device`."""
+        """Distributions of one tree's candidates, on `device`."""
         ids, probs = cut_distributions([tree])
         return cls(torch.from_numpy(ids).to(device), torch.from_numpy(probs).to(device))
 

@@ -34,9 +34,9 @@ def verify_rejections(
         test = torch.where(has_test, next_test, 0)
         own = batch.distributions.whole(test, distributions.shape[1])
         token = batch.tokens[test][:, None]
-        rng = (left.gather(1, token) / own.gather(1, token))[:, 0]
+        ratio = (left.gather(1, token) / own.gather(1, token))[:, 0]
         uniform = batch.uniforms.gather(1, num_uniforms[:, None])[:, 0]
-        is_accepted = has_test & (uniform < rng)
+        is_accepted = has_test & (uniform < ratio)
         left = torch.where((has_test & ~is_accepted)[:, None], _residual(left, own), left)
         row = torch.where(is_accepted, batch.child_rows[test], row)
         left = torch.where(is_accepted[:, None], distributions[row], left)

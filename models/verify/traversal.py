@@ -26,9 +26,7 @@ def verify_traversal(
 
 
 class _Traversal:
-    """As in the numpy page; distributions stay on their device, and a refusal fetches a few
-    numbers.
-    """
+    """As in numpy; distributions stay on their device, and a refusal fetches a few numbers."""
 
     def __init__(self, distributions: Tensor, tree: TreeCandidates) -> None:
         self.distributions = distributions.clone()

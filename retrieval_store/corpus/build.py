@@ -1,7 +1,4 @@
-"""Builds a corpus: documents, refinement by the target, segments, store.
-
-The bars of a build: how far, how fast, how long still.
-"""
+"""Builds a corpus: documents, refinement by the target, segments, store; with bars of progress."""
 
 from __future__ import annotations
 

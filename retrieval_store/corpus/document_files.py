@@ -1,7 +1,4 @@
-"""Reads corpus files.
-
-Documents of parquet files; needs pyarrow (`pip install 'draftline[corpus]'`).
-"""
+"""Reads corpus files; parquet needs pyarrow (`pip install 'draftline[corpus]'`)."""
 
 from __future__ import annotations
 

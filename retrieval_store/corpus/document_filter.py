@@ -1,7 +1,4 @@
-"""Drops documents that would harm a retrieval store, and tells why.
-
-How much of a text is licence and copyright notices.
-"""
+"""Drops documents that would harm a retrieval store, licence texts among them, and tells why."""
 
 from __future__ import annotations
 
@@ -73,8 +70,8 @@ class DocumentRules:
     min_tokens             shorter ones hold little to continue, and their perplexity is noise
     min_compression_ratio  compressed size / size; below it a text is one line over and over, which
                            has a low perplexity and would be kept by refinement
-    max_licence_share      of the text that may be licence and copyright notices
-    max_overlap            of the word runs that earlier documents may have
+    max_licence_share      largest share of the text in licence and copyright notices
+    max_overlap            largest share of sampled word runs that earlier documents have
     """
 
     min_tokens: int = 64
@@ -92,7 +89,7 @@ class DocumentRules:
 
 @dataclass(slots=True)
 class DocumentFilter:
-    """Finds what is wrong with documents; remembers those that are fit."""
+    """Names the reason to drop a document; remembers documents that are kept."""
 
     rules: DocumentRules = field(default_factory=DocumentRules)
     _seen: set[bytes] = field(default_factory=set)

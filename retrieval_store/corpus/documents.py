@@ -21,7 +21,7 @@ class Span(NamedTuple):
 class Document:
     """One text; `name` tells where it came from, such as `notes.jsonl:12`.
 
-    answers  what the target is to judge, ascending; None: the whole text
+    answers  spans that are scored by the target, ascending; None: the whole text
     """
 
     name: str
@@ -61,7 +61,7 @@ class TokenizedDocument:
     is_scored: Bool | None = None
 
     def num_scored(self, start: int, stop: int) -> int:
-        """Of the tokens from `start` to `stop`."""
+        """Number of scored tokens from `start` to `stop`."""
         if self.is_scored is None:
             return max(0, stop - start)
         return int(np.count_nonzero(self.is_scored[start:stop]))

@@ -1,4 +1,7 @@
-"""Keeps the documents that the target itself would most likely write (SPECTRA-RETRIEVAL)."""
+"""Keeps the documents that the target itself would most likely write (SPECTRA-RETRIEVAL).
+
+See docs/algorithms/retrieval_store.md, "Perplexity refinement".
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ class Windows:
             start += self.size - self.overlap
 
     def with_bos(self, tokens: Int32) -> Int32:
-        """What the scorer is given for a window's tokens."""
+        """A window's tokens as the scorer takes them: with BOS where the model has one."""
         if self.bos_id is None:
             return tokens
         return np.concatenate(([self.bos_id], tokens)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What became of a corpus."""
+"""The outcome of building a corpus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DropLog:
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, reason: str, name: str) -> None:
-        """One more."""
+        """Count one more document."""
         self.counts[reason] = self.counts.get(reason, 0) + 1
         names = self.examples.setdefault(reason, [])
         if len(names) < MAX_EXAMPLES:

@@ -64,7 +64,7 @@ class ScoreJournal:
             self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Write it out, and let others have it."""
+        """Write the file out and release its lock."""
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self._file.close()

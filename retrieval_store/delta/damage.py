@@ -1,4 +1,4 @@
-"""Counts what is damaged in a store and passed over, and says it once."""
+"""Counts what is damaged in a store and passed over, and logs it once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class DamageCount:
 
     @property
     def total(self) -> int:
-        """How many so far, each place counted once."""
+        """Number of damaged places so far."""
         return self._total
 
     def of(self, namespace: str) -> int:
-        """How many of them are of one namespace."""
+        """Number of damaged places in one namespace."""
         with self._changing:
             return len(self._places.get(namespace, ()))
 
@@ -43,7 +43,7 @@ class DamageCount:
         logger.log(level, "event=learned_data_damaged namespace=%s", namespace)
 
     def take(self) -> int:
-        """How many are new since the last call."""
+        """Number of damaged places that are new since the last call."""
         with self._changing:
             taken, self._num_taken = self._num_taken, self._total
             return self._total - taken

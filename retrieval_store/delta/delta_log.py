@@ -69,12 +69,12 @@ class Folded:
     garbage: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """For `from_json`."""
+        """JSON text, for `from_json`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes, origin: str) -> Self:
-        """Raises `DamagedError` naming `origin` for anything but what `to_json` gave.
+        """Read what `to_json` wrote. Raises `DamagedError` naming `origin` for anything else.
 
         What a later version may add is left out.
         """
@@ -158,7 +158,7 @@ class DeltaLog(Protocol):
         ...
 
     def folded(self, namespace: str) -> Folded:
-        """What the last fold said; nothing, if that is damaged."""
+        """The record of the last fold; an empty one if that is damaged."""
         ...
 
     def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:

@@ -1,4 +1,7 @@
-"""How much is learned, and for how long."""
+"""Bounds of learning: how much is kept, and for how long.
+
+See docs/algorithms/retrieval_store.md, "Learning".
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ class LearningSettings:
     """Bounds of what one namespace learns; raises `ConfigError` naming the field.
 
     log_entries    most events of a log
-    log_seconds    events that are older leave the log
+    log_seconds    age in seconds at which events leave the log
     delta_tokens   most tokens of texts that are not folded yet, in memory
-    fold_tokens    so many tokens in the log are folded
-    fold_entries   so many events in the log are folded
+    fold_tokens    tokens in the log at which it is folded
+    fold_entries   events in the log at which it is folded
     folded_tokens  most tokens of folded texts
-    half_life      in which a weight halves, in seconds
+    half_life      seconds in which a weight halves
     """
 
     log_entries: int = 4096

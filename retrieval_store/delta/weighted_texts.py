@@ -1,4 +1,7 @@
-"""Learned texts of one namespace, each with a weight that use raises and time decays."""
+"""Learned texts of one namespace, each with a weight that use raises and time decays.
+
+Formula: docs/algorithms/retrieval_store.md, "Learning".
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class _Text:
 class WeightedTexts:
     """Keeps at most `max_tokens` tokens: texts of the lowest weight go first, of equals the oldest.
 
-    half_life  in which a weight halves, in the unit of all times here
+    half_life  time in which a weight halves, in the unit of all times here
     """
 
     def __init__(self, max_tokens: int, half_life: float) -> None:

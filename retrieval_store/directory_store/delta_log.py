@@ -1,6 +1,6 @@
 """The embedded delta log: a file for each namespace, in the folder of a `DirectoryStore`.
 
-.delta/<folder>/<tag>.log  see `directory_log_file`; `folder` is the namespace's, see
+.delta/<folder>/<tag>.log  see `log_file.py`; `folder` is the namespace's, see
                            `namespace_folder`; `tag` is the fingerprint of the texts
 """
 
@@ -45,7 +45,7 @@ class DirectoryDeltaLog:
         self._seen: dict[Path, tuple[_Stamp, LogContent]] = {}
 
     def now(self) -> float:
-        """By the clock of the file system."""
+        """See `DeltaLog`: seconds by the clock of the file system."""
         return self._clock.now()
 
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
@@ -78,7 +78,7 @@ class DirectoryDeltaLog:
         return True
 
     def epochs(self) -> dict[str, str]:
-        """Of the namespaces that have texts of this fingerprint."""
+        """Epochs of the namespaces that have texts for this model; see `DeltaLog`."""
         try:
             folders = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         except OSError as error:
@@ -88,12 +88,12 @@ class DirectoryDeltaLog:
         return {name: epoch for name, epoch in epochs.items() if epoch}
 
     def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
-        """Events after a position."""
+        """See `DeltaLog`."""
         events = self._load(namespace).events
         return [logged for logged in events if logged.position > after]
 
     def folded(self, namespace: str) -> Folded:
-        """What the last fold said."""
+        """See `DeltaLog`."""
         return self._load(namespace).folded
 
     def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
@@ -108,13 +108,13 @@ class DirectoryDeltaLog:
 
     @contextlib.contextmanager
     def locked(self, namespace: str) -> Iterator[bool]:
-        """Without waiting; one namespace of a folder at a time."""
+        """See `DeltaLog`: does not wait for the lock; one namespace of a folder at a time."""
         check_namespace(namespace)
         with fold_lock(self._store_folder, wait=False) as held:
             yield held
 
     def close(self) -> None:
-        """Nothing is open between calls."""
+        """See `DeltaLog`: nothing is open between calls."""
 
     def _path(self, namespace: str) -> Path:
         return self._folder / folder_name(namespace) / f"{self._tag}.log"

@@ -19,7 +19,7 @@ class DirectoryEraser:
         self._store = DirectoryStore(folder)
 
     def erase(self, namespace: str) -> None:
-        """The manifest first, then the files; maps of them in other processes stay readable."""
+        """See `NamespaceEraser`: the manifest first, then files; maps of them stay readable."""
         if not self._folder.is_dir():
             return
         with fold_lock(self._folder, wait=True), log_lock(self._folder):
@@ -32,13 +32,13 @@ class DirectoryEraser:
                 raise StoreError(f"{self._folder}: cannot be deleted ({error})") from error
 
     def remains(self, namespace: str) -> list[str]:
-        """Files, and entries of the manifest."""
+        """See `NamespaceEraser`: files, and entries of the manifest."""
         files = [str(path) for folder in self._folders(namespace) for path in folder.rglob("*")]
         listed = self._store.manifest().segment_ids(namespace)
         return sorted(files + [f"manifest {name}" for name in listed])
 
     def close(self) -> None:
-        """Nothing is open between calls."""
+        """See `NamespaceEraser`: nothing is open between calls."""
 
     def _folders(self, namespace: str) -> list[Path]:
         parents = [self._folder, self._folder / DELTA]

@@ -93,7 +93,7 @@ class _Decoder:
             self._events.append(event)
 
     def content(self, data: bytes) -> LogContent:
-        """Of all lines of `data`."""
+        """Content of a log file of bytes `data`, all lines of which were taken."""
         last = max((int(logged.position) for logged in self._events), default=0)
         return LogContent(
             # Readers must read anew whatever comes after.

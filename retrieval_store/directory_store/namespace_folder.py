@@ -2,8 +2,8 @@
 
 Lower-case letters, digits, `_` and `-` stand for themselves, every other character for `=` and its
 two hexadecimal digits. So no folder has the name of a file of the store, and no two namespaces
-share one where the system does not tell upper from lower case. Stores of before have folders
-named like the namespaces themselves; those are read, and no longer written.
+share one where the system does not tell upper from lower case. Older versions named folders
+like the namespaces themselves; those are read, and not written.
 """
 
 from __future__ import annotations

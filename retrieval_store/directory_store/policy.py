@@ -40,11 +40,11 @@ class DirectoryLearningPolicy:
         self._folder = folder
 
     def off(self) -> frozenset[str]:
-        """Without a lock: the file is replaced as a whole."""
+        """See `LearningPolicy`; needs no lock, since the file is replaced as a whole."""
         return namespaces_off(self._folder)
 
     def switch(self, namespace: str, *, learns: bool) -> None:
-        """Replace the file, under the lock that appending takes."""
+        """See `LearningPolicy`: replaces the file, under the lock that appending takes."""
         check_learned(namespace)
         path = self._folder / POLICY
         with log_lock(self._folder):
@@ -56,7 +56,7 @@ class DirectoryLearningPolicy:
                 raise StoreError(f"{path}: cannot be written ({error})") from error
 
     def close(self) -> None:
-        """Nothing is open between calls."""
+        """See `LearningPolicy`: nothing is open between calls."""
 
 
 def _corrupt(path: Path) -> StoreError:

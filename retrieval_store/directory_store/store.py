@@ -51,7 +51,7 @@ class DirectoryStore(SegmentStore):
         return str(self._folder)
 
     def manifest(self) -> Manifest:
-        """What is stored now."""
+        """See `SegmentStore`."""
         path = self._folder / MANIFEST
         try:
             text = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What is learned of whom, and how it is forgotten.
+"""Learning from ended requests: policy, queue, log, and forgetting.
 
 Start with `learning.py`.
 """

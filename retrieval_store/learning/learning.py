@@ -1,4 +1,7 @@
-"""Learning of one store for one model: who may, what is written, what is read and folded."""
+"""Learning into one store for one model.
+
+See docs/algorithms/retrieval_store.md, "Learning".
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A Redis client with the names of a store's keys, at the cluster node that holds them.
+"""Connections to Redis, and a client with the names of a store's keys.
 
-Connections to Redis: URL, TLS, user and password, and errors that tell no secret.
+URL, TLS, user and password; errors tell no secret. In a cluster: at the node that holds the keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A delta log in Redis: one stream for each namespace, beside the segments of `redis_store`.
+"""A delta log in Redis: one stream for each namespace, beside the segments of a `RedisStore`.
 
 Keys, with the segment store's hash tag; `tag` is the fingerprint of the texts:
 
@@ -65,7 +65,7 @@ class RedisDeltaLog:
         self._locks: dict[str, Lock] = {}
 
     def now(self) -> float:
-        """By the server's clock."""
+        """See `DeltaLog`: seconds by the server's clock."""
         return self._clock.now()
 
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
@@ -123,7 +123,7 @@ class RedisDeltaLog:
         return False
 
     def epochs(self) -> dict[str, str]:
-        """Of the namespaces that have texts of this fingerprint."""
+        """Epochs of the namespaces that have texts for this model; see `DeltaLog`."""
         with self._redis.reported():
             found = self._client.hgetall(self._epochs)
         split = {as_text(key).partition("/"): as_text(epoch) for key, epoch in found.items()}
@@ -159,7 +159,7 @@ class RedisDeltaLog:
             found.append(LoggedEvent(position, int(position.partition("-")[0]) / 1e3, event))
 
     def folded(self, namespace: str) -> Folded:
-        """What the last fold said."""
+        """See `DeltaLog`."""
         key = self._key("folded", namespace)
         try:
             with self._redis.reported():
@@ -173,7 +173,7 @@ class RedisDeltaLog:
             return Folded()
 
     def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
-        """One transaction."""
+        """See `DeltaLog`: one transaction."""
         key = self._key("delta", namespace)
         with self._redis.reported():
             lock = self._locks.get(namespace)
@@ -189,7 +189,7 @@ class RedisDeltaLog:
 
     @contextmanager
     def locked(self, namespace: str) -> Iterator[bool]:
-        """Without waiting."""
+        """See `DeltaLog`: does not wait for the lock."""
         lock = namespace_lock(self._redis, namespace)
         with self._redis.reported():
             if not lock.acquire(blocking=False):

@@ -22,7 +22,7 @@ class RedisEraser:
         self._hashes = (self._redis.manifest, f"{self._redis.prefix}:epochs")
 
     def erase(self, namespace: str) -> None:
-        """One transaction. Raises `StoreError` also if a fold does not end."""
+        """See `NamespaceEraser`: one transaction. Raises `StoreError` if a fold does not end."""
         lock = namespace_lock(self._redis, namespace)
         with self._redis.reported():
             if not lock.acquire(blocking=True, blocking_timeout=LOCK_WAIT_S):
@@ -42,7 +42,7 @@ class RedisEraser:
             release(self._redis, lock)
 
     def remains(self, namespace: str) -> list[str]:
-        """Keys, and fields of the two hashes that name all namespaces."""
+        """See `NamespaceEraser`: keys, and fields of the two hashes that name all namespaces."""
         fields = [
             f"{name} {field}" for name in self._hashes for field in self._fields(name, namespace)
         ]

@@ -19,12 +19,12 @@ class RedisLearningPolicy:
         self._client = self._redis.raw
 
     def off(self) -> frozenset[str]:
-        """In one round trip."""
+        """See `LearningPolicy`: one round trip."""
         with self._redis.reported():
             return frozenset(as_text(name) for name in self._client.hgetall(self._redis.learning))
 
     def switch(self, namespace: str, *, learns: bool) -> None:
-        """One command, which makes every append under way look again."""
+        """See `LearningPolicy`: one command, which makes every append under way look again."""
         check_learned(namespace)
         with self._redis.reported():
             if learns:

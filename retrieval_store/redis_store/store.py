@@ -7,7 +7,7 @@ Keys, all with the hash tag `{draftline:<name>}` so that a Redis Cluster keeps t
     ...:chunk:<namespace>:<id>:<i>  SHA-256 and at most CHUNK_BYTES of the segment
     ...:changes                     channel told after every change
 
-What is learned lies beside them, see `redis_delta_log`.
+What is learned lies beside them, see `retrieval_store/redis_store/delta_log.py`.
 
 A segment's chunks are written first, to expire if the writer dies; one transaction then makes
 them last, changes the manifest and tells the channel. It is refused unless every chunk is there.
@@ -74,7 +74,7 @@ class RedisStore(SegmentStore):
         return self._redis.url
 
     def manifest(self) -> Manifest:
-        """What is stored now, in one round trip."""
+        """See `SegmentStore`: one round trip."""
         with self._redis.reported():
             entries = self._client.hgetall(self._manifest)
         self._check_format(entries.get(FORMAT))
@@ -150,7 +150,7 @@ class RedisStore(SegmentStore):
         return list(added)
 
     def accept_loss(self) -> None:
-        """One transaction."""
+        """See `SegmentStore`: one transaction."""
         with self._redis.reported():
             self._check_format(self._client.hget(self._manifest, FORMAT.decode()))
             with self._client.pipeline(transaction=True) as change:

@@ -1,8 +1,8 @@
 """Finds contexts among the sorted suffixes of segments, compiled.
 
 A node of a segment's trie is a span (low, high) of its sorted suffixes; high is exclusive. Segments
-come as rows (`segment_view`). What costs time is memory that no cache holds, so no context is
-looked for twice, and only the low end of its span by bisection.
+come as rows (`retrieval_store/segment/view.py`). What costs time is memory that no cache holds, so
+no context is looked for twice, and only the low end of its span by bisection.
 """
 
 from __future__ import annotations

@@ -67,19 +67,19 @@ def distribution() -> dict[tuple[int, ...], float]:
     answers: dict[tuple[int, ...], float] = {}
     for ranks in product(range(TOP_K), repeat=NUM_TOKENS):
         text: tuple[int, ...] = ()
-        rng = 1.0
+        mass = 1.0
         for rank in ranks:
             token, probability = list(after(text).items())[rank]
-            text, rng = (*text, token), rng * probability
-        answers[text] = rng
+            text, mass = (*text, token), mass * probability
+        answers[text] = mass
     return answers
 
 
 def p_value(outputs: Sequence[RequestOutput], distribution: dict[tuple[int, ...], float]) -> float:
-    """Of a chi-square test; answers that are expected fewer than 5 times are one bin."""
+    """p-value of a chi-square test; answers expected fewer than 5 times share one bin."""
     counts = Counter(output.token_ids for output in outputs)
     assert counts.keys() <= distribution.keys(), "a token was chosen that the filter excludes"
-    expected = {text: rng * len(outputs) for text, rng in distribution.items()}
+    expected = {text: mass * len(outputs) for text, mass in distribution.items()}
     large = [text for text, count in expected.items() if count >= 5]
     bins = [(counts[text], expected[text]) for text in large]
     bins.append((len(outputs) - sum(n for n, _ in bins), len(outputs) - sum(e for _, e in bins)))

@@ -12,7 +12,7 @@ GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 def tensors(device: str) -> list[Tensor]:
-    """Of many shapes, one without numbers, one that is not contiguous."""
+    """Tensors of many shapes, one of them empty, one not contiguous."""
     random = torch.Generator().manual_seed(3)
     numbers = torch.randn(5, 6, generator=random)
     whole = torch.arange(12, dtype=torch.int32)

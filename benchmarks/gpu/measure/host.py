@@ -44,7 +44,7 @@ class HostTime:
 
 
 def measure_host(what: str, stage: Stage, step: StepInput, clock: Clock) -> HostTime:
-    """Of one step; `what` names it."""
+    """Time of one step on the host; `what` names the step in findings."""
 
     def enqueue() -> object:
         return stage.logits(step, None, step.logits_rows)

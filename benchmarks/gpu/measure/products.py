@@ -53,7 +53,7 @@ class Products:
 
 
 def measure_products(setting: Setting, findings: Findings) -> None:
-    """Of gate and up together, for one token and for a tree."""
+    """Time the product of gate and up together, for one token and for a tree."""
     plan = setting.plan
     sizes = plan.whole.options
     shape = (2 * sizes["intermediate_size"], sizes["hidden_size"])

@@ -57,7 +57,7 @@ def server_load(stats: Sequence[EngineStats]) -> dict[str, int]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, and of the installed ones of the libraries that matter."""
+    """Versions of Python and of those of `LIBRARIES` that are installed."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

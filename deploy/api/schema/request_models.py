@@ -1,7 +1,4 @@
-"""What every request body shares: strict parsing, with errors that name the field and the fix.
-
-JSON schemas of request bodies, as this server takes them.
-"""
+"""What every request body shares: strict parsing, errors that name the field, JSON schemas."""
 
 from __future__ import annotations
 

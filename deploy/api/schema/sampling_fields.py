@@ -1,6 +1,6 @@
 """The fields of a request that decide which text is chosen, and where it ends.
 
-The two spellings of a structured answer: OpenAI's `response_format` and vLLM's own field.
+A structured answer has two spellings: OpenAI's `response_format` and vLLM's own field.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from .reasoning import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerReading:
-    """Of one request.
+    """How the tokens of one request's answer are read: reasoning, calls of tools, content.
 
     form         the structured output that the request asks for
     max_calls    most calls of the answer; None: as many as the model makes

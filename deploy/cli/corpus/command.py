@@ -20,7 +20,7 @@ corpus_app = typer.Typer(
     help="Build and look after retrieval stores.", no_args_is_help=True, rich_markup_mode=None
 )
 console = Console(highlight=False, soft_wrap=True)
-# As `retrieval_store.lookup` has it, which the help must not wait for.
+# As `retrieval_store.search.lookup` has it, which the help must not wait for.
 SHARED = "shared"
 
 Store = Annotated[str, typer.Option("--store", help="Folder or redis:// URL of the store.")]

@@ -1,6 +1,6 @@
-"""What a retrieval store needs of the model it is built for: its tokens, and its judgement.
+"""What a retrieval store needs of the model it is built for: tokens, judgement, and chats as text.
 
-Chats as the target sees them: its chat template's text, of which the answers are judged.
+Of a chat, in its template's text, the answers alone are judged.
 """
 
 from __future__ import annotations

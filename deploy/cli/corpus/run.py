@@ -1,7 +1,4 @@
-"""`draftline corpus build` and `add`: build, print, write.
-
-A picture of a corpus' perplexities.
-"""
+"""`draftline corpus build` and `add`: build, print, write, and draw the perplexities."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class NamespaceStats:
 
 
 def store_stats(url: str) -> tuple[list[NamespaceStats], StoreError | None]:
-    """Of every namespace that a store knows; and why what is learned could not be read, if so.
+    """Counts of every namespace in a store, and the error where what was learned cannot be read.
 
     Raises `StoreError` if the store is out of reach, or is seen to have lost its manifest.
     """

@@ -1,7 +1,4 @@
-"""Options that several commands of `draftline` share, and the settings that they come to.
-
-`--speculative-config`: drafters as JSON, in our form or in vLLM's.
-"""
+"""Options that several commands share, and `--speculative-config` in our form or in vLLM's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every pipeline keeps the contract of `cluster.pipeline.Pipeline`."""
+"""Every pipeline keeps the contract of `cluster.transport.stage_spec.Pipeline`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from support.fakes.fake_stage import fake_specs
 
 
 class FailingCopy:
-    """Of numbers that never come to be."""
+    """A copy whose kernels failed: its numbers never arrive."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         assert len(tensors) == 1

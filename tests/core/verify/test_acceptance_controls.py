@@ -166,7 +166,7 @@ def test_pruning_a_sampled_tree_by_value_needs_the_one_hot_rule(is_one_hot: bool
 
 
 class SharedUniform:
-    """Uses one uniform number for two uniforms that follow one another."""
+    """Uses one uniform number for two tests that follow one another."""
 
     def __init__(self, rng: Branch) -> None:
         self._rng = rng

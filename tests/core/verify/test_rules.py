@@ -99,7 +99,7 @@ def after_its_cause(distributions: Distributions) -> Draw:
 
 
 def mixture(first: Distributions, second: Distributions, *, declares_mixture: bool) -> Draw:
-    """A drafter that a public uniform chooses."""
+    """A drafter that a public uniform number chooses."""
 
     def draw(rng: Rng, text: Text) -> list[tuple[int, Float64 | None]]:
         distribution = first[text] if rng.accepts(0.3) else second[text]

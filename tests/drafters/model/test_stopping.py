@@ -1,4 +1,4 @@
-"""The rules of algorithms.md, section 30, worked by hand."""
+"""The stopping rules (docs/algorithms/drafters.md, "Stopping rules"), worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window of SPECTRA and Lookahead against the worked example of the layout."""
+"""The window of SPECTRA and Lookahead against the example of docs/algorithms/drafters.md."""
 
 import numpy as np
 import pytest

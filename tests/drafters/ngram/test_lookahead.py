@@ -1,4 +1,4 @@
-"""Lookahead decoding against the worked example of its layout, and against a target it learns."""
+"""Lookahead decoding against the example of its window, and against a target it learns."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def steady(*text: int, **options: Any) -> LookaheadDrafter:
 
 
 def test_the_worked_example() -> None:
-    """algorithms.md, section 5: cur at position 10."""
+    """The example of docs/algorithms/drafters.md, "Lookahead": the root at position 10."""
     drafter = steady(*range(10), CUR)
     probe = propose(drafter, 11).probe
     assert probe is not None

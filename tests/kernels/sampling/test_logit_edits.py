@@ -139,7 +139,7 @@ def test_numpy_and_torch_agree(case: int, vocab_size: int) -> None:
 @settings(max_examples=8)
 @given(st.integers(0, 2**32), st.sampled_from([2, 33, 700, 4100]))
 def test_kernels_agree_with_numpy(case: int, vocab_size: int) -> None:
-    """Of two requests, in tables that have held another step."""
+    """Two requests, in tables that have held another step."""
     random = np.random.default_rng(case)
     logits = (random.normal(size=(6, vocab_size)) * 8).astype(np.float32)
     tables = EditTables(EditCapacity(8, 2, 10, 2 * vocab_size, 18, 8), vocab_size, DEVICE)

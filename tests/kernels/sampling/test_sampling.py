@@ -1,4 +1,4 @@
-"""The sampling kernels and their torch reference against `core.sampling`, token by token."""
+"""Sampling kernels and their torch reference against `core/sampling/choose.py`, token by token."""
 
 from __future__ import annotations
 

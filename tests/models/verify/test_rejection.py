@@ -1,4 +1,4 @@
-"""The torch twin of sequential verification decides as the numpy rule does, uniform by uniform."""
+"""Sequential verification in torch decides as in numpy, with the same random numbers."""
 
 from __future__ import annotations
 

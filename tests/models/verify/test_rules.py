@@ -1,4 +1,4 @@
-"""The torch twins of the acceptance rules decide as the numpy pages do, uniform by uniform."""
+"""Verification rules in torch decide as those in numpy, with the same random numbers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def targets(rng: np.random.Generator, count: int) -> Float64:
 def verification_results(
     rng: np.random.Generator, rule: str, candidates: TreeCandidates
 ) -> tuple[VerificationResult, VerificationResult]:
-    """Of the numpy page and of its twin, with the same uniforms."""
+    """Results of the numpy and of the torch implementation, with the same random numbers."""
     distributions = targets(rng, 1 + candidates.num_nodes)
     uniforms = (int(rng.integers(2**62)), int(rng.integers(2**20)))
     expected = RULES[rule](distributions, children_of(candidates, VOCAB), SeededRng(*uniforms))
@@ -97,7 +97,7 @@ def test_trees(rule: str, size: int, seed: int) -> None:
 @settings(deadline=None)
 @given(size=st.integers(0, 8), seed=SEEDS)
 def test_traversal(size: int, seed: int) -> None:
-    """Of draws and fixed candidates; no two of a node have one token."""
+    """Trees of draws and fixed candidates; no two siblings have one token."""
     rng = np.random.default_rng(seed)
     parents: list[int] = []
     for node in range(size):

@@ -25,7 +25,7 @@ class Branch:
         self._script = script
 
     def accepts(self, probability: float) -> bool:
-        """A uniform."""
+        """Take the next choice: true with this probability."""
         assert -1e-12 <= probability <= 1 + 1e-12, probability
         return self._choose([(True, probability), (False, 1.0 - probability)])
 

@@ -1,0 +1,77 @@
+"""docs/algorithms/ has every section that the code names, and every option; its files exist."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import draftline
+import pytest
+from draftline.cluster.config import DrafterConfig
+from draftline.drafters.model.options import ModelOptions
+from draftline.drafters.ngram.anpd import AnpdOptions
+from draftline.drafters.ngram.lookahead import LookaheadOptions
+from draftline.drafters.ngram.prompt_lookup import PromptLookupOptions
+from draftline.drafters.ngram.spectra import SpectraOptions
+from draftline.drafters.ngram.token_recycling import TokenRecyclingOptions
+from draftline.drafters.retrieval.drafter import RetrievalOptions
+from draftline.drafters.suffix.drafter import SuffixOptions
+
+ROOT = Path(draftline.__file__).parent
+SOURCES = ("core", "drafters", "kernels", "models", "retrieval_store", "tests")
+SECTION = re.compile(r'(docs/algorithms/\w+\.md),\s+"([^"]+)"')
+FILE = re.compile(r"`((?:core|drafters|kernels|models|retrieval_store|tests)/[\w/]+(?:\.py)?)`")
+OPTIONS = {
+    "Prompt lookup": PromptLookupOptions,
+    "ANPD": AnpdOptions,
+    "Lookahead": LookaheadOptions,
+    "SPECTRA": SpectraOptions,
+    "Suffix decoding": SuffixOptions,
+    "Token Recycling": TokenRecyclingOptions,
+    "Retrieval": RetrievalOptions,
+    "Model drafter": ModelOptions,
+}
+WORDS = {"True": "on", "False": "off", "()": "none"}
+
+
+def sections(page: Path) -> dict[str, str]:
+    """Heading -> text of each section of a page."""
+    _, *parts = re.split(r"(?m)^## ", page.read_text(encoding="utf-8"))
+    split = (part.partition("\n") for part in parts)
+    return {heading: text for heading, _, text in split}
+
+
+def test_sections_that_the_code_names_are_there() -> None:
+    named = {
+        found
+        for folder in SOURCES
+        for path in (ROOT / folder).rglob("*.py")
+        for found in SECTION.findall(path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert not [one for one in named if one[1] not in sections(ROOT / one[0])]
+
+
+def test_files_that_the_pages_name_are_there() -> None:
+    pages = list((ROOT / "docs" / "algorithms").glob("*.md"))
+    named = {name for page in pages for name in FILE.findall(page.read_text(encoding="utf-8"))}
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("heading", OPTIONS)
+def test_options_are_on_the_page_with_their_defaults(heading: str) -> None:
+    told: dict[str, str] = {}
+    for row in sections(ROOT / "docs" / "algorithms" / "drafters.md")[heading].splitlines():
+        if row.startswith("| `"):
+            _, names, defaults, *_ = (cell.strip() for cell in row.split("|"))
+            own = re.findall(r"`(\w+)`", names)
+            values = [value.strip("` ") for value in re.split(r", | \(", defaults)]
+            told |= dict(zip(own, values * len(own) if len(values) == 1 else values, strict=False))
+    own = {field.name: field.default for field in fields(OPTIONS[heading])}
+    if heading == "Retrieval":
+        # The settings of every drafter give it.
+        own["max_nodes"] = DrafterConfig.model_fields["max_nodes"].default
+    wanted = {name: WORDS.get(str(value), str(value)) for name, value in own.items()}
+    assert {name: told.get(name) for name in wanted} == wanted
