@@ -176,7 +176,7 @@ def _sequoia_tables(acceptance: Float64, max_size: int, max_depth: int) -> _Tabl
         for levels in range(1, max_depth + 1):
             for child, probability in enumerate(acceptance, 1):
                 below = best[size - rest, levels - 1]
-                # A chance of 0 makes no impossible tree possible.
+                # A probability of 0 makes no impossible tree possible.
                 gain = probability * np.where(below > 0, below, 0.0)
                 sums = np.where(below > 0, values[rest, levels, child - 1] + gain, -np.inf)
                 place = int(np.argmax(sums))

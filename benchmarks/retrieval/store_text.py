@@ -83,15 +83,15 @@ def _windows(text: Int32, count: int, rng: np.random.Generator) -> Int32:
 
 
 @compiled
-def _walk(table: Int32, chances: Float64) -> NDArray[np.int32]:
-    text = np.empty(len(chances), dtype=np.int32)
+def _walk(table: Int32, uniforms: Float64) -> NDArray[np.int32]:
+    text = np.empty(len(uniforms), dtype=np.int32)
     before, last = np.int64(0), np.int64(0)
-    for place in range(len(chances)):
-        rng = chances[place]
-        if rng < NOISE:
-            found = np.int64(rng / NOISE * len(table))
+    for place in range(len(uniforms)):
+        uniform = uniforms[place]
+        if uniform < NOISE:
+            found = np.int64(uniform / NOISE * len(table))
         else:
-            rest = (rng - NOISE) / (1 - NOISE)
+            rest = (uniform - NOISE) / (1 - NOISE)
             branch = min(np.int64(-np.log2(1 - rest)), BRANCHES - 1)
             found = before * 1_000_003 + last * 7_919 + branch * 104_729
         token = table[found % len(table)]
