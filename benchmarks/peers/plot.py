@@ -68,7 +68,7 @@ def write_plot(results: dict[str, Any], path: Path) -> None:
 
     modes = read_modes(results)
     loads = sorted({streams for mode in modes for streams in mode.rates})
-    figure = Figure(figsize=(11, 0.34 * len(modes) + 1.5), layout="constrained")
+    figure = Figure(figsize=(9.5, 0.32 * len(modes) + 1.4), layout="constrained")
     panels = figure.subplots(1, len(loads), sharey=True, squeeze=False)[0]
     for axes, streams in zip(panels, loads, strict=True):
         _bars(axes, modes, streams)
