@@ -250,11 +250,17 @@ def demo(
     *,
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts to show.")] = 3,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 96,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Of the sampling.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 3,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture of the output here.")] = None,
 ) -> None:
     """Serve the bundled model, show speculation at work, compare, and shut down."""
+    from .demo.client import DemoSampling
     from .demo.command import DemoJob, run_demo
 
-    sys.exit(run_demo(DemoJob(prompts, max_tokens)))
+    sampling = DemoSampling(max_tokens, 0.0 if greedy else temperature, seed)
+    sys.exit(run_demo(DemoJob(prompts, sampling, svg)))
 
 
 @app.command()

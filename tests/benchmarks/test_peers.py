@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from draftline.benchmarks.peers.environment import PeerEnvironment
 from draftline.benchmarks.peers.measure import InProcess, Measured, make_plans, tau
+from draftline.benchmarks.peers.plot import RESULTS, read_modes, write_plot
 from draftline.benchmarks.peers.report import BASE, Rows, fields, print_table
 from draftline.benchmarks.peers.servers import draftline_server, running, vllm_server
 from draftline.core.errors import ConfigError, DraftlineError
@@ -97,3 +98,15 @@ def test_the_table_and_its_json() -> None:
     assert data["threads"] == 1
     assert [one["same_text"] for one in data["servers"]] == [1, 1, 0]
     assert [one["seconds"] for one in data["servers"][0]["rounds"]] == [5.0, 2.5, 2.0]
+
+
+def test_picture_shows_every_mode_and_which_loads_were_not_measured(tmp_path: Path) -> None:
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    modes = {mode.name: mode for mode in read_modes(results)}
+    assert set(results["commands"]) < set(modes)
+    assert modes["vLLM, suffix"].rates.keys() == {1, 8, 32}
+    assert modes["transformers, prompt lookup"].rates.keys() == {1}
+    assert modes[BASE].colour != modes[f"{BASE}, compiled"].colour
+    pytest.importorskip("matplotlib")
+    write_plot(results, tmp_path / "peers.png")
+    assert (tmp_path / "peers.png").stat().st_size > 0

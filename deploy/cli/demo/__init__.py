@@ -1,4 +1,5 @@
 """`draftline demo`.
 
-Start with `command.py`.
+`command.py` serves and compares, `client.py` streams, `screen.py` prints; `build_store.py` makes
+the store. Start with `command.py`.
 """

@@ -17,6 +17,15 @@ from ....core.errors import DraftlineError
 TIMEOUT_S = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class DemoSampling:
+    """What every completion of the demo is asked with; a temperature of 0 is greedy."""
+
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
 @dataclass(slots=True)
 class DemoRun:
     """One completion. `seconds` is from sending the request to its last token."""
@@ -44,12 +53,13 @@ class Piece:
 class DemoClient:
     """A client of one server. Not for several threads."""
 
-    def __init__(self, base_url: str, model: str, max_tokens: int) -> None:
+    def __init__(self, base_url: str, model: str, sampling: DemoSampling) -> None:
         self._client = httpx.Client(base_url=base_url, timeout=TIMEOUT_S)
         self._body = {
             "model": model,
-            "max_tokens": max_tokens,
-            "temperature": 0,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -60,7 +70,7 @@ class DemoClient:
         self._client.close()
 
     def stream(self, prompt: str, run: DemoRun, *, speculative: bool) -> Iterator[Piece]:
-        """Pieces of a greedy completion as they come; fills `run`. Raises `DraftlineError`."""
+        """Pieces of a completion as they come; fills `run`. Raises `DraftlineError`."""
         options = {"enabled": speculative, "report": True}
         body = self._body | {"prompt": prompt, "speculative": options}
         begin = time.perf_counter()
