@@ -17,7 +17,7 @@ from support.servers.api_client import check_client
 from support.servers.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 
-COMMANDS = ("serve", "generate", "demo", "doctor", "corpus", "bench", "lossless")
+COMMANDS = ("serve", "generate", "demo", "doctor", "corpus", "bench", "lossless", "trace")
 runner = CliRunner()
 
 
@@ -26,6 +26,9 @@ def test_version() -> None:
 
 
 def test_help_names_every_command() -> None:
+    import typer.main
+
+    assert set(typer.main.get_command(cli.app).commands) == set(COMMANDS)
     output = runner.invoke(cli.app, ["--help"]).output
     for command in COMMANDS:
         assert command in output

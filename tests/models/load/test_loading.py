@@ -93,8 +93,12 @@ def test_weights_are_converted_to_the_dtype_asked_for(folder: Path) -> None:
 
 def test_old_exports_carry_rotary_frequencies_that_are_ignored(folder: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    before = load_slice(folder, WHOLE)
     edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(4)}))
-    load_slice(folder, WHOLE)
+    part = load_slice(folder, WHOLE)
+    torch.testing.assert_close(part.rotary.state_dict(), before.rotary.state_dict())
+    for layer, same in zip(part.layers, before.layers, strict=True):
+        torch.testing.assert_close(layer.state_dict(), same.state_dict(), rtol=0, atol=0)
 
 
 def truncate(folder: Path) -> None:
