@@ -1,9 +1,9 @@
 """The compiled loops over the nodes of token trees; `core/tree/tree.py` explains the arrays.
 
 Nodes stand in topological order: a parent has a lower index than its children, ROOT is -1. Arrays
-of several trees stand one behind the other, and nodes are counted from their own tree's first. A
-claim says that a drafter proposed a node: one row (node, drafter, rank among the drafter's children
-of the parent) and the drafter's log-probability.
+of several trees stand one behind the other, and nodes are counted from their own tree's first. An
+attribution says that a drafter proposed a node: one row (node, drafter, rank among the drafter's
+children of the parent) and the drafter's log-probability.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from .ancestor_bits import WORD_BITS
 
 # Stands for the parent of nodes that had no room.
 CUT = ROOT - 1
+# Columns of nodes, and of attributions.
+TOKEN, PARENT, DEPTH, SOURCE = range(4)
+NODE, DRAFTER, RANK = range(3)
 
 
 @compiled
-def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop over them
+def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     tokens: Int32,
     parents: Int32,
     log_probs: Float32,
@@ -33,14 +36,13 @@ def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop ove
 ) -> tuple[Int32, Float64, Int32, Float32, Int64]:
     """Merge the proposals of each request, whose arrays stand one behind the other.
 
-    ends          int64 [proposals]  where each ends in the arrays
-    sources       int32 [proposals]
-    request_ends  int64 [requests]  where each request's proposals end
-    counts        of an `AcceptanceTable`; without drafters every node is worth the same
+    `ends` is int64 [proposals], where each ends in the arrays; `sources` int32 [proposals];
+    `request_ends` int64 [requests], where each request's proposals end; `counts` of an
+    `AcceptanceTable`: without drafters every node is worth the same.
 
     Gives int32 [n, 4] nodes (token, parent, depth, source), float64 [n] values, int32 [n, 3]
-    claims, float32 [n] their log-probabilities, int64 [2, requests] how many nodes and claims each
-    request has. Those of a request begin where its first proposal does.
+    attributions, float32 [n] their log-probabilities, int64 [2, requests] how many nodes and
+    attributions each request has. Those of a request begin where its first proposal does.
     """
     size = len(tokens)
     nodes = np.empty((size, 4), dtype=np.int32)
@@ -48,9 +50,10 @@ def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop ove
     attributions = np.empty((size, 3), dtype=np.int32)
     attribution_log_probs = np.empty(size, dtype=np.float32)
     sizes = np.zeros((2, len(request_ends)), dtype=np.int64)
-    # Of the proposals' nodes: the tree's node or CUT, and how many children came so far, at the
-    # end of the root.
-    placed = np.empty(size, dtype=np.int32)
+    # Of the proposals' nodes: the tree's node or CUT, and how many children came so far. The root's
+    # stand at the end.
+    placed = np.empty(size + 1, dtype=np.int32)
+    placed[size] = ROOT
     num_children = np.zeros(size + 1, dtype=np.int32)
     proposal, start = 0, 0
     for request in range(len(request_ends)):
@@ -60,34 +63,21 @@ def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop ove
             num_children[size] = 0
             for index in range(start, ends[proposal]):
                 own_parent = size if parents[index] == ROOT else start + parents[index]
-                rank = num_children[own_parent]
+                rank, parent = num_children[own_parent], placed[own_parent]
                 num_children[own_parent] += 1
-                parent, depth, above = ROOT, 1, 1.0
-                if own_parent != size:
-                    parent = placed[own_parent]
-                    if parent == CUT:
-                        placed[index] = CUT
-                        continue
-                    depth = nodes[first + parent, 2] + 1
-                    above = values[first + parent]
-                node = _child(nodes[first : first + count], parent, tokens[index])
-                if node == ROOT:
-                    if count >= max_nodes[request] or depth > max_depths[request]:
-                        placed[index] = CUT
-                        continue
-                    node = count
-                    count += 1
-                    row = nodes[first + node]
-                    row[0], row[1], row[2], row[3] = tokens[index], parent, depth, source
+                room = max_nodes[request], max_depths[request]
+                node = _place(nodes, first, count, parent, tokens[index], source, room)
                 placed[index] = node
-                attribution = attributions[first + num_attributions]
-                attribution[0], attribution[1], attribution[2] = node, source, rank
+                if node == CUT:
+                    continue
+                count = max(count, node + 1)
+                row = attributions[first + num_attributions]
+                row[NODE], row[DRAFTER], row[RANK] = node, source, rank
                 attribution_log_probs[first + num_attributions] = log_probs[index]
                 num_attributions += 1
-                value = 1.0
-                if len(counts):
-                    node_bin = bin_of(log_probs[index], depth, rank)
-                    value = above * estimate(counts, source, node_bin)
+                above = 1.0 if parent == ROOT else values[first + parent]
+                depth = nodes[first + node, DEPTH]
+                value = _value(counts, above, source, log_probs[index], depth, rank)
                 values[first + node] = max(values[first + node], value)
             start = ends[proposal]
             proposal += 1
@@ -96,10 +86,47 @@ def merge_nodes(  # noqa: C901, PLR0913, PLR0917 - flat arrays, and one loop ove
 
 
 @compiled
+def _place(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+    nodes: Int32,
+    first: int,
+    count: int,
+    parent: int,
+    token: int,
+    source: int,
+    room: tuple[int, int],
+) -> int:
+    """The node of `token` after `parent`, made where there is none yet; CUT where it has no room.
+
+    The tree has `count` rows of `nodes` from `first` on. `room`: most nodes, largest depth.
+    """
+    if parent == CUT:
+        return CUT
+    node = _child(nodes[first : first + count], parent, token)
+    if node != ROOT:
+        return node
+    depth = 1 if parent == ROOT else nodes[first + parent, DEPTH] + 1
+    if count >= room[0] or depth > room[1]:
+        return CUT
+    row = nodes[first + count]
+    row[TOKEN], row[PARENT], row[DEPTH], row[SOURCE] = token, parent, depth, source
+    return count
+
+
+@compiled
+def _value(  # noqa: PLR0917 - compiled functions take no options by name
+    counts: Float64, above: float, source: int, log_prob: float, depth: int, rank: int
+) -> float:
+    """The probability that the target goes through a node, `above` being that of its parent."""
+    if not len(counts):
+        return 1.0
+    return above * estimate(counts, source, bin_of(log_prob, depth, rank))
+
+
+@compiled
 def _child(nodes: Int32, parent: int, token: int) -> int:
     """The child of `parent` with this token; ROOT if there is none."""
     for node in range(parent + 1, len(nodes)):
-        if nodes[node, 1] == parent and nodes[node, 0] == token:
+        if nodes[node, PARENT] == parent and nodes[node, TOKEN] == token:
             return node
     return ROOT
 
@@ -114,15 +141,17 @@ def keep_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     attribution_ends: Int64,
     kept: Bool,
 ) -> tuple[Int32, Float64, Int32, Float32, Int64]:
-    """The same arrays without the nodes that are not `kept`, and without their claims.
+    """The same arrays without the nodes that are not `kept`, and without
+    their attributions.
 
     node_ends, attribution_ends  int64 [trees]  where each tree's end
 
-    The last result is int64 [2, trees]: where the nodes and claims of each tree end in the others.
+    The last result is int64 [2, trees]: where the nodes and attributions of each tree end in the
+    others.
     """
     new_nodes = np.empty_like(nodes)
     new_values = np.empty_like(values)
-    new_claims = np.empty_like(attributions)
+    new_attributions = np.empty_like(attributions)
     new_log_probs = np.empty_like(attribution_log_probs)
     ends = np.empty((2, len(node_ends)), dtype=np.int64)
     new_index = np.full(len(nodes), ROOT, dtype=np.int32)
@@ -132,27 +161,24 @@ def keep_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
         for node in range(first, node_ends[tree]):
             if kept[node]:
                 new_index[node] = size - new_first
-                parent = nodes[node, 1]
+                parent = nodes[node, PARENT]
                 row = new_nodes[size]
-                row[0], row[2], row[3] = nodes[node, 0], nodes[node, 2], nodes[node, 3]
-                row[1] = ROOT if parent == ROOT else new_index[first + parent]
+                row[:] = nodes[node]
+                row[PARENT] = ROOT if parent == ROOT else new_index[first + parent]
                 new_values[size] = values[node]
                 size += 1
         while attribution < attribution_ends[tree]:
-            new = new_index[first + attributions[attribution, 0]]
+            new = new_index[first + attributions[attribution, NODE]]
             if new != ROOT:
-                row = new_claims[num_attributions]
-                row[0], row[1], row[2] = (
-                    new,
-                    attributions[attribution, 1],
-                    attributions[attribution, 2],
-                )
+                row = new_attributions[num_attributions]
+                row[:] = attributions[attribution]
+                row[NODE] = new
                 new_log_probs[num_attributions] = attribution_log_probs[attribution]
                 num_attributions += 1
             attribution += 1
         first = node_ends[tree]
         ends[0, tree], ends[1, tree] = size, num_attributions
-    return new_nodes, new_values, new_claims, new_log_probs, ends
+    return new_nodes, new_values, new_attributions, new_log_probs, ends
 
 
 @compiled
@@ -172,7 +198,7 @@ def ancestor_bits(nodes: Int32, ends: Int64) -> UInt64:
         for row in range(end - first + 1):
             own = start + row * words
             if row:
-                its = start + (nodes[first + row - 1, 1] + 1) * words
+                its = start + (nodes[first + row - 1, PARENT] + 1) * words
                 for word in range(words):
                     found[own + word] = found[its + word]
             found[own + row // WORD_BITS] |= np.uint64(1) << np.uint64(row % WORD_BITS)
@@ -196,10 +222,10 @@ def follow(nodes: Int32, ends: Int64, targets: Int32) -> tuple[Int32, Int64]:
         last = 0
         found[0, count] = 0
         for node in range(first, ends[tree]):
-            if nodes[node, 1] + 1 == last and nodes[node, 0] == targets[root + last]:
+            if nodes[node, PARENT] + 1 == last and nodes[node, TOKEN] == targets[root + last]:
                 last = node - first + 1
-                found[1, count] = nodes[node, 0]
-                found[2, count] = nodes[node, 3]
+                found[1, count] = nodes[node, TOKEN]
+                found[2, count] = nodes[node, SOURCE]
                 count += 1
                 found[0, count] = last
         found[1, count] = targets[root + last]
@@ -218,7 +244,7 @@ def count_sources(nodes: Int32, ends: Int64, num_sources: int) -> Int64:
     node = 0
     for tree in range(len(ends)):
         while node < ends[tree]:
-            counts[tree, nodes[node, 3]] += 1
+            counts[tree, nodes[node, SOURCE]] += 1
             node += 1
     return counts
 
@@ -231,23 +257,28 @@ def learn(
     path_tokens: Int32,
     counts: Float64,
 ) -> None:
-    """Record every claim on a child of what the target said, right or wrong."""
+    """Record every attribution on a child of what the target said, right or wrong."""
     # After the root and each node: which of the target's tokens comes there; -1 off its path.
     following = np.full(len(nodes) + 1, -1, dtype=np.int32)
     following[0] = 0
     for node in range(len(nodes)):
-        index = following[nodes[node, 1] + 1]
-        if 0 <= index < len(path_tokens) and nodes[node, 0] == path_tokens[index]:
+        index = following[nodes[node, PARENT] + 1]
+        if 0 <= index < len(path_tokens) and nodes[node, TOKEN] == path_tokens[index]:
             following[node + 1] = index + 1
     for attribution in range(len(attributions)):
-        node = attributions[attribution, 0]
-        index = following[nodes[node, 1] + 1]
+        node = attributions[attribution, NODE]
+        index = following[nodes[node, PARENT] + 1]
         if 0 <= index < len(path_tokens):
             node_bin = bin_of(
-                attribution_log_probs[attribution], nodes[node, 2], attributions[attribution, 2]
+                attribution_log_probs[attribution],
+                nodes[node, DEPTH],
+                attributions[attribution, RANK],
             )
             record(
-                counts, attributions[attribution, 1], node_bin, nodes[node, 0] == path_tokens[index]
+                counts,
+                attributions[attribution, DRAFTER],
+                node_bin,
+                nodes[node, TOKEN] == path_tokens[index],
             )
 
 
@@ -266,8 +297,8 @@ def attribute(
             node = rows[index] - 1
             best = -1
             for attribution in range(first_attribution, attribution_ends[tree]):
-                source = attributions[attribution, 1]
-                if attributions[attribution, 0] == node and (
+                source = attributions[attribution, DRAFTER]
+                if attributions[attribution, NODE] == node and (
                     best < 0 or costs[source] < costs[best]
                 ):
                     best = source

@@ -1,1 +1,4 @@
-"""Bodies of requests and what each field may hold."""
+"""Bodies of requests and what each field may hold.
+
+Start with `protocol.py`.
+"""

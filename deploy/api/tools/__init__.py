@@ -1,1 +1,4 @@
-"""Tools and reasoning: templates and forms for requests, parsers for what a model writes."""
+"""Tools and reasoning: templates and forms for requests, parsers for what a model writes.
+
+Start with `families.py`.
+"""
