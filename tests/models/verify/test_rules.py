@@ -74,10 +74,10 @@ def verification_results(
 def test_chains(rule: str, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     found = [proposal(rng, list(range(ROOT, size - 1)), draws=True)]
-    expected, twin = verification_results(
+    expected, computed = verification_results(
         rng, rule, candidates_of(rule, merge(found, 9, 9), found, 9)
     )
-    assert twin == expected
+    assert computed == expected
 
 
 @pytest.mark.parametrize("rule", ["k_seq", "typical"])
@@ -88,10 +88,10 @@ def test_trees(rule: str, size: int, seed: int) -> None:
     parents = [int(rng.integers(ROOT, node)) for node in range(size)]
     found = [proposal(rng, parents, draws=rule == "k_seq" or rng.random() < 0.5)]
     most = int(rng.integers(1, 10))
-    expected, twin = verification_results(
+    expected, computed = verification_results(
         rng, rule, candidates_of(rule, merge(found, most, 5), found, most)
     )
-    assert twin == expected
+    assert computed == expected
 
 
 @settings(deadline=None)
@@ -108,5 +108,5 @@ def test_traversal(size: int, seed: int) -> None:
     tree = merge([one], 9, 9)
     candidates = candidates_of("traversal", tree, [one], 9)
     assert len(tree) == len(candidates.tokens) == len(parents)
-    expected, twin = verification_results(rng, "traversal", candidates)
-    assert twin == expected
+    expected, computed = verification_results(rng, "traversal", candidates)
+    assert computed == expected
