@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 import ray
 from draftline.actors import drafter_actor
-from draftline.actors.drafter_actor import spawn_drafter
+from draftline.actors.drafter_actor import RayDrafter, spawn_drafter
 from draftline.cluster.config import DrafterConfig
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
-from draftline.core.errors import DraftlineError
+from draftline.core.errors import DrafterError, DraftlineError
 from support.servers.hub_session import QUICK_RETRY, Rhyme, until
 from support.servers.processes import drafter_actor_pids
 from support.servers.ray_cluster import ray_cluster
@@ -27,6 +27,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 def cluster() -> Iterator[None]:
     with ray_cluster():
         yield
+
+
+async def has_moved(drafter: RayDrafter, address: str) -> bool:
+    try:
+        return await drafter.address() != address
+    except DrafterError:
+        # Ray is still starting it.
+        return False
 
 
 async def test_a_killed_actor_comes_back_at_a_new_address_for_those_with_its_token():
@@ -45,7 +53,7 @@ async def test_a_killed_actor_comes_back_at_a_new_address_for_those_with_its_tok
     ray.kill(drafter.actor, no_restart=False)
     await until(rhyme.is_silent)
     await until(rhyme.step, pause_s=0.1)
-    assert await drafter.address() != first
+    await until(lambda: has_moved(drafter, first), pause_s=0.1)
     assert hub.stats()[0].reconnects >= 1
     await hub.stop()
 

@@ -20,7 +20,7 @@ from support.tools.tree_copy import copy_tree
 
 DISTRIBUTION = ("ray", "grpc", "google.protobuf", "redis")
 ALGORITHM = ("core", "kernels", "models", "drafters", "training")
-UNIT_AREAS = ("core", "drafters", "models", "retrieval_store")
+UNIT_AREAS = ("core", "drafters", "retrieval_store")
 # Read by every interpreter that has the copy on its path, those that a test starts included. The
 # finder of an editable install must go: it would find deleted modules in the working tree.
 SITE = f"""
@@ -61,8 +61,11 @@ def bare_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def test_the_unit_tests_pass(bare_tree: Path) -> None:
-    areas = [bare_tree / "tests" / area for area in UNIT_AREAS]
+@pytest.mark.parametrize(
+    "names", [UNIT_AREAS, pytest.param(("models",), marks=pytest.mark.full)], ids=", ".join
+)
+def test_the_unit_tests_pass(bare_tree: Path, names: tuple[str, ...]) -> None:
+    areas = [bare_tree / "tests" / area for area in names]
     for area in areas:
         assert list(area.rglob("test_*.py")), f"no test of {area.name} is free of the distribution"
     marked = "not (cluster or redis or net or gpu or compiler or full)"
