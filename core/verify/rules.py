@@ -1,9 +1,6 @@
 """Verification rules by name, and the choice of one that fits a tree.
 
-`rejection`, sequential residual verification, stands here: candidates are tested one by one, each
-with its own distribution. One rule for Leviathan's and Chen's chains, SPECTRA's greedy and sample
-verification, SpecInfer's multi-step sampling and Sequoia's draws without replacement. See
-docs/algorithms/verification.md, "Choosing a rule" and "Rejection".
+See docs/algorithms/verification.md, "Choosing a rule".
 """
 
 from __future__ import annotations
@@ -18,32 +15,9 @@ from ..steps import VerificationResult
 from .block_verification import verify_block
 from .candidates import Candidate, Children, Rng
 from .k_seq import verify_k_seq
+from .rejection import verify_rejection
 from .traversal import verify_traversal
 from .typical import verify_typical
-
-
-def verify_rejection(distributions: Float64, children: Children, rng: Rng) -> VerificationResult:
-    """A path and a token with exactly the target's distribution.
-
-    distributions  float64 [nodes + 1, vocabulary]  p after the root and after each node
-    children       tested in their order, which must not depend on values that were drawn and not
-                   tested
-
-    A candidate is accepted with min(1, r(x) / q(x)); r begins as p and loses q with each refusal.
-    """
-    path: list[int] = []
-    node = ROOT
-    while True:
-        left = distributions[node + 1]
-        for candidate in children[node + 1]:
-            if rng.accepts(candidate.acceptance(left)):
-                node = candidate.node
-                path.append(node)
-                break
-            left = candidate.residual(left)
-        else:
-            return VerificationResult(path, rng.draw(left))
-
 
 Rule = Callable[[Float64, Children, Rng], VerificationResult]
 

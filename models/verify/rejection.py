@@ -1,4 +1,4 @@
-"""Sequential residual verification of all trees of a step: `core/verify/rules.py` in torch."""
+"""Sequential residual verification of all trees of a step: `core/verify/rejection.py` in torch."""
 
 from __future__ import annotations
 

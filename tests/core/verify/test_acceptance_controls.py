@@ -9,7 +9,7 @@ import pytest
 from draftline.core.arrays import Float64
 from draftline.core.steps import VerificationResult
 from draftline.core.verify.candidates import Candidate, Rng
-from draftline.core.verify.rules import verify_rejection
+from draftline.core.verify.rejection import verify_rejection
 from support.inputs.drafts import Draft, Draw, drawn_tree, iid, swor, top
 from support.inputs.enumeration import Branch, Distributions, Text, deviation, random_distributions
 

@@ -11,7 +11,7 @@ from draftline.core.steps import VerificationResult
 from draftline.core.verify.block_verification import verify_block
 from draftline.core.verify.candidates import Candidate, Rng
 from draftline.core.verify.k_seq import verify_k_seq
-from draftline.core.verify.rules import verify_rejection
+from draftline.core.verify.rejection import verify_rejection
 from draftline.core.verify.traversal import verify_traversal
 from draftline.core.verify.typical import verify_typical
 from support.inputs.drafts import Draft, Draw, Rule, both, drawn_tree, iid, swor, top, without
