@@ -75,7 +75,7 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
                 row[NODE], row[DRAFTER], row[RANK] = node, source, rank
                 attribution_log_probs[first + num_attributions] = log_probs[index]
                 num_attributions += 1
-                above = 1.0 if parent == ROOT else values[first + parent]
+                above = 1.0 if parent == ROOT else float(values[first + parent])
                 depth = nodes[first + node, DEPTH]
                 value = _value(counts, above, source, log_probs[index], depth, rank)
                 values[first + node] = max(values[first + node], value)
