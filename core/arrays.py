@@ -1,9 +1,20 @@
-"""Names of array types, which are numpy and are never written after construction."""
+"""Names of array types, which are numpy and are never written after construction; arrays as bytes.
+
+Every message between processes takes its arrays through `pack` and `unpack`, or `unpack_flat` where
+all that it has is their bytes.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+
+from .errors import ProtocolError
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -15,3 +26,65 @@ Bool = NDArray[np.bool_]
 # Begin and end, seconds.
 Span = tuple[float, float]
 ROOT = -1
+
+# Of one dimension: numpy's own limits, which depend on the platform, are never reached.
+MAX_LENGTH = 2**31 - 1
+
+
+class PackedArray(NamedTuple):
+    """An array as bytes.
+
+    dtype  numpy's name of the type, little-endian: `<i4`, `<f4`, `|b1`
+    shape  length of each dimension
+    data   the numbers in C order
+    """
+
+    dtype: str
+    shape: Sequence[int]
+    data: bytes
+
+
+def pack(array: NDArray, dtype: DTypeLike | None = None) -> PackedArray:
+    """The array as bytes of `dtype`, or of its own type; of any shape and strides.
+
+    Raises `TypeError` for an array of Python's objects.
+    """
+    wire, name = _wire_type(array.dtype if dtype is None else np.dtype(dtype))
+    return PackedArray(name, array.shape, array.astype(wire, copy=False).tobytes())
+
+
+def unpack(
+    packed: PackedArray, dtype: DTypeLike, field: str, dims: Sequence[int] = (1,)
+) -> NDArray:
+    """A new array in this machine's byte order, of as many dimensions as one of `dims` says.
+
+    Raises `ProtocolError`, which names `field`, for bytes that are no whole array of `dtype`.
+    """
+    expected = np.dtype(dtype)
+    wire, name = _wire_type(expected)
+    given, shape, data = packed
+    if given != name:
+        raise ProtocolError(f"{field}: numbers are {given[:8]!r}, not {name!r}")
+    # Their number comes first: whoever sends more dimensions may send millions.
+    if len(shape) not in dims or min(shape) < 0 or max(shape) > MAX_LENGTH:
+        raise ProtocolError(f"{field}: not an array of {' or '.join(map(str, dims))} dimensions")
+    if len(data) != math.prod(shape) * wire.itemsize:
+        raise ProtocolError(f"{field}: {len(data)} bytes are no {name!r} array of {shape}")
+    array = np.frombuffer(data, dtype=wire)
+    # A copy, since compiled loops and torch treat arrays that cannot be written as another kind.
+    return (array if len(shape) == 1 else array.reshape(shape)).astype(expected)
+
+
+def unpack_flat(data: bytes, dtype: DTypeLike, field: str) -> NDArray:
+    """A new array of one dimension, as long as the bytes say. Raises as `unpack`."""
+    wire, name = _wire_type(np.dtype(dtype))
+    return unpack(PackedArray(name, (len(data) // wire.itemsize,), data), dtype, field)
+
+
+@cache
+def _wire_type(dtype: np.dtype) -> tuple[np.dtype, str]:
+    """The little-endian type and its name."""
+    if dtype.hasobject:
+        raise TypeError("an array of objects has no bytes to send")
+    wire = dtype.newbyteorder("<")
+    return wire, wire.str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core.arrays import Float32, Int32
+from ..core.arrays import Int32, pack, unpack_flat
 from ..core.errors import ProtocolError
 from ..core.interfaces import Subtree
 from .retrieval_pb2 import Context, LookupReply, LookupRequest
@@ -27,7 +27,7 @@ def encode_request(
     entries = zip(contexts, namespaces, budgets, strict=True)
     return LookupRequest(
         contexts=[
-            Context(tokens=tokens.astype("<i4").tobytes(), namespace=namespace, max_nodes=budget)
+            Context(tokens=pack(tokens, np.int32).data, namespace=namespace, max_nodes=budget)
             for tokens, namespace, budget in entries
         ]
     ).SerializeToString()
@@ -35,7 +35,7 @@ def encode_request(
 
 def decode_request(request: LookupRequest) -> tuple[list[Int32], list[str], list[int]]:
     """The arguments of `Lookup.lookup`. Raises `ProtocolError` for values out of range."""
-    contexts = [ints(entry.tokens, "tokens") for entry in request.contexts]
+    contexts = [unpack_flat(entry.tokens, np.int32, "tokens") for entry in request.contexts]
     budgets = [entry.max_nodes for entry in request.contexts]
     if any(len(context) > MAX_CONTEXT_TOKENS or np.any(context < 0) for context in contexts):
         raise ProtocolError(f"tokens: at most {MAX_CONTEXT_TOKENS} ids, none negative")
@@ -49,9 +49,9 @@ def encode_reply(subtrees: Sequence[Subtree]) -> bytes:
     return LookupReply(
         subtrees=[
             SubtreeMessage(
-                tokens=subtree.tokens.astype("<i4").tobytes(),
-                parents=subtree.parents.astype("<i4").tobytes(),
-                log_probs=subtree.log_probs.astype("<f4").tobytes(),
+                tokens=pack(subtree.tokens, np.int32).data,
+                parents=pack(subtree.parents, np.int32).data,
+                log_probs=pack(subtree.log_probs, np.float32).data,
                 match_len=subtree.match_len,
             )
             for subtree in subtrees
@@ -67,10 +67,9 @@ def decode_reply(reply: LookupReply, count: int) -> list[Subtree]:
 
 
 def _subtree(entry: SubtreeMessage) -> Subtree:
-    tokens, parents = ints(entry.tokens, "tokens"), ints(entry.parents, "parents")
-    if len(entry.log_probs) % 4:
-        raise ProtocolError("log_probs: not whole float32 values")
-    log_probs: Float32 = np.frombuffer(entry.log_probs, "<f4").astype(np.float32)
+    tokens = unpack_flat(entry.tokens, np.int32, "tokens")
+    parents = unpack_flat(entry.parents, np.int32, "parents")
+    log_probs = unpack_flat(entry.log_probs, np.float32, "log_probs")
     if not tokens.shape == parents.shape == log_probs.shape:
         raise ProtocolError("subtree: arrays differ in length")
     if np.any(parents < -1) or np.any(parents >= np.arange(len(parents))):
@@ -78,10 +77,3 @@ def _subtree(entry: SubtreeMessage) -> Subtree:
     if np.any(tokens < 0) or not np.all(log_probs <= 0):
         raise ProtocolError("subtree: a negative token id, or a log-probability above 0")
     return Subtree(tokens, parents, log_probs, entry.match_len)
-
-
-def ints(data: bytes, field: str) -> Int32:
-    """int32 [n] of packed bytes. Raises `ProtocolError` naming the field."""
-    if len(data) % 4:
-        raise ProtocolError(f"{field}: not whole int32 values")
-    return np.frombuffer(data, "<i4").astype(np.int32)

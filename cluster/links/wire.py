@@ -5,14 +5,13 @@ Every decoder raises `ProtocolError` for bytes that are not what it expects, wha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from ...core.arrays import PackedArray, pack, unpack
 from ...core.errors import DrafterError, ProtocolError, RequestError
 from ...core.logits_params import LogitsParams
 from ...core.proposals import (
@@ -45,19 +44,14 @@ NUMBERS = (
 
 def encode_array(array: NDArray, dtype: str) -> pb.Array:
     """An array as a message; `dtype` is one of INT32, FLOAT32, BOOL."""
-    return pb.Array(dtype=dtype, shape=array.shape, data=array.astype(dtype, copy=False).tobytes())
+    packed = pack(array, dtype)
+    return pb.Array(dtype=packed.dtype, shape=packed.shape, data=packed.data)
 
 
-def decode_array(message: pb.Array, dtype: str, ndim: int = 1) -> NDArray:
-    """A read-only array of exactly this dtype and number of dimensions."""
-    # Whoever sends more dimensions may send millions.
-    shape = tuple(message.shape) if len(message.shape) == ndim else ()
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if message.dtype != dtype or len(shape) != ndim or len(message.data) != size:
-        raise ProtocolError(f"wire: not a whole {dtype} array of {ndim} dimensions")
-    # On a big-endian machine the copy turns the numbers; elsewhere nothing is copied.
-    array = np.frombuffer(message.data, dtype=dtype).reshape(shape)
-    return array.astype(np.dtype(dtype).newbyteorder("="), copy=False)
+def decode_array(message: pb.Array, field: str, dtype: str = INT32, dims: int = 1) -> NDArray:
+    """An array of exactly this dtype and number of dimensions. Raises `ProtocolError`."""
+    packed = PackedArray(message.dtype, message.shape, message.data)
+    return unpack(packed, dtype, f"wire: {field}", (dims,))
 
 
 def encode_hello(name: str, kind: type[Message]) -> bytes:
@@ -200,7 +194,7 @@ def _within(data: bytes, max_bytes: int) -> bytes:
 def _decode_request(request: pb.DraftRequest) -> DraftRequest:
     return DraftRequest(
         request.request_id,
-        decode_array(request.token_ids, INT32),
+        decode_array(request.token_ids, "request.token_ids"),
         request.prompt_len,
         request.temperature,
         request.seed,
@@ -235,8 +229,12 @@ def _decode_logits_params(message: pb.LogitsParams) -> LogitsParams:
 
 
 def _decode_commit(commit: pb.Commit) -> Commit:
-    probe_ids = decode_array(commit.probe_ids, INT32, 2) if commit.HasField("probe_ids") else None
-    tokens = decode_array(commit.tokens, INT32)
+    probe_ids = (
+        decode_array(commit.probe_ids, "commit.probe_ids", dims=2)
+        if commit.HasField("probe_ids")
+        else None
+    )
+    tokens = decode_array(commit.tokens, "commit.tokens")
     top_next_tokens = (
         _decode_top_next_tokens(commit.top_next_tokens)
         if commit.HasField("top_next_tokens")
@@ -266,8 +264,8 @@ def _encode_top_next_tokens(top_next_tokens: TopNextTokens) -> pb.TopNextTokens:
 
 
 def _decode_top_next_tokens(message: pb.TopNextTokens) -> TopNextTokens:
-    tokens = decode_array(message.tokens, INT32)
-    ids = decode_array(message.ids, INT32, 2)
+    tokens = decode_array(message.tokens, "top_next_tokens.tokens")
+    ids = decode_array(message.ids, "top_next_tokens.ids", dims=2)
     if len(tokens) != len(ids) or ids.shape[1] > MAX_TOP_NEXT_TOKENS:
         raise ProtocolError("wire: top next tokens: not a row for each token, or rows too long")
     if min(tokens.min(initial=0), ids.min(initial=0)) < 0:
@@ -290,10 +288,10 @@ def _decode_probe(probe: pb.Probe) -> Probe:
     if max(probe.tokens.shape, default=0) > MAX_PROPOSAL_NODES:
         raise ProtocolError(f"wire: a probe of more than {MAX_PROPOSAL_NODES} rows")
     return Probe(
-        decode_array(probe.tokens, INT32),
-        decode_array(probe.offsets, INT32),
-        decode_array(probe.mask, BOOL, 2),
-        decode_array(probe.wanted, INT32),
+        decode_array(probe.tokens, "probe.tokens"),
+        decode_array(probe.offsets, "probe.offsets"),
+        decode_array(probe.mask, "probe.mask", BOOL, dims=2),
+        decode_array(probe.wanted, "probe.wanted"),
         probe.top_k,
     )
 
@@ -304,9 +302,9 @@ def _decode_proposal(proposal: pb.Proposal, source: str) -> Proposal:
         raise ProtocolError(f"wire: a proposal of {count} nodes; at most {MAX_PROPOSAL_NODES}")
     return Proposal(
         source,
-        decode_array(proposal.tokens, INT32),
-        decode_array(proposal.parents, INT32),
-        decode_array(proposal.log_probs, FLOAT32),
+        decode_array(proposal.tokens, "proposal.tokens"),
+        decode_array(proposal.parents, "proposal.parents"),
+        decode_array(proposal.log_probs, "proposal.log_probs", FLOAT32),
         _decode_probe(proposal.probe) if proposal.HasField("probe") else None,
         proposal.num_top_next_tokens,
         _decode_distributions(proposal.distributions)
@@ -317,5 +315,6 @@ def _decode_proposal(proposal: pb.Proposal, source: str) -> Proposal:
 
 def _decode_distributions(distributions: pb.Distributions) -> DraftDistributions:
     return DraftDistributions(
-        decode_array(distributions.ids, INT32, 2), decode_array(distributions.probs, FLOAT32, 2)
+        decode_array(distributions.ids, "distributions.ids", dims=2),
+        decode_array(distributions.probs, "distributions.probs", FLOAT32, dims=2),
     )

@@ -18,7 +18,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from ...core.errors import DraftlineError, StageLost
+from ...core.errors import DraftlineError, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ..config import TransportName
 from ..loop_calls import call_on_loop
@@ -111,7 +111,10 @@ class RayPipeline:
             return future
         assert self._transport is not None
         sequence, future = steps.add()
-        self._transport.send(sequence, step)
+        try:
+            self._transport.send(sequence, step)
+        except ProtocolError as error:
+            steps.answer(sequence, StageError(str(error)))
         return future
 
     async def close(self) -> None:
@@ -169,6 +172,8 @@ class RayPipeline:
             self._stages[index] = taken.worker
             if taken.is_kept and not await self._settle(index, SETTLE_SECONDS[-1]):
                 await self._drop(index)
+        # By pickle, as all arguments of Ray's calls: a spec may be of any class that builds a
+        # stage, and goes to an actor that this pipeline's own source has started.
         packed = pickle.dumps(self._specs[index])
         building: Any = self._stages[index].build.remote(index, packed)
         self._places[index] = place = await building

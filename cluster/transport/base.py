@@ -27,7 +27,10 @@ class StageTransport(Protocol):
         ...
 
     def send(self, sequence: int, step: StepInput) -> None:
-        """Send a step to the stages; does not wait for them. A failure goes to `steps`."""
+        """Send a step to the stages; does not wait for them. A failure goes to `steps`.
+
+        Raises `ProtocolError`, and sends nothing, where the step has no encoding.
+        """
         ...
 
     async def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import pickle
 import queue
 import threading
 from collections.abc import Sequence
@@ -15,9 +14,11 @@ from ray.actor import ActorHandle
 from ray.dag import InputNode
 from ray.exceptions import RayError
 
+from ...core.errors import ProtocolError
 from ...core.steps import StepInput
 from ..loop_calls import call_on_loop, in_daemon_thread
 from .in_flight import InFlightSteps
+from .messages import decode_answer, encode_step
 from .stage_worker import WARM_UP
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class CompiledGraphTransport:
         self._max_in_flight = max_in_flight
         self._graph: Any = None
         self._reader: threading.Thread | None = None
-        self._sent: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     @property
     def leaves_stages_idle(self) -> bool:
@@ -56,9 +57,9 @@ class CompiledGraphTransport:
 
     def send(self, sequence: int, step: StepInput) -> None:
         """See `StageTransport`."""
-        payload = pickle.dumps(step, protocol=pickle.HIGHEST_PROTOCOL)
+        payload = encode_step(sequence, step)
         try:
-            self._sent.put((sequence, self._graph.execute(payload)))
+            self._sent.put(self._graph.execute(payload))
         except RayError as error:
             self._steps.lose(f"the compiled graph takes no more steps: {error}")
 
@@ -96,12 +97,14 @@ class CompiledGraphTransport:
         self._graph.execute(WARM_UP).get(timeout=-1)
 
     def _read(self, loop: asyncio.AbstractEventLoop, steps: InFlightSteps) -> None:
-        while (sent := self._sent.get()) is not None:
-            sequence, reference = sent
+        while (reference := self._sent.get()) is not None:
             try:
-                answer = pickle.loads(reference.get(timeout=-1))
+                sequence, answer = decode_answer(reference.get(timeout=-1))
             except RayError as error:
                 call_on_loop(loop, steps.lose, self._reason(error))
+                return
+            except ProtocolError as error:
+                call_on_loop(loop, steps.lose, f"the last stage sent what is no answer: {error}")
                 return
             call_on_loop(loop, steps.answer, sequence, answer)
 

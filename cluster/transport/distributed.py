@@ -11,12 +11,13 @@ from typing import Any, cast
 import ray
 from ray.actor import ActorHandle
 
-from ...core.errors import StageLost
+from ...core.errors import ProtocolError, StageLost
 from ...core.steps import StepInput
 from .distributed_stage import StageLink
 from .frames import FrameBuffer, encode_frame
 from .hidden_link import Backend
 from .in_flight import InFlightSteps
+from .messages import decode_answer, encode_step
 from .stage_place import StagePlace
 
 LOOPBACK = "127.0.0.1"
@@ -83,7 +84,7 @@ class DistributedTransport:
 
     def send(self, sequence: int, step: StepInput) -> None:
         """See `StageTransport`."""
-        frame = encode_frame((sequence, step))
+        frame = encode_frame(encode_step(sequence, step))
         for connection in self._connections.values():
             connection.write(frame)
 
@@ -130,18 +131,19 @@ class _StageConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._index is None:
             data = self._greeted(data)
-        for sequence, answer in self._frames.feed(data):
-            if isinstance(answer, StageLost):
-                self._steps.lose(str(answer))
-            else:
-                self._steps.answer(sequence, answer)
+        try:
+            for message in self._frames.feed(data):
+                self._steps.answer(*decode_answer(message))
+        except ProtocolError as error:
+            self._steps.lose(f"stage {self._index} sent what is no answer: {error}")
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._index is not None:
             self._steps.lose(f"stage {self._index} closed its connection: {exc or 'it is dead'}")
 
     def _greeted(self, data: bytes) -> bytes:
-        """Take the greeting off; nothing is unpickled before it is known to be right."""
+        """Take the greeting off; nothing is decoded before it is known to be right."""
         self._greeting += data
         size = len(self._secret) + 1
         if len(self._greeting) < size:

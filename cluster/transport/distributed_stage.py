@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ...core.errors import DeviceLost, StageError, StageLost
+from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ...models.device.copies import HostCopy
 from .frames import FrameSender, receive_frame
 from .hidden_link import Backend, HiddenLink, open_group
+from .messages import decode_step, encode_answer
 from .stage_failure import end_process
 from .stage_spans import Spans, run_traced
 from .stage_spec import StageRunner, StageSpec, launch_stage
@@ -157,7 +158,10 @@ class DistributedStage:
             self._deliveries = Deliveries(self._end, apart=self._spec.computes_apart)
             try:
                 while not self._is_cut_off:
-                    self._step(stage, *receive_frame(connection))
+                    self._step(stage, *decode_step(receive_frame(connection)))
+            except ProtocolError as error:
+                reason = f"stage {self._index} was sent what is no step: {error}"
+                self._end(StageLost(reason), "bad_message")
             except (StageLost, EOFError, ConnectionError) as error:
                 self._end(error)
             finally:
@@ -167,16 +171,16 @@ class DistributedStage:
     def _is_last(self) -> bool:
         return self._index == self._link.num_stages - 1
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, error: Exception, event: str = "neighbour_lost") -> None:
         if not isinstance(error, StageLost):
             logger.info("event=link_closed stage=%d", self._index)
             return
-        is_own = isinstance(error, DeviceLost)
-        event = "device_lost" if is_own else "neighbour_lost"
+        is_device = isinstance(error, DeviceLost)
+        event = "device_lost" if is_device else event
         logger.warning("event=%s stage=%d reason=%r", event, self._index, str(error))
         with contextlib.suppress(ConnectionError):  # the coordinator gave up before
-            self._answers.send((0, error))
-        if is_own:
+            self._answers.send(encode_answer(0, error))
+        if is_device:
             end_process()
 
     def _connect(self, link: StageLink) -> HiddenLink:
@@ -194,7 +198,7 @@ class DistributedStage:
         if isinstance(result, torch.Tensor):
             self._hand_on(result, spans)
             return
-        self._deliveries.add(lambda: self._answers.send((sequence, _settled(result))))
+        self._deliveries.add(lambda: self._answers.send(encode_answer(sequence, _settled(result))))
         if not self._is_last:
             self._hand_on(torch.zeros(len(step.token_ids), self._spec.hidden_size), spans)
 

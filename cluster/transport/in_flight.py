@@ -7,6 +7,7 @@ import logging
 
 from ...core.errors import CapacityError, StageError, StageLost
 from ...core.steps import StepOutput
+from .messages import StageAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,14 @@ class InFlightSteps:
         self._futures[sequence] = future
         return sequence, future
 
-    def answer(self, sequence: int, answer: StepOutput | StageError) -> None:
-        """Settle a step; the second answer to it and answers after a loss are ignored."""
+    def answer(self, sequence: int, answer: StageAnswer) -> None:
+        """Settle a step; the second answer to it and answers after a loss are ignored.
+
+        A `StageLost` in the place of an answer is of no step: see `lose`.
+        """
+        if isinstance(answer, StageLost):
+            self.lose(str(answer))
+            return
         future = self._futures.pop(sequence, None)
         if future is None or future.done():
             return

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import ray
 
 from ...core.errors import DeviceLost, StageError, StageLost
-from ...core.steps import StepInput, StepOutput
+from ...core.steps import StepOutput
+from .messages import decode_step, encode_answer
 from .stage_failure import end_process
 from .stage_place import StagePlace
 from .stage_spans import Spans, run_traced
@@ -56,7 +57,8 @@ class StageWorker:
     def build(self, index: int, packed: bytes) -> StagePlace:
         """Load the stage, or empty the KV cache of the same one; returns where it is.
 
-        `packed`: its `StageSpec`, pickled, since to unpickle it imports what `prepare` does.
+        `packed`: its `StageSpec`, pickled by the coordinator. To unpickle it imports what `prepare`
+        does, so Ray may not do that by itself, beside it.
         """
         with self._importing:
             import torch  # noqa: PLC0415
@@ -100,18 +102,16 @@ class StageWorker:
         return True
 
     def run_payload(
-        self, payload: bytes, carried: Carried | StageError | None = None
-    ) -> Carried | StageError | bytes | None:
-        """One step of a compiled graph, pickled; the answer of the last stage is pickled too.
+        self, payload: bytes, carried: Carried | bytes | None = None
+    ) -> Carried | bytes:
+        """One step of a compiled graph, of `encode_step`; the last stage gives an `encode_answer`.
 
-        A failure travels on in the place of the hidden states.
+        A failure travels on in the place of the hidden states, encoded already. Raises
+        `ProtocolError` for a payload that is no step.
         """
-        assert self._spec is not None, "steps come after build"
-        result = carried if isinstance(carried, StageError) else self._run(payload, carried)
-        if self._spec.span.is_last:
-            return pickle.dumps(result)
-        assert not isinstance(result, StepOutput), "only the last stage answers"
-        return result
+        if payload == WARM_UP:
+            return WARM_UP
+        return carried if isinstance(carried, bytes) else self._run(payload, carried)
 
     def open_store(self, host: str) -> int:
         """Serve the rendezvous of the stages; returns the port. First stage only."""
@@ -143,24 +143,23 @@ class StageWorker:
         self._distributed = DistributedStage(self._index, self._spec)
         return self._distributed
 
-    def _run(
-        self, payload: bytes, carried: Carried | None
-    ) -> Carried | StepOutput | StageError | None:
-        if payload == WARM_UP:
-            return None
+    def _run(self, payload: bytes, carried: Carried | None) -> Carried | bytes:
         assert self._stage is not None, "steps come after build"
-        step: StepInput = pickle.loads(payload)
+        sequence, step = decode_step(payload)
         hidden, spans = carried if isinstance(carried, tuple) else (carried, ())
         try:
-            if not step.is_traced:
-                return run_stage(self._index, self._stage, step, hidden)
-            result, spans = run_traced(self._index, self._stage, step, hidden, spans)
+            if step.is_traced:
+                result, spans = run_traced(self._index, self._stage, step, hidden, spans)
+            else:
+                result = run_stage(self._index, self._stage, step, hidden)
         except StageError as error:
-            return error
+            return encode_answer(sequence, error)
         except DeviceLost:
             # Whoever watches this process learns of it and replaces it.
             end_process()
-        return result if isinstance(result, StepOutput) else (result, spans)
+        if isinstance(result, StepOutput):
+            return encode_answer(sequence, result)
+        return (result, spans) if step.is_traced else result
 
 
 def _nccl_gpu(device: str) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...core.arrays import pack, unpack_flat
 from ...core.errors import ProtocolError
 from ...core.interfaces import Ended
 from ..delta.fingerprint import Fingerprint
 from ..retrieval_pb2 import LearnRequest
-from ..wire import ints
 
 LEARN_METHOD = "/draftline.retrieval.Retrieval/Learn"
 
@@ -17,8 +17,8 @@ def encode_learn(ended: Ended, fingerprint: Fingerprint) -> bytes:
     """An ended request, and for which model its tokens are, as bytes."""
     return LearnRequest(
         namespace=ended.namespace,
-        tokens=ended.tokens.astype("<i4").tobytes(),
-        runs=np.array(ended.accepted, dtype="<i4").tobytes(),
+        tokens=pack(ended.tokens, np.int32).data,
+        runs=pack(np.array(ended.accepted, dtype=np.int32)).data,
         tokenizer_hash=fingerprint.tokenizer_hash,
         model_hash=fingerprint.model_hash,
         vocab_size=fingerprint.vocab_size,
@@ -27,7 +27,8 @@ def encode_learn(ended: Ended, fingerprint: Fingerprint) -> bytes:
 
 def decode_learn(request: LearnRequest) -> tuple[Ended, Fingerprint]:
     """The arguments of `encode_learn`. Raises `ProtocolError` for runs outside the text."""
-    tokens, runs = ints(request.tokens, "tokens"), ints(request.runs, "runs")
+    tokens = unpack_flat(request.tokens, np.int32, "tokens")
+    runs = unpack_flat(request.runs, np.int32, "runs")
     if len(runs) % 2:
         raise ProtocolError("runs: not pairs of start and stop")
     starts, stops = runs[::2], runs[1::2]

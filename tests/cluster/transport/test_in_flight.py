@@ -10,6 +10,7 @@ from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.transport.distributed import _joined_or_failed, _StageConnection
 from draftline.cluster.transport.frames import LENGTH, MAX_FRAME_BYTES, FrameBuffer, encode_frame
 from draftline.cluster.transport.in_flight import InFlightSteps
+from draftline.cluster.transport.messages import encode_answer
 from draftline.core.errors import ProtocolError, StageError, StageLost
 from draftline.core.steps import StepOutput
 from hypothesis import given
@@ -71,12 +72,12 @@ def test_a_frame_over_the_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("greeting", [b"x" * 32 + b"\0", SECRET + b"\2"])
-async def test_a_stranger_is_cut_off_before_anything_is_unpickled(greeting: bytes) -> None:
+async def test_a_stranger_is_cut_off_before_anything_is_decoded(greeting: bytes) -> None:
     join, transport = Mock(), Mock(spec=asyncio.Transport)
     steps = InFlightSteps(1)
     connection = _StageConnection(SECRET, 2, join, steps)
     connection.connection_made(transport)
-    connection.data_received(greeting + encode_frame((0, StageLost("not yours"))))
+    connection.data_received(greeting + encode_frame(encode_answer(0, StageLost("not yours"))))
     connection.connection_lost(None)
     transport.abort.assert_called_once()
     join.assert_not_called()
@@ -89,7 +90,7 @@ async def test_a_greeting_may_come_in_pieces() -> None:
     sequence, future = steps.add()
     connection = _StageConnection(SECRET, 2, join, steps)
     connection.connection_made(transport)
-    for byte in SECRET + b"\1" + encode_frame((sequence, output(9))):
+    for byte in SECRET + b"\1" + encode_frame(encode_answer(sequence, output(9))):
         connection.data_received(bytes([byte]))
     join.assert_called_once_with(1, transport)
     assert (await future).step_id == 9

@@ -1,0 +1,131 @@
+"""What coordinator and stages tell each other, as msgpack: steps, answers, failures.
+
+Decoding makes these values and nothing else, whatever the bytes are: every field is checked against
+its annotation in `core/steps.py`, arrays by their numpy type.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import msgspec
+import numpy as np
+
+from ...core.arrays import PackedArray, pack, unpack
+from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
+from ...core.steps import StepInput, StepOutput
+
+T = TypeVar("T")
+
+StageAnswer = StepOutput | StageError | StageLost
+
+# Arrays of steps have so many dimensions.
+DIMS = (1, 2)
+
+
+class StepMessage(NamedTuple):
+    """To a stage: a step, by its number in the pipeline's run."""
+
+    sequence: int
+    step: StepInput
+
+
+Kind = Literal["step", "stage", "device"]
+
+
+class Failure(NamedTuple):
+    """An error of a stage: what it ends, and its text."""
+
+    kind: Kind
+    reason: str
+
+
+class AnswerMessage(NamedTuple):
+    """From a stage: what became of step `sequence`. A loss is of the stage, whatever the step."""
+
+    sequence: int
+    answer: StepOutput | Failure
+
+
+ERRORS: dict[Kind, type[StageError | StageLost]] = {
+    "step": StageError,
+    "stage": StageLost,
+    "device": DeviceLost,
+}
+KINDS: dict[type[StageError | StageLost], Kind] = {error: kind for kind, error in ERRORS.items()}
+
+
+def encode_step(sequence: int, step: StepInput) -> bytes:
+    """A step for the stages. Raises `ProtocolError` where a value of it has no encoding."""
+    try:
+        return _encoder.encode(StepMessage(sequence, step))
+    except (TypeError, OverflowError) as error:
+        raise ProtocolError(f"step {step.step_id} has no encoding: {error}") from error
+
+
+def decode_step(data: bytes | bytearray) -> StepMessage:
+    """What `encode_step` made. Raises `ProtocolError`, which names the field, for other bytes."""
+    return _decode(_steps, data)
+
+
+def encode_answer(sequence: int, answer: StageAnswer) -> bytes:
+    """A stage's answer to a step.
+
+    An output whose values have no encoding goes as a `StageError`, which ends that step alone.
+    """
+    if isinstance(answer, StepOutput):
+        try:
+            return _encoder.encode(AnswerMessage(sequence, answer))
+        except (TypeError, OverflowError) as error:
+            answer = StageError(f"the answer to step {answer.step_id} has no encoding: {error}")
+    kind = KINDS[type(answer)]
+    return _encoder.encode(AnswerMessage(sequence, Failure(kind, str(answer))))
+
+
+def decode_answer(data: bytes | bytearray) -> tuple[int, StageAnswer]:
+    """What `encode_answer` was given, errors of the same class and text.
+
+    Raises `ProtocolError`, which names the field, for other bytes.
+    """
+    sequence, answer = _decode(_answers, data)
+    if isinstance(answer, Failure):
+        return sequence, ERRORS[answer.kind](answer.reason)
+    return sequence, answer
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | bytearray) -> T:
+    try:
+        return decoder.decode(data)
+    # Text that is none, keys that cannot be keys and too deep nesting raise errors of Python's own.
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError) as error:
+        raise ProtocolError(f"not a message between stages: {error}") from error
+
+
+def _pack(value: Any) -> object:
+    if isinstance(value, np.ndarray):
+        return pack(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no field of a step")
+
+
+def _unpack(kind: Any, value: object) -> object:
+    """An array of the annotated type `kind`, from what msgpack holds in its place."""
+    packed = msgspec.convert(value, PackedArray)
+    try:
+        return unpack(packed, _dtype(kind), "array", DIMS)
+    except ProtocolError as error:
+        # Of a ValueError the library tells at which field it was raised.
+        raise ValueError(str(error)) from error
+
+
+@cache
+def _dtype(kind: Any) -> np.dtype:
+    """`NDArray[np.int32]` is `ndarray[shape, dtype[np.int32]]`."""
+    return np.dtype(get_args(get_args(kind)[1])[0])
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
+_steps = msgspec.msgpack.Decoder(StepMessage, dec_hook=_unpack)
+_answers = msgspec.msgpack.Decoder(AnswerMessage, dec_hook=_unpack)
