@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .arrays import UInt32
 from .interfaces import ProposalSource
-from .proposals import Probe, Proposal, Query, StepCommit
+from .proposals import DraftBatch, Probe, Proposal, Query, StepCommit
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
@@ -20,21 +20,6 @@ from .verify.rules import COUPLED, rule_for
 
 # A budget can only choose where more is offered than a tree may hold.
 OFFERED_TREES = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftBatch:
-    """What drafters proposed, by request id.
-
-    seconds  how long they were waited for
-    asked    who was asked
-    costs    mean seconds that each drafter takes in a step, by name
-    """
-
-    by_request: Mapping[str, Sequence[Proposal]]
-    seconds: float
-    asked: frozenset[str]
-    costs: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

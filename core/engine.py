@@ -12,9 +12,8 @@ from functools import partial
 import numpy as np
 
 from .arrays import Int32
-from .containment import Contained, as_request_failure, place_of
 from .drafting import DraftedTree, Drafting
-from .errors import DraftlineError, RequestError, StageLost
+from .errors import Contained, DraftlineError, RequestError, StageLost, as_request_failure, place_of
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
 from .proposals import StepCommit, TopNextTokens
@@ -25,10 +24,9 @@ from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
 from .step.answers import Chosen, TreeAnswers
 from .step.builder import PromptChunk, TreeStep, build_step, edits_for, kv_moves
-from .step.deadline import StepDeadline
-from .step_in_flight import StepInFlight
+from .step.in_flight import StepDeadline, StepInFlight
+from .step.trace import StepTrace
 from .steps import LogitEdits
-from .trace import StepTrace
 from .verify.rules import COUPLED
 from .verify.walk import Walk
 

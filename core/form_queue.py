@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .containment import Contained
 from .drafting import DraftedTree
-from .errors import DraftlineError
+from .errors import Contained, DraftlineError
 from .request.constraint import Constraint, TreeForm
 from .request.request import RequestState
 

@@ -11,18 +11,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...core.arrays import Int32
-from ...core.errors import RequestError
-from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
-from ...core.request.banned_sequences import BannedSequences
+from ...core.errors import RequestError, shortened
+from ...core.request.allowed_tokens import AllowedTokens, BannedSequences, allowed_tokens_of
 from ...core.request.constraint import Constraint
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule, stop_token_ids
-from ...core.request_checks import shortened
 from ...models.load.model_info import ModelInfo
-from ...models.text.bad_words import bad_word_ids
 from ...models.text.grammar import GrammarConstraint, GrammarFactory
-from ...models.text.tokenizer import TextStream
+from ...models.text.tokenizer import TextStream, bad_word_ids
 
 Prompt = str | Sequence[int]
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
+from llguidance import LLTokenizer
+from transformers import PreTrainedTokenizerBase
+
 from ...cluster.loop_calls import off_loop
 from ...models.text.chat_template import ChatOptions, ChatTemplate
-from ...models.text.token_bytes import TokenBytes
 from .errors import bad_request
 
 T = TypeVar("T")
@@ -105,3 +107,27 @@ def _is_short(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bo
     if any(not message.keys() <= {"role", "content", "name"} for message in messages):
         return False
     return sum(len(message["content"]) for message in messages) <= INLINE_CHARS
+
+
+class TokenBytes:
+    """Looks tokens of one tokenizer up; prepared at the first look-up."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._prepared: LLTokenizer | None = None
+        self._known: dict[int, bytes] = {}
+
+    def __call__(self, token_id: int) -> bytes:
+        """UTF-8 bytes of a token; those of its decoded text where the tokenizer is a slow one."""
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._find(token_id)
+        return found
+
+    def _find(self, token_id: int) -> bytes:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None or token_id >= len(self._tokenizer):
+            return str(self._tokenizer.decode([token_id])).encode()
+        if self._prepared is None:
+            self._prepared = LLTokenizer(backend.to_str())
+        return self._prepared.decode_bytes([token_id])

@@ -16,8 +16,7 @@ from ...settings.settings import ServerConfig
 from ..engine_client import EngineClient
 from ..errors import bad_request
 from ..generation.chat_plan import ChatPlan, ChatPlanner
-from ..generation.job import Job
-from ..generation.logprob_limits import check_logprobs
+from ..generation.job import Job, check_logprobs
 from ..http.callers import caller_of
 from ..http.metrics import ServerMetrics
 from ..output.answers import answer_events, whole_answer
@@ -26,7 +25,7 @@ from ..output.event_stream import EventStream, until_disconnect
 from ..output.parsed_chat import ParsedChatFormat
 from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .bodies import Bodies
-from .model_card import ServedModel
+from .server_info import ServedModel
 
 Prompts = Sequence[Sequence[int]]
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .arrays import Span
-from .drafting import DraftBatch
-from .step.builder import PromptChunk, TreeStep
-from .steps import StepInput, StepOutput
+from ..arrays import Span
+from ..proposals import DraftBatch
+from ..steps import StepInput, StepOutput
+from .builder import PromptChunk, TreeStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
