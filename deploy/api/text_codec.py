@@ -10,8 +10,8 @@ from llguidance import LLTokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ...cluster.loop_calls import off_loop
+from ...core.request.input_checks import check_vocabulary
 from ...models.text.chat_template import ChatOptions, ChatTemplate
-from .errors import bad_request
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class TextCodec:
         return await self.encode(text, special=False)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens included. Raises `ApiError` 400 for unknown ids."""
+        """Text of token ids, special tokens included. Raises `RequestError` for unknown ids."""
 
         def decode() -> str:
             self._check(token_ids)
@@ -88,10 +88,7 @@ class TextCodec:
         return await _run(spell, len(token_ids) <= INLINE_TOKENS)
 
     def _check(self, token_ids: Sequence[int]) -> None:
-        size = len(self.tokenizer)
-        unknown = next((token_id for token_id in token_ids if token_id >= size), None)
-        if unknown is not None:
-            raise bad_request("tokens", f"{unknown} is not a token id; the last one is {size - 1}")
+        check_vocabulary("tokens", token_ids, len(self.tokenizer))
 
 
 async def _run(work: Callable[[], T], is_short: bool) -> T:
