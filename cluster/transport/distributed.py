@@ -14,10 +14,9 @@ from ray.actor import ActorHandle
 from ...core.errors import ProtocolError, StageLost
 from ...core.steps import StepInput
 from .distributed_stage import StageLink
-from .frames import FrameBuffer, encode_frame
 from .hidden_link import Backend
 from .in_flight import InFlightSteps
-from .messages import decode_answer, encode_step
+from .messages import FrameBuffer, decode_answer, encode_frame, encode_step
 from .stage_place import StagePlace
 
 LOOPBACK = "127.0.0.1"

@@ -17,10 +17,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
-from ...models.device.copies import HostCopy
-from .frames import FrameSender, receive_frame
+from ...models.device import HostCopy
 from .hidden_link import Backend, HiddenLink, open_group
-from .messages import decode_step, encode_answer
+from .messages import FrameSender, decode_step, encode_answer, receive_frame
 from .stage_failure import end_process
 from .stage_spans import Spans, run_traced
 from .stage_spec import StageRunner, StageSpec, launch_stage

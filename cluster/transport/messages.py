@@ -1,11 +1,16 @@
 """What coordinator and stages tell each other, as msgpack: steps, answers, failures.
 
 Decoding makes these values and nothing else, whatever the bytes are: every field is checked against
-its annotation in `core/steps.py`, arrays by their numpy type.
+its annotation in `core/steps.py`, arrays by their numpy type. On a connection a message has its
+length before it; `distributed.py` cuts off whoever cannot show the secret of the run before that.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
+import threading
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -22,6 +27,9 @@ StageAnswer = StepOutput | StageError | StageLost
 
 # Arrays of steps have so many dimensions.
 DIMS = (1, 2)
+
+LENGTH = struct.Struct("!Q")
+MAX_FRAME_BYTES = 1 << 30
 
 
 class StepMessage(NamedTuple):
@@ -129,3 +137,67 @@ def _dtype(kind: Any) -> np.dtype:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
 _steps = msgspec.msgpack.Decoder(StepMessage, dec_hook=_unpack)
 _answers = msgspec.msgpack.Decoder(AnswerMessage, dec_hook=_unpack)
+
+
+def encode_frame(message: bytes) -> bytes:
+    """One message with its length."""
+    return LENGTH.pack(len(message)) + message
+
+
+class FrameBuffer:
+    """Cuts what arrives into messages."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that are complete with `data`. Raises `ProtocolError` above the limit."""
+        self._bytes += data
+        while len(self._bytes) >= LENGTH.size:
+            end = LENGTH.size + _checked_length(self._bytes)
+            if len(self._bytes) < end:
+                return
+            message = bytes(self._bytes[LENGTH.size : end])
+            del self._bytes[:end]
+            yield message
+
+
+class FrameSender:
+    """Sends messages whole, whichever thread has one."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: bytes) -> None:
+        """One message. Raises `ConnectionError`."""
+        frame = encode_frame(message)
+        with self._lock:
+            self._connection.sendall(frame)
+
+
+def receive_frame(connection: socket.socket) -> bytearray:
+    """Wait for one message.
+
+    Raises `EOFError` when the other side has closed, `ProtocolError` above the limit.
+    """
+    length = _checked_length(_receive(connection, LENGTH.size))
+    return _receive(connection, length)
+
+
+def _receive(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise EOFError("the other side closed the connection")
+        view = view[count:]
+    return data
+
+
+def _checked_length(head: bytearray) -> int:
+    (length,) = LENGTH.unpack_from(head)
+    if length > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a message of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return length

@@ -8,9 +8,14 @@ from unittest.mock import Mock
 import pytest
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
 from draftline.cluster.transport.distributed import _joined_or_failed, _StageConnection
-from draftline.cluster.transport.frames import LENGTH, MAX_FRAME_BYTES, FrameBuffer, encode_frame
 from draftline.cluster.transport.in_flight import InFlightSteps
-from draftline.cluster.transport.messages import encode_answer
+from draftline.cluster.transport.messages import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    FrameBuffer,
+    encode_answer,
+    encode_frame,
+)
 from draftline.core.errors import ProtocolError, StageError, StageLost
 from draftline.core.steps import StepOutput
 from hypothesis import given

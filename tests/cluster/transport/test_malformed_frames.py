@@ -12,9 +12,16 @@ import pytest
 from draftline.cluster.pipeline.ray_pipeline import RayPipeline
 from draftline.cluster.transport.distributed import _StageConnection
 from draftline.cluster.transport.distributed_stage import DistributedStage, StageLink
-from draftline.cluster.transport.frames import LENGTH, MAX_FRAME_BYTES, encode_frame, receive_frame
 from draftline.cluster.transport.in_flight import InFlightSteps
-from draftline.cluster.transport.messages import decode_answer, encode_answer, encode_step
+from draftline.cluster.transport.messages import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    decode_answer,
+    encode_answer,
+    encode_frame,
+    encode_step,
+    receive_frame,
+)
 from draftline.core.errors import ProtocolError, StageError, StageLost
 from draftline.core.steps import StepOutput
 from support.fakes.fake_stage import fake_specs, fake_step
