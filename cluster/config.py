@@ -55,12 +55,14 @@ class Settings(BaseModel):
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"]) or "config"
             got = shown(first["input"], first["loc"])
-            # Not from `error`, whose text has the whole input.
+            # The text of `error` itself has the whole input.
             raise ConfigError(field, f"{first['msg']} (got {got})") from None
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            is_nested = isinstance(value, tuple) and all(isinstance(one, Settings) for one in value)
+            is_nested = isinstance(value, tuple) and all(
+                isinstance(item, Settings) for item in value
+            )
             if isinstance(value, Settings) or is_nested or value is None:
                 yield name, value
             else:
@@ -82,7 +84,7 @@ class DrafterConfig(Settings):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     def __init__(self, **values: Any) -> None:
-        # Said again in each class: type checkers would derive one that knows no options.
+        # Each class has one, or type checkers would derive another that knows no options.
         super().__init__(**values)
 
     kind: str = Field(
@@ -323,10 +325,10 @@ class EngineConfig(Settings):
         if self.acceptance == "coupled":
             return self.drafters
         return tuple(
-            DrafterConfig(**{"distribution_size": DISTRIBUTION_SIZE, **one.model_dump()})
-            if one.kind == "model"
-            else one
-            for one in self.drafters
+            DrafterConfig(**{"distribution_size": DISTRIBUTION_SIZE, **drafter.model_dump()})
+            if drafter.kind == "model"
+            else drafter
+            for drafter in self.drafters
         )
 
 
@@ -347,8 +349,8 @@ def redacted(text: str) -> str:
     return _QUERY.sub(rf"\1{HIDDEN}", text)
 
 
-def _hide_user(found: re.Match[str]) -> str:
-    scheme, user, colon = found.groups()
+def _hide_user(address: re.Match[str]) -> str:
+    scheme, user, colon = address.groups()
     # Without a colon the only word may be a password, too.
     return f"{scheme}{user}:{HIDDEN}@" if colon else f"{scheme}{HIDDEN}@"
 

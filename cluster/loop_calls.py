@@ -64,7 +64,7 @@ def spare_collector() -> None:
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Nothing looks for garbage meanwhile, in any thread: for work that makes very many objects.
+    """Pause the garbage collector in all threads, for work that makes very many objects.
 
     A collection looks at all of them, again and again while they become more, and keeps the
     interpreter's lock from all other threads until it is done.

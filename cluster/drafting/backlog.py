@@ -80,7 +80,7 @@ class DrafterBacklog:
     def close(self, request_id: str, last: Sequence[StepCommit]) -> None:
         """Close a request, after its `last` commits."""
         if request_id not in self._opens:
-            self._last_commits += [one for one in self._commits if one.request_id == request_id]
+            self._last_commits += [told for told in self._commits if told.request_id == request_id]
             self._last_commits += [_told(self._source, commit) for commit in last]
         if len(self._last_commits) > self._max_commits:
             self._last_commits = []

@@ -295,7 +295,7 @@ class DrafterChannel:
         self.link.send(message)
 
     def _is_in_time(self) -> bool:
-        """Who is slower than the budget is not waited for: its proposals are used re-rooted."""
+        """Whether to wait for it: proposals of one slower than the budget are used re-rooted."""
         return self._mean_latency_s <= self._budget_s or self._num_messages % PATIENCE == 0
 
     def _capped(self, query: Query) -> Query:

@@ -114,8 +114,8 @@ def _model(recipe: _Recipe) -> Drafter:
 
     model = recipe.require("model", "a folder or hub id, or demo-drafter")
     if recipe.engine is not None:
-        own = read_model_info(model)
-        if tokenizer_hash(own.path) != tokenizer_hash(_target(recipe.engine).path):
+        drafter_info = read_model_info(model)
+        if tokenizer_hash(drafter_info.path) != tokenizer_hash(_target(recipe.engine).path):
             raise ConfigError("model", f"{model} has another tokenizer than the served model")
     options: ModelOptions = recipe.options
     if options.device == "auto" and not _may_use_gpu(recipe):
@@ -124,7 +124,7 @@ def _model(recipe: _Recipe) -> Drafter:
 
 
 def _may_use_gpu(recipe: _Recipe) -> bool:
-    """On Ray an actor of its own may, for which a GPU is reserved; a coordinator has none."""
+    """Whether a GPU is there for it: on Ray only an actor of its own reserves one."""
     engine = recipe.engine
     if engine is None or engine.backend == "local":
         return engine is None or engine.device != "cpu"

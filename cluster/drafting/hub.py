@@ -148,8 +148,8 @@ class DrafterHub:
         text = self._texts.get(query.request_id)
         if text is None or text.length < query.committed_len:
             return []
-        found = [channel.take(query) for channel in self._channels]
-        return [proposal for proposal in found if proposal is not None]
+        proposals = [channel.take(query) for channel in self._channels]
+        return [proposal for proposal in proposals if proposal is not None]
 
     async def _wait(self, timeout_s: float, is_done: Callable[[], bool]) -> None:
         if is_done() or timeout_s <= 0:

@@ -200,7 +200,7 @@ class EngineThread:
             self._loop.close()
 
     def _end_calls(self, error: DraftlineError) -> None:
-        """Whoever waits for a call hears of `error`, though the loop is stuck."""
+        """Tell whoever waits for a call of `error`, though the loop is stuck."""
         with self._lock:
             self._ended = True
             self._refusal = self._refusal or error
@@ -275,7 +275,7 @@ class EngineThread:
             )
 
     def _hung(self, seconds: float) -> None:
-        """The thread has been in one step for too long; called by the watchdog's thread."""
+        """Fail the engine, whose thread is stuck in a step; called by the watchdog's thread."""
         frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 - the only way to see where it is
         logger.error("event=step_hangs place=%s", place_in(traceback.extract_stack(frame)))
         error = EngineFailed(f"a step has not ended for {seconds:.0f} s (step_timeout_s)")
@@ -321,7 +321,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self, limit_s: float) -> Iterator[None]:
-        """The block is work that may take `limit_s` seconds."""
+        """Watch a block of work that may take `limit_s` seconds."""
         self._work = (self._clock(), limit_s)
         try:
             yield

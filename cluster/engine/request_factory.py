@@ -26,7 +26,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class RequestFactory:
-    """Validates against one model. `max_model_len` counts prompt and answer."""
+    """Builds requests that fit one model. `max_model_len` counts prompt and answer."""
 
     tokenizer: PreTrainedTokenizerBase
     info: ModelInfo
@@ -78,7 +78,7 @@ class RequestFactory:
         return checked_prompt(prompt, self.info.vocab_size)
 
     def _check_tokens(self, params: SamplingParams) -> None:
-        """The vocabulary has the tokens that the parameters name, and one is left to choose."""
+        """Raises `RequestError` for tokens beyond the vocabulary, or if none is left to choose."""
         size = self.info.vocab_size
         named = {
             "logit_bias": params.logit_bias,
@@ -95,7 +95,7 @@ class RequestFactory:
     def _without_bad_words(
         self, params: SamplingParams
     ) -> tuple[SamplingParams, BannedSequences | None]:
-        """Bad words of one token become banned tokens, which drafters know of; the others."""
+        """Bad words of one token as banned tokens, which drafters know of; and the longer ones."""
         if not params.bad_words:
             return params, None
         size = self.info.vocab_size
@@ -106,7 +106,7 @@ class RequestFactory:
         return params, BannedSequences(longer, size) if longer else None
 
     def constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
-        """Begins to prepare the form of an answer, which may take seconds; None: it has none.
+        """Begin to prepare the form of an answer, which may take seconds; None: it has none.
 
         Raises, or the future does, `RequestError`.
         """

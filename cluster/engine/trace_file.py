@@ -49,7 +49,7 @@ class TraceFile:
         """Append a record; ignored after `close`."""
         if self._is_over:
             return
-        # Not `asdict`, which copies every value.
+        # `asdict` would copy every value.
         values = {name: getattr(record, name) for name in FIELDS}
         line = json.dumps(values, separators=(",", ":")) + "\n"
         try:
@@ -83,7 +83,7 @@ class TraceFile:
 
 
 def older_part(path: Path) -> Path:
-    """Where the steps before those of the file are, once it was full."""
+    """Path of the part with the steps before those of the file, once it was full."""
     return path.with_name(f"{path.name}.1")
 
 

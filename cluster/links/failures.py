@@ -1,4 +1,4 @@
-"""Failures that come again and again, in few lines of a log."""
+"""What fails again and again: told in few lines of a log, tried again after growing delays."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def failure_reason(error: BaseException) -> str:
     """
     if isinstance(error, DraftlineError):
         return str(error)
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None:
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None:
         return type(error).__name__
-    code = place.tb_frame.f_code
+    code = innermost.tb_frame.f_code
     file = "/".join(PurePath(code.co_filename).parts[-2:])
-    return f"{type(error).__name__} in {code.co_name} at {file}:{place.tb_lineno}"
+    return f"{type(error).__name__} in {code.co_name} at {file}:{innermost.tb_lineno}"
 
 
 @dataclass(slots=True)

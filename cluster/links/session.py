@@ -47,19 +47,19 @@ class DrafterSession:
         """Do what one message says. Raises what the drafter raises."""
         drafter = self._drafter
         if message.last_commits:
-            drafter.observe([self._own(commit) for commit in message.last_commits])
+            drafter.observe([self._named(commit) for commit in message.last_commits])
         for request_id in message.closes:
             drafter.close(self._prefix + request_id)
             self._open_ids.discard(self._prefix + request_id)
         for request in message.opens:
-            own = self._own(request)
-            self._open_ids.add(own.request_id)
-            drafter.open(own)
+            named = self._named(request)
+            self._open_ids.add(named.request_id)
+            drafter.open(named)
         if message.commits:
-            drafter.observe([self._own(commit) for commit in message.commits])
+            drafter.observe([self._named(commit) for commit in message.commits])
         if not message.queries:
             return []
-        return drafter.propose([self._own(query) for query in message.queries], message.deadline)
+        return drafter.propose([self._named(query) for query in message.queries], message.deadline)
 
     def close(self) -> None:
         """Close every request. What the drafter raises is logged: it is given up anyway."""
@@ -71,7 +71,7 @@ class DrafterSession:
                 self._failures.log("close_raised", failure_reason(error))
         self._open_ids.clear()
 
-    def _own(self, part: NamedT) -> NamedT:
+    def _named(self, part: NamedT) -> NamedT:
         return replace(part, request_id=self._prefix + part.request_id) if self._prefix else part
 
 
@@ -95,7 +95,7 @@ class InprocLink:
         return self._session.learning_counts
 
     def connect(self, events: LinkEvents) -> None:
-        """Ready at once."""
+        """Report `ready` at once."""
         self._events = events
         events.ready()
 
@@ -105,16 +105,16 @@ class InprocLink:
         assert events is not None, "send before connect"
         try:
             proposals = self._session.run(message)
-            told = self._session.report() if is_report_due(message) else None
+            report = self._session.report() if is_report_due(message) else None
         except Exception as error:
             # The hub logs what `failed` tells it, and counts what comes again.
             logger.debug("drafter=%s event=raised", self.name, exc_info=True)
             events.failed(DrafterError(f"it raised {failure_reason(error)}"))
             return
-        events.answered(proposals, told)
+        events.answered(proposals, report)
 
     def unanswered(self) -> None:
-        """Never: `send` answers before it returns."""
+        """Does not happen: `send` answers before it returns."""
 
     def disconnect(self) -> None:
         """Close every request, so that `ready` can promise a drafter that knows none."""

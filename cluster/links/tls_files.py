@@ -35,7 +35,7 @@ class TlsFiles:
         return [("grpc.ssl_target_name_override", self.server_name)]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a client; without `ca` the system's authorities count."""
+        """Credentials of a client; without `ca` the system's authorities count."""
         return grpc.ssl_channel_credentials(
             _read("tls.ca", self.ca),
             _read("tls.key", self.key),
@@ -43,7 +43,7 @@ class TlsFiles:
         )
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a server."""
+        """Credentials of a server."""
         key, certificate = _read("tls.key", self.key), _read("tls.certificate", self.certificate)
         if key is None or certificate is None:
             raise ConfigError("tls", "a server needs both certificate and key")

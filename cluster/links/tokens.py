@@ -46,7 +46,7 @@ class Scope:
         return EVERY_NAMESPACE in self.namespaces
 
     def may_read(self, namespace: str) -> bool:
-        """What is shared may be read by all."""
+        """Whether the namespace is listed, or the one that all may read."""
         return namespace == SHARED or self.may_write(namespace)
 
     def may_write(self, namespace: str) -> bool:
@@ -76,11 +76,11 @@ class Access:
         Takes as long whether and where a token agrees.
         """
         given = _digest(_bearer(metadata or ()))
-        found = None
+        matching = None
         for digest, scope in self._scopes:
             if hmac.compare_digest(digest, given):
-                found = scope
-        return found
+                matching = scope
+        return matching
 
 
 def read_access(env: str | None, file: str | None) -> Access | None:

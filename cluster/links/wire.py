@@ -169,7 +169,9 @@ def decode_answer(
         raise ProtocolError(f"wire: {len(proposals)} proposals for {len(asked)} queries")
     if [proposal.request_id for proposal in proposals] != asked:
         raise ProtocolError("wire: proposals for other requests than those asked about")
-    return [_decode_proposal(one, source) for one in proposals], _decode_report(parsed.answer)
+    return [_decode_proposal(proposal, source) for proposal in proposals], _decode_report(
+        parsed.answer
+    )
 
 
 def _decode_report(answer: pb.Answer) -> DrafterReport | None:

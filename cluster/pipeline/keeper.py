@@ -46,7 +46,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The actor.
+    """An actor that a coordinator has now.
 
     is_kept  another coordinator, which is dead, had it before
     note     of the one for whom it was started
@@ -142,7 +142,9 @@ class Keeper:
     def replenish(self, num_spares: int = 0) -> None:
         """Have enough spare workers, or `num_spares`, where one was last wanted; does not wait."""
         most = max(num_spares, self._num_spares)
-        good = [one for one in self._spares if one.node == self._node and not _has_failed(one)]
+        good = [
+            spare for spare in self._spares if spare.node == self._node and not _has_failed(spare)
+        ]
         spares, self._spares = self._spares, good[:most]
         for spare in spares:
             if spare not in self._spares:
@@ -193,7 +195,7 @@ class Keeper:
     def _take_spare(self, wanted: Wanted) -> Any:
         self._node = wanted.node or self._node
         # One that still imports is ahead of a new one.
-        for spare in sorted(self._spares, key=lambda one: one.ready.done(), reverse=True):
+        for spare in sorted(self._spares, key=lambda spare: spare.ready.done(), reverse=True):
             if not _has_failed(spare) and wanted.node in (None, spare.node):
                 self._spares.remove(spare)
                 return spare.actor

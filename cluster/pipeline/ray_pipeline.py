@@ -36,7 +36,7 @@ DEATH_TIMEOUT_S = 3.0
 # gives a process five seconds before it is made to end.
 SETTLE_SECONDS = (0.3, 6.0)
 ANSWER_SLACK_S = 1.0
-# How Ray calls the processes of stage actors.
+# The title that Ray gives to processes of stage actors.
 ACTOR_TITLE = b"ray::StageWorker"
 
 
@@ -235,12 +235,12 @@ class RayPipeline:
             await self._source.drop(stage)
 
     def _end_process(self, index: int) -> None:
-        """Where it is on this machine: Ray waits for seconds before it ends one that is stopped."""
+        """End a process of this machine: Ray waits for seconds before it ends one that is stopped."""
         place = self._places.get(index)
         if place is None or place.node != ray.get_runtime_context().get_node_id():
             return
         with contextlib.suppress(OSError):
-            # Not whatever else has its number by now.
+            # Another process may have its number by now.
             if Path(f"/proc/{place.pid}/cmdline").read_bytes().startswith(ACTOR_TITLE):
                 os.kill(place.pid, signal.SIGKILL)
 

@@ -77,28 +77,28 @@ class GrpcLookup:
         *,
         timeout_s: float | None = None,
     ) -> list[Subtree]:
-        """One subtree a context, in order; see `core.lookup.Lookup`."""
+        """One subtree a context, in order; see `core.interfaces.Lookup`."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        found = [empty_subtree() for _ in contexts]
-        places = self._denied.allowed(namespaces)
-        while places:
+        answers = [empty_subtree() for _ in contexts]
+        indices = self._denied.allowed(namespaces)
+        while indices:
             try:
                 subtrees = self._ask(
-                    [contexts[place] for place in places],
-                    [namespaces[place] for place in places],
-                    [max_nodes[place] for place in places],
+                    [contexts[index] for index in indices],
+                    [namespaces[index] for index in indices],
+                    [max_nodes[index] for index in indices],
                     timeout_s,
                 )
             except _Denied as denied:
                 # Once for each namespace that was not known to be refused.
                 if not self._denied.add(denied.namespaces & set(namespaces)):
                     raise DrafterError(str(denied)) from denied
-                places = self._denied.allowed(namespaces)
+                indices = self._denied.allowed(namespaces)
                 continue
-            for place, subtree in zip(places, subtrees, strict=True):
-                found[place] = subtree
+            for index, subtree in zip(indices, subtrees, strict=True):
+                answers[index] = subtree
             break
-        return found
+        return answers
 
     def _ask(
         self,
@@ -123,7 +123,7 @@ class GrpcLookup:
             raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
 
     def learn(self, ended: Ended, fingerprint: Fingerprint) -> dict[str, int]:
-        """Have an ended request learned: what became of it, see `core.learner.OUTCOMES`.
+        """Have an ended request learned: what became of it, see `core.interfaces.OUTCOMES`.
 
         Raises `DrafterError`, also if the server refuses it.
         """

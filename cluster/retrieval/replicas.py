@@ -28,7 +28,7 @@ class Replica(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> list[Subtree]:
-        """As `Lookup.lookup`. Raises `DrafterError`, or `CapacityError` if it has no time."""
+        """See `Lookup.lookup`. Raises `DrafterError`, or `CapacityError` if it has no time."""
         ...
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ _Entry = tuple[Replica, CircuitBreaker]
 
 
 class ReplicatedLookup:
-    """Implements `core.lookup.Lookup` over replicas that serve the same store.
+    """Implements `core.interfaces.Lookup` over replicas that serve the same store.
 
     timeout_s  for the answer to one batch, in seconds, whoever gives it
     clock      seconds; only differences count
@@ -76,7 +76,7 @@ class ReplicatedLookup:
                 # The next ones need time, too, if this one does not answer at all.
                 share = max(0.0, end - self._clock()) / (len(group) - index)
                 try:
-                    found = replica.lookup(contexts, namespaces, max_nodes, timeout_s=share)
+                    subtrees = replica.lookup(contexts, namespaces, max_nodes, timeout_s=share)
                 except CapacityError:
                     is_refused = True
                     breaker.succeed()
@@ -85,7 +85,7 @@ class ReplicatedLookup:
                     breaker.fail(self._clock())
                 else:
                     breaker.succeed()
-                    return found
+                    return subtrees
             if is_refused or self._clock() >= end:
                 break
         if failure is not None and not is_refused:

@@ -26,7 +26,7 @@ LEARNING_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RetrievalSource:
-    """`learner` is None where nothing is learned; `free` ends threads and closes connections."""
+    """A store; `learner` is None where nothing is learned, `free` ends threads and connections."""
 
     lookup: Lookup
     free: Callable[[], None]

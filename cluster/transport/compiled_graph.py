@@ -43,7 +43,7 @@ class CompiledGraphTransport:
 
     @property
     def leaves_stages_idle(self) -> bool:
-        """No: a stage's loop of a graph ends with its process."""
+        """Never: the loop that a graph starts in a stage ends with its process."""
         return False
 
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
@@ -83,7 +83,7 @@ class CompiledGraphTransport:
 
     def _compile(self, stages: Sequence[ActorHandle]) -> None:
         # Ray logs a stack trace for every actor that is gone when a graph is torn down. They are
-        # gone by intent or `InFlightSteps` reports it.
+        # gone by intent, or `InFlightSteps` reports it.
         logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
         with InputNode() as payload:
             node = stages[0].run_payload.bind(payload)

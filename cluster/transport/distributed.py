@@ -26,7 +26,7 @@ Join = Callable[[int, asyncio.WriteTransport], None]
 
 
 class DistributedTransport:
-    """The coordinator's side. Every stage keeps one connection to it; its end tells of a death.
+    """The coordinator's side. Every stage keeps one connection, whose end tells of its death.
 
     places   of the stages, in order
     backend  of hidden states between them
@@ -44,7 +44,7 @@ class DistributedTransport:
 
     @property
     def leaves_stages_idle(self) -> bool:
-        """Not with NCCL: a device that waits for a lost neighbour does so for ever."""
+        """Whether gloo is used: with NCCL a device waits for a lost neighbour for ever."""
         return self._backend == "gloo"
 
     async def open(self, stages: Sequence[ActorHandle], steps: InFlightSteps) -> None:
@@ -106,7 +106,7 @@ async def _joined_or_failed(joined: asyncio.Event, serving: Sequence[Awaitable[N
             index = next(index for index, end in enumerate(ends) if end.done())
             raise StageLost(f"stage {index} could not join: {ends[index].exception()}")
     finally:
-        # The stages serve on; only nobody waits for their end any more.
+        # The stages serve on; nobody here waits for their end.
         for task in (joining, *ends):
             task.cancel()
 

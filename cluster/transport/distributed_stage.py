@@ -186,9 +186,9 @@ class DistributedStage:
         self._store = self._store or TCPStore(
             link.store_host, link.store_port, is_master=False, timeout=RENDEZVOUS_TIMEOUT
         )
-        place = (self._index, link.num_stages)
-        group = open_group(link.backend, self._store, *place, link.own_host)
-        hidden_link = HiddenLink(group, *place, torch.device(self._spec.device), link.backend)
+        rank = (self._index, link.num_stages)
+        group = open_group(link.backend, self._store, *rank, link.own_host)
+        hidden_link = HiddenLink(group, *rank, torch.device(self._spec.device), link.backend)
         hidden_link.try_out()
         return hidden_link
 

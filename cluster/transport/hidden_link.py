@@ -123,7 +123,7 @@ class HiddenLink:
 
 
 def _wait_on_host(work: Work, timeout: timedelta) -> None:
-    """NCCL's own `wait` lets the device wait. Raises `RuntimeError`, as that of gloo."""
+    """Wait in this thread, where NCCL's own `wait` would let the device. Raises `RuntimeError`."""
     deadline = time.monotonic() + timeout.total_seconds()
     while not work.is_completed():
         if time.monotonic() > deadline:

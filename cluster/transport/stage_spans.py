@@ -26,7 +26,7 @@ Spans = tuple[Span, ...]
 def run_traced(
     index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None, spans: Spans
 ) -> tuple[torch.Tensor | StepOutput, Spans]:
-    """`run_stage` of a traced step, and its span behind those of the stages before it.
+    """Run a traced step; its result, and its span behind those of the stages before it.
 
     An answer carries them all.
     """

@@ -148,19 +148,21 @@ class RestartablePipeline(Pipeline, Protocol):
 def launch_stage(
     index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
 ) -> torch.Tensor | Answer:
-    """`stage.launch`, with whatever that or its answer raises logged and as `StageError`, or as
-    `DeviceLost` where the stage's device failed for good.
+    """Launch a step.
+
+    Whatever that or its answer raises is logged, and raised as `StageError`, or as `DeviceLost`
+    where the stage's device failed for good.
     """
     result = guarded(index, step, lambda: stage.launch(step, hidden))
     return (lambda: guarded(index, step, result)) if callable(result) else result
 
 
 def guarded(index: int, step: StepInput, work: Callable[[], T]) -> T:
-    """What `work` gives; what it raises as `launch_stage` says."""
+    """The result of `work`; raises as `launch_stage` says."""
     try:
         return work()
     except Exception as error:
-        # Not its message, which may quote what a request holds.
+        # Its message may quote what a request holds, so only the place is logged.
         place = place_of(error)
         logger.error("event=stage_failed stage=%d step_id=%d error=%s", index, step.step_id, place)
         logger.debug("event=stage_failed stage=%d", index, exc_info=True)
@@ -170,6 +172,6 @@ def guarded(index: int, step: StepInput, work: Callable[[], T]) -> T:
 def run_stage(
     index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
 ) -> torch.Tensor | StepOutput:
-    """As `launch_stage`, and waits for the answer."""
+    """Launch a step and wait for its answer; raises as `launch_stage` says."""
     result = launch_stage(index, stage, step, hidden)
     return result() if callable(result) else result

@@ -84,7 +84,7 @@ class StageWorker:
         return self._stage.num_blocks
 
     def watch(self) -> None:
-        """Returns when the worker is settled; the call fails as soon as this process dies."""
+        """Wait until the worker is settled; the call fails as soon as this process dies."""
         self._watched.wait()
 
     def settle(self, timeout_s: float) -> bool:

@@ -18,7 +18,7 @@ MAX_TOKENS = 2048
 
 
 def refusal(request: DraftRequest) -> str | None:
-    """Why its text is not learned, one of `core.learner.OUTCOMES`; None where it may be.
+    """Why its text is not learned, one of `core.interfaces.OUTCOMES`; None where it may be.
 
     What is learned may be read by all later requests of the namespace. A store knows namespaces
     but no salts, so what a salt keeps apart is not learned.

@@ -25,7 +25,7 @@ ENOUGH_COUNT = 4
 
 
 class SegmentLookup:
-    """Implements `core.lookup.Lookup` over immutable segments in this process.
+    """Implements `core.interfaces.Lookup` over immutable segments in this process.
 
     Never changes after construction: replace the whole object to change what is stored. Two
     namespaces never touch one another's segments, so neither answers nor times tell of them.
@@ -47,7 +47,7 @@ class SegmentLookup:
     def lookup(
         self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
     ) -> list[Subtree]:
-        """One subtree a context, in order; see `core.lookup.Lookup`."""
+        """One subtree a context, in order; see `core.interfaces.Lookup`."""
         return [
             self._lookup_one(context, self._rows.get(namespace, self._shared), budget)
             for context, namespace, budget in zip(contexts, namespaces, max_nodes, strict=True)

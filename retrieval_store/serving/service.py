@@ -73,7 +73,7 @@ class Expected:
 
 
 class RetrievalService:
-    """Implements `core.lookup.Lookup` over a store, always from what is in memory.
+    """Implements `core.interfaces.Lookup` over a store, always from what is in memory.
 
     `refresh` loads what changed and then replaces the lookup as a whole, so no lookup waits for
     it or sees half of it. `start` does so in a thread whenever the store changes; while the store
@@ -134,7 +134,7 @@ class RetrievalService:
     def lookup(
         self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
     ) -> list[Subtree]:
-        """One subtree a context, in order; see `core.lookup.Lookup`. Never touches the store."""
+        """One subtree a context, in order; see `core.interfaces.Lookup`. Never touches the store."""
         return self._lookup.lookup(contexts, namespaces, max_nodes)
 
     def refresh(self) -> bool:
