@@ -69,7 +69,7 @@ def unpack(
     if len(shape) not in dims or min(shape) < 0 or max(shape) > MAX_LENGTH:
         raise ProtocolError(f"{field}: not an array of {' or '.join(map(str, dims))} dimensions")
     if len(data) != math.prod(shape) * wire.itemsize:
-        raise ProtocolError(f"{field}: {len(data)} bytes are no {name!r} array of {shape}")
+        raise ProtocolError(f"{field}: {len(data)} bytes are not a whole {name!r} array of {shape}")
     array = np.frombuffer(data, dtype=wire)
     # A copy, since compiled loops and torch treat arrays that cannot be written as another kind.
     return (array if len(shape) == 1 else array.reshape(shape)).astype(expected)

@@ -235,7 +235,7 @@ class RayPipeline:
             await self._source.drop(stage)
 
     def _end_process(self, index: int) -> None:
-        """End a process of this machine: Ray waits for seconds before it ends one that is stopped."""
+        """End a process of this machine: Ray takes seconds to end one that is stopped."""
         place = self._places.get(index)
         if place is None or place.node != ray.get_runtime_context().get_node_id():
             return

@@ -134,7 +134,7 @@ class RetrievalService:
     def lookup(
         self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
     ) -> list[Subtree]:
-        """One subtree a context, in order; see `core.interfaces.Lookup`. Never touches the store."""
+        """One subtree a context, in order; see `core.interfaces.Lookup`. Reads memory only."""
         return self._lookup.lookup(contexts, namespaces, max_nodes)
 
     def refresh(self) -> bool:

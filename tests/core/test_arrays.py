@@ -35,8 +35,8 @@ def test_bytes_are_little_endian_whatever_the_array_is() -> None:
     [
         (PackedArray("<i8", (1,), bytes(8)), "numbers are '<i8', not '<i4'"),
         (PackedArray("|O", (1,), bytes(8)), r"numbers are '\|O'"),
-        (PackedArray("<i4", (2,), bytes(4)), "4 bytes are no '<i4' array"),
-        (PackedArray("<i4", (1,), bytes(5)), "5 bytes are no '<i4' array"),
+        (PackedArray("<i4", (2,), bytes(4)), "4 bytes are not a whole '<i4' array"),
+        (PackedArray("<i4", (1,), bytes(5)), "5 bytes are not a whole '<i4' array"),
         (PackedArray("<i4", (), bytes(4)), "1 or 2 dimensions"),
         (PackedArray("<i4", (1, 1, 1), bytes(4)), "1 or 2 dimensions"),
         (PackedArray("<i4", (-1, -1), bytes(4)), "dimensions"),
