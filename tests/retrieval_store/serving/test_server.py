@@ -231,7 +231,7 @@ def test_replies_of_another_number_are_refused() -> None:
     with pytest.raises(ProtocolError, match="asked for 2 subtrees, got 3"):
         decode_reply(reply, 2)
     half = Subtree(tokens=b"abc", parents=b"abc", log_probs=b"abc")
-    with pytest.raises(ProtocolError, match="not whole"):
+    with pytest.raises(ProtocolError, match="tokens: 3 bytes are not a whole"):
         decode_reply(LookupReply(subtrees=[half]), 1)
 
 
