@@ -13,8 +13,6 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ...cluster.config import Settings
 from ...core.errors import ConfigError
-from ...retrieval_store.search.lookup import SHARED
-from ...retrieval_store.store import check_namespace
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -60,6 +58,10 @@ class TenantConfig(Settings):
     @field_validator("name")
     @classmethod
     def _check_name(cls, value: str) -> str:
+        # The help of `draftline serve` must not wait for what the stores are compiled with.
+        from ...retrieval_store.search.lookup import SHARED  # noqa: PLC0415
+        from ...retrieval_store.store import check_namespace  # noqa: PLC0415
+
         try:
             check_namespace(value)
         except ConfigError as error:

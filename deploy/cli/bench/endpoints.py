@@ -75,7 +75,7 @@ async def open_engines(
 ) -> AsyncIterator[Bench]:
     """An engine a setting, or one for all; with a `recording`, none has a target of its own."""
     config = build_serve_args(settings).engine
-    found = job.suite or matched_settings([one.source for one in config.drafters], job.drafters)
+    found = job.rows or matched_settings([one.source for one in config.drafters], job.drafters)
     configs = [config if job.one_engine else _with_drafters(config, one) for one in found]
     taps: list[TappedPipeline] = []
     if recording is not None:
