@@ -20,7 +20,6 @@ from ...core.errors import DraftlineError
 from ..settings.settings import ServerConfig
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
-from .generation.stream_pace import Pace, PacedEngineClient
 from .http.callers import ApiKeys, callers_by_key, operator_of, require_operator
 from .http.drain import Drain, RefuseWhileDraining
 from .http.metrics import CONTENT_TYPE, ServerMetrics
@@ -70,8 +69,6 @@ def create_app(
     engine        its settings, of which `/v1/models` and `/server_info` tell
     """
     drain = drain or Drain()
-    pace = Pace.of(config)
-    engine_client = engine_client if pace is None else PacedEngineClient(engine_client, pace)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -48,12 +48,15 @@ class _Replica:
         keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
         on_failure: Callable[[str], object] = lambda _reason: None,
+        max_unread_bytes: int | None = None,
     ) -> None:
         """What is not said by `config`.
 
-        keeper      of stages and drafters on Ray; without one they end with this process
-        pipelines   takes what makes the pipeline of `config`, gives what makes the one used
-        on_failure  called once, from any thread, with the reason when the engine cannot go on
+        keeper            of stages and drafters on Ray; without one they end with this process
+        pipelines         takes what makes the pipeline of `config`, gives what makes the one used
+        on_failure        called once, from any thread, with the reason when the engine cannot go on
+        max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
+                          8 MiB
         """
         self.config = config
         self.engine_id = engine_id
@@ -66,6 +69,8 @@ class _Replica:
             self._build, recovery_timeout_s=config.recovery_timeout_s, on_failure=on_failure
         )
         self._assembly: Assembly | None = None
+        self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
+        self._rate = FinishRate()
 
     @property
     def model_info(self) -> ModelInfo:
@@ -240,26 +245,7 @@ class Engine(_Replica):
 
 
 class AsyncEngine(_Replica):
-    """An engine for servers: streams of deltas on the caller's event loop.
-
-    `max_unread_bytes` bounds what waits for a stream's reader; more ends the request. None: 8 MiB.
-    """
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        engine_id: str = "0",
-        keeper: KeeperClient | None = None,
-        pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
-        on_failure: Callable[[str], object] = lambda _reason: None,
-        max_unread_bytes: int | None = None,
-    ) -> None:
-        super().__init__(
-            config, engine_id=engine_id, keeper=keeper, pipelines=pipelines, on_failure=on_failure
-        )
-        self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
-        self._rate = FinishRate()
+    """An engine for servers: streams of deltas on the caller's event loop."""
 
     async def start(self) -> None:
         """Load stages and drafters. Raises `ConfigError`, `CheckpointError` or `StoreError`."""

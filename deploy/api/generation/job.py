@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ....core.request.sampling_params import RequestOptions, SamplingParams
+from ....models.text.tokenizer import TextStream
 from ..engine_client import EngineClient
 from ..http.metrics import ServerMetrics
+from .stream_pace import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class Job:
     report       whether the answer names the source of every token
     wants_ids    whether the answer names its tokens and those of the prompt
     wants_usage  whether every part of a stream counts the tokens so far
+    pace         of the deltas; None: they leave as they come
     """
 
     request_id: str
@@ -37,6 +40,7 @@ class Job:
     deadline: float | None
     wants_ids: bool = False
     wants_usage: bool = False
+    pace: Pace | None = None
 
     def answers(self) -> list[Answer]:
         """One for each prompt, with nothing in it yet."""
@@ -160,10 +164,7 @@ async def run_job(
     Closing the generator cancels what still runs. Raises what `EngineClient.stream` raises, and
     `TimeoutError` after the job's deadline.
     """
-    streams = [
-        engine_client.stream(prompt, params, job.options, request_id=f"{job.request_id}-{index}")
-        for index, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))
-    ]
+    streams = [_stream(engine_client, job, index) for index in range(len(job.prompts))]
     last: dict[int, float] = {}
     now = asyncio.get_running_loop().time
     merge = _merge(streams) if len(streams) > 1 else _only(streams[0])
@@ -182,6 +183,15 @@ async def run_job(
             if delta.finish_reason is not None and delta.metrics is not None:
                 recorder.record_finish(delta.finish_reason, delta.metrics)
             yield item
+
+
+def _stream(engine_client: EngineClient, job: Job, index: int) -> AsyncGenerator[Delta, None]:
+    """The answer to one of the prompts, at the job's pace."""
+    prompt, request_id = job.prompts[index], f"{job.request_id}-{index}"
+    deltas = engine_client.stream(prompt, job.params[index], job.options, request_id=request_id)
+    if job.pace is None:
+        return deltas
+    return job.pace.paced(deltas, TextStream(engine_client.codec.tokenizer, prompt))
 
 
 async def _only(stream: AsyncGenerator[Delta, None]) -> AsyncGenerator[tuple[int, Delta], None]:

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ....core.request.output import Delta, TokenLogProb
-from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....models.text.tokenizer import TextStream
-from ...engine.stats import EngineStats
 from ...settings.settings import ServerConfig
-from ..engine_client import EngineClient
-from ..text_codec import TextCodec
 
 # With so many tokens held, no more are taken from the engine until some have left.
 MAX_HELD_TOKENS = 1024
@@ -45,54 +41,18 @@ class Pace:
             return None
         return cls(tokens=tokens, seconds=None if milliseconds is None else milliseconds / 1000)
 
-
-class PacedEngineClient:
-    """An engine whose deltas come at a pace."""
-
-    def __init__(self, engine_client: EngineClient, pace: Pace) -> None:
-        self._engine_client = engine_client
-        self._pace = pace
-
-    async def start(self) -> None:
-        """Start the engine."""
-        await self._engine_client.start()
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self._engine_client.close()
-
-    @property
-    def codec(self) -> TextCodec:
-        """The model's tokenizer."""
-        return self._engine_client.codec
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer."""
-        return self._engine_client.max_model_len
-
-    def stream(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        options: RequestOptions,
-        *,
-        request_id: str,
+    def paced(
+        self, deltas: AsyncGenerator[Delta, None], text: TextStream
     ) -> AsyncGenerator[Delta, None]:
-        """One request's deltas at the pace; closing the generator cancels the request."""
-        deltas = self._engine_client.stream(prompt, params, options, request_id=request_id)
-        held = HeldDeltas(TextStream(self._engine_client.codec.tokenizer, prompt))
-        if self._pace.seconds is None:
-            return _by_tokens(deltas, held, self._pace.tokens or 1)
-        return _by_time(deltas, held, self._pace.tokens, self._pace.seconds)
+        """The same answer on the beat. `text` is fresh and follows the prompt of `deltas`.
 
-    async def stats(self) -> list[EngineStats]:
-        """Counters and gauges of every engine replica."""
-        return await self._engine_client.stats()
-
-    async def is_healthy(self) -> bool:
-        """Whether a request sent now would be served."""
-        return await self._engine_client.is_healthy()
+        Closing it closes `deltas`. Raises what `deltas` raises, after what came before.
+        """
+        held = HeldDeltas(text)
+        if self.seconds is None:
+            assert self.tokens is not None, "a pace has tokens, seconds or both"
+            return _by_tokens(deltas, held, self.tokens)
+        return _by_time(deltas, held, self.tokens, self.seconds)
 
 
 class HeldDeltas:

@@ -18,6 +18,7 @@ from ..errors import bad_request
 from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job
 from ..generation.logprob_limits import check_logprobs
+from ..generation.stream_pace import Pace
 from ..http.callers import caller_of
 from ..http.metrics import ServerMetrics
 from ..output.answers import answer_events, whole_answer
@@ -44,6 +45,7 @@ class GenerationRoutes:
     ) -> None:
         self._engine_client = engine_client
         self._config = config
+        self._pace = Pace.of(config)
         self._metrics = metrics
         self._model = model
         self._bodies = bodies
@@ -143,6 +145,7 @@ class GenerationRoutes:
             report=body.speculative.report,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,
+            pace=self._pace,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
         )
 
