@@ -68,10 +68,10 @@ def _fields(kind: type) -> dict[str, FieldInfo]:
         return dict(kind.model_fields)
     hints = get_type_hints(kind, include_extras=True)
     return {
-        one.name: FieldInfo.from_annotation(hints[one.name])
-        if one.default is dataclasses.MISSING
-        else FieldInfo.from_annotated_attribute(hints[one.name], one.default)
-        for one in dataclasses.fields(kind)
+        member.name: FieldInfo.from_annotation(hints[member.name])
+        if member.default is dataclasses.MISSING
+        else FieldInfo.from_annotated_attribute(hints[member.name], member.default)
+        for member in dataclasses.fields(kind)
     }
 
 

@@ -60,8 +60,10 @@ class _Replica:
         self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
         self._placement = Placement(config, keeper)
-        own = self._placement.make_pipeline
-        self._make_pipeline: MakePipeline = own if pipelines is None else pipelines(own)
+        make_pipeline = self._placement.make_pipeline
+        self._make_pipeline: MakePipeline = (
+            make_pipeline if pipelines is None else pipelines(make_pipeline)
+        )
         self._factory: RequestFactory = self._plan.request_factory()
         self._thread = EngineThread(
             self._build, recovery_timeout_s=config.recovery_timeout_s, on_failure=on_failure

@@ -128,8 +128,8 @@ class Placement:
         from ...actors.drafter_actor import spawn_drafter  # noqa: PLC0415
 
         _ensure_ray()
-        place = self._config.pipeline_parallel_size + len(self._actors)
-        bundle = self._bundles[place] if self._bundles else None
+        index = self._config.pipeline_parallel_size + len(self._actors)
+        bundle = self._bundles[index] if self._bundles else None
         if self._keeper is not None and not self._config.gpus_per_drafter:
             from ...actors.kept_actors import take_drafter  # noqa: PLC0415
 

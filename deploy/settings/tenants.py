@@ -136,7 +136,7 @@ def _all_digests(values: Mapping[str, Any], fields: tuple[str, str, str]) -> tup
 
 def _texts(field: str, value: object) -> tuple[str, ...]:
     texts = () if value is None else (value,) if isinstance(value, str) else value
-    if isinstance(texts, list | tuple) and all(isinstance(one, str) and one for one in texts):
+    if isinstance(texts, list | tuple) and all(isinstance(text, str) and text for text in texts):
         return tuple(texts)
     raise ConfigError(field, "must be a text or a list of texts, none of them empty")
 

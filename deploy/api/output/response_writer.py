@@ -168,13 +168,13 @@ def _echo(request: ResponsesRequest) -> Data:
 
 
 def _usage(metrics: Sequence[RequestMetrics]) -> ResponseUsage:
-    given = sum(one.prompt_tokens for one in metrics)
-    generated = sum(one.generated_tokens for one in metrics)
-    cached = sum(one.cached_tokens for one in metrics)
+    prompt = sum(request.prompt_tokens for request in metrics)
+    generated = sum(request.generated_tokens for request in metrics)
+    cached = sum(request.cached_tokens for request in metrics)
     return ResponseUsage(
-        input_tokens=given,
+        input_tokens=prompt,
         input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
         output_tokens=generated,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
-        total_tokens=given + generated,
+        total_tokens=prompt + generated,
     )

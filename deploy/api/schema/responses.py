@@ -195,10 +195,10 @@ class ResponsesRequest(GenerationRequest):
 def named_here(error: ApiError) -> ApiError:
     """An error of the chat that a body stands for, with the body's own names of fields."""
     name = error.param or ""
-    own = _NAMES.get(name.split(".")[0], name.replace(".function", ""))
-    if own == name:
+    field = _NAMES.get(name.split(".")[0], name.replace(".function", ""))
+    if field == name:
         return error
-    return bad_request(own, error.message.removeprefix(f"{name}: "))
+    return bad_request(field, error.message.removeprefix(f"{name}: "))
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

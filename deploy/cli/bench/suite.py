@@ -73,7 +73,7 @@ def with_suite(
 
 def spectra_suite(stores: Stores) -> Suite:
     """The rows that `stores` have what they need for."""
-    drafters = {one.source: one for one in _drafters(stores)}
+    drafters = {drafter.source: drafter for drafter in _drafters(stores)}
     rows = {row: drafters.keys() >= set(sources) for row, sources in _ROWS.items()}
     settings = [Setting(row, _ROWS[row]) for row, has_all in rows.items() if has_all]
     return Suite(
