@@ -42,7 +42,7 @@ BODIES: dict[str, type[RequestModel]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-# Of responses that were kept; here none is.
+# Routes over stored responses; this server stores none.
 RESPONSE_PATHS = (
     ("/v1/responses/{response_id}", "GET"),
     ("/v1/responses/{response_id}", "DELETE"),
@@ -194,7 +194,7 @@ def _answer_nobody(_request: Request, _error: Exception) -> Response:
 
 
 def _answer_error(request: Request, error: Exception) -> Response:
-    # Starlette's own: no such route, wrong method.
+    # Raised by Starlette: no such route, wrong method.
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         answer = no_such_route(request.method, request.url.path)
     elif isinstance(error, HTTPException):

@@ -65,7 +65,7 @@ class ServeCommand(FlagCommand):
     """`serve`, whose flags are the settings of the engine and of the server."""
 
     def groups(self) -> Sequence[FlagGroup]:
-        """Those of the engine, then those of the server."""
+        """The flags of the engine, then those of the server."""
         from .serve.options import ENGINE, SERVER
 
         return ENGINE, SERVER
@@ -77,7 +77,7 @@ class GenerateCommand(FlagCommand):
     left_out = ("backend",)
 
     def groups(self) -> Sequence[FlagGroup]:
-        """Those of the engine."""
+        """The flags of the engine."""
         from .serve.options import ENGINE
 
         return (ENGINE,)

@@ -145,7 +145,7 @@ class _Replica:
         return tuple(request.prompt_ids.tolist())
 
     def _constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
-        """Begins to prepare the form of an answer. Raises `RequestError`."""
+        """Begin to prepare the form of an answer. Raises `RequestError`."""
         if self.config.acceptance != COUPLED and params.structured_output is not None:
             raise RequestError(
                 "structured_output",
@@ -234,7 +234,7 @@ class Engine(_Replica):
             return [answer.wait() for answer in answers]
 
     def close(self) -> None:
-        """End all requests and free everything; twice is once."""
+        """End all requests and free everything; a second call does nothing."""
         self._stop()
 
     def __enter__(self) -> Self:
@@ -252,7 +252,7 @@ class AsyncEngine(_Replica):
         await asyncio.to_thread(self._start)
 
     async def close(self) -> None:
-        """End all requests and free everything; twice is once."""
+        """End all requests and free everything; a second call does nothing."""
         await asyncio.to_thread(self._stop)
 
     async def stream(

@@ -90,7 +90,7 @@ class Placement:
         return links
 
     def close(self) -> None:
-        """End drafter processes and actors; twice is once."""
+        """End drafter processes and actors; a second call does nothing."""
         for stop in self._stops:
             stop()
         self._stops.clear()
@@ -148,7 +148,7 @@ class Placement:
 
 
 def _link_to_other(drafter: DrafterConfig, address: str) -> GrpcLink:
-    """A link to a server that somebody else runs. Raises `ConfigError` for its credentials."""
+    """A link to a server of others. Raises `ConfigError` for its credentials."""
     token = read_token(drafter.token_env, drafter.token_file)
     tls = drafter_tls(drafter)
     if tls is not None:
@@ -169,7 +169,7 @@ async def _start(index: int, address: AddressProvider) -> None:
 
 @contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """What keeps a drafter from starting becomes a `ConfigError` that names it."""
+    """Turn what keeps a drafter from starting into a `ConfigError` that names it."""
     field = f"drafters[{index}]"
     try:
         yield

@@ -26,7 +26,7 @@ class TenantConfig(Settings):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def __init__(self, **values: Any) -> None:
-        # Said again in each class, as in `cluster/config.py`.
+        # Repeated in each class, as in `cluster/config.py`.
         super().__init__(**values)
 
     name: str = Field(description="its namespace: whose texts it drafts from, and whose it learns")

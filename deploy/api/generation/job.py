@@ -44,7 +44,7 @@ class Job:
     pace: Pace | None = None
 
     def answers(self) -> list[Answer]:
-        """One for each prompt, with nothing in it yet."""
+        """An empty answer for each prompt."""
         echo = self.echo or [None] * len(self.prompts)
         parts = zip(self.prompts, self.params, echo, strict=True)
         return [
@@ -85,17 +85,17 @@ class Piece:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has nothing to say but its text and its end."""
-        further = (
+        """Whether it holds its text and its end only."""
+        extras = (
             self.log_probs, self.prompt_log_probs, self.token_ids, self.num_answered,
             self.stop_reason,
         )  # fmt: skip
-        return not self.is_first and all(value is None for value in further)
+        return not self.is_first and all(value is None for value in extras)
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What one prompt has got so far. `echo` is the text that it begins with."""
+    """The answer to one prompt so far. `echo` is the text that it begins with."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
@@ -112,7 +112,7 @@ class Answer:
     prompt_log_probs: Sequence[TokenLogProb | None] | None = None
 
     def add(self, delta: Delta) -> Piece:
-        """Append a delta; what it adds."""
+        """Append a delta; returns the piece that it adds."""
         is_first, offset = not self.token_ids, len(self.text)
         text, log_probs = delta.text, list[TokenLogProb | None](delta.log_probs)
         if is_first:
@@ -130,7 +130,7 @@ class Answer:
         return self._piece(text, log_probs, delta.token_ids, is_first=is_first, offset=offset)
 
     def whole(self) -> Piece:
-        """All of it."""
+        """The whole answer so far as one piece."""
         return self._piece(self.text, self.log_probs, self.token_ids, is_first=True, offset=0)
 
     def _piece(

@@ -146,13 +146,13 @@ async def _by_time(
 
     Raises what `deltas` raises, once what came before has left.
     """
-    news, room = asyncio.Event(), asyncio.Event()
-    room.set()
-    reading = asyncio.create_task(_read(deltas, held, news, room))
+    arrived, has_room = asyncio.Event(), asyncio.Event()
+    has_room.set()
+    reading = asyncio.create_task(_read(deltas, held, arrived, has_room))
     try:
         while not (reading.done() and held.num_tokens == 0 and not held.is_finished):
-            await news.wait()
-            news.clear()
+            await arrived.wait()
+            arrived.clear()
             if held.num_tokens or held.is_finished:
                 await _next_beat(seconds)
                 is_over = held.is_finished or reading.done()
@@ -160,9 +160,9 @@ async def _by_time(
                     yield held.take_rest()
                 elif held.num_tokens >= count:
                     yield held.take(count)
-                room.set()
+                has_room.set()
             if reading.done() or (count is not None and held.num_tokens >= count):
-                news.set()
+                arrived.set()
         reading.result()
     finally:
         reading.cancel()
@@ -173,18 +173,18 @@ async def _by_time(
 async def _read(
     deltas: AsyncGenerator[Delta, None],
     held: HeldDeltas,
-    news: asyncio.Event,
-    room: asyncio.Event,
+    arrived: asyncio.Event,
+    has_room: asyncio.Event,
 ) -> None:
     try:
         async for delta in deltas:
             held.add(delta)
-            news.set()
+            arrived.set()
             if held.num_tokens > MAX_HELD_TOKENS:
-                room.clear()
-                await room.wait()
+                has_room.clear()
+                await has_room.wait()
     finally:
-        news.set()
+        arrived.set()
 
 
 async def _next_beat(seconds: float) -> None:

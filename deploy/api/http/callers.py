@@ -1,4 +1,4 @@
-"""Whose request it is, by the key that it comes with."""
+"""Who sent a request, by its key."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Caller:
         """Whether it has a namespace of its own."""
         return self.namespace != SHARED
 
-    def own(self, options: RequestOptions) -> RequestOptions:
-        """What a body asks for, as this caller's."""
+    def with_tenant(self, options: RequestOptions) -> RequestOptions:
+        """The options of a body with this caller's namespace and right to be learned from."""
         return replace(options, namespace=self.namespace, store=options.store and self.learn)
 
     def check_priority(self, priority: int) -> None:
@@ -74,7 +74,7 @@ def operator_of(config: ServerConfig) -> Caller:
 
 
 def callers_by_key(config: ServerConfig) -> dict[str, Caller]:
-    """SHA-256 of each key -> whose it is."""
+    """SHA-256 of each key -> its owner."""
     callers = dict.fromkeys(config.api_key_sha256, operator_of(config))
     for tenant in config.tenants:
         caller = Caller(namespace=tenant.name, learn=tenant.learn, min_priority=tenant.min_priority)

@@ -273,7 +273,7 @@ def metrics_block(answers: Sequence[Answer]) -> Extra:
 
 
 def _acceptance(metrics: Sequence[RequestMetrics]) -> str:
-    """The rule's name, and that it is lossy where it is."""
+    """Names of the acceptance rules; a lossy one is marked."""
     rules = {request.acceptance for request in metrics}
     return ", ".join(f"{rule} (lossy)" if rule in LOSSY else rule for rule in sorted(rules))
 

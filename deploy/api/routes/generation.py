@@ -61,8 +61,8 @@ class GenerationRoutes:
         if body.echo:
             pairs = zip(body.prompt, whole, prompts, strict=True)
             echo = [
-                own if isinstance(own, str) and ids is kept else await codec.decode(kept)
-                for own, ids, kept in pairs
+                text if isinstance(text, str) and ids is cut else await codec.decode(cut)
+                for text, ids, cut in pairs
             ]
         form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
         return await self._answer(request, body, prompts, form, echo)
@@ -140,7 +140,7 @@ class GenerationRoutes:
             params=choices * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
-            options=caller_of(request).own(body.request_options()),
+            options=caller_of(request).with_tenant(body.request_options()),
             report=body.speculative.report,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,

@@ -72,7 +72,7 @@ def versions() -> dict[str, str]:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """The same in JSON's terms, with secrets hidden: by their names, and in addresses."""
+    """The value as JSON, with secrets hidden: by their names, and in addresses."""
     if isinstance(value, Mapping):
         return {str(key): without_secrets(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -127,7 +127,7 @@ class RequestModel(StrictModel):
 
     @classmethod
     def build(cls, body: Mapping[str, Any], *, ignore_unknown: bool = False) -> Self:
-        """As `parse`, of what the JSON holds, of any size."""
+        """As `parse`, from parsed JSON of any size."""
         data = drop_refused(body, cls.refused)
         try:
             request = cls.model_validate(data, extra="allow" if ignore_unknown else "forbid")
@@ -155,7 +155,7 @@ class RequestModel(StrictModel):
 
 
 def _first_error(error: ValidationError, data: Any) -> tuple[dict[str, Any], list[str]]:
-    """What to tell of, and where it stands in the body.
+    """The error to report, and its place in the body.
 
     A field of several types has errors of each; the deepest is of the type that was meant.
     """

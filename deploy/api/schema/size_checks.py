@@ -1,4 +1,4 @@
-"""Whether a body keeps within the limits: looked at before anything else is done with it."""
+"""Checks a body against the limits, before anything else is done with it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _check_schema_text(field: str, text: str, limits: RequestLimits) -> None:
     except RecursionError:
         raise RequestError(field, "is nested too deeply") from None
     except ValueError:
-        # Whoever reads it says what is wrong with it.
+        # The parser reports what is wrong with it.
         return
     _check_depth(field, schema, limits)
 

@@ -54,7 +54,7 @@ class ObjectScanner:
         return index
 
     def _skip(self, text: str, index: int) -> int:
-        """Past what changes nothing: most of long arguments."""
+        """The index behind characters that change nothing: most of long arguments."""
         if self._escaped or not self._depth:
             return index
         runs = _IN_STRING if self._in_string else _SHALLOW if self._depth == 1 else _DEEP

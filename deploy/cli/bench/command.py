@@ -24,7 +24,7 @@ class BenchCommand(FlagCommand):
     """`bench`, whose flags are a `BenchJob`'s fields and the settings of an engine."""
 
     def groups(self) -> Sequence[FlagGroup]:
-        """Those of the measurement, then those of the engine."""
+        """The flags of the measurement, then those of the engine."""
         from ..serve.options import ENGINE
         from .job import BENCH
 
@@ -35,7 +35,7 @@ class LosslessCommand(FlagCommand):
     """`lossless`, whose flags are a `LosslessJob`'s fields."""
 
     def groups(self) -> Sequence[FlagGroup]:
-        """Those of the checks."""
+        """The flags of the checks."""
         from .job import LOSSLESS
 
         return (LOSSLESS,)

@@ -35,7 +35,7 @@ from .job import BenchJob
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Ready to measure.
+    """What is ready to be measured.
 
     what      is measured, for JSON
     compares  whether seeds make answers comparable
@@ -72,7 +72,7 @@ async def open_engines(
     prompts: Sequence[BenchPrompt],
     recording: Recording | None = None,
 ) -> AsyncIterator[Bench]:
-    """An engine a setting, or one for all; with a `recording`, none has a target of its own."""
+    """An engine for each setting, or one for all; with a `recording`, none loads the target."""
     config = build_serve_args(settings).engine
     rows = job.rows or matched_settings(
         [drafter.source for drafter in config.drafters], job.drafters

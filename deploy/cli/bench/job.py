@@ -122,7 +122,7 @@ class BenchJob:
         )
 
     def as_recorded(self, recording: Recording) -> BenchJob:
-        """The same of what was recorded."""
+        """The job with the parameters of a recording."""
         return replace(
             self,
             num_prompts=len(recording.answers),

@@ -46,7 +46,7 @@ def run_bench(job: BenchJob, settings: Mapping[str, Any], console: Console) -> i
 
 
 async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) -> BenchResult:
-    """Everything that a job asks for; tells what it does. Raises `DraftlineError`."""
+    """Run everything that a job asks for, and print its progress. Raises `DraftlineError`."""
     recording = None if job.replay is None else read_recording(job.replay)
     if recording is not None:
         prompts = [BenchPrompt(answer.name, answer.prompt) for answer in recording.answers]

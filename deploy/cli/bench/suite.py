@@ -20,7 +20,7 @@ from .job import BenchJob
 ENGINE_SETTINGS: dict[str, Any] = {"tree_nodes": 60, "node_budget": "full"}
 MAX_NODES = 60
 # What copies text copies up to as many tokens as suffix decoding does by default, so that no row
-# owes its place to longer guesses.
+# is better for longer guesses alone.
 GUESS_LEN = 16
 # The paper's W; Lookahead's window likewise.
 WINDOW = 15
@@ -72,7 +72,7 @@ def with_suite(
 
 
 def spectra_suite(stores: Stores) -> Suite:
-    """The rows that `stores` have what they need for."""
+    """The rows whose stores are given."""
     drafters = {drafter.source: drafter for drafter in _drafters(stores)}
     rows = {row: drafters.keys() >= set(sources) for row, sources in _ROWS.items()}
     settings = [Setting(row, _ROWS[row]) for row, has_all in rows.items() if has_all]

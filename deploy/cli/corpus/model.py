@@ -35,7 +35,7 @@ from ....retrieval_store.delta.fingerprint import Fingerprint
 def render_chats(
     entries: Iterable[Document | Chat | Unreadable], tokenizer: Any, model: str
 ) -> Iterator[Document | Unreadable]:
-    """The same with a document in place of every chat.
+    """The entries with a document in place of every chat.
 
     A chat that the template refuses, or whose answers it changes, is `Unreadable`. Raises
     `ConfigError` at the first chat if the model has no chat template.
@@ -170,7 +170,7 @@ class CorpusModel:
             yield replace(settings, refinement=refinement)
 
     def scorer(self, journal: ScoreJournal | None = None) -> CorpusScorer:
-        """The model as a judge: loads it."""
+        """Load the model, to score documents."""
         torch.set_num_threads(1)
         pipeline = local_pipeline(self.plan.specs)
         asyncio.run(pipeline.start())
