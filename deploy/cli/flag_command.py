@@ -50,31 +50,31 @@ class FlagCommand(TyperCommand):
         """The groups of flags, in the order of the help."""
 
     @cached_property
-    def _kinds(self) -> dict[str, type]:
-        """The class of every flag's field, by the field's name; the flags join `params`."""
+    def _flags(self) -> list[tuple[Any, type]]:
+        """Every flag with the class of its field."""
         from .flags import flag_options  # noqa: PLC0415 - it waits for pydantic
 
         left_out = {*self.left_out, *(parameter.name for parameter in self.params)}
-        kinds: dict[str, type] = {}
-        for group in self.groups():
-            for option in flag_options(group, left_out):
-                assert option.name not in kinds, f"two classes have a field {option.name}"
-                kinds[option.name] = group.kind
-                self.params.append(option)
-        return kinds
+        flags = [
+            (option, group.kind)
+            for group in self.groups()
+            for option in flag_options(group, left_out)
+        ]
+        names = [option.name for option, _ in flags]
+        assert len(set(names)) == len(names), "two classes have a field of one name"
+        return flags
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """All parameters of the command."""
-        assert self._kinds, "a command of this class has flags"
-        return super().get_params(ctx)
+        """All parameters of the command, its flags last."""
+        return [*super().get_params(ctx), *(option for option, _ in self._flags)]
 
     def invoke(self, ctx: Any) -> Any:
         """Run the function, with the given flags in `ctx.obj`."""
-        given: dict[type, dict[str, Any]] = {kind: {} for kind in self._kinds.values()}
-        for name, kind in self._kinds.items():
-            value = ctx.params.pop(name)
+        given: dict[type, dict[str, Any]] = {kind: {} for _, kind in self._flags}
+        for option, kind in self._flags:
+            value = ctx.params.pop(option.name)
             if value is not None:
-                given[kind][name] = value
+                given[kind][option.name] = value
         ctx.obj = given
         return super().invoke(ctx)
 

@@ -1,4 +1,4 @@
-"""Flags of a command from the fields of a class: type, default, bounds and description stand once.
+"""Makes flags of a command from the fields of a class, by their type, default and description.
 
 The class is a pydantic model, or a dataclass whose fields have a pydantic `Field` in `Annotated`.
 A field without a description, or of a type that one flag cannot hold, gets none.
@@ -57,7 +57,7 @@ def flag_options(group: FlagGroup, left_out: Collection[str] = ()) -> list[Any]:
 
 def _with_parameters(parameters: list[inspect.Parameter]) -> Callable[..., None]:
     def command(**_: Any) -> None:
-        """Only its parameters are read."""
+        """A command that is never run: Typer reads its parameters."""
 
     command.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     return command
@@ -108,7 +108,7 @@ def _parameter(name: str, info: FieldInfo, group: FlagGroup) -> inspect.Paramete
 
 
 def _checked(info: FieldInfo) -> Callable[[Any], Any]:
-    """What turns a flag's value into the field's, or refuses it in pydantic's words."""
+    """A callback that turns a flag's value into the field's, or refuses it as pydantic does."""
 
     kind: Any = Annotated[info.annotation, info]  # pyright: ignore[reportInvalidTypeForm]
 
