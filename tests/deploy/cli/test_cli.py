@@ -13,7 +13,7 @@ import pytest
 import torch
 from draftline import __version__
 from draftline.deploy.cli import main as cli
-from support.servers.api_client import check_client
+from support.contracts.client_contract import check_client
 from support.servers.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 

@@ -17,8 +17,8 @@ from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
 from draftline.deploy.api.http.middleware import Drain
 from draftline.deploy.settings.settings import ServerConfig
+from support.contracts.client_contract import check_client
 from support.fakes.fake_engine import FakeEngine
-from support.servers.api_client import check_client
 from support.servers.served_model import ServedModel, served_model
 
 BODY = {"prompt": "abc", "max_tokens": 6}
