@@ -199,7 +199,9 @@ class EngineConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="arithmetic; auto: float32 on CPU, the checkpoint's 16 bits on a GPU"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where one is")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device to compute on; auto: a GPU where one is"
+    )
     compile: Literal["off", "on"] = Field(
         "off", description="stages as compiled graphs: slower start, faster steps; needs g++"
     )
@@ -207,7 +209,7 @@ class EngineConfig(Settings):
         "~/.cache/draftline/compile", description="folder that keeps what compile makes"
     )
     quantization: Literal["none", "int8"] = Field(
-        "none", description="int8: weights of linear layers in 8 bits, rounded; lossy"
+        "none", description="of weights; int8: those of linear layers in 8 bits, rounded; lossy"
     )
     attention: Attention = Field(
         "auto", description="what computes attention; draftline doctor says what auto picks"
@@ -227,7 +229,8 @@ class EngineConfig(Settings):
         "16384 on a CPU",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
-        "auto", description="auto: that of the arithmetic; fp8: half of bfloat16's memory"
+        "auto",
+        description="of keys and values; auto: as the arithmetic; fp8: half of bfloat16's memory",
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9, description="share of a GPU's memory that is in use once the KV cache fills the rest"
@@ -249,8 +252,8 @@ class EngineConfig(Settings):
     )
     node_budget: NodeBudgetKind = Field(
         "adaptive",
-        description="adaptive: nodes are bought where they save time; full: every drafter is asked "
-        "and every tree is as large as it may be, whatever that costs",
+        description="how much is drafted. adaptive: nodes are bought where they save time; full: "
+        "every drafter is asked, and every tree is as large as it may be, whatever that costs",
     )
     acceptance: Acceptance = Field(
         "coupled",

@@ -29,7 +29,6 @@ from ...deploy.cli.bench.suite import ENGINE_SETTINGS, GUESS_LEN, MAX_NODES, WIN
 from ...deploy.cli.corpus.model import CorpusModel, Limits, open_corpus_model
 from ...deploy.cli.demo.build_store import NAMESPACE, demo_documents
 from ...deploy.ray_serve.runtime import quiet_libraries
-from ...measure.clients.load import Load
 from ...measure.clients.setting import TARGET_ONLY, Setting
 from ...measure.records.record import machine
 from ...retrieval_store.corpus.build import BuildProgress
@@ -112,7 +111,7 @@ def _taus(
     job: BenchJob, settings: Sequence[Setting], drafters: Sequence[DrafterConfig], console: Console
 ) -> dict[str, float]:
     """Tau of each setting by name."""
-    job = replace(job, suite=(Setting(TARGET_ONLY, ()), *settings))
+    job = replace(job, rows=(Setting(TARGET_ONLY, ()), *settings))
     engine = ENGINE_SETTINGS | {"model": "demo", "drafters": tuple(drafters)}
     result = asyncio.run(measure(job, engine, console))
     assert not result.faults
@@ -177,10 +176,7 @@ def main(
     documents = _documents(model, every)
     perplexities = _perplexities(model, documents, journal, console.is_terminal)
     found = list(choices(perplexities))
-    job = BenchJob(
-        prompts=None, num_prompts=num_prompts, drafters=None, max_tokens=max_tokens,
-        temperature=0.0, seed=0, ignore_eos=True, rounds=1, load=Load(concurrency=1),
-    )  # fmt: skip
+    job = BenchJob(num_prompts=num_prompts, max_tokens=max_tokens, rounds=1)
     with tempfile.TemporaryDirectory() as folder:
         for choice in found:
             _write_store(Path(folder), choice, documents, model)

@@ -22,9 +22,8 @@ from rich.table import Table
 from ...cluster.config import DrafterConfig
 from ...deploy.cli.bench.job import BenchJob
 from ...deploy.cli.bench.run import measure
-from ...deploy.cli.bench.suite import MAX_NODES, Stores, with_suite
+from ...deploy.cli.bench.suite import MAX_NODES, with_suite
 from ...deploy.ray_serve.runtime import quiet_libraries
-from ...measure.clients.load import Load
 from ...measure.clients.setting import TARGET_ONLY, Setting
 from ...measure.records.record import machine
 from ...measure.report.summary import BenchResult
@@ -93,19 +92,17 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         recording = Path(folder) / "answers.jsonl"
         job = BenchJob(
-            prompts=None,
             num_prompts=num_prompts,
-            drafters=None,
             max_tokens=max_tokens,
             temperature=temperature,
-            seed=0,
-            ignore_eos=True,
             rounds=1,
-            load=Load(concurrency=concurrency),
+            concurrency=concurrency,
+            suite="spectra",
+            store="demo",
+            unrefined_store=unrefined_store,
         )
-        stores = Stores("demo", unrefined_store)
-        job, settings = with_suite(job, {"model": "demo"}, "spectra", stores, console.print)
-        others = replace(job, suite=_settings(UNHEARD))
+        job, settings = with_suite(job, {"model": "demo"}, console.print)
+        others = replace(job, rows=_settings(UNHEARD))
         other_settings = settings | {"drafters": tuple(UNHEARD.values())}
         measured = [
             asyncio.run(measure(replace(job, record=recording), settings, console)),

@@ -20,7 +20,6 @@ from ...core.errors import DraftlineError
 from ..settings.settings import ServerConfig
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
-from .generation.stream_pace import Pace, PacedEngineClient
 from .http.callers import ApiKeys, callers_by_key, operator_of, require_operator
 from .http.metrics import CONTENT_TYPE, ServerMetrics
 from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
@@ -43,7 +42,7 @@ BODIES: dict[str, type[RequestModel]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-# Of responses that were kept; here none is.
+# Routes over stored responses; this server stores none.
 RESPONSE_PATHS = (
     ("/v1/responses/{response_id}", "GET"),
     ("/v1/responses/{response_id}", "DELETE"),
@@ -68,8 +67,6 @@ def create_app(
     engine        its settings, of which `/v1/models` and `/server_info` tell
     """
     drain = drain or Drain()
-    pace = Pace.of(config)
-    engine_client = engine_client if pace is None else PacedEngineClient(engine_client, pace)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -197,7 +194,7 @@ def _answer_nobody(_request: Request, _error: Exception) -> Response:
 
 
 def _answer_error(request: Request, error: Exception) -> Response:
-    # Starlette's own: no such route, wrong method.
+    # Raised by Starlette: no such route, wrong method.
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         answer = no_such_route(request.method, request.url.path)
     elif isinstance(error, HTTPException):

@@ -1,4 +1,4 @@
-"""The small face of an engine that the HTTP API needs, in process or behind Ray Serve."""
+"""What the HTTP API needs of an engine, and an engine in this process that has it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ...core.errors import (
 
 logger = logging.getLogger(__name__)
 
-# Where no queue says when: the server is about to be replaced, or recovers.
+# Where no queue gives an estimate: the server recovers, or is about to be replaced.
 RETRY_AFTER_S = 1
 # Names of fields, and what libraries say of a grammar or a template, may hold a client's own text.
 MAX_MESSAGE_CHARS = 400

@@ -52,7 +52,9 @@ class TextCodec:
         is_short = sum(map(len, texts)) <= INLINE_CHARS
 
         def encode() -> list[tuple[int, ...]]:
-            return [tuple(self.tokenizer.encode(one, add_special_tokens=special)) for one in texts]
+            return [
+                tuple(self.tokenizer.encode(text, add_special_tokens=special)) for text in texts
+            ]
 
         return await _run(encode, is_short)
 

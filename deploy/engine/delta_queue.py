@@ -35,7 +35,7 @@ class DeltaQueue:
 
     def on_output(self, event: Event) -> None:
         """Take an event from any thread."""
-        # A server that shuts down closes its loop before the engine's last word.
+        # A server that shuts down closes its loop before the engine's last output.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._put, event)
 

@@ -46,24 +46,31 @@ class _Replica:
         keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
         on_failure: Callable[[str], object] = lambda _reason: None,
+        max_unread_bytes: int | None = None,
     ) -> None:
         """What is not said by `config`.
 
-        keeper      of stages and drafters on Ray; without one they end with this process
-        pipelines   takes what makes the pipeline of `config`, gives what makes the one used
-        on_failure  called once, from any thread, with the reason when the engine cannot go on
+        keeper            of stages and drafters on Ray; without one they end with this process
+        pipelines         takes what makes the pipeline of `config`, gives what makes the one used
+        on_failure        called once, from any thread, with the reason when the engine cannot go on
+        max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
+                          8 MiB
         """
         self.config = config
         self.engine_id = engine_id
         self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
         self._placement = Placement(config, keeper)
-        own = self._placement.make_pipeline
-        self._make_pipeline: MakePipeline = own if pipelines is None else pipelines(own)
+        make_pipeline = self._placement.make_pipeline
+        self._make_pipeline: MakePipeline = (
+            make_pipeline if pipelines is None else pipelines(make_pipeline)
+        )
         self._factory: RequestFactory = self._plan.request_factory()
         self._thread = EngineThread(
             self._build, recovery_timeout_s=config.recovery_timeout_s, on_failure=on_failure
         )
         self._assembly: Assembly | None = None
+        self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
+        self._rate = FinishRate()
 
     @property
     def model_info(self) -> ModelInfo:
@@ -138,7 +145,7 @@ class _Replica:
         return tuple(request.prompt_ids.tolist())
 
     def _constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
-        """Begins to prepare the form of an answer. Raises `RequestError`."""
+        """Begin to prepare the form of an answer. Raises `RequestError`."""
         if self.config.acceptance != COUPLED and params.structured_output is not None:
             raise RequestError(
                 "structured_output",
@@ -227,7 +234,7 @@ class Engine(_Replica):
             return [answer.wait() for answer in answers]
 
     def close(self) -> None:
-        """End all requests and free everything; twice is once."""
+        """End all requests and free everything; a second call does nothing."""
         self._stop()
 
     def __enter__(self) -> Self:
@@ -238,33 +245,14 @@ class Engine(_Replica):
 
 
 class AsyncEngine(_Replica):
-    """An engine for servers: streams of deltas on the caller's event loop.
-
-    `max_unread_bytes` bounds what waits for a stream's reader; more ends the request. None: 8 MiB.
-    """
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        engine_id: str = "0",
-        keeper: KeeperClient | None = None,
-        pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
-        on_failure: Callable[[str], object] = lambda _reason: None,
-        max_unread_bytes: int | None = None,
-    ) -> None:
-        super().__init__(
-            config, engine_id=engine_id, keeper=keeper, pipelines=pipelines, on_failure=on_failure
-        )
-        self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
-        self._rate = FinishRate()
+    """An engine for servers: streams of deltas on the caller's event loop."""
 
     async def start(self) -> None:
         """Load stages and drafters. Raises `ConfigError`, `CheckpointError` or `StoreError`."""
         await asyncio.to_thread(self._start)
 
     async def close(self) -> None:
-        """End all requests and free everything; twice is once."""
+        """End all requests and free everything; a second call does nothing."""
         await asyncio.to_thread(self._stop)
 
     async def stream(

@@ -89,7 +89,7 @@ class Placement:
         return links
 
     def close(self) -> None:
-        """End drafter processes and actors; twice is once."""
+        """End drafter processes and actors; a second call does nothing."""
         for stop in self._stops:
             stop()
         self._stops.clear()
@@ -127,8 +127,8 @@ class Placement:
         from ...actors.drafter_actor import spawn_drafter  # noqa: PLC0415
 
         _ensure_ray()
-        place = self._config.pipeline_parallel_size + len(self._actors)
-        bundle = self._bundles[place] if self._bundles else None
+        index = self._config.pipeline_parallel_size + len(self._actors)
+        bundle = self._bundles[index] if self._bundles else None
         if self._keeper is not None and not self._config.gpus_per_drafter:
             from ...actors.kept_actors import take_drafter  # noqa: PLC0415
 
@@ -147,7 +147,7 @@ class Placement:
 
 
 def _link_to_other(drafter: DrafterConfig, address: str) -> GrpcLink:
-    """A link to a server that somebody else runs. Raises `ConfigError` for its credentials."""
+    """A link to a server of others. Raises `ConfigError` for its credentials."""
     token = read_token(drafter.token_env, drafter.token_file)
     tls = drafter_tls(drafter)
     if tls is not None:
@@ -168,7 +168,7 @@ async def _start(index: int, address: AddressProvider) -> None:
 
 @contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """What keeps a drafter from starting becomes a `ConfigError` that names it."""
+    """Turn what keeps a drafter from starting into a `ConfigError` that names it."""
     field = f"drafters[{index}]"
     try:
         yield

@@ -41,7 +41,7 @@ class EngineStats:
 
 
 class FinishRate:
-    """Requests that end a second, by the last ones. Times are seconds of one clock."""
+    """How many requests end in a second, over the last ones. Times are seconds of one clock."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self._ends: deque[float] = deque(maxlen=window)

@@ -11,7 +11,7 @@ from ..settings.settings import DeploymentConfig, ServeArgs
 
 
 def with_device(args: ServeArgs, *, has_gpus: bool) -> ServeArgs:
-    """The same with the device settled: what is reserved is what stages will ask for."""
+    """The settings with the device decided: what is reserved is what stages will ask for."""
     if args.engine.device != "auto":
         return args
     device = "cuda" if has_gpus else "cpu"

@@ -93,8 +93,8 @@ class RayEngineClient:
     async def is_healthy(self) -> bool:
         """Whether at least one replica serves."""
         # A replica that does not answer must not hide another: Ray Serve sends requests past it.
-        asked = (self._ask_all("is_healthy", HEALTH_TIMEOUT_S), self._ask_one())
-        everyone, someone = await asyncio.gather(*asked)
+        answers = (self._ask_all("is_healthy", HEALTH_TIMEOUT_S), self._ask_one())
+        everyone, someone = await asyncio.gather(*answers)
         return someone or any(everyone)
 
     async def end_requests(self) -> None:
@@ -120,7 +120,7 @@ class RayEngineClient:
 
 @contextmanager
 def _ray_errors() -> Iterator[None]:
-    """Raise what the replica raised, and say in our words that there is no replica."""
+    """Raise what the replica raised; where there is no replica, raise an error of ours."""
     try:
         yield
     except RayTaskError as error:

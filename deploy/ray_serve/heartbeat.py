@@ -1,4 +1,4 @@
-"""Signs of life in a stream that has nothing to say, and what to make of their absence."""
+"""Signs of life in a stream without items, and an error for their absence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 async def with_heartbeats(
     items: AsyncGenerator[T, None], period_s: float
 ) -> AsyncGenerator[T | None, None]:
-    """The items, and None whenever there was none for `period_s`. Closing it closes `items`."""
+    """The items, and None whenever no item came for `period_s`. Closing it closes `items`."""
     waiting: asyncio.Future[T] | None = None
     async with aclosing(items):
         try:

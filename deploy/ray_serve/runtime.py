@@ -90,7 +90,7 @@ def serve_on_ray(args: ServeArgs, address: str | None = None) -> Iterator[None]:
 
 
 def http_options(config: ServerConfig) -> dict[str, Any]:
-    """Options of Ray Serve's proxies, by its names: all that they can be told of limits.
+    """Options of Ray Serve's proxies, by its names: the limits that they take.
 
     Their time for a request is longer than ours, which ends a stream with an error and not within
     an event.

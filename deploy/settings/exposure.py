@@ -1,4 +1,4 @@
-"""Who can reach a server, and who can read its keys: nobody by mistake."""
+"""Checks that nobody reaches a server or reads its keys by mistake."""
 
 from __future__ import annotations
 

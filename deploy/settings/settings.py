@@ -32,12 +32,13 @@ class ServerConfig(Settings):
 
     host: str = Field(default="127.0.0.1", description="address to listen on; 0.0.0.0: all of them")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        default=8000, description="0: the system chooses"
+        default=8000, description="port to listen on; 0: the system chooses"
     )
     api_keys: tuple[str, ...] = Field(
         default=(),
         description="bearer tokens of the operator, whose requests are of `shared`; without any, "
-        "and without tenants: no check. Read, and kept as digests only",
+        "and without tenants: no check. All users of a machine see its command lines: rather set "
+        "DRAFTLINE_API_KEY, or give api_key_file. Read, and kept as digests only",
     )
     tenants: tuple[TenantConfig, ...] = Field(
         default=(), description="who has keys and a namespace of its own"
@@ -56,7 +57,7 @@ class ServerConfig(Settings):
         "x-draftline-ignored-fields, where it would be refused with 400",
     )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
-        default=4 * 1024 * 1024, description="longer bodies are refused with 413"
+        default=4 * 1024 * 1024, description="bytes of a body; a longer one is refused with 413"
     )
     limits: RequestLimits = Field(
         default=RequestLimits(), description="what one request may hold; more is refused with 400"
@@ -95,10 +96,11 @@ class ServerConfig(Settings):
     )
     max_connections: Annotated[int, Field(ge=1)] = Field(
         default=1024,
-        description="open at once; one more closes the longest idle one, or gets 503",
+        description="connections open at once; one more closes the longest idle one, or gets 503",
     )
     max_header_bytes: Annotated[int, Field(ge=1024)] = Field(
-        default=32 * 1024, description="of a request's line and headers; more is refused with 431"
+        default=32 * 1024,
+        description="bytes of a request's line and headers; more are refused with 431",
     )
     max_header_count: Annotated[int, Field(ge=8)] = Field(
         default=100, description="headers of a request; more are refused with 431"
@@ -118,7 +120,7 @@ class ServerConfig(Settings):
     )
     max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
         default=8 * 1024 * 1024,
-        description="of an answer, what may wait for a client that reads slowly; then it ends",
+        description="bytes of an answer that may wait for a client that reads slowly; then it ends",
     )
     stream_interval_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None,

@@ -13,8 +13,6 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ...cluster.config import Settings
 from ...core.errors import ConfigError
-from ...retrieval_store.search.lookup import SHARED
-from ...retrieval_store.store import check_namespace
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -28,7 +26,7 @@ class TenantConfig(Settings):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def __init__(self, **values: Any) -> None:
-        # Said again in each class, as in `cluster/config.py`.
+        # Repeated in each class, as in `cluster/config.py`.
         super().__init__(**values)
 
     name: str = Field(description="its namespace: whose texts it drafts from, and whose it learns")
@@ -60,6 +58,10 @@ class TenantConfig(Settings):
     @field_validator("name")
     @classmethod
     def _check_name(cls, value: str) -> str:
+        # The help of `draftline serve` must not wait for what the stores are compiled with.
+        from ...retrieval_store.search.lookup import SHARED  # noqa: PLC0415
+        from ...retrieval_store.store import check_namespace  # noqa: PLC0415
+
         try:
             check_namespace(value)
         except ConfigError as error:
@@ -134,7 +136,7 @@ def _all_digests(values: Mapping[str, Any], fields: tuple[str, str, str]) -> tup
 
 def _texts(field: str, value: object) -> tuple[str, ...]:
     texts = () if value is None else (value,) if isinstance(value, str) else value
-    if isinstance(texts, list | tuple) and all(isinstance(one, str) and one for one in texts):
+    if isinstance(texts, list | tuple) and all(isinstance(text, str) and text for text in texts):
         return tuple(texts)
     raise ConfigError(field, "must be a text or a list of texts, none of them empty")
 

@@ -55,7 +55,7 @@ class ChatPlanner:
         self._family = tool_family(config.tool_call_parser, codec.template.source)
 
     async def encode(self, fields: ChatFields, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """Only the prompt of a chat. Raises `ApiError` 400 and `RequestError`."""
+        """The prompt of a chat alone. Raises `ApiError` 400 and `RequestError`."""
         text = await self._render(fields, messages, choose_tools(fields))
         return await self._codec.encode(text, special=False)
 
@@ -116,14 +116,14 @@ def _check_choice(chosen: ChosenTools, family: ToolFamily, form: StructuredOutpu
 
 def _without_tools(messages: Messages, chosen: ChosenTools, syntax: CallSyntax) -> Messages:
     """A chat for a template that knows no tools: calls and tools are told as text."""
-    told = [_spelled(message, syntax) for message in messages]
+    plain = [_spelled(message, syntax) for message in messages]
     if not chosen.tools:
-        return told
+        return plain
     about = explain_tools(syntax, [tool.for_template() for tool in chosen.tools], must=chosen.must)
-    if told[0]["role"] in ("system", "developer"):
-        first = {**told[0], "content": f"{told[0]['content']}\n\n{about}"}
-        return [first, *told[1:]]
-    return [{"role": "system", "content": about}, *told]
+    if plain[0]["role"] in ("system", "developer"):
+        first = {**plain[0], "content": f"{plain[0]['content']}\n\n{about}"}
+        return [first, *plain[1:]]
+    return [{"role": "system", "content": about}, *plain]
 
 
 def _spelled(message: dict[str, Any], syntax: CallSyntax) -> dict[str, Any]:
@@ -131,9 +131,9 @@ def _spelled(message: dict[str, Any], syntax: CallSyntax) -> dict[str, Any]:
     if not calls:
         return message
     spelled = syntax.spell(_spelled_call(call["function"]) for call in calls)
-    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    others = {key: value for key, value in message.items() if key != "tool_calls"}
     text = f"{message['content']}\n{spelled}" if message["content"] else spelled
-    return {**kept, "content": text}
+    return {**others, "content": text}
 
 
 def _spelled_call(function: dict[str, Any]) -> tuple[str, str]:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from ....core.errors import StageLost
 from ....core.request.output import Delta, FinishReason, RequestMetrics, StopReason, TokenLogProb
 from ....core.request.sampling_params import RequestOptions, SamplingParams
+from ....models.text.tokenizer import TextStream
 from ...settings.limits import RequestLimits
 from ..engine_client import EngineClient
 from ..http.metrics import ServerMetrics
+from .stream_pace import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class Job:
     report       whether the answer names the source of every token
     wants_ids    whether the answer names its tokens and those of the prompt
     wants_usage  whether every part of a stream counts the tokens so far
+    pace         of the deltas; None: they leave as they come
     """
 
     request_id: str
@@ -38,9 +41,10 @@ class Job:
     deadline: float | None
     wants_ids: bool = False
     wants_usage: bool = False
+    pace: Pace | None = None
 
     def answers(self) -> list[Answer]:
-        """One for each prompt, with nothing in it yet."""
+        """An empty answer for each prompt."""
         echo = self.echo or [None] * len(self.prompts)
         parts = zip(self.prompts, self.params, echo, strict=True)
         return [
@@ -81,17 +85,17 @@ class Piece:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has nothing to say but its text and its end."""
-        further = (
+        """Whether it holds its text and its end only."""
+        extras = (
             self.log_probs, self.prompt_log_probs, self.token_ids, self.num_answered,
             self.stop_reason,
         )  # fmt: skip
-        return not self.is_first and all(value is None for value in further)
+        return not self.is_first and all(value is None for value in extras)
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What one prompt has got so far. `echo` is the text that it begins with."""
+    """The answer to one prompt so far. `echo` is the text that it begins with."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
@@ -108,7 +112,7 @@ class Answer:
     prompt_log_probs: Sequence[TokenLogProb | None] | None = None
 
     def add(self, delta: Delta) -> Piece:
-        """Append a delta; what it adds."""
+        """Append a delta; returns the piece that it adds."""
         is_first, offset = not self.token_ids, len(self.text)
         text, log_probs = delta.text, list[TokenLogProb | None](delta.log_probs)
         if is_first:
@@ -126,7 +130,7 @@ class Answer:
         return self._piece(text, log_probs, delta.token_ids, is_first=is_first, offset=offset)
 
     def whole(self) -> Piece:
-        """All of it."""
+        """The whole answer so far as one piece."""
         return self._piece(self.text, self.log_probs, self.token_ids, is_first=True, offset=0)
 
     def _piece(
@@ -161,10 +165,7 @@ async def run_job(
     Closing the generator cancels what still runs. Raises what `EngineClient.stream` raises, and
     `TimeoutError` after the job's deadline.
     """
-    streams = [
-        engine_client.stream(prompt, params, job.options, request_id=f"{job.request_id}-{index}")
-        for index, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))
-    ]
+    streams = [_stream(engine_client, job, index) for index in range(len(job.prompts))]
     last: dict[int, float] = {}
     now = asyncio.get_running_loop().time
     merge = _merge(streams) if len(streams) > 1 else _only(streams[0])
@@ -183,6 +184,15 @@ async def run_job(
             if delta.finish_reason is not None and delta.metrics is not None:
                 recorder.record_finish(delta.finish_reason, delta.metrics)
             yield item
+
+
+def _stream(engine_client: EngineClient, job: Job, index: int) -> AsyncGenerator[Delta, None]:
+    """The answer to one of the prompts, at the job's pace."""
+    prompt, request_id = job.prompts[index], f"{job.request_id}-{index}"
+    deltas = engine_client.stream(prompt, job.params[index], job.options, request_id=request_id)
+    if job.pace is None:
+        return deltas
+    return job.pace.paced(deltas, TextStream(engine_client.codec.tokenizer, prompt))
 
 
 async def _only(stream: AsyncGenerator[Delta, None]) -> AsyncGenerator[tuple[int, Delta], None]:

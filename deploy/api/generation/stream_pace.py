@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ....core.request.output import Delta, TokenLogProb
-from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....models.text.tokenizer import TextStream
-from ...engine.stats import EngineStats
 from ...settings.settings import ServerConfig
-from ..engine_client import EngineClient
-from ..text_codec import TextCodec
 
 # With so many tokens held, no more are taken from the engine until some have left.
 MAX_HELD_TOKENS = 1024
@@ -45,54 +41,18 @@ class Pace:
             return None
         return cls(tokens=tokens, seconds=None if milliseconds is None else milliseconds / 1000)
 
-
-class PacedEngineClient:
-    """An engine whose deltas come at a pace."""
-
-    def __init__(self, engine_client: EngineClient, pace: Pace) -> None:
-        self._engine_client = engine_client
-        self._pace = pace
-
-    async def start(self) -> None:
-        """Start the engine."""
-        await self._engine_client.start()
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self._engine_client.close()
-
-    @property
-    def codec(self) -> TextCodec:
-        """The model's tokenizer."""
-        return self._engine_client.codec
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer."""
-        return self._engine_client.max_model_len
-
-    def stream(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        options: RequestOptions,
-        *,
-        request_id: str,
+    def paced(
+        self, deltas: AsyncGenerator[Delta, None], text: TextStream
     ) -> AsyncGenerator[Delta, None]:
-        """One request's deltas at the pace; closing the generator cancels the request."""
-        deltas = self._engine_client.stream(prompt, params, options, request_id=request_id)
-        held = HeldDeltas(TextStream(self._engine_client.codec.tokenizer, prompt))
-        if self._pace.seconds is None:
-            return _by_tokens(deltas, held, self._pace.tokens or 1)
-        return _by_time(deltas, held, self._pace.tokens, self._pace.seconds)
+        """The same answer on the beat. `text` is fresh and follows the prompt of `deltas`.
 
-    async def stats(self) -> list[EngineStats]:
-        """Counters and gauges of every engine replica."""
-        return await self._engine_client.stats()
-
-    async def is_healthy(self) -> bool:
-        """Whether a request sent now would be served."""
-        return await self._engine_client.is_healthy()
+        Closing it closes `deltas`. Raises what `deltas` raises, after what came before.
+        """
+        held = HeldDeltas(text)
+        if self.seconds is None:
+            assert self.tokens is not None, "a pace has tokens, seconds or both"
+            return _by_tokens(deltas, held, self.tokens)
+        return _by_time(deltas, held, self.tokens, self.seconds)
 
 
 class HeldDeltas:
@@ -186,13 +146,13 @@ async def _by_time(
 
     Raises what `deltas` raises, once what came before has left.
     """
-    news, room = asyncio.Event(), asyncio.Event()
-    room.set()
-    reading = asyncio.create_task(_read(deltas, held, news, room))
+    arrived, has_room = asyncio.Event(), asyncio.Event()
+    has_room.set()
+    reading = asyncio.create_task(_read(deltas, held, arrived, has_room))
     try:
         while not (reading.done() and held.num_tokens == 0 and not held.is_finished):
-            await news.wait()
-            news.clear()
+            await arrived.wait()
+            arrived.clear()
             if held.num_tokens or held.is_finished:
                 await _next_beat(seconds)
                 is_over = held.is_finished or reading.done()
@@ -200,9 +160,9 @@ async def _by_time(
                     yield held.take_rest()
                 elif held.num_tokens >= count:
                     yield held.take(count)
-                room.set()
+                has_room.set()
             if reading.done() or (count is not None and held.num_tokens >= count):
-                news.set()
+                arrived.set()
         reading.result()
     finally:
         reading.cancel()
@@ -213,18 +173,18 @@ async def _by_time(
 async def _read(
     deltas: AsyncGenerator[Delta, None],
     held: HeldDeltas,
-    news: asyncio.Event,
-    room: asyncio.Event,
+    arrived: asyncio.Event,
+    has_room: asyncio.Event,
 ) -> None:
     try:
         async for delta in deltas:
             held.add(delta)
-            news.set()
+            arrived.set()
             if held.num_tokens > MAX_HELD_TOKENS:
-                room.clear()
-                await room.wait()
+                has_room.clear()
+                await has_room.wait()
     finally:
-        news.set()
+        arrived.set()
 
 
 async def _next_beat(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Whose request it is, by the key that it comes with."""
+"""Who sent a request, by its key."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Caller:
         """Whether it has a namespace of its own."""
         return self.namespace != SHARED
 
-    def own(self, options: RequestOptions) -> RequestOptions:
-        """What a body asks for, as this caller's."""
+    def with_tenant(self, options: RequestOptions) -> RequestOptions:
+        """The options of a body with this caller's namespace and right to be learned from."""
         return replace(options, namespace=self.namespace, store=options.store and self.learn)
 
     def check_priority(self, priority: int) -> None:
@@ -74,12 +74,12 @@ def operator_of(config: ServerConfig) -> Caller:
 
 
 def callers_by_key(config: ServerConfig) -> dict[str, Caller]:
-    """SHA-256 of each key -> whose it is."""
-    found = dict.fromkeys(config.api_key_sha256, operator_of(config))
+    """SHA-256 of each key -> its owner."""
+    callers = dict.fromkeys(config.api_key_sha256, operator_of(config))
     for tenant in config.tenants:
         caller = Caller(namespace=tenant.name, learn=tenant.learn, min_priority=tenant.min_priority)
-        found |= dict.fromkeys(tenant.key_sha256, caller)
-    return found
+        callers |= dict.fromkeys(tenant.key_sha256, caller)
+    return callers
 
 
 class ApiKeys:
@@ -109,17 +109,19 @@ class ApiKeys:
                 await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
                 return
         # A new mapping: the server may hand the same one to every request.
-        own = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
-        await self._app(own, receive, send)
+        scope_with_caller = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
+        await self._app(scope_with_caller, receive, send)
 
     def _find(self, header: str) -> Caller:
         scheme, _, key = header.partition(" ")
         # Headers are decoded as Latin-1, whatever bytes they were.
         digest = hashlib.sha256(key.strip().encode("latin-1")).hexdigest().encode()
         # All keys are compared, each in constant time.
-        found = [caller for known, caller in self._callers if secrets.compare_digest(digest, known)]
-        if scheme.lower() == "bearer" and found:
-            return found[0]
+        matches = [
+            caller for known, caller in self._callers if secrets.compare_digest(digest, known)
+        ]
+        if scheme.lower() == "bearer" and matches:
+            return matches[0]
         raise ApiError(
             HTTPStatus.UNAUTHORIZED, "missing or wrong API key; send Authorization: Bearer KEY"
         )

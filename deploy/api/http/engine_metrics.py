@@ -58,7 +58,7 @@ def _proposals(engine: EngineStats) -> Samples:
 
 
 def _ended(engine: EngineStats) -> Samples:
-    # A server may tell anything; what is no outcome makes no series.
+    # A drafter's server may send any text; only known outcomes become series.
     for drafter in engine.drafters:
         if drafter.learning:
             for outcome in OUTCOMES:

@@ -157,7 +157,7 @@ class Drain:
         return not self.num_running
 
     def refusal(self) -> ApiError:
-        """What a request is told that comes too late."""
+        """The error for a request that comes too late."""
         return ApiError(
             HTTPStatus.SERVICE_UNAVAILABLE,
             "the server is shutting down, please retry",
@@ -166,7 +166,7 @@ class Drain:
 
 
 class RefuseWhileDraining:
-    """503 for every new POST once the server drains. What only asks is answered to the end."""
+    """503 for every new POST once the server drains. Requests that only read are answered."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self._app = app

@@ -236,14 +236,14 @@ def usage_so_far(piece: Piece) -> CompletionUsage | None:
 def usage(answers: Sequence[Answer], num_choices: int) -> CompletionUsage:
     """Tokens of all prompts, each of which counts once, and of all answers."""
     prompts = _finished(answers[::num_choices])
-    prompt = sum(one.prompt_tokens for one in prompts)
-    generated = sum(one.generated_tokens for one in _finished(answers))
+    prompt = sum(request.prompt_tokens for request in prompts)
+    generated = sum(request.generated_tokens for request in _finished(answers))
     return CompletionUsage(
         prompt_tokens=prompt,
         completion_tokens=generated,
         total_tokens=prompt + generated,
         prompt_tokens_details=PromptTokensDetails(
-            cached_tokens=sum(one.cached_tokens for one in prompts)
+            cached_tokens=sum(request.cached_tokens for request in prompts)
         ),
     )
 
@@ -254,11 +254,11 @@ def metrics_block(answers: Sequence[Answer]) -> Extra:
     `acceptance_histogram[n]` counts verification steps that accepted n drafted tokens.
     """
     metrics = _finished(answers)
-    steps = sum(one.num_steps for one in metrics)
-    drafted = sum(one.num_draft_tokens for one in metrics)
-    accepted = sum(one.num_accepted_tokens for one in metrics)
-    committed = sum(one.acceptance_length * one.num_steps for one in metrics)
-    lengths = Counter(length for one in metrics for length in one.accepted_lengths)
+    steps = sum(request.num_steps for request in metrics)
+    drafted = sum(request.num_draft_tokens for request in metrics)
+    accepted = sum(request.num_accepted_tokens for request in metrics)
+    committed = sum(request.acceptance_length * request.num_steps for request in metrics)
+    lengths = Counter(length for request in metrics for length in request.accepted_lengths)
     block = {
         "mean_acceptance_length": committed / steps if steps else 1.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
@@ -273,17 +273,17 @@ def metrics_block(answers: Sequence[Answer]) -> Extra:
 
 
 def _acceptance(metrics: Sequence[RequestMetrics]) -> str:
-    """The rule's name, and that it is lossy where it is."""
-    rules = {one.acceptance for one in metrics}
+    """Names of the acceptance rules; a lossy one is marked."""
+    rules = {request.acceptance for request in metrics}
     return ", ".join(f"{rule} (lossy)" if rule in LOSSY else rule for rule in sorted(rules))
 
 
 def _by_source(metrics: Sequence[RequestMetrics]) -> dict[str, dict[str, int]]:
     drafted: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
-    for one in metrics:
-        drafted.update(one.drafted_by_source)
-        accepted.update(one.accepted_by_source)
+    for request in metrics:
+        drafted.update(request.drafted_by_source)
+        accepted.update(request.accepted_by_source)
     return {
         source: {"num_draft_tokens": drafted[source], "num_accepted_tokens": accepted[source]}
         for source in sorted(drafted | accepted)

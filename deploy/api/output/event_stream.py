@@ -22,7 +22,7 @@ T = TypeVar("T")
 DONE = "[DONE]"
 # So many values are written in about a millisecond.
 INLINE_VALUES = 2_000
-# Nobody's model is called this.
+# No model has this name.
 _MARK = uuid.uuid4().hex
 _INDEX = uuid.uuid4().int
 
@@ -115,7 +115,7 @@ class LazyList:
         self._values = values
 
     def plain(self) -> list[_Part]:
-        """What the encoder writes."""
+        """The list that the encoder writes."""
         return [_Part(self._make, value) for value in self._values]
 
 

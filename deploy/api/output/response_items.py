@@ -44,11 +44,11 @@ class MessageItem:
 
     def add(self, text: str, tokens: Sequence[TokenLogProb]) -> Data:
         """The event of more text, with the log-probabilities of its tokens."""
-        told = [self._spell(token) for token in tokens]
+        log_probs = [self._spell(token) for token in tokens]
         self._text += text
         self._tokens += tokens
         kind = "response.output_text.delta"
-        return {"type": kind, "content_index": 0, "delta": text, "logprobs": told}
+        return {"type": kind, "content_index": 0, "delta": text, "logprobs": log_probs}
 
     def body(self, status: Status) -> Data:
         """A `ResponseOutputMessage`; it is empty as long as it is not ended."""

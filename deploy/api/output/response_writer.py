@@ -47,40 +47,40 @@ class ResponseWriter:
 
     def add(self, events: Iterable[Event], tokens: Sequence[TokenLogProb] = ()) -> list[Data]:
         """The next parts of the answer. `tokens` stand beside the text that comes first."""
-        told: list[Data] = []
+        added: list[Data] = []
         for event in events:
             match event:
                 case Content(text):
                     if not isinstance(self._open, MessageItem):
-                        self._start(MessageItem(self._spell), told)
+                        self._start(MessageItem(self._spell), added)
                     assert isinstance(self._open, MessageItem)
-                    told.append(self._placed(self._open.add(text, tokens)))
+                    added.append(self._placed(self._open.add(text, tokens)))
                     tokens = ()
                 case Reasoning(text):
                     if not isinstance(self._open, ReasoningItem):
-                        self._start(ReasoningItem(), told)
+                        self._start(ReasoningItem(), added)
                     assert isinstance(self._open, ReasoningItem)
-                    told.append(self._placed(self._open.add(text)))
+                    added.append(self._placed(self._open.add(text)))
                 case CallStart(_, call_id, name):
-                    self._start(CallItem(call_id, name), told)
+                    self._start(CallItem(call_id, name), added)
                 case CallArguments(_, text):
                     assert isinstance(self._open, CallItem)
-                    told.append(self._placed(self._open.add(text)))
-        return told
+                    added.append(self._placed(self._open.add(text)))
+        return added
 
     def finish(self, reason: FinishReason, metrics: Sequence[RequestMetrics]) -> list[Data]:
         """The answer has ended. A response holds at least one item."""
-        told: list[Data] = []
+        added: list[Data] = []
         if self._open is None:
-            self._start(MessageItem(self._spell), told)
+            self._start(MessageItem(self._spell), added)
         is_cut = reason == "length"
-        self._end("incomplete" if is_cut else "completed", told)
+        self._end("incomplete" if is_cut else "completed", added)
         self._state = {"status": "incomplete" if is_cut else "completed", "usage": _usage(metrics)}
         if is_cut:
             self._state["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self._state["completed_at"] = time.time()
-        return told
+        return added
 
     def last_event(self, extra: Data) -> Data:
         """The event that ends a stream."""
@@ -89,8 +89,8 @@ class ResponseWriter:
 
     def fail(self, error: ApiError) -> Data:
         """The event that ends a stream where something went wrong behind its first event."""
-        told = {"code": "server_error", "message": error.message}
-        self._state = {"status": "failed", "error": told}
+        details = {"code": "server_error", "message": error.message}
+        self._state = {"status": "failed", "error": details}
         return self._event({"type": "response.failed", "response": self.body()})
 
     def body(self, extra: Data | None = None) -> Data:
@@ -168,13 +168,13 @@ def _echo(request: ResponsesRequest) -> Data:
 
 
 def _usage(metrics: Sequence[RequestMetrics]) -> ResponseUsage:
-    given = sum(one.prompt_tokens for one in metrics)
-    generated = sum(one.generated_tokens for one in metrics)
-    cached = sum(one.cached_tokens for one in metrics)
+    prompt = sum(request.prompt_tokens for request in metrics)
+    generated = sum(request.generated_tokens for request in metrics)
+    cached = sum(request.cached_tokens for request in metrics)
     return ResponseUsage(
-        input_tokens=given,
+        input_tokens=prompt,
         input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
         output_tokens=generated,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
-        total_tokens=given + generated,
+        total_tokens=prompt + generated,
     )

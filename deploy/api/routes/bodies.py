@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, one way for every route."""
+"""Reads the bodies of requests, the same way for every route."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class IgnoredFields:
     """Names ignored fields in a header of the answer, and in the log now and then.
 
     Names come from clients: what cannot stand in a header is replaced, and lists are cut. Values
-    are told nowhere.
+    are never reported.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -17,6 +17,7 @@ from ...settings.settings import ServerConfig
 from ..engine_client import EngineClient
 from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job, check_logprobs
+from ..generation.stream_pace import Pace
 from ..http.callers import caller_of
 from ..http.metrics import ServerMetrics
 from ..output.answers import answer_events, whole_answer
@@ -42,6 +43,7 @@ class GenerationRoutes:
     ) -> None:
         self._engine_client = engine_client
         self._config = config
+        self._pace = Pace.of(config)
         self._metrics = metrics
         self._model = model
         self._bodies = bodies
@@ -58,8 +60,8 @@ class GenerationRoutes:
         if body.echo:
             pairs = zip(body.prompt, whole, prompts, strict=True)
             echo = [
-                own if isinstance(own, str) and ids is kept else await codec.decode(kept)
-                for own, ids, kept in pairs
+                text if isinstance(text, str) and ids is cut else await codec.decode(cut)
+                for text, ids, cut in pairs
             ]
         form = CompletionFormat(self._heading("cmpl"), codec.bytes_of)
         return await self._answer(request, body, prompts, form, echo)
@@ -137,10 +139,11 @@ class GenerationRoutes:
             params=choices * len(prompts),
             num_choices=each,
             echo=[text for text in echo for _ in range(each)],
-            options=caller_of(request).own(body.request_options()),
+            options=caller_of(request).with_tenant(body.request_options()),
             report=body.speculative.report,
             wants_ids=bool(body.return_token_ids),
             wants_usage=body.continuous_usage,
+            pace=self._pace,
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
         )
 

@@ -65,7 +65,7 @@ class ResponsesRoutes:
         return self._bodies.name_ignored(Response(content, media_type="application/json"), body)
 
     async def find(self, response_id: str) -> Response:
-        """Nothing is found: responses are not kept."""
+        """404: responses are not stored."""
         raise ApiError(
             HTTPStatus.NOT_FOUND,
             f"{response_id!r} is not here: this server keeps no responses; send the whole "
@@ -76,7 +76,7 @@ class ResponsesRoutes:
     async def _job(
         self, request: Request, body: ResponsesRequest, response_id: str
     ) -> tuple[Job, Parser]:
-        """What to ask of the engine, and what reads its answer."""
+        """The work for the engine, and the writer of its answer."""
         chat = body.chat()
         plan = await self._generation.plan(chat)
         prompt = chat.cut_prompt(plan.prompt, self._engine_client.max_model_len)
@@ -116,9 +116,9 @@ class _AnswerWriter:
         try:
             async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
                 async for _, delta in deltas:
-                    told = [] if has_begun else self._response.begin()
-                    told += self._write(self._answer.add(delta))
-                    for event in told:
+                    parts = [] if has_begun else self._response.begin()
+                    parts += self._write(self._answer.add(delta))
+                    for event in parts:
                         has_begun = True
                         yield framed(event)
         except Exception as error:  # the status is sent: only an event can tell the client
@@ -134,8 +134,8 @@ class _AnswerWriter:
         events = self._parser.push(piece.text)
         if piece.finish_reason is not None:
             events += self._parser.finish()
-        told = self._response.add(events, tokens)
+        parts = self._response.add(events, tokens)
         if piece.finish_reason is not None:
             metrics = [] if self._answer.metrics is None else [self._answer.metrics]
-            told += self._response.finish(piece.finish_reason, metrics)
-        return told
+            parts += self._response.finish(piece.finish_reason, metrics)
+        return parts

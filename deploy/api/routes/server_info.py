@@ -34,45 +34,45 @@ def server_info(
         **shown,
         "engines": [
             {
-                "engine_id": one.engine_id,
-                "num_running": one.num_running,
-                "num_waiting": one.num_waiting,
-                "kv_usage": one.kv_usage,
-                "num_steps": one.num_steps,
+                "engine_id": engine.engine_id,
+                "num_running": engine.num_running,
+                "num_waiting": engine.num_waiting,
+                "kv_usage": engine.kv_usage,
+                "num_steps": engine.num_steps,
                 "drafters": [
                     {"name": drafter.name, "connected": drafter.connected}
-                    for drafter in one.drafters
+                    for drafter in engine.drafters
                 ],
             }
-            for one in stats
+            for engine in stats
         ],
     }
 
 
 def server_load(stats: Sequence[EngineStats]) -> dict[str, int]:
     """Requests that run or wait; `server_load` is vLLM's name for all of them."""
-    running = sum(one.num_running for one in stats)
-    waiting = sum(one.num_waiting for one in stats)
+    running = sum(engine.num_running for engine in stats)
+    waiting = sum(engine.num_waiting for engine in stats)
     return {"server_load": running + waiting, "num_running": running, "num_waiting": waiting}
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of those of `LIBRARIES` that are installed."""
-    found = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return by_name
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """The same in JSON's terms, with secrets hidden: by their names, and in addresses."""
+    """The value as JSON, with secrets hidden: by their names, and in addresses."""
     if isinstance(value, Mapping):
-        return {str(key): without_secrets(one, str(key)) for key, one in value.items()}
+        return {str(key): without_secrets(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [without_secrets(one, name) for one in value]
+        return [without_secrets(item, name) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, SecretStr) or SECRET.search(name):

@@ -117,7 +117,7 @@ class ChatMessage(StrictModel):
 
     @property
     def text(self) -> str:
-        """All of its text; parts stand on lines of their own."""
+        """Its whole text; each part is a line."""
         if self.content is None:
             return self.refusal or ""
         if isinstance(self.content, str):

@@ -142,7 +142,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def scores_prompt(self) -> bool:
-        """Also where the prompt is echoed."""
+        """Whether the answer tells of the prompt: also where it is echoed."""
         return bool(self.echo) or super().scores_prompt
 
     @field_validator("prompt")
@@ -158,7 +158,7 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
     def sampling_params(self, max_tokens: int | None) -> SamplingParams:
-        """As for all requests; an echoed prompt has log-probabilities where the answer has."""
+        """The sampling; an echoed prompt has log-probabilities where the answer has."""
         params = super().sampling_params(max_tokens)
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
             return replace(params, prompt_logprobs=self.logprobs)
@@ -208,7 +208,7 @@ class ChatRequest(GenerationRequest, ChatFields):
 
     @property
     def token_limit(self) -> tuple[str, int | None]:
-        """The newer of the two names wins."""
+        """The field that limits the answer, and its value; the newer of two names wins."""
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens

@@ -39,10 +39,14 @@ HALF_PAIR = re.compile("[\ud800-\udfff]")
 def allow_null(schema: dict[str, Any]) -> None:
     """Every optional property may be null, in place."""
     required = schema.get("required", ())
-    for name, found in schema.get("properties", {}).items():
-        if name not in required and not _takes_null(found):
-            moved = {key: found.pop(key) for key in list(found) if key not in ("title", "default")}
-            found["anyOf"] = [moved, NULL]
+    for name, value_schema in schema.get("properties", {}).items():
+        if name not in required and not _takes_null(value_schema):
+            moved = {
+                key: value_schema.pop(key)
+                for key in list(value_schema)
+                if key not in ("title", "default")
+            }
+            value_schema["anyOf"] = [moved, NULL]
 
 
 def add_known(
@@ -50,9 +54,9 @@ def add_known(
 ) -> None:
     """Add the fields that are taken with neutral values only, and those that nothing reads."""
     properties = schema.setdefault("properties", {})
-    for name, one in refused.items():
-        values = [None, *one.neutral]
-        properties[name] = {"enum": values, "description": f"not supported: {one.reason}"}
+    for name, field in refused.items():
+        values = [None, *field.neutral]
+        properties[name] = {"enum": values, "description": f"not supported: {field.reason}"}
     for name in ignored:
         properties[name] = {"description": "changes nothing"}
 
@@ -123,7 +127,7 @@ class RequestModel(StrictModel):
 
     @classmethod
     def build(cls, body: Mapping[str, Any], *, ignore_unknown: bool = False) -> Self:
-        """As `parse`, of what the JSON holds, of any size."""
+        """As `parse`, from parsed JSON of any size."""
         data = drop_refused(body, cls.refused)
         try:
             request = cls.model_validate(data, extra="allow" if ignore_unknown else "forbid")
@@ -151,13 +155,13 @@ class RequestModel(StrictModel):
 
 
 def _first_error(error: ValidationError, data: Any) -> tuple[dict[str, Any], list[str]]:
-    """What to tell of, and where it stands in the body.
+    """The error to report, and its place in the body.
 
     A field of several types has errors of each; the deepest is of the type that was meant.
     """
-    found: list[dict[str, Any]] = [{**details} for details in error.errors(include_url=False)]
-    found = [details for details in found if details["loc"][:1] == found[0]["loc"][:1]]
-    placed = [(details, list(_path(data, details))) for details in found]
+    errors: list[dict[str, Any]] = [{**details} for details in error.errors(include_url=False)]
+    errors = [details for details in errors if details["loc"][:1] == errors[0]["loc"][:1]]
+    placed = [(details, list(_path(data, details))) for details in errors]
     return max(placed, key=lambda pair: (len(pair[1]), not pair[0]["type"].endswith("_type")))
 
 
@@ -179,11 +183,11 @@ def _unknown(value: Any) -> Iterator[str]:
         fields = type(value).model_fields
         inner = [(field.alias or name, getattr(value, name)) for name, field in fields.items()]
     elif isinstance(value, list | tuple):
-        inner = [(str(index), one) for index, one in enumerate(value)]
+        inner = [(str(index), item) for index, item in enumerate(value)]
     else:
         return
-    for name, one in inner:
-        for path in _unknown(one):
+    for name, item in inner:
+        for path in _unknown(item):
             yield f"{name}.{path}"
 
 
@@ -210,7 +214,7 @@ def read_json(body: bytes, max_values: int) -> dict[str, Any]:
 
     `max_values`: numbers, texts, lists and objects that it may hold together.
     """
-    num_separators = sum(body.count(one) for one in SEPARATORS)
+    num_separators = sum(body.count(separator) for separator in SEPARATORS)
     if num_separators >= max_values and (num_values := count_values(body)) > max_values:
         raise bad_request(
             None, f"the body holds {num_values} JSON values; at most {max_values} are allowed"

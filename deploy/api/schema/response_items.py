@@ -114,7 +114,7 @@ class ReasoningItem(StrictModel):
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(part.text for part in self.content or ())
 
 

@@ -69,7 +69,7 @@ class FunctionChoice(StrictModel):
     name: str
 
     def for_chat(self) -> dict[str, Any]:
-        """The same of a chat."""
+        """The choice as chat requests spell it."""
         return {"type": "function", "function": {"name": self.name}}
 
 
@@ -81,7 +81,7 @@ class AllowedFunctions(StrictModel):
     tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
     def for_chat(self) -> dict[str, Any]:
-        """The same of a chat."""
+        """The choice as chat requests spell it."""
         allowed = {"mode": self.mode, "tools": [tool.for_chat() for tool in self.tools]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
 
@@ -193,12 +193,12 @@ class ResponsesRequest(GenerationRequest):
 
 
 def named_here(error: ApiError) -> ApiError:
-    """An error of the chat that a body stands for, with the body's own names of fields."""
+    """An error of a chat, with the names that its fields have in this body."""
     name = error.param or ""
-    own = _NAMES.get(name.split(".")[0], name.replace(".function", ""))
-    if own == name:
+    field = _NAMES.get(name.split(".")[0], name.replace(".function", ""))
+    if field == name:
         return error
-    return bad_request(own, error.message.removeprefix(f"{name}: "))
+    return bad_request(field, error.message.removeprefix(f"{name}: "))
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

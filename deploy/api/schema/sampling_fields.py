@@ -63,8 +63,8 @@ class StructuredOutputs(StrictModel):
 
     @model_validator(mode="after")
     def _check_one(self) -> StructuredOutputs:
-        given = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
-        if sum(value is not None for value in given) != 1:
+        forms = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
+        if sum(value is not None for value in forms) != 1:
             raise ValueError("send one of json, json_object, regex, choice and grammar")
         return self
 

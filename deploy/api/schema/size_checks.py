@@ -1,4 +1,4 @@
-"""Whether a body keeps within the limits: looked at before anything else is done with it."""
+"""Checks a body against the limits, before anything else is done with it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def check_sizes(body: Mapping[str, Any], limits: RequestLimits) -> None:
 
 def _check_depth(field: str, value: Any, limits: RequestLimits) -> None:
     depth, level = 0, [value]
-    while level := [one for one in level if isinstance(one, dict | list)]:
+    while level := [value for value in level if isinstance(value, dict | list)]:
         depth += 1
         limits.require("max_json_depth", depth, field, "levels of lists and objects")
-        level = [inner for one in level for inner in _parts(one)]
+        level = [part for value in level for part in _parts(value)]
 
 
 def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
@@ -51,7 +51,7 @@ def _check_prompts(prompt: Any, choices: Any, limits: RequestLimits) -> None:
     is_many = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
     prompts = prompt if is_many else [prompt]
     limits.require("max_prompts", len(prompts), "prompt", "prompts")
-    num_chars = sum(len(one) for one in prompts if isinstance(one, str))
+    num_chars = sum(len(text) for text in prompts if isinstance(text, str))
     limits.require("max_prompt_chars", num_chars, "prompt", "characters")
     if type(choices) is int:
         limits.require("max_answers", choices * len(prompts), "n", "answers (n times the prompts)")
@@ -63,11 +63,11 @@ def _check_chat(field: str, messages: Any, limits: RequestLimits) -> None:
     if not isinstance(messages, list):
         return
     limits.require("max_messages", len(messages), field, "messages")
-    contents = [one.get("content") for one in messages if isinstance(one, dict)]
-    parts = [part for one in contents if isinstance(one, list) for part in one]
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
     limits.require("max_content_parts", len(parts), field, "parts of contents")
     texts = [*contents, *(part.get("text") for part in parts if isinstance(part, dict))]
-    num_chars = sum(len(one) for one in texts if isinstance(one, str))
+    num_chars = sum(len(text) for text in texts if isinstance(text, str))
     limits.require("max_prompt_chars", num_chars, field, "characters")
 
 
@@ -130,7 +130,7 @@ def _check_schema_text(field: str, text: str, limits: RequestLimits) -> None:
     except RecursionError:
         raise RequestError(field, "is nested too deeply") from None
     except ValueError:
-        # Whoever reads it says what is wrong with it.
+        # The parser reports what is wrong with it.
         return
     _check_depth(field, schema, limits)
 

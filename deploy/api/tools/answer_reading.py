@@ -99,7 +99,7 @@ class AnswerReading:
 
     @property
     def _thinks(self) -> bool:
-        """A grammar of the client's own holds from the first token: nothing is thought then."""
+        """Whether reasoning may come first; a client's grammar holds from the first token."""
         has_grammar = self.form is not None and self.form.kind == "grammar"
         return self.reasoning != "none" and not has_grammar
 

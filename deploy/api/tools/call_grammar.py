@@ -92,8 +92,8 @@ def form_rules(output: StructuredOutput) -> str | None:
 
 def _schema(function: FunctionDefinition) -> dict[str, Any]:
     """The schema of a call's arguments: an object with nothing but what is declared."""
-    given = function.parameters or {"type": "object", "properties": {}}
-    return {"type": "object", "additionalProperties": False, **given, "x-guidance": _SPACING}
+    schema = function.parameters or {"type": "object", "properties": {}}
+    return {"type": "object", "additionalProperties": False, **schema, "x-guidance": _SPACING}
 
 
 def _literal(text: str, special_ids: Mapping[str, int]) -> str:

@@ -55,7 +55,7 @@ def call_limit(fields: ToolFields, chosen: ChosenTools) -> int | None:
 
 
 def _named(named: Collection[NamedTool], by_name: dict[str, Tool]) -> tuple[Tool, ...]:
-    names = dict.fromkeys(one.function.name for one in named)
+    names = dict.fromkeys(tool.function.name for tool in named)
     unknown = next((name for name in names if name not in by_name), None)
     if unknown is not None:
         raise bad_request("tool_choice", f"{unknown!r} is not one of the tools")

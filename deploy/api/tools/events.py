@@ -122,12 +122,12 @@ class CallOutput:
 
     def text(self, text: str) -> None:
         """Text that belongs to no call."""
-        told = text.rstrip()
-        if told:
-            self._events.append(Content("".join([*self._space, told])))
+        words = text.rstrip()
+        if words:
+            self._events.append(Content("".join([*self._space, words])))
             self._space.clear()
-        if len(told) < len(text):
-            self._space.append(text[len(told) :])
+        if len(words) < len(text):
+            self._space.append(text[len(words) :])
 
     def start(self, name: str) -> None:
         """A call begins."""

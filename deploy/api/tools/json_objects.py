@@ -54,14 +54,14 @@ class ObjectScanner:
         return index
 
     def _skip(self, text: str, index: int) -> int:
-        """Past what changes nothing: most of long arguments."""
+        """The index behind characters that change nothing: most of long arguments."""
         if self._escaped or not self._depth:
             return index
         runs = _IN_STRING if self._in_string else _SHALLOW if self._depth == 1 else _DEEP
-        found = runs.match(text, index)
-        return index if found is None else found.end()
+        run = runs.match(text, index)
+        return index if run is None else run.end()
 
-    def _step(self, char: str, place: int) -> None:
+    def _step(self, char: str, position: int) -> None:
         if self._in_string:
             self._step_in_string(char)
         elif char == '"' and self._depth:
@@ -74,7 +74,7 @@ class ObjectScanner:
             self._depth -= 1
             self.state = State.OPEN if self._depth else State.ENDED
         elif char in ":," and self._depth == 1:
-            self.cuts.append(place)
+            self.cuts.append(position)
 
     def _step_in_string(self, char: str) -> None:
         if self._escaped:
@@ -128,7 +128,7 @@ def _object(text: str) -> dict[str, Any] | None:
 def _members(text: str, cuts: list[int]) -> dict[str, str]:
     """The values of an object as they are spelled, by key; the last one of a key counts."""
     edges = [text.index("{"), *cuts, text.rindex("}")]
-    parts = [text[one + 1 : other] for one, other in pairwise(edges)]
+    parts = [text[start + 1 : end] for start, end in pairwise(edges)]
     return {
         json.loads(key): value.strip() for key, value in zip(parts[::2], parts[1::2], strict=True)
     }

@@ -35,7 +35,7 @@ from .job import BenchJob
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Ready to measure.
+    """What is ready to be measured.
 
     what      is measured, for JSON
     compares  whether seeds make answers comparable
@@ -61,8 +61,8 @@ async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIte
         if not info.is_draftline and job.drafters is not None:
             raise ConfigError("drafters", f"{job.base_url} is no draftline server; leave it out")
         what = {"base_url": job.base_url, "model": info.model, "is_draftline": info.is_draftline}
-        found = matched_settings(info.drafters, job.drafters)
-        yield Bench(dict.fromkeys(found, endpoint), job.plan(prompts), what, info.is_draftline)
+        settings = matched_settings(info.drafters, job.drafters)
+        yield Bench(dict.fromkeys(settings, endpoint), job.plan(prompts), what, info.is_draftline)
 
 
 @asynccontextmanager
@@ -72,26 +72,28 @@ async def open_engines(
     prompts: Sequence[BenchPrompt],
     recording: Recording | None = None,
 ) -> AsyncIterator[Bench]:
-    """An engine a setting, or one for all; with a `recording`, none has a target of its own."""
+    """An engine for each setting, or one for all; with a `recording`, none loads the target."""
     config = build_serve_args(settings).engine
-    found = job.suite or matched_settings([one.source for one in config.drafters], job.drafters)
-    configs = [config if job.one_engine else _with_drafters(config, one) for one in found]
+    rows = job.rows or matched_settings(
+        [drafter.source for drafter in config.drafters], job.drafters
+    )
+    configs = [config if job.one_engine else _with_drafters(config, row) for row in rows]
     taps: list[TappedPipeline] = []
     if recording is not None:
         _check_fits(config, recording)
     pipelines = _tapped(taps) if recording is None else _replaying(recording)
     async with AsyncExitStack() as stack:
         engines: dict[EngineConfig, AsyncEngine] = {}
-        for one in configs:
-            if one not in engines:
-                engines[one] = AsyncEngine(one, pipelines=pipelines)
-                await engines[one].start()
-                stack.push_async_callback(engines[one].close)
+        for needed in configs:
+            if needed not in engines:
+                engines[needed] = AsyncEngine(needed, pipelines=pipelines)
+                await engines[needed].start()
+                stack.push_async_callback(engines[needed].close)
         first = engines[configs[0]]
         plan = job.plan(_that_fit(prompts, first.tokenizer, first.max_model_len - job.max_tokens))
         endpoints = {
-            setting: EngineEndpoint(engines[one], per_request=job.one_engine)
-            for setting, one in zip(found, configs, strict=True)
+            setting: EngineEndpoint(engines[needed], per_request=job.one_engine)
+            for setting, needed in zip(rows, configs, strict=True)
         }
         what = {
             "engine": _shown(config),
@@ -104,8 +106,8 @@ async def open_engines(
         yield Bench(endpoints, plan, what, compares, explain)
         # After the runs: what engines learn here about their drafters, a replay does not.
         if job.record is not None:
-            own = await _record(config.model, first, plan)
-            own.with_said(await _ask_all(endpoints, plan, taps)).write(job.record)
+            target_answers = await _record(config.model, first, plan)
+            target_answers.with_said(await _ask_all(endpoints, plan, taps)).write(job.record)
 
 
 def _check_fits(config: EngineConfig, recording: Recording) -> None:
@@ -159,9 +161,9 @@ async def _ask_all(
 
 
 def _tapped(taps: list[TappedPipeline]) -> Callable[[MakePipeline], MakePipeline]:
-    def pipelines(own: MakePipeline) -> MakePipeline:
+    def pipelines(make_pipeline: MakePipeline) -> MakePipeline:
         def make(specs: Sequence[StageSpec]) -> Pipeline:
-            taps.append(TappedPipeline(own(specs)))
+            taps.append(TappedPipeline(make_pipeline(specs)))
             return taps[-1]
 
         return make
@@ -170,7 +172,7 @@ def _tapped(taps: list[TappedPipeline]) -> Callable[[MakePipeline], MakePipeline
 
 
 def _replaying(recording: Recording) -> Callable[[MakePipeline], MakePipeline]:
-    return lambda _own: lambda _specs: ReplayPipeline(recording.answers)
+    return lambda _make_pipeline: lambda _specs: ReplayPipeline(recording.answers)
 
 
 def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
@@ -179,9 +181,9 @@ def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
     Those that it would start processes for run in this one: several engines would start too many.
     """
     chosen = [
-        one.model_copy(update={"transport": "inproc"}) if one.is_spawned else one
-        for one in config.drafters
-        if one.source in (setting.drafters or ())
+        drafter.model_copy(update={"transport": "inproc"}) if drafter.is_spawned else drafter
+        for drafter in config.drafters
+        if drafter.source in (setting.drafters or ())
     ]
     return config.model_copy(update={"drafters": tuple(chosen)})
 
@@ -189,7 +191,7 @@ def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
 def _that_fit(
     prompts: Sequence[BenchPrompt], tokenizer: PreTrainedTokenizerBase, room: int
 ) -> list[BenchPrompt]:
-    fit = [one for one in prompts if len(tokenizer(one.text)["input_ids"]) <= room]
+    fit = [prompt for prompt in prompts if len(tokenizer(prompt.text)["input_ids"]) <= room]
     if not fit:
         raise ConfigError(
             "prompts", f"none fits the {room} tokens that the context leaves; lower --max-tokens"

@@ -1,50 +1,113 @@
-"""What is asked of `draftline bench`."""
+"""What is asked of `draftline bench` and `draftline lossless`: fields described here are flags."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ....measure.clients.load import Load
 from ....measure.clients.prompts import BenchPrompt
 from ....measure.clients.setting import Setting
 from ....measure.replay.recording import Recording
 from ....measure.runs.matched import Plan
+from ...settings.exposure import KEY_VARIABLE
+from ..flags import FlagGroup
+
+ApiKey = Annotated[str | None, Field(description="bearer token for the server")]
+Drafters = Annotated[
+    str | None,
+    Field(
+        description="settings parted by commas: a drafter, several joined by +, or all; "
+        "default: each drafter alone, then all"
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchJob:
     """What is asked of `draftline bench`.
 
-    prompts     a file; None: the bundled ones
-    drafters    as `matched_settings` reads it
-    base_url    of a server; None: an engine in this process
-    suite       its settings, in place of `drafters`
-    one_engine  all settings share one engine, for models too large to be loaded several times
-    record      file for the target's answers
-    replay      such a file, in place of prompts and target
-    output, plots  where JSON and PNG files go; None: nowhere
+    `model` is the server's name for it; `rows` are a suite's settings, in place of `drafters`.
     """
 
-    prompts: Path | None
-    num_prompts: int
-    drafters: str | None
-    max_tokens: int
-    temperature: float
-    seed: int
-    ignore_eos: bool
-    rounds: int
-    load: Load
-    base_url: str | None = None
+    prompts: Annotated[
+        Path | None,
+        Field(
+            description="JSON lines in Spec-Bench's form (turns), HumanEval's (task_id, prompt) or "
+            "ours (name, prompt); default: the bundled held-out prompts"
+        ),
+    ] = None
+    num_prompts: Annotated[
+        int, Field(ge=1, description="prompts of a round, spread evenly over the file")
+    ] = 16
+    max_tokens: Annotated[int, Field(ge=1, description="tokens of each answer")] = 128
+    temperature: Annotated[float, Field(ge=0, description="of the sampling; 0: greedy")] = 0.0
+    seed: Annotated[int, Field(ge=0, description="of the sampling and of the arrival times")] = 0
+    ignore_eos: Annotated[
+        bool, Field(description="answers go on to --max-tokens after an end token")
+    ] = True
+    concurrency: Annotated[
+        int | None, Field(ge=1, description="most requests at once; default: 1; no limit at a rate")
+    ] = None
+    request_rate: Annotated[
+        float | None, Field(gt=0, description="mean requests a second, at Poisson times")
+    ] = None
+    rounds: Annotated[int, Field(ge=1, description="times that every setting runs")] = 3
+    drafters: Drafters = None
+    suite: Annotated[
+        Literal["spectra"] | None,
+        Field(
+            description="the rows of SPECTRA's tables and their recent peers, trees of 60 nodes "
+            "unless --config says otherwise"
+        ),
+    ] = None
+    store: Annotated[
+        str | None, Field(description="of the suite: a store of the documents of lowest perplexity")
+    ] = None
+    unrefined_store: Annotated[
+        str | None,
+        Field(description="of the suite: a store of as many documents of any perplexity"),
+    ] = None
+    one_engine: Annotated[
+        bool,
+        Field(
+            description="all settings share one engine, with drafters where the settings put them: "
+            "for models too large to load once for each. Drafters that a setting leaves out then "
+            "take time still, as on a server"
+        ),
+    ] = False
+    record: Annotated[
+        Path | None,
+        Field(description="also keep the target's own answers in this file, for --replay"),
+    ] = None
+    replay: Annotated[
+        Path | None,
+        Field(
+            description="take prompts and answers from this file and run no target: tau of any "
+            "drafters in a fraction of the time. Times are then those of the engine without a "
+            "target"
+        ),
+    ] = None
+    base_url: Annotated[
+        str | None,
+        Field(description="measure this OpenAI-compatible server, and no engine in this process"),
+    ] = None
+    api_key: ApiKey = None
+    output: Annotated[Path | None, Field(description="JSON file of all figures")] = None
+    plots: Annotated[Path | None, Field(description="folder for PNG plots")] = None
     model: str | None = None
-    api_key: str | None = None
-    suite: tuple[Setting, ...] | None = None
-    one_engine: bool = False
-    record: Path | None = None
-    replay: Path | None = None
-    output: Path | None = None
-    plots: Path | None = None
+    rows: tuple[Setting, ...] | None = None
+
+    @property
+    def load(self) -> Load:
+        """How requests come: one at a time unless a concurrency or a rate is asked for."""
+        is_default = self.concurrency is None and self.request_rate is None
+        concurrency = 1 if is_default else self.concurrency
+        return Load(concurrency=concurrency, request_rate=self.request_rate, seed=self.seed)
 
     def plan(self, prompts: Sequence[BenchPrompt]) -> Plan:
         """The matched runs over `prompts`."""
@@ -59,7 +122,7 @@ class BenchJob:
         )
 
     def as_recorded(self, recording: Recording) -> BenchJob:
-        """The same of what was recorded."""
+        """The job with the parameters of a recording."""
         return replace(
             self,
             num_prompts=len(recording.answers),
@@ -68,3 +131,26 @@ class BenchJob:
             seed=recording.answers[0].seed,
             ignore_eos=recording.ignore_eos,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LosslessJob:
+    """What is asked of `draftline lossless`."""
+
+    base_url: Annotated[str, Field(description="a running draftline server")]
+    model: Annotated[str | None, Field(description="name that the server knows")] = None
+    api_key: ApiKey = None
+    drafters: Drafters = None
+    prompts: Annotated[
+        Path | None,
+        Field(description="JSON lines, as for bench; default: the bundled held-out prompts"),
+    ] = None
+    num_prompts: Annotated[int, Field(ge=1, description="prompts of every check")] = 8
+    max_tokens: Annotated[int, Field(ge=2, description="tokens of each answer")] = 64
+    concurrency: Annotated[int, Field(ge=2, description="requests at once, beside alone")] = 8
+    seeds: Annotated[int, Field(ge=1, description="draws of the distribution check")] = 200
+    output: Annotated[Path | None, Field(description="JSON file of the report")] = None
+
+
+BENCH = FlagGroup(title="Measurement", kind=BenchJob, variables={"api_key": KEY_VARIABLE})
+LOSSLESS = FlagGroup(title="Checks", kind=LosslessJob, variables={"api_key": KEY_VARIABLE})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
@@ -16,23 +14,8 @@ from ....measure.clients.setting import matched_settings
 from ....measure.report.lossless_report import LosslessReport
 from ....measure.runs.distribution import check_first_token, check_seeds
 from ....measure.runs.lossless import check_answers
+from .job import LosslessJob
 from .prompts import bench_prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LosslessJob:
-    """What is asked of `draftline lossless`; fields as its flags."""
-
-    base_url: str
-    model: str | None
-    api_key: str | None
-    drafters: str | None
-    prompts: Path | None
-    num_prompts: int
-    max_tokens: int
-    concurrency: int
-    seeds: int
-    output: Path | None
 
 
 def run_lossless(job: LosslessJob, console: Console) -> int:

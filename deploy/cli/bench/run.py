@@ -46,10 +46,10 @@ def run_bench(job: BenchJob, settings: Mapping[str, Any], console: Console) -> i
 
 
 async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) -> BenchResult:
-    """Everything that a job asks for; tells what it does. Raises `DraftlineError`."""
+    """Run everything that a job asks for, and print its progress. Raises `DraftlineError`."""
     recording = None if job.replay is None else read_recording(job.replay)
     if recording is not None:
-        prompts = [BenchPrompt(one.name, one.prompt) for one in recording.answers]
+        prompts = [BenchPrompt(answer.name, answer.prompt) for answer in recording.answers]
         job = job.as_recorded(recording)
     else:
         prompts = spread(bench_prompts(job.prompts), job.num_prompts)
@@ -62,8 +62,8 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
         console.print(_headline(bench, len(prompts)))
         runs = await run_matched(bench.endpoints, bench.plan, tell)
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
-    found = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
-    return BenchResult(what, summarise(runs, TARGET_ONLY), found)
+    faults = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
+    return BenchResult(what, summarise(runs, TARGET_ONLY), faults)
 
 
 def _headline(bench: Bench, num_prompts: int) -> str:

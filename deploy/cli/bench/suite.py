@@ -15,13 +15,12 @@ from ....core.errors import ConfigError
 from ....measure.clients.setting import TARGET_ONLY, Setting
 from .job import BenchJob
 
-SUITES = ("spectra",)
 # As many nodes as the paper's G = 15 guesses of N - 1 = 4 tokens, and every one of them verified:
 # what a row drafts then depends on no clock.
 ENGINE_SETTINGS: dict[str, Any] = {"tree_nodes": 60, "node_budget": "full"}
 MAX_NODES = 60
 # What copies text copies up to as many tokens as suffix decoding does by default, so that no row
-# owes its place to longer guesses.
+# is better for longer guesses alone.
 GUESS_LEN = 16
 # The paper's W; Lookahead's window likewise.
 WINDOW = 15
@@ -52,11 +51,7 @@ class Suite:
 
 
 def with_suite(
-    job: BenchJob,
-    settings: Mapping[str, Any],
-    name: str,
-    stores: Stores,
-    tell: Callable[[str], None],
+    job: BenchJob, settings: Mapping[str, Any], tell: Callable[[str], None]
 ) -> tuple[BenchJob, dict[str, Any]]:
     """A job and engine settings with the suite's in place of their own.
 
@@ -66,20 +61,19 @@ def with_suite(
         raise ConfigError(
             "suite", "brings its own drafters and engines: leave out --base-url and --drafters"
         )
+    stores = Stores(job.store, job.unrefined_store)
     if stores.refined is None and settings.get("model") == "demo":
         stores = replace(stores, refined="demo")
-    suite = bench_suite(name, stores)
+    suite = spectra_suite(stores)
     if suite.left_out:
         tell(f"left out, for want of a store: {', '.join(suite.left_out)}")
-    found = ENGINE_SETTINGS | dict(settings) | {"drafters": suite.drafters}
-    return replace(job, suite=suite.settings), found
+    suite_settings = ENGINE_SETTINGS | dict(settings) | {"drafters": suite.drafters}
+    return replace(job, rows=suite.settings), suite_settings
 
 
-def bench_suite(name: str, stores: Stores) -> Suite:
-    """The suite of this name. Raises `ConfigError`."""
-    if name not in SUITES:
-        raise ConfigError("suite", f"{name!r} is not there; known: {', '.join(SUITES)}")
-    drafters = {one.source: one for one in _drafters(stores)}
+def spectra_suite(stores: Stores) -> Suite:
+    """The rows whose stores are given."""
+    drafters = {drafter.source: drafter for drafter in _drafters(stores)}
     rows = {row: drafters.keys() >= set(sources) for row, sources in _ROWS.items()}
     settings = [Setting(row, _ROWS[row]) for row, has_all in rows.items() if has_all]
     return Suite(

@@ -127,10 +127,10 @@ def stats(*, store: Store) -> None:
     a segment yet, and what is damaged; tell whether the namespace may be learned."""
     from .stats import COLUMNS, store_stats
 
-    found, unread = store_stats(store)
+    namespaces, unread = store_stats(store)
     table = Table(*COLUMNS, box=None, pad_edge=False)
-    for one in found:
-        table.add_row(*one.row())
+    for namespace in namespaces:
+        table.add_row(*namespace.row())
     console.print(table)
     if unread is not None:
         console.print(f"what is learned cannot be read: {unread}")

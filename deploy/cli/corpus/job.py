@@ -8,10 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusJob:
-    """What is added, and what for.
+    """Documents to add, and how they are chosen.
 
     inputs                 files and folders
-    model                  whose store it is, and who judges
+    model                  that the store is for, and that scores the documents
     keep, max_perplexity   see `Refinement`; None: no limit
     min_tokens, min_compression_ratio  see `DocumentRules`
     journal                file of scores; None: beside a store that is a folder, else none

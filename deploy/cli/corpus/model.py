@@ -33,28 +33,28 @@ from ....retrieval_store.delta.fingerprint import Fingerprint
 
 
 def render_chats(
-    found: Iterable[Document | Chat | Unreadable], tokenizer: Any, model: str
+    entries: Iterable[Document | Chat | Unreadable], tokenizer: Any, model: str
 ) -> Iterator[Document | Unreadable]:
-    """The same with a document in place of every chat.
+    """The entries with a document in place of every chat.
 
     A chat that the template refuses, or whose answers it changes, is `Unreadable`. Raises
     `ConfigError` at the first chat if the model has no chat template.
     """
-    for one in found:
-        if not isinstance(one, Chat):
-            yield one
+    for entry in entries:
+        if not isinstance(entry, Chat):
+            yield entry
             continue
         if not tokenizer.chat_template:
             raise ConfigError(
                 "input",
-                f"{one.name} is a chat, but the model {model} has no chat template; "
+                f"{entry.name} is a chat, but the model {model} has no chat template; "
                 "give texts, or a model that has one",
             )
-        yield _render(one, tokenizer)
+        yield _render(entry, tokenizer)
 
 
 def _render(chat: Chat, tokenizer: Any) -> Document | Unreadable:
-    turns = [{"role": one.role, "content": one.content} for one in chat.messages]
+    turns = [{"role": message.role, "content": message.content} for message in chat.messages]
     try:
         text = _text(tokenizer, turns)
         answers = _answers(tokenizer, turns, text)
@@ -83,10 +83,10 @@ def _answers(tokenizer: Any, turns: list[dict[str, str]], text: str) -> tuple[Sp
     return tuple(spans)
 
 
-def _shared(one: str, other: str) -> int:
+def _shared(first: str, second: str) -> int:
     """Characters that both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _text(tokenizer: Any, turns: list[dict[str, str]], *, generate: bool = False) -> str:
@@ -123,25 +123,25 @@ class CorpusModel:
         Raises `ConfigError` for a chat where the tokenizer does not tell a token's place.
         """
         if document.answers is None:
-            found = self.tokenizer(document.text, add_special_tokens=False, verbose=False)
-            ids = np.array(found["input_ids"], dtype=np.int32)
+            encoded = self.tokenizer(document.text, add_special_tokens=False, verbose=False)
+            ids = np.array(encoded["input_ids"], dtype=np.int32)
             return TokenizedDocument(ids[self._num_bos(ids) :])
         if not self.tokenizer.is_fast:
             raise ConfigError("model", "has no tokenizer.json, which chats need")
-        found = self.tokenizer(
+        encoded = self.tokenizer(
             document.text, add_special_tokens=False, verbose=False, return_offsets_mapping=True
         )
-        ids = np.array(found["input_ids"], dtype=np.int32)
-        offsets = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        ids = np.array(encoded["input_ids"], dtype=np.int32)
+        offsets = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         is_scored = overlaps(offsets, document.answers)
         first = self._num_bos(ids)
         return TokenizedDocument(ids[first:], is_scored[first:])
 
     def render(
-        self, found: Iterable[Document | Chat | Unreadable]
+        self, entries: Iterable[Document | Chat | Unreadable]
     ) -> Iterator[Document | Unreadable]:
         """See `render_chats`."""
-        return render_chats(found, self.tokenizer, self.plan.config.model)
+        return render_chats(entries, self.tokenizer, self.plan.config.model)
 
     @contextmanager
     def settings(
@@ -170,7 +170,7 @@ class CorpusModel:
             yield replace(settings, refinement=refinement)
 
     def scorer(self, journal: ScoreJournal | None = None) -> CorpusScorer:
-        """The model as a judge: loads it."""
+        """Load the model, to score documents."""
         torch.set_num_threads(1)
         pipeline = local_pipeline(self.plan.specs)
         asyncio.run(pipeline.start())

@@ -114,12 +114,12 @@ def _print_report(report: CorpusReport, console: Console) -> None:
             share = f"{count / report.num_read:.1%}"
             table.add_row(reason, f"{count:,}", share, report.examples[reason][0])
         console.print(table)
-    for name, found in (
+    for name, perplexities in (
         ("perplexities", report.perplexities),
         ("kept", report.kept_perplexities),
     ):
-        if found:
-            quartiles = ", ".join(f"{value:.2f}" for value in found.values())
+        if perplexities:
+            quartiles = ", ".join(f"{value:.2f}" for value in perplexities.values())
             console.print(f"{name} (least, quartiles, most): {quartiles}")
     console.print(
         f"kept {report.num_kept} of {report.num_read} documents, {report.num_tokens:,} tokens, "

@@ -53,18 +53,18 @@ def store_stats(url: str) -> tuple[list[NamespaceStats], StoreError | None]:
     listed = listed_sizes(store)
     survey, unread = _survey(url)
     learned = set[str]() if survey is None else {*survey.entries, *survey.damaged}
-    found = []
+    stats = []
     for name in [*listed, *sorted((off | learned) - listed.keys())]:
         sizes = listed.get(name, {})
         policy = "never" if name == SHARED else "off" if name in off else "allowed"
-        stats = NamespaceStats(name, len(sizes), sum(sizes.values()), policy)
+        counts = NamespaceStats(name, len(sizes), sum(sizes.values()), policy)
         for segment_id in sizes:
-            _add_segment(stats, store, segment_id)
+            _add_segment(counts, store, segment_id)
         if survey is not None:
-            stats.num_learned = survey.entries[name]
-            stats.num_damaged += survey.damaged[name]
-        found.append(stats)
-    return found, unread
+            counts.num_learned = survey.entries[name]
+            counts.num_damaged += survey.damaged[name]
+        stats.append(counts)
+    return stats, unread
 
 
 def _survey(url: str) -> tuple[LogSurvey | None, StoreError | None]:

@@ -35,20 +35,20 @@ def main(
 ) -> None:
     """Score, keep the lowest perplexities, write the store in place of the old one."""
     documents = demo_documents()[::every]
-    folder, kept = DEMO_STORE, keep
+    folder, limit = DEMO_STORE, keep
     if unrefined is not None:
-        folder, kept = unrefined, None
+        folder, limit = unrefined, None
         documents = [documents[index * len(documents) // keep] for index in range(keep)]
     model = open_corpus_model("demo")
     if folder.exists():
         shutil.rmtree(folder)
-    with model.settings(Limits(keep=kept), show_progress=True) as settings:
+    with model.settings(Limits(keep=limit), show_progress=True) as settings:
         store = DirectoryStore(folder)
         report = build_corpus(store, NAMESPACE, documents, model.tokenize, settings)
     scored = f"; perplexities {report.perplexities}, kept {report.kept_perplexities}"
     typer.echo(
         f"kept {report.num_kept} of {report.num_read} documents, {report.num_tokens} tokens, "
-        f"{report.num_bytes} bytes; dropped {report.dropped}{scored if kept else ''}"
+        f"{report.num_bytes} bytes; dropped {report.dropped}{scored if limit else ''}"
     )
 
 

@@ -42,7 +42,7 @@ class Screen:
         return nullcontext()
 
     def legend(self, sources: Sequence[str]) -> None:
-        """Give every source its colour and say which."""
+        """Give every source a colour, and print the colours."""
         self._styles = dict(zip(sources, COLOURS, strict=False))
         legend = Text("each token in the colour of what proposed it: target")
         for source in sources:

@@ -31,7 +31,7 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     quiet_libraries()
     args = build_serve_args(settings)
     require_keys(args.server, args.server.host)
-    # Only digests are needed from here on, by no child either.
+    # Only digests are needed from here on; child processes must not inherit the keys.
     os.environ.pop(KEY_VARIABLE, None)
     # Mistakes in the settings must show before anything is started.
     plan_model(args.engine, has_gpu=stages_have_gpu(args.engine))
@@ -71,7 +71,7 @@ def curl_line(args: ServeArgs) -> str:
 
 
 def with_port(args: ServeArgs, port: int) -> ServeArgs:
-    """`args` with the port that was found."""
+    """`args` with the port that is bound."""
     return replace(args, server=args.server.model_copy(update={"port": port}))
 
 

@@ -27,7 +27,7 @@ from ...settings.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
 
-# What is left when requests were ended, such as sending their errors, gets so long.
+# Time for what is left once requests were ended, such as sending their errors.
 SHUTDOWN_TIMEOUT_S = 3
 # What the system keeps for a client that does not read; left alone, it grows to megabytes each.
 SEND_BUFFER_BYTES = 256 * 1024
@@ -88,13 +88,13 @@ def free_port(config: ServerConfig) -> int:
 def allow_connections(number: int) -> None:
     """Raise the process's own limit on open files, if need be, so that it can hold `number`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number + OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    needed = number + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        logger.warning("event=few_open_files limit=%d wanted=%d", hard, wanted)
-        wanted = hard
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        logger.warning("event=few_open_files limit=%d wanted=%d", hard, needed)
+        needed = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def server_config(app: ASGIApp, pool: ConnectionPool) -> uvicorn.Config:
@@ -151,7 +151,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def begin() -> None:
-        # The process may be past its last word.
+        # The signal may come after the server has ended.
         if not loop.is_closed():
             loop.call_soon_threadsafe(shutdown.drain.begin)
 
@@ -180,7 +180,7 @@ async def _stop(server: uvicorn.Server, shutdown: Shutdown) -> None:
     await asyncio.wait([begun, failed], return_when=asyncio.FIRST_COMPLETED)
     try:
         if failed.done():
-            # What ran has been told.
+            # Requests that ran have got their errors.
             begun.cancel()
             drain.begin()
             return

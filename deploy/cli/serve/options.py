@@ -1,16 +1,42 @@
-"""Options that several commands share, and `--speculative-config` in our form or in vLLM's."""
+"""Settings from a file and flags, and `--speculative-config` in our form or in vLLM's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from ....cluster.config import unknown_key
+from ....cluster.config import EngineConfig, unknown_key
 from ....core.errors import ConfigError
-from ...settings.settings import parse_json
+from ...settings.exposure import KEY_FLAG, KEY_VARIABLE
+from ...settings.settings import (
+    DEMO_FILE,
+    ServerConfig,
+    merge_settings,
+    parse_json,
+    read_settings,
+)
+from ..flags import FlagGroup
+
+ENGINE = FlagGroup(
+    title="Engine",
+    kind=EngineConfig,
+    names={"pipeline_parallel_size": ("--pipeline-parallel-size", "-pp")},
+)
+SERVER = FlagGroup(
+    title="Server",
+    kind=ServerConfig,
+    names={
+        # The flag that `without_keys` takes out of the command line: a key has no other one.
+        "api_keys": (KEY_FLAG,),
+        "cors_allow_origins": ("--cors-allow-origin",),
+        "cors_allow_methods": ("--cors-allow-method",),
+        "cors_allow_headers": ("--cors-allow-header",),
+        "request_timeout_s": ("--request-timeout-s", "--request-timeout"),
+        "drain_timeout_s": ("--drain-timeout-s", "--drain-timeout"),
+    },
+    variables={"api_keys": KEY_VARIABLE},
+)
 
 FIELD = "speculative-config"
 OWN_KEYS = ("drafters", "tree_nodes", "node_budget", "acceptance", "draft_deadline_ms")
@@ -64,28 +90,6 @@ def _from_vllm(data: Mapping[str, Any]) -> dict[str, Any]:
     return drafter
 
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        help="Model folder or hub id. Default: the bundled demo model.", metavar="MODEL"
-    ),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file of settings; flags override it.")
-]
-Stages = Annotated[
-    int | None,
-    typer.Option("--pipeline-parallel-size", "-pp", help="Stages that the layers are cut into."),
-]
-Speculative = Annotated[
-    str | None,
-    typer.Option(
-        "--speculative-config",
-        help='Drafters as JSON, such as \'[{"kind": "spectra"}]\'; [] switches drafting off.',
-    ),
-]
-
-
 def command_settings(
     flags: dict[str, Any], config: Path | None, speculative_config: str | None
 ) -> dict[str, Any]:
@@ -93,10 +97,6 @@ def command_settings(
 
     Raises `ConfigError`.
     """
-    # The command line's help must not wait for pydantic and what it validates.
-    from ...settings.settings import DEMO_FILE, merge_settings, read_settings  # noqa: PLC0415
-    from .options import read_speculative_config  # noqa: PLC0415
-
     settings = read_settings(config) if config is not None else {}
     if settings.get("model") is None and flags.get("model") is None:
         settings = read_settings(DEMO_FILE) | settings

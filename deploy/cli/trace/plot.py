@@ -61,8 +61,8 @@ def draw_trace(records: Sequence[StepRecord], summary: TraceSummary, png: Path) 
     lanes = _lanes(records)
     figure = Figure(figsize=(FIGURE_WIDTH, 2.2 + 0.62 * len(lanes)), layout="constrained")
     axes = figure.subplots()
-    for place, bars in enumerate(lanes.values()):
-        _draw_lane(axes, place, bars, summary.seconds)
+    for height, bars in enumerate(lanes.values()):
+        _draw_lane(axes, height, bars, summary.seconds)
     _label_axes(axes, list(lanes), summary)
     figure.suptitle(_title(summary), x=0.01, ha="left", fontsize=11)
     try:
@@ -91,10 +91,10 @@ def _lanes(records: Sequence[StepRecord]) -> dict[str, list[_Bar]]:
     return {"drafters": drafters, "coordinator": coordinator, **stages}
 
 
-def _draw_lane(axes: Axes, place: int, bars: Sequence[_Bar], seconds: float) -> None:
+def _draw_lane(axes: Axes, height: int, bars: Sequence[_Bar], seconds: float) -> None:
     axes.broken_barh(
         [(1e3 * bar.begin, 1e3 * bar.length) for bar in bars],
-        (place - BAR_HEIGHT / 2, BAR_HEIGHT),
+        (height - BAR_HEIGHT / 2, BAR_HEIGHT),
         facecolors=[COLOURS[bar.kind] for bar in bars],
         # A white rim parts steps that follow one another; it would hide the thinnest bars.
         edgecolors="white" if any(bar.label for bar in bars) else "face",
@@ -104,7 +104,7 @@ def _draw_lane(axes: Axes, place: int, bars: Sequence[_Bar], seconds: float) -> 
     for bar in bars:
         if bar.label and bar.length * inches_a_second > DIGIT_WIDTH * (len(bar.label) + 1):
             middle = 1e3 * (bar.begin + bar.length / 2)
-            axes.text(middle, place, bar.label, ha="center", va="center", fontsize=8)
+            axes.text(middle, height, bar.label, ha="center", va="center", fontsize=8)
 
 
 def _label_axes(axes: Axes, names: Sequence[str], summary: TraceSummary) -> None:

@@ -109,7 +109,6 @@ def test_a_replay_of_another_model_is_refused(checkpoint: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--suite", "specter"], "suite: 'specter' is not there; known: spectra"),
         (["--suite", "spectra", "--drafters", "all"], "suite: brings its own drafters"),
         (["--base-url", "http://localhost:1", "--record", "r"], "record: needs an engine"),
     ],

@@ -14,9 +14,9 @@ from draftline import AsyncEngine, DrafterConfig, EngineConfig, SamplingParams
 from draftline.core.errors import StageLost
 from draftline.core.request.output import Delta, RequestMetrics, TokenLogProb
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.deploy.api.engine_client import LocalEngineClient
-from draftline.deploy.api.generation.stream_pace import Pace, PacedEngineClient
+from draftline.deploy.api.generation.stream_pace import Pace
 from draftline.deploy.settings.settings import ServerConfig
+from draftline.models.text.tokenizer import TextStream
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_engine import FakeEngine, byte_tokenizer
@@ -70,16 +70,11 @@ class GivenEngine(FakeEngine):
         self.is_closed_early = False
 
 
-async def paced(engine: FakeEngine, tokens: int | None, seconds: float | None) -> PacedEngineClient:
-    engine_client = PacedEngineClient(
-        LocalEngineClient(engine), Pace(tokens=tokens, seconds=seconds)
-    )  # pyright: ignore[reportArgumentType]
-    await engine_client.start()
-    return engine_client
-
-
-def stream_of(engine_client: PacedEngineClient) -> AsyncGenerator[Delta, None]:
-    return engine_client.stream([1], SamplingParams(), RequestOptions(), request_id="r")
+def paced(
+    engine: FakeEngine, tokens: int | None, seconds: float | None
+) -> AsyncGenerator[Delta, None]:
+    deltas = engine.stream([1], SamplingParams(), RequestOptions(), request_id="r")
+    return Pace(tokens=tokens, seconds=seconds).paced(deltas, TextStream(TOKENIZER, [1]))
 
 
 def assert_same_answer(left: Sequence[Delta], came: Sequence[Delta]) -> None:
@@ -107,7 +102,7 @@ async def test_every_delta_but_the_last_has_the_same_number_of_tokens(
     text = (letters * 200).encode()[: sum(sizes)].decode(errors="ignore")
     text += "z" * (sum(sizes) - len(text.encode()))
     came = deltas_of(text, sizes, lag)
-    left = [delta async for delta in stream_of(await paced(GivenEngine(came), tokens, None))]
+    left = [delta async for delta in paced(GivenEngine(came), tokens, None)]
     assert_same_answer(left, came)
     counts = [len(delta.token_ids) for delta in left]
     assert counts[:-1] == [tokens] * (len(left) - 1)
@@ -126,7 +121,7 @@ async def test_deltas_leave_on_the_beat(tokens: int | None) -> None:
     seconds = 0.02
     loop = asyncio.get_running_loop()
     left, late = [], []
-    async for delta in stream_of(await paced(GivenEngine(came), tokens, seconds)):
+    async for delta in paced(GivenEngine(came), tokens, seconds):
         left.append(delta)
         late.append(loop.time() % seconds)
     assert_same_answer(left, came)
@@ -147,7 +142,7 @@ async def test_a_slow_engine_gets_one_event_a_beat() -> None:
     came = deltas_of("abcdefgh" * 3, [3, 1, 4, 2, 6, 8])
     loop, seconds = asyncio.get_running_loop(), 0.03
     left, beats = [], []
-    async for delta in stream_of(await paced(SlowEngine(came), None, seconds)):
+    async for delta in paced(SlowEngine(came), None, seconds):
         left.append(delta)
         beats.append(int(loop.time() / seconds))
     assert_same_answer(left, came)
@@ -172,7 +167,7 @@ async def test_with_both_an_event_has_the_number_of_tokens_until_the_end() -> No
     came = deltas_of("abcdefgh" * 2, [5, 6, 4, 1])
     engine = OpenEngine(came)
     left = []
-    async for delta in stream_of(await paced(engine, 4, 0.01)):
+    async for delta in paced(engine, 4, 0.01):
         left.append(delta)
         if len(left) == 3:
             engine.go_on.set()
@@ -186,7 +181,7 @@ async def test_an_error_comes_after_what_came_before_it(
 ) -> None:
     came = deltas_of("abcdef", [2, 2, 2])[:2]
     engine = GivenEngine(came, StageLost("gone"))
-    stream = stream_of(await paced(engine, tokens, seconds))
+    stream = paced(engine, tokens, seconds)
     left: list[Delta] = []
 
     async def read() -> None:
@@ -203,7 +198,7 @@ async def test_closing_a_paced_stream_closes_the_engines(
     tokens: int | None, seconds: float | None
 ) -> None:
     engine = FakeEngine(hold=asyncio.Event())
-    stream = stream_of(await paced(engine, tokens, seconds))
+    stream = paced(engine, tokens, seconds)
     await anext(stream)
     await stream.aclose()
     assert engine.cancelled == ["r"]
@@ -213,7 +208,7 @@ async def test_nothing_is_read_ahead_without_end(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("draftline.deploy.api.generation.stream_pace.MAX_HELD_TOKENS", 8)
     came = deltas_of("a" * 400, [4] * 100)
     engine = GivenEngine(came)
-    stream = stream_of(await paced(engine, 4, 0.001))
+    stream = paced(engine, 4, 0.001)
     first = await anext(stream)
     for _ in range(200):
         await asyncio.sleep(0)
@@ -267,18 +262,18 @@ async def test_a_real_engine_says_the_same_at_a_pace(checkpoint: Path, stop: str
         model=str(checkpoint), kv_cache_tokens=1024, drafters=(DrafterConfig(kind="prompt_lookup"),)
     )
     engine = AsyncEngine(config)
-    engine_client = PacedEngineClient(LocalEngineClient(engine), Pace(tokens=4, seconds=None))
-    await engine_client.start()
+    await engine.start()
     try:
         params = SamplingParams(
             max_tokens=50, temperature=0.0, ignore_eos=True, stop=(stop,) if stop else ()
         )
         prompt = list(b"abcabcabc")
         plain = await engine.generate(prompt, params)
-        stream = engine_client.stream(prompt, params, RequestOptions(), request_id="paced")
+        text = TextStream(engine.tokenizer, prompt)
+        stream = Pace(tokens=4, seconds=None).paced(engine.stream(prompt, params), text)
         left = [delta async for delta in stream]
     finally:
-        await engine_client.close()
+        await engine.close()
     assert "".join(delta.text for delta in left) == plain.text
     assert [token for delta in left for token in delta.token_ids] == list(plain.token_ids)
     assert {len(delta.token_ids) for delta in left[:-1]} <= {4}
