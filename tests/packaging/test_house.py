@@ -17,8 +17,8 @@ PACKAGES = (
 MAX_FILES = 12
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-# Longer than that for now: options of commands that are written out, and two Triton loops.
-LONG_FUNCTIONS = frozenset({"serve", "bench", "attend_tiles", "find_thresholds"})
+# Longer than that for now: options of commands that are written out.
+LONG_FUNCTIONS = frozenset({"serve", "bench"})
 
 
 def sources() -> list[Path]:
