@@ -92,16 +92,16 @@ def shape_of_widths(widths: Sequence[int]) -> TreeShape:
     return shape_of_paths(every)
 
 
-def shape_of_top_next_tokens(top_next_tokens: Sequence[Sequence[int]]) -> TreeShape:
+def shape_of_successors(successors: Sequence[Sequence[int]]) -> TreeShape:
     """Sequoia's growth map: the children of each node, best first; node 0 is the root.
 
     Raises `ConfigError`.
     """
     paths: dict[int, tuple[int, ...]] = {0: ()}
-    for node, children in enumerate(top_next_tokens):
+    for node, children in enumerate(successors):
         for rank, child in enumerate(children):
-            if child in paths or not node < child < len(top_next_tokens):
-                raise ConfigError("TopNextTokens", f"node {child} is no child of node {node} alone")
+            if child in paths or not node < child < len(successors):
+                raise ConfigError("Successors", f"node {child} is no child of node {node} alone")
             paths[child] = (*paths[node], rank)
     del paths[0]
     return shape_of_paths(paths.values())
@@ -213,7 +213,7 @@ def read_tree_shape(path: Path) -> TreeShape:
     """A shape from a JSON file. Raises `ConfigError` naming the file.
 
     Medusa's and EAGLE's form is a list of paths, or that under `choices`. Sequoia's growth map has
-    `TopNextTokens`, the children of each node, whose first is the root. `widths` is SpecInfer's.
+    `Successors`, the children of each node, whose first is the root. `widths` is SpecInfer's.
     """
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -226,7 +226,7 @@ def read_tree_shape(path: Path) -> TreeShape:
             return shape_of_paths(data["choices"])
         if "widths" in data:
             return shape_of_widths(data["widths"])
-        return shape_of_top_next_tokens(data["TopNextTokens"])
+        return shape_of_successors(data["Successors"])
     except (ConfigError, TypeError, KeyError, IndexError) as error:
-        forms = "a list of paths, or has choices, widths or Top next tokens"
+        forms = "a list of paths, or has choices, widths or Successors"
         raise ConfigError(FIELD, f"{path} is no tree ({forms}): {error}") from error
