@@ -14,7 +14,7 @@ from ..core.proposals import Commit, DraftRequest, Proposal, Query
 
 
 class Tracked(Protocol):
-    """What a drafter keeps of a request knows at least how many tokens are committed."""
+    """The state that a drafter keeps of a request."""
 
     @property
     def committed_len(self) -> int:
@@ -31,7 +31,7 @@ S = TypeVar("S", bound=Tracked)
 
 
 class OpenRequests(Generic[S]):
-    """State by request id. `source` names the drafter in errors."""
+    """States of open requests by request id. `source` names the drafter in errors."""
 
     __slots__ = ("_source", "_states")
 
@@ -61,15 +61,21 @@ class OpenRequests(Generic[S]):
         self._states[request_id] = state
 
     def of_query(self, query: Query) -> S:
-        """Raises `DrafterError` for an unknown request or another length."""
+        """The state of a query's request.
+
+        Raises `DrafterError` for an unknown request or another length.
+        """
         return self._at(query.request_id, query.committed_len)
 
     def of_commit(self, commit: Commit) -> S:
-        """Raises `DrafterError` for an unknown request or another length."""
+        """The state of a commit's request.
+
+        Raises `DrafterError` for an unknown request or another length.
+        """
         return self._at(commit.request_id, commit.base_len)
 
     def drop(self, request_id: str) -> S | None:
-        """Forget a request; None if it is unknown."""
+        """Forget a request and return its state; None if it is unknown."""
         return self._states.pop(request_id, None)
 
     def _at(self, request_id: str, committed_len: int) -> S:

@@ -39,7 +39,7 @@ class DrafterReport:
     """What a drafter tells of itself.
 
     memory_bytes  what it takes
-    learning      what it learned, see `core.learner.LearningDrafter`
+    learning      what it learned, see `core.interfaces.LearningDrafter`
     """
 
     memory_bytes: int = 0

@@ -70,7 +70,7 @@ class GrpcLookup:
         *,
         timeout_s: float | None = None,
     ) -> list[Subtree]:
-        """One subtree a context, in order; see `core.lookup.Lookup`."""
+        """One subtree a context, in order; see `core.interfaces.Lookup`."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         found = [empty_subtree() for _ in contexts]
         places = self._denied.allowed(namespaces)
@@ -116,7 +116,7 @@ class GrpcLookup:
             raise DrafterError(f"retrieval server {self._address}: bad answer ({error})") from error
 
     def learn(self, ended: Ended, fingerprint: Fingerprint) -> dict[str, int]:
-        """Have an ended request learned: what became of it, see `core.learner.OUTCOMES`.
+        """Have an ended request learned: what became of it, see `core.interfaces.OUTCOMES`.
 
         Raises `DrafterError`, also if the server refuses it.
         """

@@ -40,7 +40,7 @@ _Entry = tuple[Replica, CircuitBreaker]
 
 
 class ReplicatedLookup:
-    """Implements `core.lookup.Lookup` over replicas that serve the same store.
+    """Implements `core.interfaces.Lookup` over replicas that serve the same store.
 
     timeout_s  for the answer to one batch, in seconds, whoever gives it
     clock      seconds; only differences count

@@ -14,7 +14,7 @@ from ...core.steps import StepOutput
 
 
 class DraftDistribution(NamedTuple):
-    """ids int32 [k] and probs float32 [k] that one token was drawn from."""
+    """The distribution that one token was drawn from: ids int32 [k] and probs float32 [k]."""
 
     ids: Int32
     probs: Float32
@@ -42,9 +42,9 @@ def draw(
     # What is declared is what is drawn from, rounding included.
     distribution = (weights / weights.sum()).astype(np.float32)
     sums = np.cumsum(distribution, dtype=np.float64)
-    place = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
-    place = min(place, int(np.flatnonzero(distribution)[-1]))
-    return int(ids[place]), float(np.log(distribution[place])), DraftDistribution(ids, distribution)
+    index = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
+    index = min(index, int(np.flatnonzero(distribution)[-1]))
+    return int(ids[index]), float(np.log(distribution[index])), DraftDistribution(ids, distribution)
 
 
 def stacked(distributions: Sequence[DraftDistribution]) -> DraftDistributions | None:

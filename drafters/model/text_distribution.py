@@ -32,7 +32,7 @@ class TextDistribution:
 
     @classmethod
     def of(cls, request: DraftRequest, vocab_size: int) -> TextDistribution:
-        """After all tokens of `request`, for a drafter with this vocabulary."""
+        """The distribution after all tokens of `request`, for a drafter with this vocabulary."""
         logits_params = request.logits_params
         bias = {token: b for token, b in logits_params.logit_bias.items() if token < vocab_size}
         tokens = request.token_ids.tolist()
@@ -66,10 +66,10 @@ class TextDistribution:
             self.counts.append(tokens)
 
     def copy(self) -> TextDistribution:
-        """The same distribution after the same text, to go on from apart."""
+        """A copy that can follow another continuation of the same text."""
         return replace(self, counts=None if self.counts is None else self.counts.copy())
 
     def edits(self, row: int) -> LogitEdits | None:
-        """What is changed in the logits of the next token, which stand in this row."""
+        """The edits of the next token's logits, which stand in row `row`; None: there are none."""
         mask = None if self.rules is None else self.rules.masks(NO_TREE, self.num_answered)
         return edits_of(self.logits_params, self.counts, mask, NO_TREE, row)

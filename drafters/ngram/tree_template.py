@@ -19,8 +19,8 @@ FALL = 2.2
 class TemplateNode(NamedTuple):
     """One node of the template.
 
-    parent  the place of its parent, where the root has place 0 and the first node 1
-    rank    its place among the parent's candidates, from 0
+    parent  0 is the root, i + 1 is node i of the template
+    rank    index among the parent's candidates, best first, from 0
     """
 
     parent: int

@@ -32,7 +32,11 @@ def paged_attention(
     query: Tensor, pairs: Tensor, layout: StepLayout, spec: LayerSpec,
     out: Tensor, *, log_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """As `paged_attention` of `kernels/attention/reference.py`, which says what it does."""
+    """Write the attention of `query` to `out`, and log-sums to `log_sums`.
+
+    Shapes, dtypes and semantics are those of `paged_attention` in `kernels/attention/reference.py`.
+    The last dimension of queries, results and pairs must be contiguous.
+    """
     shape, partials = layout.shape, layout.partials
     assert query.stride(2) == out.stride(2) == pairs.stride(3) == 1
     sums = out if log_sums is None else log_sums
@@ -64,7 +68,7 @@ def paged_attention(
 
 
 def tile_options(dims: int, dtype: torch.dtype) -> dict[str, object]:
-    """How tiles are computed: fewer columns where a row of keys is long, to fit shared memory."""
+    """Constants and launch options for heads of `dims` numbers: few columns where keys are long."""
     row_bytes = dims * dtype.itemsize
     return {
         "COLUMNS": next((count for most, count in COLUMNS if row_bytes <= most), LEAST_COLUMNS),

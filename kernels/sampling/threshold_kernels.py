@@ -21,7 +21,7 @@ def tally(
     ranks, weights, threshold, logits, row, best, temperature, stride_row, vocab_size, scale,
     IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, LEN: tl.constexpr,
 ):  # fmt: skip
-    """int64: how many tokens have ranks up to `threshold`, or what they weigh.
+    """int64 number, or weight, of the tokens with ranks up to `threshold`.
 
     Of those gathered, which `ranks` and `weights` hold; or of the whole row.
     """

@@ -1,4 +1,4 @@
-"""The text that each row of a step which drafters ask about follows."""
+"""Contexts of the rows that drafters ask about: the text that each follows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...core.tree.ancestor_bits import unpack
 
 
 class RowContext(NamedTuple):
-    """What a row follows: its request's text before `start`, and then `tokens`, its own the last.
+    """The text that a row follows: its request's text before `start`, then `tokens`.
 
-    seed  of the request, by which it is known
+    The last token is the row's own. `seed` identifies the request.
     """
 
     seed: int
@@ -41,8 +41,8 @@ def probed_contexts(step: StepInput) -> Iterator[RowContext]:
     for seed, owner, first, row in rows:
         tree = step.trees[owner]
         assert tree is not None
-        own = unpack(tree.ancestors[row - first : row - first + 1], len(tree.slots))
-        seen = first + np.flatnonzero(own[0])
+        visible = unpack(tree.ancestors[row - first : row - first + 1], len(tree.slots))
+        seen = first + np.flatnonzero(visible[0])
         start = int(step.positions[first])
         assert np.array_equal(step.positions[seen], np.arange(start, start + len(seen)))
         yield RowContext(seed, start, tuple(step.token_ids[seen].tolist()))

@@ -1,4 +1,4 @@
-"""Says of answers of matched runs that differ whether float rounding explains it."""
+"""Explains differing answers of matched runs: whether float rounding is the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from .near_tie import Judge
 
 
 def explain_by_model(model: str, plan: Plan, tokenizer: PreTrainedTokenizerBase) -> Explain:
-    """A judge that loads `model` in transformers, in float32, when the first answer differs."""
+    """A function that explains differences by `model` itself, run in transformers in float32.
+
+    The model is loaded when the first answer differs.
+    """
 
     @cache
     def judge() -> Judge:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy of whole numbers on `device`, int64; work that is launched later sees it."""
+    """A copy of integers on `device`, int64; work that is launched later sees it."""
     tensor = torch.from_numpy(array.astype(np.int64))
     if device.type == "cuda":
         # From pinned memory alone does a copy not wait for all work before it.
@@ -35,7 +35,7 @@ class HostCopy:
             self._copied.record()
 
     def wait(self) -> list[Tensor]:
-        """The tensors on the host, once they are there; on a CPU the very tensors."""
+        """The tensors on the host, once they are there; on a CPU the tensors themselves."""
         if self._copied is None:
             return list(self._tensors)
         self._copied.synchronize()
@@ -43,7 +43,7 @@ class HostCopy:
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """Their bytes one behind the other, uint8 [bytes]."""
+    """The bytes of all tensors one behind the other, uint8 [bytes]."""
     parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -23,10 +23,10 @@ def choose_device(setting: str, *, has_gpu: bool | None = None) -> str:
     return setting
 
 
-def choose_dtype(setting: str, device: str, own: str) -> str:
-    """A dtype's name; `own` is that of the checkpoint, kept on GPUs where it has 16 bits."""
+def choose_dtype(setting: str, device: str, checkpoint_dtype: str) -> str:
+    """The name of the dtype to compute in; on GPUs the checkpoint's where that has 16 bits."""
     if setting != AUTO:
         return setting
     if device == "cpu":
         return "float32"
-    return own if own in HALVES else HALVES[0]
+    return checkpoint_dtype if checkpoint_dtype in HALVES else HALVES[0]

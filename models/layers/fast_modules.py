@@ -65,7 +65,7 @@ def can_be_fast(layer: Any, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def make_fast(module: Any) -> Any:
-    """What replaces a known module; other modules come back with their known children replaced.
+    """A module's fast replacement; an unknown one itself, with its known children replaced.
 
     A decoder layer then takes hidden states [rows, hidden_size] and rotations of
     `RotaryTable(..., flat=True)`.
@@ -189,7 +189,7 @@ class FastAttention(nn.Module):
 
 
 def _window(attention: Any) -> int | None:
-    """How far a layer sees, as it tells the attention interface."""
+    """The sliding window of an attention module, in tokens; None: it sees all."""
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window
     return attention.config.sliding_window if type(attention) in CONFIG_WINDOWS else None

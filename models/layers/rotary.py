@@ -14,8 +14,8 @@ Rotation = tuple[Tensor, Tensor]
 class RotaryTable:
     """Cosines and sines of all positions, made by the model's own rotary module.
 
-    The module's answer for a position depends on nothing else (batch-dependent kinds are refused
-    at load), so a row of the table equals what the module would say. Grows when needed.
+    The module's result for a position depends on nothing else (batch-dependent kinds are refused
+    at load), so a row of the table equals what the module computes. Grows when needed.
     """
 
     def __init__(

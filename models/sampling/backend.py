@@ -33,11 +33,11 @@ class TorchSampler:
     """Plain torch: the reference, and what runs on CPUs."""
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
-        """See `Sampler`."""
+        """float32 logits [rows, vocabulary] with the edits made; without edits, `logits` itself."""
         return edit_logits(logits, edits)
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """See `Sampler`."""
+        """The target token of each row, int32 [rows] on the device."""
         return choose_tokens(logits, sampling)
 
 
@@ -51,7 +51,7 @@ class KernelSampler:
         self._scratch: tuple[tuple[int, int], SamplingScratch] | None = None
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
-        """See `Sampler`."""
+        """float32 logits [rows, vocabulary] with the edits made; without edits, `logits` itself."""
         if not edits:
             return logits
         num_rows, vocab_size = logits.shape
@@ -64,7 +64,7 @@ class KernelSampler:
         return out
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """See `Sampler`."""
+        """The target token of each row, int32 [rows] on the device."""
         if not takes(sampling):
             return choose_tokens(logits, sampling)
         num_rows, vocab_size = logits.shape

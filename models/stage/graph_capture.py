@@ -31,7 +31,7 @@ class CudaCapture:
             self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Work) -> Work:
-        """See `Capture`."""
+        """Capture `work` as a CUDA graph after one run of it; the function that replays it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             # Kernels are compiled and libraries make their workspaces in a first run: a capture

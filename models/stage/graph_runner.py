@@ -117,7 +117,7 @@ class GraphRunner:
         if not len(step.token_ids) or int(step.positions.max()) >= self._options.max_positions:
             return None
         needed = LayoutCapacity.exact(step, self._backend.block_size)
-        return next((one for one in self._graphs if one.layout.capacity.holds(needed)), None)
+        return next((graph for graph in self._graphs if graph.layout.capacity.holds(needed)), None)
 
     def _captured(self, rows: int) -> _StepGraph:
         layout = self._backend.static_layout(self._capacity(rows))

@@ -17,9 +17,9 @@ ROWS_AT_ONCE = 1024
 
 
 def parquet_rows(file: Path) -> Iterator[Document | Chat | Unreadable]:
-    """One document a row, named `FILE:ROW` from 1. Only the columns that `read_row` knows are read.
+    """The documents of a parquet file, one a row, named `FILE:ROW` from 1.
 
-    Raises `ConfigError` where pyarrow is missing.
+    Only the columns that `read_row` knows are read. Raises `ConfigError` where pyarrow is missing.
     """
     try:
         arrow = import_module("pyarrow")

@@ -21,10 +21,11 @@ ROLES = {
 
 
 def read_row(name: str, row: Mapping[str, Any]) -> Document | Chat | Unreadable:
-    """The document that a row is.
+    """The document of one row of named fields.
 
     A chat has `messages` (of `role` and `content`) or `conversations` (ShareGPT: of `from` and
-    `value`); a text has `text`, `content`, or `prompt` and `completion`.
+    `value`); a text has `text`, `content`, or `prompt` and `completion`. Any other row gives
+    `Unreadable`.
     """
     for field in CHAT_FIELDS:
         if row.get(field) is not None:
@@ -39,7 +40,7 @@ def read_row(name: str, row: Mapping[str, Any]) -> Document | Chat | Unreadable:
 
 def _chat(name: str, entries: Any) -> Chat | Unreadable:
     turns = entries if isinstance(entries, list) else []
-    messages = tuple(found for one in turns if (found := _message(one)) is not None)
+    messages = tuple(message for turn in turns if (message := _message(turn)) is not None)
     if not messages or len(messages) < len(turns):
         return Unreadable(name, "bad chat")
     if all(message.role != "assistant" for message in messages):
@@ -62,5 +63,5 @@ def _content(value: Any) -> str | None:
     if not isinstance(value, list):
         return None
     texts = [part.get("text") for part in value if isinstance(part, dict)]
-    found = [text for text in texts if isinstance(text, str)]
-    return "".join(found) if found and len(found) == len(value) else None
+    parts = [text for text in texts if isinstance(text, str)]
+    return "".join(parts) if parts and len(parts) == len(value) else None

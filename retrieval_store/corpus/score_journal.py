@@ -21,7 +21,7 @@ SYNC_SECONDS = 5.0
 
 
 def score_key(document: TokenizedDocument, windows: Windows, model_hash: str) -> str:
-    """32 hex digits: equal where a model gives the same score."""
+    """32 hex digits that are equal where a model gives the same score."""
     cut = f"{model_hash} {windows.window} {windows.overlap} {windows.bos_id} {len(document.ids)} "
     digest = hashlib.sha256(cut.encode())
     digest.update(document.ids.tobytes())
@@ -57,7 +57,7 @@ class ScoreJournal:
     def add(self, scores: Mapping[str, Score]) -> None:
         """Keep more scores: they outlive this process at once, and the machine seconds later."""
         self._scores.update(scores)
-        lines = (f"{key} {one.log_prob!r} {one.num_tokens}\n" for key, one in scores.items())
+        lines = (f"{key} {each.log_prob!r} {each.num_tokens}\n" for key, each in scores.items())
         self._file.write("".join(lines).encode())
         if time.monotonic() - self._synced > SYNC_SECONDS:
             os.fsync(self._file.fileno())

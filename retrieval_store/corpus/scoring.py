@@ -16,7 +16,7 @@ BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusScorer:
-    """The target as judge of a corpus.
+    """Scores documents by the target, in large batches.
 
     model_hash  of the target, see `models/text/fingerprint.py`
     journal     None: scores are not kept
@@ -31,16 +31,16 @@ class CorpusScorer:
         self, documents: Sequence[TokenizedDocument], advance: Callable[[int], None]
     ) -> list[Score]:
         """The score of each document, in order; calls `advance` with tokens that are done."""
-        keys = [score_key(one, self.windows, self.model_hash) for one in documents]
+        keys = [score_key(document, self.windows, self.model_hash) for document in documents]
         known = {} if self.journal is None else dict(self.journal.scores)
         missing = [index for index, key in enumerate(keys) if key not in known]
         advance(_size(documents, range(len(documents))) - _size(documents, missing))
         for batch in batches(documents, missing):
             scores = self._batch(documents, batch)
-            found = {keys[index]: one for index, one in zip(batch, scores, strict=True)}
+            by_key = {keys[index]: score for index, score in zip(batch, scores, strict=True)}
             if self.journal is not None:
-                self.journal.add(found)
-            known |= found
+                self.journal.add(by_key)
+            known |= by_key
             advance(_size(documents, batch))
         return [known[key] for key in keys]
 

@@ -1,4 +1,4 @@
-"""Counts what is damaged in a store and passed over, and logs it once."""
+"""Counts damaged entries and texts that were passed over, and logs each once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DamageCount:
             return len(self._places.get(namespace, ()))
 
     def add(self, namespace: str, place: str) -> None:
-        """Count what is at `place`, a name within the namespace."""
+        """Count the damaged entry or text `place`, a name within the namespace; once each."""
         with self._changing:
             is_first = namespace not in self._places
             places = self._places.setdefault(namespace, set())

@@ -1,4 +1,4 @@
-"""What the logs of a store hold of each namespace, whatever models their texts are for."""
+"""Counts of the entries of a store's logs by namespace, over the logs of all models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LogSurvey:
 
 
 def survey_logs(logs: Sequence[DeltaLog]) -> LogSurvey:
-    """Reads all logs, one for each model. Raises `StoreError` if one is out of reach."""
+    """Count the entries of all logs, one for each model. Raises `StoreError` if out of reach."""
     survey = LogSurvey()
     for log in logs:
         for namespace in log.epochs():

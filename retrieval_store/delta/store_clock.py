@@ -1,4 +1,4 @@
-"""The time by a store's own clock, which all who write to it share."""
+"""Time by a store's own clock, which all who write to it share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class StoreClock:
         self._ahead = 0.0
 
     def now(self) -> float:
-        """Raises `StoreError` if the store is out of reach."""
+        """Seconds since the epoch. Raises `StoreError` if the store is out of reach."""
         with self._changing:
             if time.monotonic() - self._read_at > READING_SECONDS:
-                found = self._read()
-                if found is None:
+                seconds = self._read()
+                if seconds is None:
                     return time.time()
-                self._ahead = found - time.monotonic()
+                self._ahead = seconds - time.monotonic()
                 self._read_at = time.monotonic()
             return time.monotonic() + self._ahead

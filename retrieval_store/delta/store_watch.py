@@ -18,8 +18,10 @@ class StoreWatch:
         self.is_lost = False
 
     def look(self) -> Manifest:
-        """What is stored now. Raises `StoreError` for as long as the store is without what it
-        held, until an operator fills it again or accepts the loss."""
+        """Read the manifest, and notice whether the store has lost what it held.
+
+        Raises `StoreError` after a loss, until an operator fills the store again or accepts it.
+        """
         manifest = self._store.manifest()
         self.is_lost = manifest.is_lost_since(self.followed)
         if self.is_lost:

@@ -10,7 +10,7 @@ from .policy import LearningPolicy
 
 
 class NamespaceEraser(Protocol):
-    """Both methods raise `StoreError` if the store is out of reach."""
+    """Deletes namespaces. Both methods raise `StoreError` if the store is out of reach."""
 
     def erase(self, namespace: str) -> None:
         """Delete segments, learned texts and what was said of them, without any grace.
@@ -31,7 +31,7 @@ class NamespaceEraser(Protocol):
 def forget_namespace(
     eraser: NamespaceEraser, namespace: str, policy: LearningPolicy | None = None
 ) -> int:
-    """Erase a namespace and verify that nothing is left; how many things were deleted.
+    """Erase a namespace, verify that nothing is left, and return how many things were deleted.
 
     With `policy` nothing is learned of it from now on, so that requests which end later bring
     nothing back. Replicas that follow the store stop answering from it at their next reading.

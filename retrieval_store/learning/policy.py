@@ -10,10 +10,10 @@ from ..store import check_namespace
 
 
 class LearningPolicy(Protocol):
-    """Kept in the store itself. Every method raises `StoreError` if that is out of reach.
+    """The namespaces of which nothing is learned, kept in the store itself.
 
-    Logs look at it in the very step that appends, so nothing is appended once `switch` has
-    returned; what was learned before stays.
+    Every method raises `StoreError` if that is out of reach. Logs look at it in the very step that
+    appends, so nothing is appended once `switch` has returned; what was learned before stays.
     """
 
     def off(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ CLOSE_S = 5.0
 
 
 class LearningQueue:
-    """Implements `core.learner.Learner`: calls `sink` for each request, in a thread of its own.
+    """Implements `core.interfaces.Learner`: calls `sink` for each request, in a thread of its own.
 
     `sink` says what that adds to `counts`; `dropped` are requests that came while the queue was
     full, `failed` those for which it raised.
@@ -38,7 +38,7 @@ class LearningQueue:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many requests had which outcome so far."""
+        """Number of requests by outcome so far."""
         with self._counting:
             return dict(self._counts)
 

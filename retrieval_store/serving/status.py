@@ -1,4 +1,4 @@
-"""How a retrieval service stands with its store."""
+"""The state of a retrieval service and of its store."""
 
 from __future__ import annotations
 
