@@ -1,7 +1,8 @@
 """Attention of all rows of a step over a paged KV cache, in Triton.
 
 Reads each key and value once for all query lines of a tile: the rows of a request times the heads
-that share a key. Importing this file needs Triton; `dispatch.py` does it where it is chosen.
+that share a key. Importing this file needs Triton; `kernels/dispatch.py` does so where Triton is
+chosen.
 """
 
 # Triton takes plain numbers for constants of a kernel, whatever their annotation.

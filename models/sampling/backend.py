@@ -89,7 +89,7 @@ class KernelSampler:
 
 
 def uses_fused_modules(device: str | torch.device, attention: str) -> bool:
-    """Whether a stage on `device` has the modules of `fused_modules.py` where they know its own.
+    """Whether a stage on `device` has the modules of `models/layers/fused_modules.py`.
 
     `attention` is the stage's setting; `sdpa` asks for transformers' own modules.
     """

@@ -32,8 +32,8 @@ class LiveLearning:
     """Learns ended requests of all namespaces but `shared`, those in `off`, and those that the
     store's `LearningPolicy` forbids.
 
-    counts  by outcome, see `core.interfaces.OUTCOMES`; `credited`: texts that were of use; `damaged`:
-            entries of logs that were passed over
+    counts  by outcome, see `core.interfaces.OUTCOMES`; `credited`: texts that were of use;
+            `damaged`: entries of logs that were passed over
     watch   of the store; nothing is learned or folded while that has lost its data, of which what
             it says of namespaces that are not learned is a part
     """
