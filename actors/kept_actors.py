@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError, RayError
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.pipeline.bundle import Bundle, at_node, node_of
 from ..cluster.pipeline.keeper import Holder, Taken, Wanted, key_of
-from ..cluster.pipeline.stage_source import TakenStage
+from ..cluster.pipeline.ray_pipeline import TakenStage
 from ..cluster.transport.stage_spec import StageSpec
 from ..core.errors import StageLost
 from .drafter_actor import DrafterActor, RayDrafter

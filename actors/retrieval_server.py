@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 import grpc
 from google.protobuf.message import DecodeError
 
-from ..cluster.links.denied_namespaces import DENIED_KEY
 from ..cluster.links.tls_files import TlsFiles
 from ..cluster.links.tokens import Access, Scope
+from ..cluster.retrieval.client import DENIED_KEY
 from ..core.errors import CapacityError, ConfigError, ProtocolError, StoreError
 from ..core.interfaces import Ended, Lookup
 from ..retrieval_store.delta.fingerprint import Fingerprint
@@ -26,8 +26,7 @@ from ..retrieval_store.serving.service import Expected, RetrievalService
 from ..retrieval_store.store import NAMESPACE
 from ..retrieval_store.wire import METHOD, REFUSED, decode_request, encode_reply
 from .server.arguments import add_listen_arguments, listen_settings
-from .server.health_check import health_handler
-from .server.listener import GrpcListener, run_server, serve_until_signal
+from .server.listener import GrpcListener, health_handler, run_server, serve_until_signal
 
 SERVICE, _, METHOD_NAME = METHOD.strip("/").partition("/")
 LEARN_METHOD_NAME = LEARN_METHOD.rpartition("/")[2]
@@ -150,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
         learning = None
         if given.learn_for:
             # It imports torch, which a server that only answers does without.
-            from ..cluster.retrieval.model_fingerprint import model_fingerprint  # noqa: PLC0415
+            from ..cluster.retrieval.source import model_fingerprint  # noqa: PLC0415
 
             learning = open_learning(url, model_fingerprint(given.learn_for), given.learn_off)
         store = open_store(url, must_exist=learning is None)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..core.errors import ConfigError
-from .shown_values import redacted, shown
 
 Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "block", "traversal", "k_seq", "typical"]
@@ -18,6 +18,15 @@ NodeBudgetKind = Literal["adaptive", "full"]
 DrafterTransport = Literal["inproc", "grpc"]
 TransportName = Literal["auto", "compiled_graph", "distributed", "nccl"]
 Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
+# Tokens that a model drafter draws among where it must declare their distribution.
+DISTRIBUTION_SIZE = 64
+MAX_CHARS = 80
+# Whole words of a field's name: `kv_cache_tokens` is none of them.
+SECRET_NAME = re.compile(r"(^|_)(api_key|key|keys|password|secret|token)($|_)")
+HIDDEN = "***"
+# What stands between the scheme and the last @ of a URL; a password may hold anything else.
+_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s@/:]*)(:?)[^\s]*@")
+_QUERY = re.compile(r"([?&](?:password|username|token|secret|key)=)[^&\s]*", re.IGNORECASE)
 
 
 def unknown_key(field: str, key: str, known: list[str]) -> ConfigError:
@@ -65,10 +74,6 @@ class _Shown(str):
 
     def __repr__(self) -> str:
         return str(self)
-
-
-# Tokens that a model drafter draws among where it must declare their distribution.
-DISTRIBUTION_SIZE = 64
 
 
 class DrafterConfig(Settings):
@@ -334,3 +339,30 @@ def _drafter(index: int, item: Any) -> DrafterConfig:
         return DrafterConfig(**item)
     except ConfigError as error:
         raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
+
+
+def redacted(text: str) -> str:
+    """The text with the passwords of its URLs as `***`: `redis://user:***@host`."""
+    text = _USER.sub(_hide_user, text)
+    return _QUERY.sub(rf"\1{HIDDEN}", text)
+
+
+def _hide_user(found: re.Match[str]) -> str:
+    scheme, user, colon = found.groups()
+    # Without a colon the only word may be a password, too.
+    return f"{scheme}{user}:{HIDDEN}@" if colon else f"{scheme}{HIDDEN}@"
+
+
+def shown(value: object, path: Sequence[str | int] = ()) -> str:
+    """How a message shows a value that stands at `path` in the settings.
+
+    Of a mapping and of a list only its size: they may hold anything.
+    """
+    if any(isinstance(name, str) and SECRET_NAME.search(name) for name in path):
+        return "a value that is not shown"
+    if isinstance(value, dict):
+        return f"a mapping of {len(value)} keys"
+    if isinstance(value, list | tuple | set):
+        return f"a list of {len(value)}"
+    text = redacted(repr(value))
+    return text if len(text) <= MAX_CHARS else text[:MAX_CHARS] + "..."

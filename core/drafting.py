@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .arrays import UInt32
 from .interfaces import ProposalSource
-from .proposals import Probe, Proposal, Query, StepCommit
+from .proposals import DraftBatch, Probe, Proposal, Query, StepCommit
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
@@ -20,21 +20,6 @@ from .verify.rules import COUPLED, rule_for
 
 # A budget can only choose where more is offered than a tree may hold.
 OFFERED_TREES = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftBatch:
-    """What drafters proposed, by request id.
-
-    seconds  how long they were waited for
-    asked    who was asked
-    costs    mean seconds that each drafter takes in a step, by name
-    """
-
-    by_request: Mapping[str, Sequence[Proposal]]
-    seconds: float
-    asked: frozenset[str]
-    costs: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +67,10 @@ class Drafting:
     def close(self, state: RequestState) -> None:
         """End a request with every drafter, after handing them its last tokens."""
         if state.is_open:
-            last = [one for one in self._commits if one.request_id == state.request_id]
-            self._commits = [one for one in self._commits if one.request_id != state.request_id]
+            last = [commit for commit in self._commits if commit.request_id == state.request_id]
+            self._commits = [
+                commit for commit in self._commits if commit.request_id != state.request_id
+            ]
             self._drafters.close(state.request_id, last)
 
     def note_commit(self, commit: StepCommit) -> None:
@@ -113,8 +100,8 @@ class Drafting:
             Query(state.request_id, len(state.token_ids), size) for state, size in sizes if size > 0
         ]
         start = self._clock()
-        found = await self._drafters.exchange(commits, queries, costs.keys() - asked)
-        return DraftBatch(found, self._clock() - start, asked, costs)
+        proposals = await self._drafters.exchange(commits, queries, costs.keys() - asked)
+        return DraftBatch(proposals, self._clock() - start, asked, costs)
 
     def merge(
         self, states: Sequence[RequestState], draft_batch: DraftBatch | None
@@ -155,18 +142,18 @@ class Drafting:
         self, drafted: Sequence[DraftedTree], draft_batch: DraftBatch | None
     ) -> list[TreeStep]:
         """Each request's part of the step: its tree cut to the nodes that are worth their time."""
-        if not drafted or (draft_batch is None and not any(len(one.tree) for one in drafted)):
-            return [self.bare(one.state, one.form) for one in drafted]
+        if not drafted or (draft_batch is None and not any(len(part.tree) for part in drafted)):
+            return [self.bare(part.state, part.form) for part in drafted]
         if self._acceptance != COUPLED:
-            return [self._as_drawn(one) for one in drafted]
+            return [self._as_drawn(part) for part in drafted]
         if draft_batch is not None:
-            self._budget.note_asked([one.tree for one in drafted], draft_batch.seconds)
+            self._budget.note_asked([part.tree for part in drafted], draft_batch.seconds)
         trees = self._budget.choose(
-            [one.tree for one in drafted],
-            [one.max_nodes for one in drafted],
+            [part.tree for part in drafted],
+            [part.max_nodes for part in drafted],
             self._scheduler.num_prefill_rows(len(drafted)),
         )
-        return [self._cut(one, tree) for one, tree in zip(drafted, trees, strict=True)]
+        return [self._cut(part, tree) for part, tree in zip(drafted, trees, strict=True)]
 
     def bare(self, state: RequestState, form: UInt32 | None) -> TreeStep:
         """Plain decoding: the root alone. `form`: what is allowed after it, and perhaps more."""
@@ -176,12 +163,12 @@ class Drafting:
         return TreeStep(state, NO_TREE, {}, NO_TREE, {}, candidates, root)
 
     def _cut(self, drafted: DraftedTree, tree: TokenTree) -> TreeStep:
-        found, form = drafted.proposals, drafted.form
+        proposals, form = drafted.proposals, drafted.form
         if form is not None:
             form = form[rows_in(tree, drafted.tree)]
-        probes = self._probes(found)
+        probes = self._probes(proposals)
         return TreeStep(
-            drafted.state, tree, probes, drafted.tree, _num_top_next_tokens(found), None, form
+            drafted.state, tree, probes, drafted.tree, _num_top_next_tokens(proposals), None, form
         )
 
     def _as_drawn(self, drafted: DraftedTree) -> TreeStep:
@@ -190,11 +177,16 @@ class Drafting:
         So no budget chooses among the nodes, and no rule of the request: what it forbids, the
         target gives no probability.
         """
-        state, tree, found = drafted.state, drafted.tree, drafted.proposals
-        rule = rule_for(self._acceptance, found)
-        candidates = candidates_of(rule, tree, found, drafted.max_nodes)
+        state, tree, proposals = drafted.state, drafted.tree, drafted.proposals
+        rule = rule_for(self._acceptance, proposals)
+        candidates = candidates_of(rule, tree, proposals, drafted.max_nodes)
         return TreeStep(
-            state, tree, self._probes(found), NO_TREE, _num_top_next_tokens(found), candidates
+            state,
+            tree,
+            self._probes(proposals),
+            NO_TREE,
+            _num_top_next_tokens(proposals),
+            candidates,
         )
 
     def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
@@ -215,13 +207,13 @@ def _is_wanted(drafter: str, states: Sequence[RequestState]) -> bool:
 
 def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:
     """The proposals of the drafters that the request takes."""
-    found = draft_batch.by_request.get(state.request_id, ())
+    proposals = draft_batch.by_request.get(state.request_id, ())
     drafters = state.request.options.drafters
-    return found if drafters is None else [p for p in found if p.source in drafters]
+    return proposals if drafters is None else [p for p in proposals if p.source in drafters]
 
 
 def _num_top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
-    return {one.source: one.num_top_next_tokens for one in proposals if one.num_top_next_tokens}
+    return {p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens}
 
 
 def _query_size(state: RequestState, most: int) -> int:

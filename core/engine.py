@@ -5,30 +5,27 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
-from .arrays import Int32
-from .containment import Contained, as_request_failure, place_of
-from .drafting import DraftedTree, Drafting
-from .errors import DraftlineError, RequestError, StageLost
+from .committing import Committing
+from .drafting import Drafting
+from .errors import Contained, DraftlineError, RequestError, StageLost, as_request_failure, place_of
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
-from .proposals import StepCommit, TopNextTokens
-from .request.output import TARGET_SOURCE, Delta, TokenLogProb
+from .proposals import DraftBatch
+from .request.output import Delta
 from .request.request import Request, RequestState
-from .request.stop import Advance, StopRule
+from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
 from .step.answers import Chosen, TreeAnswers
-from .step.builder import PromptChunk, TreeStep, build_step, edits_for, kv_moves
-from .step.deadline import StepDeadline
-from .step_in_flight import StepInFlight
-from .steps import LogitEdits
-from .trace import StepTrace
+from .step.builder import PromptChunk, TreeStep, build_step, edits_for
+from .step.in_flight import StepDeadline, StepInFlight
+from .step.trace import StepTrace
+from .steps import LogitEdits, StepInput
 from .verify.rules import COUPLED
 from .verify.walk import Walk
 
@@ -66,6 +63,9 @@ class EngineCore:
         self._scheduler = scheduler
         self._budget = budget
         self._drafting = Drafting(drafters, scheduler, budget, clock, acceptance)
+        self._committing = Committing(
+            scheduler, self._drafting, budget, clock, is_alive=self._is_alive, finish=self._finish
+        )
         self._clock = clock
         self._acceptance = acceptance
         self._trace = trace
@@ -126,16 +126,32 @@ class EngineCore:
             self._tell(state, error)
 
     async def step(self) -> None:
-        """Submit one step if there is something to submit and room for it, else commit the oldest.
+        """Admit, draft, merge, build and submit a step; else verify and commit the oldest.
 
-        What goes wrong with a request ends that request; what no request can be blamed for ends
-        those that run. Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or
-        all requests ended (`fail_all`).
+        A step is submitted where there is room for it and something to compute. What goes wrong
+        with a request ends that request; what no request can be blamed for ends those that run.
+        Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or all requests
+        ended (`fail_all`).
         """
+        with self._supervised():
+            if len(self._in_flight) < self._pipeline.max_in_flight:
+                decoding = self._admit()
+                draft_batch = await self._drafting.ask(decoding)
+                trees = await self._merge(decoding, draft_batch)
+                trees, chunks, step = self._build(trees)
+                if step is not None:
+                    self._submit(step, trees, chunks, draft_batch)
+                    return
+            if self._in_flight:
+                in_flight = self._in_flight.popleft()
+                results = await self._verify(in_flight)
+                if results is not None:
+                    self._commit(in_flight, *results)
+
+    @contextmanager
+    def _supervised(self) -> Iterator[None]:
         try:
-            room = len(self._in_flight) < self._pipeline.max_in_flight
-            if not (room and await self._submit()) and self._in_flight:
-                await self._commit(self._in_flight.popleft())
+            yield
         except StageLost:
             self._blame_lost()
             self._drop_flights()
@@ -143,25 +159,52 @@ class EngineCore:
         except Exception as error:  # noqa: BLE001 - it supervises: the engine goes on
             self._fail_running(error)
 
-    async def _submit(self) -> bool:
-        """Plan a step over everything that is ready; False if nothing is."""
-        planned_at = self._trace.clock() if self._trace is not None else 0.0
-        self._admit()
-        decoding = self._scheduler.decoding(self._forms.late())
-        draft_batch = await self._drafting.ask(decoding)
-        # Some may have been cancelled while the drafters were asked, or while forms were awaited.
+    def _admit(self) -> list[RequestState]:
+        """Start the requests that have room; those that a tree can be verified for, in order."""
+        if self._trace is not None:
+            self._trace.planning()
+        for state in self._scheduler.admit():
+            with self._contain(state):
+                state.start_time = state.start_time or self._clock()
+                self._drafting.open(state)
+        return self._scheduler.decoding(self._forms.late())
+
+    async def _merge(
+        self, decoding: Sequence[RequestState], draft_batch: DraftBatch | None
+    ) -> list[TreeStep]:
+        """Every request's tree, cut to the nodes that are allowed and worth their time."""
+        # Some may have been cancelled while the drafters were asked, or while forms are awaited.
         drafted = self._drafting.merge([s for s in decoding if self._is_alive(s)], draft_batch)
-        drafted = [one for one in await self._form(drafted) if self._is_alive(one.state)]
-        trees = self._fit(self._drafting.choose(drafted, draft_batch))
-        chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in trees))
-        trees, chunks, edits = self._edit(trees, chunks)
-        if not trees and not chunks:
-            return False
-        step = build_step(self.num_steps, chunks, trees, self._scheduler.block_size, edits)
+        most = self._scheduler.nodes_each(len(drafted))
+        is_idle = not self._in_flight and not self._scheduler.num_prefill_rows(0)
+        patience_s = self.deadline.patience_s
+        drafted = await self._forms.join(drafted, patience_s, most, is_idle=is_idle)
+        drafted = [part for part in drafted if self._is_alive(part.state)]
+        return self._drafting.choose(drafted, draft_batch)
+
+    def _build(
+        self, trees: Sequence[TreeStep]
+    ) -> tuple[list[TreeStep], list[PromptChunk], StepInput | None]:
+        """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
+        fitting = self._fit(trees)
+        chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in fitting))
+        fitting, chunks, edits = self._edit(fitting, chunks)
+        if not fitting and not chunks:
+            return fitting, chunks, None
+        step = build_step(self.num_steps, chunks, fitting, self._scheduler.block_size, edits)
+        return fitting, chunks, step
+
+    def _submit(
+        self,
+        step: StepInput,
+        trees: list[TreeStep],
+        chunks: list[PromptChunk],
+        draft_batch: DraftBatch | None,
+    ) -> None:
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
-            traced = self._trace.submitting(planned_at, step, trees, chunks, draft_batch)
+            traced = self._trace.submitting(step, trees, chunks, draft_batch)
         sent_at = self._clock()
         answer = self._pipeline.submit(step)
         in_flight = StepInFlight(
@@ -171,47 +214,46 @@ class EngineCore:
             state.in_flight += 1
         self._in_flight.append(in_flight)
         self.num_steps += 1
-        return True
 
-    async def _commit(self, in_flight: StepInFlight) -> None:
-        """Take a step's answer into its requests."""
+    async def _verify(
+        self, in_flight: StepInFlight
+    ) -> tuple[list[Walk], list[TreeAnswers], list[Chosen]] | None:
+        """The walks through the step's trees and what was chosen; None if the step failed."""
         try:
             output = await in_flight.wait(self._answered_at, self._clock, self.deadline.limit_s)
-            walks, answers, chosen = in_flight.read(output)
-            outcome = self._outcome(in_flight)
+            results = in_flight.read(output)
         except StageLost:
             # It is among those that the loss is told of.
             self._in_flight.appendleft(in_flight)
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
             self._fail_step(in_flight, error)
-            return
+            return None
         if in_flight.traced is not None:
             in_flight.traced.answered(output)
+        return results
+
+    def _commit(
+        self,
+        in_flight: StepInFlight,
+        walks: list[Walk],
+        answers: list[TreeAnswers],
+        chosen: list[Chosen],
+    ) -> None:
+        """Take a step's results into its requests."""
+        outcome = self._outcome(in_flight)
         for state in in_flight.states:
             state.in_flight -= 1
             state.num_losses = 0
         for step, walk, answer in zip(in_flight.trees, walks, answers, strict=True):
             with self._contain(step.state):
-                self._commit_tree(step, walk, answer, outcome)
+                self._committing.commit_tree(step, walk, answer, outcome)
         for chunk, first in zip(in_flight.chunks, chosen, strict=True):
             with self._contain(chunk.state):
-                self._commit_chunk(chunk, first)
+                self._committing.commit_chunk(chunk, first)
         self._budget.note_step(outcome)
         if in_flight.traced is not None:
             in_flight.traced.committed()
-
-    def _admit(self) -> None:
-        for state in self._scheduler.admit():
-            with self._contain(state):
-                state.start_time = state.start_time or self._clock()
-                self._drafting.open(state)
-
-    async def _form(self, drafted: Sequence[DraftedTree]) -> list[DraftedTree]:
-        """The trees that may go into this step, with what their requests' forms allow."""
-        most = self._scheduler.nodes_each(len(drafted))
-        is_idle = not self._in_flight and not self._scheduler.num_prefill_rows(0)
-        return await self._forms.join(drafted, self.deadline.patience_s, most, is_idle=is_idle)
 
     def _edit(
         self, trees: Sequence[TreeStep], chunks: Sequence[PromptChunk]
@@ -252,86 +294,6 @@ class EngineCore:
         if draft_batch is None:
             return StepOutcome(in_flight.num_rows, seconds, frozenset(), {})
         return StepOutcome(in_flight.num_rows, seconds, draft_batch.asked, draft_batch.costs)
-
-    def _commit_tree(
-        self, step: TreeStep, walk: Walk, answer: TreeAnswers, outcome: StepOutcome
-    ) -> None:
-        state = step.state
-        self._scheduler.share(state, len(state.token_ids) - 1)
-        if not self._is_alive(state):
-            return
-        rows, tokens, sources, drafted = walk
-        outcome.count(step.tree, rows)
-        if step.candidates is None:
-            self._budget.learn(step.drafted, tokens)
-        advance = state.stop.advance(tokens)
-        taken = advance.num_tokens
-        state.record_walk(drafted, sources[:taken])
-        self._append(state, tokens[:taken], answer.probe_ids, answer.top_next_tokens)
-        # A request that was preempted meanwhile has no KV to move.
-        if advance.finish_reason is None and state.blocks:
-            state.moves = kv_moves(state, rows, self._scheduler.block_size)
-        log_probs = answer.chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
-        self._emit(state, advance, tokens[:taken], sources[:taken], log_probs)
-
-    def _commit_chunk(self, chunk: PromptChunk, chosen: Chosen) -> None:
-        """Take the token that the last prompt chunk predicts."""
-        state = chunk.state
-        self._scheduler.share(state, chunk.end)
-        if not (chunk.wants_token and self._is_alive(state)):
-            return
-        state.first_token_time = self._clock()
-        tokens = chosen.tokens.tolist()
-        if not state.stop.num_tokens_left:
-            # Only the prompt was to be computed.
-            self._emit(state, Advance(0, "", "length"), [], [], ())
-            return
-        advance = state.stop.advance(tokens)
-        self._append(state, tokens, {}, {})
-        log_probs = chosen.logprobs_of([0], state.request.params.logprobs)
-        self._emit(state, advance, tokens, [TARGET_SOURCE], log_probs)
-
-    def _append(
-        self,
-        state: RequestState,
-        tokens: list[int],
-        probe_ids: Mapping[str, Int32],
-        top_next_tokens: Mapping[str, TopNextTokens],
-    ) -> None:
-        base_len = len(state.token_ids)
-        state.append(tokens)
-        if state.is_open:
-            ids = np.array(tokens, dtype=np.int32)
-            commit = StepCommit(state.request_id, base_len, ids, probe_ids, top_next_tokens)
-            self._drafting.note_commit(commit)
-
-    def _emit(
-        self,
-        state: RequestState,
-        advance: Advance,
-        tokens: Sequence[int],
-        sources: Sequence[str],
-        log_probs: tuple[TokenLogProb, ...],
-    ) -> None:
-        """Tell of committed tokens."""
-        is_first = state.num_answered == len(tokens)
-        prompt_log_probs = state.prompt_log_probs if is_first else None
-        delta = Delta(
-            request_id=state.request_id,
-            token_ids=tuple(tokens),
-            sources=tuple(sources),
-            text=advance.text,
-            finish_reason=advance.finish_reason,
-            stop_reason=advance.stop_reason,
-            log_probs=log_probs,
-            prompt_log_probs=None if prompt_log_probs is None else tuple(prompt_log_probs),
-        )
-        if advance.finish_reason is None:
-            if state.request.allowed_tokens is not None:
-                state.request.allowed_tokens.advance(tokens)
-            state.request.sink(delta)
-        else:
-            self._finish(state, delta)
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)

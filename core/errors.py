@@ -6,6 +6,22 @@ is one. The HTTP status that each class maps to is decided in `deploy/`.
 
 from __future__ import annotations
 
+import logging
+import math
+import traceback
+from collections.abc import Callable
+from pathlib import PurePath
+from types import TracebackType
+from typing import TypeGuard
+
+logger = logging.getLogger(__name__)
+# Frames of a traceback that are named, the innermost ones.
+MAX_PLACES = 4
+MAX_INT32 = 2**31 - 1
+# Most characters of a client's own input that an error repeats.
+MAX_SHOWN = 80
+MAX_SHOWN_INT = 10**40
+
 
 class DraftlineError(Exception):
     """Base of every error below."""
@@ -90,3 +106,97 @@ class DeviceLost(StageLost):
 
 class EngineClosed(DraftlineError):
     """The engine was closed; the same request may succeed with another one."""
+
+
+class Contained:
+    """A context manager: an exception within it ends one request by `fail(error)`, and no more.
+
+    `StageLost` is let through: it is no request's fault.
+    """
+
+    __slots__ = ("_fail", "_request_id")
+
+    def __init__(self, request_id: str, fail: Callable[[DraftlineError], None]) -> None:
+        self._request_id = request_id
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, StageLost):
+            return False
+        self._fail(as_request_failure(error, self._request_id))
+        return True
+
+
+def as_request_failure(error: Exception, request_id: str) -> DraftlineError:
+    """The error that a request's owner gets; an unforeseen one is logged by its place alone."""
+    if isinstance(error, DraftlineError):
+        return error
+    logger.error("event=request_failed request_id=%s error=%s", request_id, place_of(error))
+    return RequestFailed(
+        f"an internal error ({type(error).__name__}) ended this request; see the server's log"
+    )
+
+
+def place_of(error: BaseException) -> str:
+    """The kind of an error and where it was raised, without its message.
+
+    A message may quote what a request holds: `KeyError at core/engine.py:120 _commit < ...`.
+    """
+    places = place_in(traceback.extract_tb(error.__traceback__))
+    return f"{type(error).__name__} at {places or 'an unknown place'}"
+
+
+def place_in(stack: traceback.StackSummary) -> str:
+    """The innermost functions of a stack, the innermost first."""
+    return " < ".join(
+        f"{'/'.join(PurePath(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}"
+        for frame in reversed(stack[-MAX_PLACES:])
+    )
+
+
+def require(condition: bool, field: str, message: str) -> None:
+    """Raise `RequestError` unless the condition holds."""
+    if not condition:
+        raise RequestError(field, message)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_token_id(value: object) -> bool:
+    """Whether a vocabulary could have it."""
+    return is_whole(value) and 0 <= value <= MAX_INT32
+
+
+def are_token_ids(value: object) -> bool:
+    """Whether it is a tuple of token ids."""
+    return isinstance(value, tuple) and all(is_token_id(item) for item in value)
+
+
+def shortened(value: object) -> str:
+    """A client's value as errors show it: the beginning of its `repr`, or its type's name."""
+    if isinstance(value, str):
+        # The repr of all of it would take as long as it is.
+        return repr(value) if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]!r}..."
+    if value is None or isinstance(value, bool | float):
+        return repr(value)
+    if isinstance(value, int):
+        return (
+            str(value) if abs(value) < MAX_SHOWN_INT else f"a number of {value.bit_length()} bits"
+        )
+    return f"a {type(value).__name__}"

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .containment import Contained
 from .drafting import DraftedTree
-from .errors import DraftlineError
+from .errors import Contained, DraftlineError
 from .request.constraint import Constraint, TreeForm
 from .request.request import RequestState
 
@@ -43,7 +42,7 @@ class FormQueue:
 
     def late(self) -> set[str]:
         """Requests that cannot take part in a step now."""
-        return {name for name, one in self._pending.items() if not one.form.done()}
+        return {name for name, pending in self._pending.items() if not pending.form.done()}
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
@@ -60,12 +59,12 @@ class FormQueue:
         most_nodes  of one tree in this step; a tree whose form was late is of an earlier one
         is_idle     there is nothing to do but these
         """
-        constrained = [one.state for one in drafted if _constraint(one.state) is not None]
-        for one in drafted:
-            self._ask(one)
+        constrained = [part.state for part in drafted if _constraint(part.state) is not None]
+        for part in drafted:
+            self._ask(part)
         await _wait([self._pending[s.request_id] for s in constrained if self._has(s)], patience_s)
-        joined = [self._joined(one, most_nodes) for one in drafted]
-        ready = [one for one in joined if one is not None]
+        joined = [self._joined(part, most_nodes) for part in drafted]
+        ready = [part for part in joined if part is not None]
         if is_idle and not ready:
             await _wait(list(self._pending.values()), IDLE_WAIT_S, for_any=True)
         return ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .request_checks import MAX_INT32, are_token_ids, is_number, is_token_id, is_whole, require
+from .errors import MAX_INT32, are_token_ids, is_number, is_token_id, is_whole, require
 
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0

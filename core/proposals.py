@@ -278,3 +278,18 @@ class StepCommit:
     tokens: Int32
     probe_ids: Mapping[str, Int32] = field(default_factory=dict)
     top_next_tokens: Mapping[str, TopNextTokens] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftBatch:
+    """What drafters proposed, by request id.
+
+    seconds  how long they were waited for
+    asked    who was asked
+    costs    mean seconds that each drafter takes in a step, by name
+    """
+
+    by_request: Mapping[str, Sequence[Proposal]]
+    seconds: float
+    asked: frozenset[str]
+    costs: Mapping[str, float]

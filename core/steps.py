@@ -89,7 +89,7 @@ class LogitEdits:
 class TreeRows:
     """What the rows of one request see besides the committed context.
 
-    ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/ancestor_bits.py`)
+    ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/kernels.py`)
     slots      int32 [columns]  KV slot of each column
     positions  int32 [columns]  absolute position of each column
 
@@ -230,3 +230,29 @@ class StepOutput:
     entropies: Float32 | None = None
     verification_results: tuple[VerificationResult, ...] | None = None
     stage_spans: tuple[Span, ...] = ()
+
+
+def prompt_step(count: int, block_size: int) -> StepInput:
+    """A prompt of `count` tokens, every one of which gets a target token, as nodes do.
+
+    It writes the first `count` slots: only for caches that hold nothing yet.
+    """
+    index = np.arange(count, dtype=np.int32)
+    none = np.empty(0, dtype=np.int32)
+    return StepInput(
+        step_id=0,
+        moves=np.empty((0, 2), dtype=np.int32),
+        token_ids=np.zeros(count, dtype=np.int32),
+        positions=index,
+        slots=index,
+        request_starts=np.array([0, count], dtype=np.int32),
+        context_lens=np.zeros(1, dtype=np.int32),
+        block_tables=np.arange(-(-count // block_size), dtype=np.int32)[None],
+        trees=(None,),
+        logits_rows=index,
+        sampling=SamplingRows.greedy(index.astype(np.int64) + 1),
+        probe_rows=none,
+        probe_top_k=0,
+        scored_rows=none,
+        scored_tokens=none,
+    )

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -18,7 +18,12 @@ from ...cluster.links.tls_files import TlsFiles
 from ...cluster.links.tokens import Access
 from ...cluster.loop_calls import call_on_loop
 from ...core.errors import ConfigError, DraftlineError
-from .token_check import TokenCheck
+
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+# HealthCheckResponse has one field, `status`, number 1: SERVING is 1, NOT_SERVING is 2.
+SERVING = b"\x08\x01"
+NOT_SERVING = b"\x08\x02"
+REASON = "a bearer token of this server is needed: token_env or token_file in the client's settings"
 
 
 class GrpcListener:
@@ -113,3 +118,50 @@ def run_server(name: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> int
         sys.stderr.write(f"{name}: {error}\n")
         return 2
     return 0
+
+
+SERVICE, _, METHOD_NAME = HEALTH_METHOD.strip("/").partition("/")
+
+
+def health_handler(is_serving: Callable[[], bool]) -> grpc.GenericRpcHandler:
+    """Answers for the process as a whole, whatever service a probe asks for."""
+
+    async def check(_request: bytes, _context: grpc.aio.ServicerContext) -> bytes:
+        return SERVING if is_serving() else NOT_SERVING
+
+    handler = grpc.unary_unary_rpc_method_handler(check)
+    return grpc.method_handlers_generic_handler(SERVICE, {METHOD_NAME: handler})
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):
+    """Answers UNAUTHENTICATED before a handler sees the call; health checks need no token."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The method's own handler, or one that refuses."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method == HEALTH_METHOD:
+            return handler
+        if self._access.scope(handler_call_details.invocation_metadata) is not None:
+            return handler
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(_refuse_stream)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+async def _refuse(_request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REASON)
+    return b""
+
+
+async def _refuse_stream(
+    _requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+) -> AsyncIterator[bytes]:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REASON)
+    yield b""

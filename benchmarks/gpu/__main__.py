@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from ...core.errors import ConfigError
 from ...kernels.dispatch import Machine as AttentionMachine
 from ...kernels.dispatch import choose_attention
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from .device_facts import device_facts
 from .findings import Findings
 from .goals import goals

@@ -1,4 +1,4 @@
-"""What a figure was measured on, beside what `measure/records/machine.py` says."""
+"""What a figure was measured on, beside what `measure/records/record.py` says."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from ...cluster.engine.assembly import plan_model
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ...measure.runs.near_tie import Judge, Parting
 from ..peers.transformers_peer import TransformersPeer
 

@@ -19,9 +19,9 @@ import typer
 
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import plan_model
+from ...core.request.constraint import StructuredOutput
 from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...core.request.structured_output import StructuredOutput
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
 from ...measure.runs.near_tie import Judge, Parting

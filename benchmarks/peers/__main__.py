@@ -25,7 +25,7 @@ from rich.console import Console
 
 from ...core.errors import DraftlineError
 from ...deploy.cli.bench.prompts import bench_prompts
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ...measure.runs.matched import Plan
 from .environment import PeerEnvironment
 from .measure import Plans, make_plans, measure_server, measure_transformers

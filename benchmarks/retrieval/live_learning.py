@@ -29,12 +29,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from ...cluster.config import DrafterConfig, EngineConfig
-from ...cluster.retrieval.model_fingerprint import model_fingerprint
+from ...cluster.retrieval.source import model_fingerprint
 from ...core.interfaces import Ended
 from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.engine.engine import Engine
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ...retrieval_store.serving.open_store import open_learning, open_store
 from ...retrieval_store.serving.service import RetrievalService
 

@@ -31,11 +31,11 @@ from ...deploy.cli.demo.build_store import NAMESPACE, demo_documents
 from ...deploy.ray_serve.runtime import quiet_libraries
 from ...measure.clients.load import Load
 from ...measure.clients.setting import TARGET_ONLY, Setting
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ...retrieval_store.corpus.build import BuildProgress
 from ...retrieval_store.corpus.document_filter import DocumentFilter
 from ...retrieval_store.corpus.documents import TokenizedDocument
-from ...retrieval_store.corpus.score_journal import ScoreJournal
+from ...retrieval_store.corpus.scoring import ScoreJournal
 from ...retrieval_store.directory_store.store import DirectoryStore
 from ...retrieval_store.segment.segment import build_segment
 from .refinement_plot import write_plot

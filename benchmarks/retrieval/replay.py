@@ -26,7 +26,7 @@ from ...deploy.cli.bench.suite import MAX_NODES, Stores, with_suite
 from ...deploy.ray_serve.runtime import quiet_libraries
 from ...measure.clients.load import Load
 from ...measure.clients.setting import TARGET_ONLY, Setting
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ...measure.report.summary import BenchResult
 
 RESULTS = Path(__file__).parents[1] / "results" / "replay.json"

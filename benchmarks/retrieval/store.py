@@ -26,7 +26,7 @@ from rich.table import Table
 from ...cluster.retrieval.client import GrpcLookup
 from ...core.arrays import Int32
 from ...core.interfaces import Lookup
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ...retrieval_store.directory_store.store import DirectoryStore
 from ...retrieval_store.search.lookup import SHARED, SegmentLookup
 from ...retrieval_store.segment.segment import Segment, build_segment

@@ -36,7 +36,7 @@ from ...deploy.api.engine_client import LocalEngineClient
 from ...deploy.engine.engine import AsyncEngine
 from ...deploy.settings.limits import RequestLimits
 from ...deploy.settings.settings import ServerConfig
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "event_loop_stalls.json"
 BEAT_S = 0.001

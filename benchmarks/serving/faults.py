@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "faults.json"
 COMMAND = (sys.executable, "-c", "from draftline.deploy.cli.main import main; main()")

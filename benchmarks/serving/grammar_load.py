@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ... import AsyncEngine, EngineConfig, SamplingParams
 from ...core.errors import RequestError
-from ...core.request.structured_output import StructuredOutput
+from ...core.request.constraint import StructuredOutput
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 
 AMBIGUOUS = 'start: s\ns: "a" | s s | s s s | s s s s | s s s s s'

@@ -26,7 +26,7 @@ from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ..step.decode import DRAFTERS
 
 RESULTS = Path(__file__).parents[1] / "results" / "load.json"

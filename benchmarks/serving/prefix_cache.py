@@ -24,7 +24,7 @@ from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import SamplingParams
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "prefix_cache.json"
 QUESTION_TOKENS = 24

@@ -24,7 +24,7 @@ from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 from ...cluster.config import EngineConfig
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ...models.load.checkpoint import resolve_model_path
 from ..peers.llama_peer import HOW_TO, LlamaPeer
 from .batch_one import decode_rates

@@ -26,7 +26,7 @@ from ...cluster.config import DrafterConfig, EngineConfig
 from ...core.request.sampling_params import SamplingParams
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ..peers.transformers_peer import TransformersPeer
 from .step_overhead import StepOverhead, measure_overhead
 

@@ -31,7 +31,7 @@ from ...core.proposals import Commit, DraftRequest, Proposal, Query, TopNextToke
 from ...core.step.builder import load_kernels
 from ...core.tree.acceptance_table import AcceptanceTable
 from ...core.tree.merge import merge
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ...models.load.bundled import demo_path
 from ...models.text.tokenizer import load_tokenizer
 from ...training.corpus import training_files

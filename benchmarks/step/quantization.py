@@ -16,14 +16,14 @@ import typer
 from transformers.utils import logging as transformers_logging
 
 from ...core.arrays import Int32
-from ...core.step.prompt_step import prompt_step
+from ...core.steps import prompt_step
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...kernels.attention.spec import AttentionShape
 from ...models.attention.kernel_attention import KernelBackend
 from ...models.layers.model_slice import load_slice
 from ...models.load.model_info import read_model_info
 from ...models.load.partition import LayerSpan
-from ...models.stage.kv_cache import make_kv
+from ...models.stage.memory import make_kv
 from ...models.stage.stage import Stage
 from ...models.text.tokenizer import load_tokenizer
 

@@ -34,7 +34,7 @@ from ...core.schedule.budget import NodeBudget
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.step.builder import load_kernels
 from ...core.steps import StepInput, StepOutput
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "simulated_pipeline.json"
 VOCAB = 4096

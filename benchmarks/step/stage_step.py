@@ -19,7 +19,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from ...core.steps import SamplingRows, StepInput, TreeRows
-from ...core.tree.ancestor_bits import pack
+from ...core.tree.kernels import pack
 from ...models.load.partition import LayerSpan
 from ...models.stage.stage import Stage, load_stage
 

@@ -32,7 +32,7 @@ from ...cluster.pipeline.ray_pipeline import RayPipeline
 from ...cluster.transport.stage_spec import StageSpec
 from ...core.errors import StageLost
 from ...core.steps import SamplingRows, StepInput, StepOutput
-from ...measure.records.machine import machine
+from ...measure.records.record import machine
 from ...models.load.partition import LayerSpan
 
 if TYPE_CHECKING:

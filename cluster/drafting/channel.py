@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from ...core.errors import DrafterError, ProtocolError
 from ...core.proposals import Proposal, Query, StepCommit
-from ...core.tree.reroot import reroot
-from ..links.circuit_breaker import CircuitBreaker, RetryPolicy
-from ..links.failure_log import FailureLog, failure_reason
+from ...core.tree.merge import reroot
+from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport
-from .backlog import DrafterBacklog
-from .committed_text import CommittedText
+from .backlog import CommittedText, DrafterBacklog
 from .stats import DrafterStats
 
 

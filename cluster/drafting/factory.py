@@ -15,7 +15,6 @@ from ...drafters.ngram.spectra import SpectraDrafter, SpectraOptions
 from ...drafters.ngram.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
 from ...drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
-from ...drafters.warm_up import warm_up
 from ...models.text.fingerprint import tokenizer_hash
 from ..config import DrafterConfig, EngineConfig, unknown_key
 from ..links.tokens import read_token
@@ -23,6 +22,11 @@ from ..links.tokens import read_token
 if TYPE_CHECKING:
     from ...drafters.model.options import ModelOptions
     from ...models.load.model_info import ModelInfo
+import numpy as np
+
+from ...core.proposals import Commit, DraftRequest, Query
+
+REQUEST_ID = "warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +170,19 @@ KINDS: Mapping[str, _Kind] = {
     "model": _Kind(_model_options, _model, ("model",)),
     "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off")),
 }
+
+
+def warm_up(drafter: Drafter) -> None:
+    """Take a drafter through the life of a short request. Discard the drafter afterwards."""
+    text = np.array([1, 2, 3, 1, 2, 3, 1, 2], dtype=np.int32)
+    drafter.open(DraftRequest(REQUEST_ID, text, len(text), temperature=0.0, seed=0))
+    length = len(text)
+    for token in (3, 1):
+        drafter.propose([Query(REQUEST_ID, length, 4)])
+        drafter.observe([Commit(REQUEST_ID, length, np.array([token], dtype=np.int32))])
+        length += 1
+    drafter.propose([Query(REQUEST_ID, length, 4)])
+    drafter.close(REQUEST_ID)
+    # What ended requests said is looked at, too.
+    drafter.open(DraftRequest("again", text, len(text), temperature=0.0, seed=0))
+    drafter.propose([Query("again", len(text), 4)])

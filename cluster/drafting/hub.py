@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from ...core.proposals import DraftRequest, Proposal, Query, StepCommit
 from ..links.link import DrafterLink
+from .backlog import CommittedText
 from .channel import DrafterChannel, DrafterLimits
-from .committed_text import CommittedText
 from .stats import DrafterStats
 
 # How long a step first waits for answers that are here but not read yet, because the process was

@@ -12,16 +12,16 @@ from ...core.engine import EngineCore
 from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
 from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.budget import NodeBudget
+from ...core.schedule.budget import NodeBudget, StepCost
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.step.builder import load_kernels
-from ...core.trace import StepTrace
+from ...core.step.trace import StepTrace
+from ...core.steps import prompt_step
 from ...core.verify.rules import COUPLED, LOSSY
-from ...models.device.device_choice import choose_device, choose_dtype
+from ...models.device import choose_device, choose_dtype
 from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.load.partition import partition_layers
-from ...models.stage.graph_options import GraphOptions
-from ...models.stage.options import StageOptions
+from ...models.stage.options import GraphOptions, StageOptions
 from ...models.text.grammar import GrammarFactory
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
@@ -32,7 +32,6 @@ from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spans import wall_clock
 from ..transport.stage_spec import Pipeline, RestartablePipeline, StageSpec
 from .request_factory import RequestFactory
-from .step_calibration import measure_step_cost
 from .trace_file import TraceFile
 
 # Drafters that are started beside the engine load libraries and models; unreachable ones fail fast.
@@ -42,6 +41,9 @@ CPU_CACHE_TOKENS = 16384
 logger = logging.getLogger(__name__)
 
 MakePipeline = Callable[[Sequence[StageSpec]], Pipeline]
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+# The first pass of a shape may still allocate or compile.
+ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +222,19 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         max_rows=max_rows,
         graphs=None if config.enforce_eager else graphs,
     )
+
+
+async def measure_step_cost(
+    pipeline: Pipeline, max_rows: int, block_size: int, clock: Callable[[], float]
+) -> StepCost:
+    """The cost curve of an idle pipeline; its KV slots are free still. Raises `StageLost`."""
+    rows = [count for count in ROWS if count <= max_rows]
+    seconds = []
+    for count in rows:
+        times = []
+        for _ in range(ROUNDS):
+            start = clock()
+            await pipeline.submit(prompt_step(count, block_size))
+            times.append(clock() - start)
+        seconds.append(min(times))
+    return StepCost(rows, seconds)

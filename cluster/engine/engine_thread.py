@@ -14,17 +14,24 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
-from ...core.containment import place_in, place_of
 from ...core.engine import EngineCore
-from ...core.errors import DeviceLost, DraftlineError, EngineClosed, EngineFailed, StageLost
+from ...core.errors import (
+    DeviceLost,
+    DraftlineError,
+    EngineClosed,
+    EngineFailed,
+    StageLost,
+    place_in,
+    place_of,
+)
 from ...core.request.request import Request
 from ...core.request.stop import StopRule
 from ..loop_calls import call_on_loop
-from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +52,8 @@ HOUR_S = 3600.0
 GRACE_S = 1.0
 CLOSE_TIMEOUT_S = 20.0
 STUCK_TIMEOUT_S = 2.0
+# How often it looks.
+PERIOD_S = 0.25
 
 
 class EngineParts(Protocol):
@@ -289,3 +298,53 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+class Watchdog:
+    """Tells once when a piece of work takes longer than its limit.
+
+    clock    seconds that never go back
+    on_hang  called in the watchdog's thread with how long the work has taken
+    """
+
+    def __init__(self, clock: Callable[[], float], on_hang: Callable[[float], None]) -> None:
+        self._clock = clock
+        self._on_hang = on_hang
+        # When the work began, and how long it may take; one value, so that both are of one work.
+        self._work: tuple[float, float] | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="draftline-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    @contextmanager
+    def watching(self, limit_s: float) -> Iterator[None]:
+        """The block is work that may take `limit_s` seconds."""
+        self._work = (self._clock(), limit_s)
+        try:
+            yield
+        finally:
+            self._work = None
+
+    def close(self) -> None:
+        """Look no more; twice is once."""
+        self._closed.set()
+
+    def look(self) -> bool:
+        """Whether the work has taken too long; tells if so."""
+        work = self._work
+        if work is None:
+            return False
+        began, limit_s = work
+        seconds = self._clock() - began
+        if seconds <= limit_s:
+            return False
+        self._on_hang(seconds)
+        return True
+
+    def _run(self) -> None:
+        while not self._closed.wait(PERIOD_S):
+            if self.look():
+                return

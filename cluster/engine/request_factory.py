@@ -7,22 +7,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...core.arrays import Int32
 from ...core.errors import RequestError
-from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
-from ...core.request.banned_sequences import BannedSequences
+from ...core.request.allowed_tokens import AllowedTokens, BannedSequences, allowed_tokens_of
 from ...core.request.constraint import Constraint
+from ...core.request.input_checks import answer_room, check_vocabulary, checked_prompt
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule, stop_token_ids
-from ...core.request_checks import shortened
 from ...models.load.model_info import ModelInfo
-from ...models.text.bad_words import bad_word_ids
 from ...models.text.grammar import GrammarConstraint, GrammarFactory
-from ...models.text.tokenizer import TextStream
+from ...models.text.tokenizer import TextStream, bad_word_ids
 
 Prompt = str | Sequence[int]
 
@@ -77,24 +74,8 @@ class RequestFactory:
     def prompt_ids(self, prompt: Prompt) -> Int32:
         """Token ids of a text or checked token ids; never empty."""
         if isinstance(prompt, str):
-            ids = self.tokenizer(prompt, verbose=False)["input_ids"]
-        else:
-            ids = list(prompt)
-            self._check_ids(ids)
-        if not ids:
-            raise RequestError("prompt", "must not be empty")
-        return np.array(ids, dtype=np.int32)
-
-    def _check_ids(self, ids: Sequence[object]) -> None:
-        size = self.info.vocab_size
-        for index, token in enumerate(ids):
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise RequestError(f"prompt[{index}]", "must be a token id, a whole number")
-            if not 0 <= token < size:
-                raise RequestError(
-                    f"prompt[{index}]",
-                    f"token id {shortened(token)} is outside the vocabulary of {size}",
-                )
+            prompt = self.tokenizer(prompt, verbose=False)["input_ids"]
+        return checked_prompt(prompt, self.info.vocab_size)
 
     def _check_tokens(self, params: SamplingParams) -> None:
         """The vocabulary has the tokens that the parameters name, and one is left to choose."""
@@ -105,12 +86,7 @@ class RequestFactory:
             "banned_token_ids": params.banned_token_ids,
         }
         for name, ids in named.items():
-            # The lists may be long, and every answer of a request comes here.
-            for token in (min(ids), max(ids)) if ids else ():
-                if not 0 <= token < size:
-                    raise RequestError(
-                        name, f"token id {token} is outside the vocabulary of {size}"
-                    )
+            check_vocabulary(name, ids, size)
         banned = set(params.banned_token_ids)
         allowed = params.allowed_token_ids
         if len(banned) == size or (allowed and banned.issuperset(allowed)):
@@ -150,24 +126,9 @@ class RequestFactory:
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams, num_kv_slots: int | None) -> int:
         """Most tokens of the answer: what is asked for, or as many as fit."""
-        most, place = self.max_model_len, f"the context of {self.max_model_len}"
+        most, holder = self.max_model_len, "this model's context"
         if num_kv_slots is not None and num_kv_slots < most:
-            most, place = num_kv_slots, f"the KV cache of {num_kv_slots} (kv_cache_tokens)"
-        room = most - prompt_len
-        if room < (params.max_tokens != 0):
-            raise RequestError(
-                "prompt", f"has {prompt_len} tokens, which leave no room for an answer in {place}"
-            )
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise RequestError(
-                "max_tokens",
-                f"{params.max_tokens} and the prompt's {prompt_len} tokens exceed {place}; at most "
-                f"{room} fit",
-            )
-        if params.min_tokens > room:
-            raise RequestError(
-                "min_tokens",
-                f"{params.min_tokens} and the prompt's {prompt_len} tokens exceed {place}; at most "
-                f"{room} fit",
-            )
+            most, holder = num_kv_slots, "the KV cache (kv_cache_tokens)"
+        limits = {"max_tokens": params.max_tokens, "min_tokens": params.min_tokens}
+        room = answer_room(prompt_len, most, limits, holder)
         return room if params.max_tokens is None else params.max_tokens

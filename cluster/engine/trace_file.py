@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ...core.errors import ConfigError
-from ...core.trace import StepRecord
+from ...core.step.trace import StepRecord
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,8 @@ import grpc
 
 from ...core.errors import DrafterError, DraftlineError, ProtocolError
 from . import drafter_pb2 as pb
-from .circuit_breaker import CircuitBreaker, RetryPolicy
-from .failure_log import failure_reason
+from .failures import CircuitBreaker, RetryPolicy, Silence, failure_reason
 from .link import MAX_NODES, DrafterMessage, LinkEvents
-from .silence import Silence
 from .tls_files import TlsFiles
 from .tokens import token_metadata
 from .wire import (

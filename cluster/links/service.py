@@ -16,7 +16,7 @@ from ...core.errors import ProtocolError
 from ...core.interfaces import Drafter, OwningDrafter
 from ..transport.stage_failure import is_device_lost
 from . import drafter_pb2 as pb
-from .failure_log import FailureLog, failure_reason
+from .failures import FailureLog, failure_reason
 from .link import is_report_due
 from .session import DrafterSession
 from .wire import (

@@ -10,9 +10,9 @@ import pickle
 import signal
 from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 import ray
 from ray.actor import ActorHandle
@@ -28,10 +28,8 @@ from ..transport.distributed import DistributedTransport
 from ..transport.in_flight import InFlightSteps
 from ..transport.stage_place import StagePlace, check_nccl, fastest_backend
 from ..transport.stage_spec import StageSpec
-from .stage_source import StageSource
 
 logger = logging.getLogger(__name__)
-
 DEATH_TIMEOUT_S = 3.0
 # A stage of a lost pipeline that lives ends what it does. First those that nothing holds up; those
 # that do not even answer are killed then, which their neighbours wait for: on other machines Ray
@@ -40,6 +38,34 @@ SETTLE_SECONDS = (0.3, 6.0)
 ANSWER_SLACK_S = 1.0
 # How Ray calls the processes of stage actors.
 ACTOR_TITLE = b"ray::StageWorker"
+
+
+@dataclass(frozen=True, slots=True)
+class TakenStage:
+    """A worker (`StageWorker`) for one stage.
+
+    is_kept  it ran the same stage before and has its weights still; it may hang, as any process
+             whose last coordinator is gone
+    """
+
+    worker: ActorHandle
+    is_kept: bool
+
+
+class StageSource(Protocol):
+    """Workers for stages: kept ones, spare ones that wait, or new ones. Used on one event loop."""
+
+    async def take(self, index: int, spec: StageSpec) -> TakenStage:
+        """A worker for this stage, which may still be starting. Nobody else gets it."""
+        ...
+
+    async def drop(self, worker: ActorHandle) -> None:
+        """Kill a worker, whatever it does."""
+        ...
+
+    def replenish(self) -> None:
+        """Start spare workers in the place of those that were taken; does not wait."""
+        ...
 
 
 class RayPipeline:

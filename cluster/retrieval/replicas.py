@@ -11,7 +11,7 @@ from typing import Protocol
 from ...core.arrays import Int32
 from ...core.errors import CapacityError, DrafterError
 from ...core.interfaces import Subtree, empty_subtree
-from ..links.circuit_breaker import CircuitBreaker, RetryPolicy
+from ..links.failures import CircuitBreaker, RetryPolicy
 
 # A restart takes seconds; a replica that is tried in vain takes a part of the others' time.
 RETRY = RetryPolicy(tolerated=0, first_delay_s=0.2, max_delay_s=5.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...core.errors import DrafterError
 from ...core.interfaces import Ended, Learner, Lookup
-from ...models.text.fingerprint import tokenizer_hash
+from ...retrieval_store.delta.fingerprint import Fingerprint
 from ...retrieval_store.learning.queue import LearningQueue
 from ...retrieval_store.search.lookup import load_compiled_lookup
 from ...retrieval_store.serving.open_store import open_learning, open_store
@@ -46,13 +46,12 @@ def open_source(
     expected = None
     if model is not None:
         from ...models.load.model_info import read_model_info  # noqa: PLC0415
+        from ...models.text.fingerprint import tokenizer_hash  # noqa: PLC0415
 
         info = read_model_info(model)
         expected = Expected(tokenizer_hash=tokenizer_hash(info.path), vocab_size=info.vocab_size)
     learning = None
     if learns_for is not None:
-        from .model_fingerprint import model_fingerprint  # noqa: PLC0415
-
         learning = open_learning(url, model_fingerprint(learns_for), learn_off)
     store = open_store(url, must_exist=learning is None)
     poll_seconds = 1.0 if learning is None else LEARNING_POLL_S
@@ -79,8 +78,6 @@ def open_servers(
     lookup = ReplicatedLookup(clients)
     if learns_for is None:
         return RetrievalSource(lookup, lookup.close)
-    from .model_fingerprint import model_fingerprint  # noqa: PLC0415
-
     fingerprint = model_fingerprint(learns_for)
 
     def learn(ended: Ended) -> dict[str, int]:
@@ -101,3 +98,20 @@ def _learning_source(
         close()
 
     return RetrievalSource(lookup, free, learner)
+
+
+def model_fingerprint(model: str) -> Fingerprint:
+    """Fingerprints and vocabulary of a model: a folder, hub id or bundled name.
+
+    Raises `CheckpointError`.
+    """
+    # transformers takes seconds to import, and most lookups need no model.
+    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+    from ...models.text.fingerprint import model_hash, tokenizer_hash  # noqa: PLC0415
+
+    info = read_model_info(model)
+    return Fingerprint(
+        tokenizer_hash=tokenizer_hash(info.path),
+        model_hash=model_hash(info.path),
+        vocab_size=info.vocab_size,
+    )

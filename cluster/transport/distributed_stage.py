@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from ...core.errors import DeviceLost, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
-from ...models.device.copies import HostCopy
+from ...models.device import HostCopy
 from .frames import FrameSender, receive_frame
 from .hidden_link import Backend, HiddenLink, open_group
 from .stage_failure import end_process

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from ...core.containment import place_of
+from ...core.errors import place_of
 from ...core.steps import StepInput, StepOutput
 from .stage_failure import stage_failure
 

@@ -11,12 +11,11 @@ import numpy as np
 from ..arrays import ROOT, Bool, UInt32
 from ..logits_params import LogitsParams
 from ..tree.tree import TokenTree
-from .banned_sequences import BannedSequences
 from .constraint import Constraint, TreeForm
-from .token_mask import contains, full_mask, mask_of
 
 FIRST = np.zeros(1, dtype=np.int32)
 EVERY = ~np.uint32(0)
+WORD = np.dtype("<u4")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,3 +136,89 @@ def _both(first: UInt32, second: UInt32) -> UInt32:
     """What both allow; where that is nothing, what the first does."""
     both = first & second
     return np.where(both.any(axis=1, keepdims=True), both, first)
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of a mask."""
+    return -(-vocab_size // 32)
+
+
+def mask_of(token_ids: Iterable[int], vocab_size: int) -> UInt32:
+    """uint32 [words] with the bits of these tokens; ids outside the vocabulary are left out."""
+    ids = np.fromiter(token_ids, dtype=np.int64)
+    allowed = np.zeros(num_words(vocab_size) * 32, dtype=np.bool_)
+    allowed[ids[(ids >= 0) & (ids < vocab_size)]] = True
+    return np.packbits(allowed, bitorder="little").view(WORD).astype(np.uint32)
+
+
+def full_mask(vocab_size: int) -> UInt32:
+    """uint32 [words] with the bits of all tokens."""
+    return mask_of(range(vocab_size), vocab_size)
+
+
+def unpack(mask: UInt32, vocab_size: int) -> Bool:
+    """bool [rows, vocabulary] of a mask uint32 [rows, words]."""
+    data = mask.astype(WORD, copy=False).view(np.uint8)
+    return np.unpackbits(data, axis=-1, count=vocab_size, bitorder="little").view(np.bool_)
+
+
+def contains(mask: UInt32, token_ids: np.ndarray) -> Bool:
+    """bool [n]: whether row i of `mask` [n, words] has token i."""
+    words = mask[np.arange(len(token_ids)), token_ids >> 5]
+    return ((words >> (token_ids & 31).astype(np.uint32)) & np.uint32(1)).astype(np.bool_)
+
+
+class BannedSequences:
+    """Forbids the last token of a sequence wherever the answer ends with the tokens before it.
+
+    What a row forbids depends on the answer that it follows alone, so on nothing that was drafted
+    beside it. A sequence that begins in the prompt does not count.
+    """
+
+    __slots__ = ("_allowed_after", "_lengths", "_num_words")
+
+    def __init__(self, sequences: Iterable[Sequence[int]], vocab_size: int) -> None:
+        """`sequences` are not empty; those with a token outside the vocabulary cannot come."""
+        last: dict[tuple[int, ...], set[int]] = {}
+        for sequence in sequences:
+            *before, end = sequence
+            if all(0 <= token < vocab_size for token in sequence):
+                last.setdefault(tuple(before), set()).add(end)
+        self._allowed_after = {before: ~mask_of(ends, vocab_size) for before, ends in last.items()}
+        self._lengths = sorted({len(before) for before in last})
+        self._num_words = num_words(vocab_size)
+
+    @property
+    def lookback(self) -> int:
+        """Tokens before a row that decide what it forbids."""
+        return max(self._lengths, default=0)
+
+    def masks(self, tree: TokenTree, answered: Sequence[int]) -> UInt32 | None:
+        """uint32 [1 + nodes, words]: the tokens allowed after the root and after each node.
+
+        None where all are. `answered` are the committed tokens of the answer, or the last
+        `lookback` of them.
+        """
+        found: dict[int, UInt32] = {}
+        for row, text in enumerate(self._texts(tree, answered)):
+            for length in self._lengths:
+                before = text[len(text) - length :] if length <= len(text) else None
+                allowed = None if before is None else self._allowed_after.get(before)
+                if allowed is not None:
+                    found[row] = found[row] & allowed if row in found else allowed
+        if not found:
+            return None
+        masks = np.full((1 + len(tree), self._num_words), EVERY, dtype=np.uint32)
+        for row, allowed in found.items():
+            masks[row] = allowed
+        return masks
+
+    def _texts(self, tree: TokenTree, answered: Sequence[int]) -> list[tuple[int, ...]]:
+        """The last tokens before each row: those of the answer and of the row's path."""
+        most = self.lookback
+        root = tuple(answered[max(len(answered) - most, 0) :])
+        texts: list[tuple[int, ...]] = []
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            text = (*(root if parent == ROOT else texts[parent]), token)
+            texts.append(text[max(len(text) - most, 0) :])
+        return [root, *texts]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from ..arrays import ROOT, Bool, UInt32
+from ..errors import RequestError
 from ..tree.tree import TokenTree
+
+Kind = Literal["json_object", "json", "regex", "choice", "grammar"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,3 +67,27 @@ def rows_in(tree: TokenTree, whole: TokenTree) -> list[int]:
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
         rows.append(row_of[rows[parent + 1], token])
     return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutput:
+    """What an answer must match, whole.
+
+    kind   json_object: any JSON object; json: a JSON schema; regex; choice: one of some texts;
+           grammar: a context-free grammar in Lark's syntax
+    value  the schema as JSON, the expression, the texts as a JSON list, or the grammar
+    field  the name of the request's field that asked for it, for errors
+
+    Raises `RequestError`; whether the value can be used is checked with the model's tokenizer.
+    """
+
+    kind: Kind
+    value: str = ""
+    field: str = "structured_outputs"
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            known = ", ".join(get_args(Kind))
+            raise RequestError("structured_outputs", f"{self.kind!r} is unknown; known: {known}")
+        if self.kind != "json_object" and not self.value:
+            raise RequestError("structured_outputs", f"{self.kind} must not be empty")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,13 +15,12 @@ from ..errors import DraftlineError
 from ..proposals import DraftRequest
 from .allowed_tokens import AllowedTokens
 from .output import TARGET_SOURCE, Delta, RequestMetrics, TokenLogProb
-from .prefix_keys import PrefixKeys
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
-from .token_counts import TokenCounts
 
 # Gets every delta of a request in order, or the error that ends it.
 Sink = Callable[[Delta | DraftlineError], None]
+KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,3 +197,56 @@ class RequestState:
             finish_time=now,
             acceptance=acceptance,
         )
+
+
+class TokenCounts:
+    """Distinct tokens of a text, those of the prompt first, and how often each is in the answer.
+
+    times          by token
+    num_in_prompt  so many of them are in the prompt
+    """
+
+    __slots__ = ("num_in_prompt", "times")
+
+    def __init__(self, prompt: Iterable[int]) -> None:
+        self.times = dict.fromkeys(prompt, 0)
+        self.num_in_prompt = len(self.times)
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Count tokens of the answer."""
+        for token in tokens:
+            self.times[token] = self.times.get(token, 0) + 1
+
+    def copy(self) -> TokenCounts:
+        """The same counts, to go on from apart."""
+        other = copy(self)
+        other.times = self.times.copy()
+        return other
+
+
+class PrefixKeys:
+    """The keys of one request's full blocks: a hash chain over its committed tokens.
+
+    A block's key covers its own tokens and all before them, for their KV depends on both, and the
+    salt: requests of different salts never share a block, and cannot find out by timing what
+    another has sent.
+    """
+
+    __slots__ = ("_block_size", "_keys", "_last")
+
+    def __init__(self, salt: str, block_size: int) -> None:
+        self._block_size = block_size
+        self._last = hashlib.blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
+        self._keys: list[bytes] = []
+
+    def upto(self, token_ids: Sequence[int], num_tokens: int) -> list[bytes]:
+        """Keys of the full blocks among the first `num_tokens`; earlier tokens never change."""
+        count = num_tokens // self._block_size
+        while len(self._keys) < count:
+            start = len(self._keys) * self._block_size
+            tokens = np.array(token_ids[start : start + self._block_size], dtype="<i4")
+            self._last = hashlib.blake2b(
+                self._last + tokens.tobytes(), digest_size=KEY_BYTES
+            ).digest()
+            self._keys.append(self._last)
+        return self._keys[:count]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import RequestError
+from ..errors import RequestError, are_token_ids, is_number, is_whole, require
 from ..logits_params import LogitsParams
-from ..request_checks import are_token_ids, is_number, is_whole, require
-from .structured_output import StructuredOutput
+from .constraint import StructuredOutput
 
 MAX_SEED = 2**63 - 1
 MAX_LOG_PROBS = 20
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 128
+MAX_PRIORITY = 2**31 - 1
+MAX_SALT_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +111,6 @@ class SamplingParams(LogitsParams):
         require(all(word.strip() for word in words), "bad_words", "must not hold an empty text")
         fits = all(len(word) <= MAX_BAD_WORD_CHARS for word in words)
         require(fits, "bad_words", f"a text has at most {MAX_BAD_WORD_CHARS} characters")
-
-
-MAX_PRIORITY = 2**31 - 1
-MAX_SALT_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
-from ..arrays import Int32, Int64
+from ..arrays import ROOT, Int32, Int64, UInt32
 from ..logits_params import LogitsParams
-from ..steps import SamplingRows
+from ..request.request import RequestState, TokenCounts
+from ..steps import LogitEdits, Penalties, SamplingRows
+from ..tree.tree import TokenTree
+
+NO_IDS = np.empty(0, dtype=np.int32)
+NO_BIAS = np.empty(0, dtype=np.float32)
 
 
 def sampling_rows(
@@ -40,3 +46,71 @@ def _columns(shapings: Sequence[LogitsParams]) -> list[list[float]]:
         [logits_params.min_p for logits_params in shapings],
         [logits_params.typical_p for logits_params in shapings],
     ]
+
+
+def build_edits(
+    state: RequestState, tree: TokenTree, first_row: int, form: UInt32 | None = None
+) -> LogitEdits | None:
+    """Edits of the rows after the root and after each node, the first of which is `first_row`.
+
+    `form` uint32 [1 + nodes, words]: the tokens that the request's constraint allows there.
+
+    Every row is changed by the text that it follows, its own path included, so that a token's
+    choice does not depend on what was drafted beside it. None: nothing is changed.
+    """
+    params, permitted = state.request.params, state.request.allowed_tokens
+    mask = None
+    if permitted is not None:
+        answered = state.last_answered(permitted.lookback)
+        mask = permitted.masks(tree, state.num_answered, answered, form)
+    return edits_of(params, state.token_counts, mask, tree, first_row)
+
+
+def edits_of(
+    logits_params: LogitsParams,
+    counts: TokenCounts | None,
+    mask: UInt32 | None,
+    tree: TokenTree,
+    first_row: int,
+) -> LogitEdits | None:
+    """The same for any text: `counts` of its tokens (None: no penalties), `mask` of the rows."""
+    if mask is None and not logits_params.logit_bias and counts is None:
+        return None
+    bias = logits_params.logit_bias
+    return LogitEdits(
+        first_row=first_row,
+        num_rows=1 + len(tree),
+        bias_tokens=np.array([*bias], dtype=np.int32) if bias else NO_IDS,
+        bias=np.array([*bias.values()], dtype=np.float32) if bias else NO_BIAS,
+        penalties=None if counts is None else _penalties(logits_params, counts, tree),
+        mask=mask,
+    )
+
+
+def _penalties(logits_params: LogitsParams, counts: TokenCounts, tree: TokenTree) -> Penalties:
+    times = counts.times
+    # Tokens that only stand in the tree count where they are on a row's path.
+    distinct = dict.fromkeys(chain(times, tree.tokens.tolist()))
+    place = {token: index for index, token in enumerate(distinct)}
+    num_new = len(place) - len(times)
+    paths = _paths(tree, place)
+    lengths = [len(path) for path in paths]
+    return Penalties(
+        tokens=np.fromiter(place, dtype=np.int32, count=len(place)),
+        counts=np.array([*times.values(), *[0] * num_new], dtype=np.int32),
+        in_prompt=np.arange(len(place)) < counts.num_in_prompt,
+        path_rows=np.repeat(np.arange(1, 1 + len(tree), dtype=np.int32), lengths),
+        path_tokens=np.fromiter(chain.from_iterable(paths), dtype=np.int32, count=sum(lengths)),
+        repetition=logits_params.repetition_penalty,
+        presence=logits_params.presence_penalty,
+        frequency=logits_params.frequency_penalty,
+    )
+
+
+def _paths(tree: TokenTree, place: dict[int, int]) -> list[list[int]]:
+    """For each node, the places of its own token and of those above it."""
+    paths: list[list[int]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        above = [] if parent == ROOT else paths[parent]
+        paths.append([*above, place[token]])
+    return paths

@@ -11,7 +11,7 @@ from ..errors import CapacityError
 class BlockPool:
     """Hands out blocks of KV slots; all stages share one numbering.
 
-    A full block whose KV is final may be registered under a key (`core/request/prefix_keys.py`);
+    A full block whose KV is final may be registered under a key (`core/request/request.py`);
     requests with the same prefix then share it. A registered block that nobody holds counts as
     free, but keeps its KV until it is needed: the one that was let go first is taken first.
     """

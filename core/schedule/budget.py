@@ -9,16 +9,15 @@ Formula: docs/algorithms/token_trees.md, "Node budget".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ..arrays import Float64
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.tree import TokenTree, attribute, keep_all
-from .source_choice import SourceChoice
-from .step_cost import StepCost
 
 # Weight of the newest step in what drafting is expected to bring and to take.
 WEIGHT = 0.1
@@ -26,6 +25,21 @@ WEIGHT = 0.1
 LEARNED_TREES = 4
 # Every so many steps that did not ask, drafters are asked again: texts and loads change.
 EXPLORE_EVERY = 32
+# Rows at which the curve is kept.
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+# Weight of a new measurement.
+COST_WEIGHT = 0.1
+# One step that took so many times longer than expected tells of the machine, not of its rows.
+OUTLIER = 3.0
+# Weight of the newest step in what a drafter is expected to bring.
+SHARE_WEIGHT = 0.05
+# A drafter is left out only where it clearly costs more than it brings.
+MARGIN = 0.9
+# Steps that a new drafter gets to prove itself.
+TRIAL_STEPS = 16
+# After so many steps without it, a drafter gets some more: texts change.
+RETRY_EVERY = 96
+RETRY_STEPS = 4
 
 
 @dataclass(slots=True)
@@ -178,3 +192,87 @@ def _best(tree: TokenTree, max_nodes: int) -> TokenTree:
     kept = np.zeros(len(tree), dtype=np.bool_)
     kept[np.argsort(-tree.values, kind="stable")[:max_nodes]] = True
     return tree.keep(kept)
+
+
+class StepCost:
+    """step time = f(rows), piecewise linear over a grid, never falling, and learning."""
+
+    __slots__ = ("_curve", "_grid", "_is_stale", "_seconds")
+
+    def __init__(self, rows: list[int], seconds: list[float]) -> None:
+        """Begin with measurements at some numbers of rows, at least one; `rows` rises."""
+        assert rows
+        self._grid = np.array(GRID, dtype=np.float64)
+        self._seconds = np.interp(self._grid, rows, seconds)
+        if len(rows) > 1:
+            slope = max(0.0, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
+            beyond = self._grid > rows[-1]
+            self._seconds[beyond] = seconds[-1] + slope * (self._grid[beyond] - rows[-1])
+        self._is_stale = True
+        self._curve = self._seconds
+
+    def seconds(self, rows: npt.ArrayLike) -> Float64:
+        """Expected seconds of steps with so many rows, in the shape of `rows`."""
+        if self._is_stale:
+            # Noise must not make more rows seem cheaper than fewer.
+            rising = np.maximum.accumulate(self._seconds)
+            falling = np.minimum.accumulate(self._seconds[::-1])[::-1]
+            self._curve = (rising + falling) / 2
+            self._is_stale = False
+        return np.asarray(np.interp(np.asarray(rows), self._grid, self._curve))
+
+    def record(self, rows: int, seconds: float) -> None:
+        """Learn that a step of `rows` rows took `seconds`."""
+        expected = float(self.seconds(rows))
+        error = min(seconds, OUTLIER * expected) - expected
+        right = int(np.searchsorted(self._grid, rows))
+        left = max(0, right - 1)
+        right = min(right, len(self._grid) - 1)
+        span = self._grid[right] - self._grid[left]
+        share = 1.0 if span == 0 else float(np.clip((rows - self._grid[left]) / span, 0, 1))
+        self._seconds[left] += SHARE_WEIGHT * (1 - share) * error
+        self._seconds[right] += SHARE_WEIGHT * share * error
+        self._is_stale = True
+
+
+class SourceChoice:
+    """Compares the tokens that only a drafter brings with the seconds that it takes, step by step.
+
+    An accepted node that several drafters proposed is attributed to the one that takes least time,
+    so that of two alike the dearer one is left out.
+    """
+
+    __slots__ = ("_asked", "_gains", "_unasked")
+
+    def __init__(self) -> None:
+        self._gains: dict[str, float] = {}
+        self._asked: dict[str, int] = {}
+        self._unasked: dict[str, int] = {}
+
+    def left_out(self, costs: Mapping[str, float], seconds_a_token: float) -> frozenset[str]:
+        """Drafters that this step goes without.
+
+        costs            seconds that each drafter takes in a step
+        seconds_a_token  what an accepted token saves
+        """
+        out = set()
+        for source, cost in costs.items():
+            is_known = self._asked.get(source, 0) >= TRIAL_STEPS
+            if is_known and self._gains[source] * seconds_a_token < MARGIN * cost:
+                out.add(source)
+                self._unasked[source] = self._unasked.get(source, 0) + 1
+                if self._unasked[source] == RETRY_EVERY:
+                    self._unasked[source] = 0
+                    self._asked[source] = TRIAL_STEPS - RETRY_STEPS
+        return frozenset(out)
+
+    def learn(
+        self, costs: Mapping[str, float], asked: Collection[str], accepted: Mapping[str, int]
+    ) -> None:
+        """Learn from a step: which drafters it asked, and the accepted nodes of each."""
+        for source in asked:
+            if source in costs:
+                count = self._asked[source] = self._asked.get(source, 0) + 1
+                old = self._gains.get(source, 0.0)
+                weight = max(SHARE_WEIGHT, 1 / count)
+                self._gains[source] = old + weight * (accepted.get(source, 0) - old)

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ..errors import CapacityError, RequestError
-from ..request.prefix_keys import PrefixKeys
-from ..request.request import RequestState
+from ..request.request import PrefixKeys, RequestState
 from ..step.builder import PromptChunk
 from .block_pool import BlockPool
 

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..arrays import Int32, UInt32, UInt64
+from ..compiled import compiled
 from ..proposals import Probe, chain_proposal
 from ..request.request import RequestState
-from ..sampling.edit_builder import build_edits
-from ..sampling.rows import sampling_rows
+from ..sampling.rows import build_edits, sampling_rows
 from ..steps import LogitEdits, StepInput, TreeCandidates, TreeRows, Verification
 from ..tree.acceptance_table import AcceptanceTable
-from ..tree.ancestor_bits import pack, unpack
-from ..tree.kernels import follow, runs
+from ..tree.kernels import follow, pack, runs, unpack
 from ..tree.merge import merge
 from ..tree.tree import NO_TREE, TokenTree, ancestor_bits, attribute, node_ends
-from .kernels import lay_out
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 FIRST_ROW = np.zeros(1, dtype=np.int32)
@@ -325,3 +323,28 @@ def load_kernels() -> None:
     attribute([tree], [[0, 1]], np.zeros(1))
     lay_out(ids, ids, np.zeros((2, 1), dtype=np.int32), ids, 1)
     runs(ids, ids)
+
+
+@compiled
+def lay_out(
+    counts: Int32, context_lens: Int32, block_tables: Int32, offsets: Int32, block_size: int
+) -> tuple[Int32, Int32]:
+    """KV slots and positions of all rows, `counts[i]` of request i.
+
+    A row's KV stands where its place in the request says, not its depth in a tree. Its position is
+    `offsets[row]` behind its request's context; rows without an offset, the last ones, follow each
+    other.
+    """
+    total = counts.sum()
+    slots = np.empty(total, dtype=np.int32)
+    positions = np.empty(total, dtype=np.int32)
+    row = 0
+    for request in range(len(counts)):
+        context_len = context_lens[request]
+        for own in range(counts[request]):
+            place = context_len + own
+            block = block_tables[request, place // block_size]
+            slots[row] = block * block_size + place % block_size
+            positions[row] = context_len + (offsets[row] if row < len(offsets) else own)
+            row += 1
+    return slots, positions

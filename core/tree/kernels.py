@@ -13,13 +13,13 @@ import numpy as np
 from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 from ..compiled import compiled
 from .acceptance_table import bin_of, estimate, record
-from .ancestor_bits import WORD_BITS
 
 # Stands for the parent of nodes that had no room.
 CUT = ROOT - 1
 # Columns of nodes, and of attributions.
 TOKEN, PARENT, DEPTH, SOURCE = range(4)
 NODE, DRAFTER, RANK = range(3)
+WORD_BITS = 64
 
 
 @compiled
@@ -318,3 +318,17 @@ def runs(firsts: Int32, counts: Int32) -> Int32:
             found[index] = firsts[run] + own
             index += 1
     return found
+
+
+def pack(mask: Bool) -> UInt64:
+    """uint64 [rows, words] of a mask [rows, columns]: column c is bit c % 64 of word c // 64."""
+    rows, columns = mask.shape
+    padded = np.zeros((rows, -(-columns // WORD_BITS) * WORD_BITS), dtype=np.bool_)
+    padded[:, :columns] = mask
+    return np.packbits(padded, axis=1, bitorder="little").view("<u8").astype(np.uint64)
+
+
+def unpack(bits: UInt64, num_columns: int) -> Bool:
+    """The mask, bool [rows, columns], of the words of `pack`."""
+    data = bits.astype("<u8", copy=False).view(np.uint8)
+    return np.unpackbits(data, axis=1, count=num_columns, bitorder="little").view(np.bool_)

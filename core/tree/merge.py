@@ -5,12 +5,13 @@ See docs/algorithms/token_trees.md, "Merging proposals".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 
 import numpy as np
 
-from ..proposals import Proposal
+from ..arrays import ROOT, Int32
+from ..proposals import Probe, Proposal
 from . import kernels as tree_kernels
 from .acceptance_table import AcceptanceTable
 from .tree import NO_TREE, TokenTree
@@ -72,3 +73,100 @@ def merge_all(
         )
         for start, num_nodes, num_attributions in zip(starts, *sizes.tolist(), strict=True)
     ]
+
+
+class ProposalTrie:
+    """A forest of at most `max_nodes` tokens; equal prefixes share their nodes.
+
+    Nodes stand in the order in which they were added, so sequences belong in falling preference.
+    """
+
+    __slots__ = ("_max_nodes", "_nodes", "_parents", "_tokens")
+
+    def __init__(self, max_nodes: int) -> None:
+        self._max_nodes = max_nodes
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further node has room."""
+        return len(self._tokens) >= self._max_nodes
+
+    def add(self, sequence: Iterable[int]) -> int:
+        """Merge a path that starts below the root, as far as there is room.
+
+        Returns the number of nodes that are new.
+        """
+        # Local names: a drafter adds up to all nodes of all requests between two steps.
+        tokens, parents, nodes, most = self._tokens, self._parents, self._nodes, self._max_nodes
+        before, parent = len(tokens), ROOT
+        for token in sequence:
+            node = nodes.get((parent, token))
+            if node is None:
+                node = len(tokens)
+                if node >= most:
+                    break
+                nodes[parent, token] = node
+                tokens.append(token)
+                parents.append(parent)
+            parent = node
+        return len(tokens) - before
+
+    def add_all(self, sequences: Iterable[Iterable[int]]) -> None:
+        """Merge paths in order for as long as there is room."""
+        for sequence in sequences:
+            self.add(sequence)
+            if self.is_full:
+                break
+
+    def proposal(self, source: str, probe: Probe | None = None) -> Proposal:
+        """The nodes so far, their probabilities unknown."""
+        return Proposal(
+            source,
+            np.array(self._tokens, dtype=np.int32),
+            np.array(self._parents, dtype=np.int32),
+            np.zeros(len(self._tokens), dtype=np.float32),
+            probe,
+        )
+
+
+def reroot(proposal: Proposal, tokens: Int32) -> Proposal | None:
+    """What is left of a proposal after `tokens` int32 [k] were committed to its base text.
+
+    The nodes below the paths that spell `tokens`, in their order; where siblings repeat a token,
+    the nodes below each of them. None where nothing is left. The probe goes: its rows and
+    positions belong to the old root; `num_top_next_tokens`, which is about any tree, stays. With
+    k = 0 the proposal itself.
+    """
+    if len(tokens) == 0:
+        return proposal
+    path = tokens.tolist()
+    # Tokens of the path that a node's own path spells; -1 once it left the path.
+    matched: list[int] = []
+    new_index: list[int] = []
+    kept: list[int] = []
+    parents: list[int] = []
+    for node, (token, parent) in enumerate(
+        zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True)
+    ):
+        depth = 0 if parent == ROOT else matched[parent]
+        new_parent = ROOT if parent == ROOT else new_index[parent]
+        is_kept = depth == len(path)
+        is_on_path = 0 <= depth < len(path) and path[depth] == token
+        matched.append(depth if is_kept else depth + 1 if is_on_path else -1)
+        new_index.append(len(kept) if is_kept else ROOT)
+        if is_kept:
+            kept.append(node)
+            parents.append(new_parent)
+    if not kept and not proposal.num_top_next_tokens:
+        return None
+    return Proposal(
+        proposal.source,
+        proposal.tokens[kept],
+        np.array(parents, dtype=np.int32),
+        proposal.log_probs[kept],
+        num_top_next_tokens=proposal.num_top_next_tokens,
+        distributions=None if proposal.distributions is None else proposal.distributions.rows(kept),
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 from . import kernels as tree_kernels
 from .acceptance_table import AcceptanceTable
-from .ancestor_bits import WORD_BITS, unpack
+from .kernels import WORD_BITS, unpack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class TokenTree:
         return unpack(self.ancestors(), len(self) + 1)
 
     def ancestors(self) -> UInt64:
-        """The mask in bits, as `core/tree/ancestor_bits.py` packs it."""
+        """The mask in bits, as `core/tree/kernels.py` packs it."""
         (bits,) = ancestor_bits([self])
         return bits
 

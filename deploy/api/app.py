@@ -22,17 +22,15 @@ from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
 from .generation.stream_pace import Pace, PacedEngineClient
 from .http.callers import ApiKeys, callers_by_key, operator_of, require_operator
-from .http.drain import Drain, RefuseWhileDraining
 from .http.metrics import CONTENT_TYPE, ServerMetrics
-from .http.middleware import REQUEST_ID_HEADER, BodyLimits, RequestIds
+from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
+from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
 from .routes.bodies import Bodies
 from .routes.generation import GenerationRoutes
-from .routes.ignored_fields import HEADER as IGNORED_FIELDS_HEADER
-from .routes.model_card import ServedModel
 from .routes.not_served import no_such_route
 from .routes.openapi import describe
 from .routes.responses import ResponsesRoutes
-from .routes.server_info import server_info, server_load
+from .routes.server_info import ServedModel, server_info, server_load
 from .routes.tokens import TokenRoutes
 from .schema.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .schema.request_models import RequestModel

@@ -6,7 +6,6 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from ...core.containment import place_of
 from ...core.errors import (
     CapacityError,
     EngineClosed,
@@ -15,6 +14,7 @@ from ...core.errors import (
     RequestError,
     RequestFailed,
     StageLost,
+    place_of,
 )
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
+from llguidance import LLTokenizer
+from transformers import PreTrainedTokenizerBase
+
 from ...cluster.loop_calls import off_loop
+from ...core.request.input_checks import check_vocabulary
 from ...models.text.chat_template import ChatOptions, ChatTemplate
-from ...models.text.token_bytes import TokenBytes
-from .errors import bad_request
 
 T = TypeVar("T")
 
@@ -68,7 +70,7 @@ class TextCodec:
         return await self.encode(text, special=False)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens included. Raises `ApiError` 400 for unknown ids."""
+        """Text of token ids, special tokens included. Raises `RequestError` for unknown ids."""
 
         def decode() -> str:
             self._check(token_ids)
@@ -86,10 +88,7 @@ class TextCodec:
         return await _run(spell, len(token_ids) <= INLINE_TOKENS)
 
     def _check(self, token_ids: Sequence[int]) -> None:
-        size = len(self.tokenizer)
-        unknown = next((token_id for token_id in token_ids if token_id >= size), None)
-        if unknown is not None:
-            raise bad_request("tokens", f"{unknown} is not a token id; the last one is {size - 1}")
+        check_vocabulary("tokens", token_ids, len(self.tokenizer))
 
 
 async def _run(work: Callable[[], T], is_short: bool) -> T:
@@ -105,3 +104,27 @@ def _is_short(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> bo
     if any(not message.keys() <= {"role", "content", "name"} for message in messages):
         return False
     return sum(len(message["content"]) for message in messages) <= INLINE_CHARS
+
+
+class TokenBytes:
+    """Looks tokens of one tokenizer up; prepared at the first look-up."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._prepared: LLTokenizer | None = None
+        self._known: dict[int, bytes] = {}
+
+    def __call__(self, token_id: int) -> bytes:
+        """UTF-8 bytes of a token; those of its decoded text where the tokenizer is a slow one."""
+        text = self._known.get(token_id)
+        if text is None:
+            text = self._known[token_id] = self._find(token_id)
+        return text
+
+    def _find(self, token_id: int) -> bytes:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None or token_id >= len(self._tokenizer):
+            return str(self._tokenizer.decode([token_id])).encode()
+        if self._prepared is None:
+            self._prepared = LLTokenizer(backend.to_str())
+        return self._prepared.decode_bytes([token_id])

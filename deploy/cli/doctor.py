@@ -120,7 +120,7 @@ def _choices() -> Iterator[Finding]:
     has_gpu = torch.cuda.is_available()
     device, reason = ("cuda", "torch sees a GPU") if has_gpu else ("cpu", "no GPU")
     from ...kernels.dispatch import Machine, choose_attention  # noqa: PLC0415
-    from ...models.device.device_choice import choose_dtype  # noqa: PLC0415
+    from ...models.device import choose_dtype  # noqa: PLC0415
 
     dtype = choose_dtype("auto", device, checkpoint_dtype="bfloat16")
     of_halves = "on GPUs, or float16 where a checkpoint is kept in it"

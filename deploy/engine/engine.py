@@ -17,19 +17,17 @@ from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_m
 from ...cluster.engine.engine_thread import EngineThread, Health
 from ...cluster.engine.request_factory import Prompt, RequestFactory
 from ...cluster.loop_calls import off_loop
-from ...core.errors import CapacityError, RequestError
+from ...core.errors import CapacityError, RequestError, shortened
 from ...core.request.output import Answer, Delta, RequestOutput
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule
-from ...core.request_checks import shortened
 from ...core.verify.rules import COUPLED
 from ...models.load.model_info import ModelInfo
 from ...models.text.grammar import GrammarConstraint
 from .delta_queue import DeltaQueue
-from .finish_rate import FinishRate, retry_after_s
 from .placement import Placement, stages_have_gpu
-from .stats import EngineStats
+from .stats import EngineStats, FinishRate, retry_after_s
 
 if TYPE_CHECKING:
     from ...actors.kept_actors import KeeperClient

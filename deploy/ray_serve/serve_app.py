@@ -27,9 +27,8 @@ from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ..engine.stats import EngineStats
 from ..settings.exposure import require_keys
 from ..settings.settings import DeploymentConfig, ServeArgs, ServerConfig, build_serve_args
-from .deployment_plan import engine_options, has_keeper, with_device
+from .deployment_plan import ReplicaHealth, engine_options, has_keeper, with_device
 from .heartbeat import with_heartbeats
-from .replica_health import ReplicaHealth
 from .runtime import serve_host
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ class Ingress:
         silence_s: float,
     ) -> None:
         # The replicas of the engine need neither.
-        from ..api.http.drain import Drain  # noqa: PLC0415
+        from ..api.http.middleware import Drain  # noqa: PLC0415
         from .engine_client import RayEngineClient  # noqa: PLC0415
 
         self._engine_client = RayEngineClient(engine, config, silence_s)

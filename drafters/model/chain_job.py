@@ -13,9 +13,8 @@ from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
 from ...core.steps import LogitEdits, SamplingRows, StepInput, StepOutput
 from .chain_length import ChainLength
-from .declared_distribution import DraftDistribution, draw
 from .stopping import Drawn
-from .text_distribution import TextDistribution
+from .text_distribution import DraftDistribution, TextDistribution, draw
 from .tree_job import TreeJob
 
 

@@ -20,7 +20,7 @@ from ...core.errors import CapacityError
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.schedule.block_pool import BlockPool
 from ...core.steps import StepOutput
-from ...models.device.device_choice import choose_device, choose_dtype
+from ...models.device import choose_device, choose_dtype
 from ...models.load.model_info import ModelInfo, read_model_info
 from ...models.load.partition import LayerSpan
 from ...models.stage.graph_runner import GraphOptions
@@ -30,9 +30,9 @@ from ..open_requests import OpenRequests
 from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, build_step, next_batch
 from .chain_length import ChainLength
-from .declared_distribution import draft_rng, stacked
 from .options import ModelOptions
 from .stopping import DraftCosts, Drawn
+from .text_distribution import draft_rng, stacked
 from .tree_job import TreeJob, build_tree_step
 
 logger = logging.getLogger(__name__)

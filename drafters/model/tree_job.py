@@ -12,7 +12,7 @@ from ...core.arrays import ROOT, Bool, Float32, Int32
 from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
 from ...core.steps import StepInput, StepOutput, TreeRows
-from ...core.tree.ancestor_bits import pack
+from ...core.tree.kernels import pack
 from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
 from .text_distribution import TextDistribution

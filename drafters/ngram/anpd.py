@@ -33,8 +33,7 @@ from ..suffix.automaton import (
     Automaton,
     suffix_state,
 )
-from ..suffix.counts import grown_counts
-from ..suffix.recent_counts import RecentCounts
+from ..suffix.counts import RecentCounts, grown_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

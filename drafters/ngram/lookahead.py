@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.proposals import Commit, DraftRequest, Proposal
-from ...core.tree.proposal_trie import ProposalTrie
+from ...core.tree.merge import ProposalTrie
 from ..open_requests import StatefulDrafter
 from ..option_checks import require_switches, require_whole
 from .candidate_pool import CandidatePool, require_probe_fits

@@ -13,7 +13,7 @@ from itertools import islice
 
 from ...core.errors import ConfigError
 from ...core.proposals import Commit, DraftRequest, Proposal
-from ...core.tree.proposal_trie import ProposalTrie
+from ...core.tree.merge import ProposalTrie
 from ..open_requests import StatefulDrafter
 from ..option_checks import require_whole
 from .ngram_dictionaries import NGRAM_BYTES

@@ -18,7 +18,7 @@ import numpy as np
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
 from ...core.proposals import Commit, DraftRequest, Proposal
-from ...core.tree.proposal_trie import ProposalTrie
+from ...core.tree.merge import ProposalTrie
 from ..open_requests import StatefulDrafter
 from ..option_checks import require_fraction, require_switches, require_whole
 from .candidate_pool import CandidatePool, require_probe_fits

@@ -7,9 +7,12 @@ of it, token by token. Needs no training. See docs/algorithms/drafters.md, "Toke
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,9 +29,43 @@ from ...core.proposals import (
 from ..open_requests import StatefulDrafter
 from ..option_checks import require_switches, require_whole
 from ..tree_shape import read_tree_shape
-from .tree_template import TemplateNode, tree_template
 
+MAX_TEMPLATE_NODES = 256
+# The candidate of rank r, from 1, is taken for right in so many cases: SHARE * r ** -FALL.
+SHARE = 0.36
+FALL = 2.2
 UNKNOWN = -1
+
+
+class TemplateNode(NamedTuple):
+    """One node of the template.
+
+    parent  0 is the root, i + 1 is node i of the template
+    rank    index among the parent's candidates, best first, from 0
+    """
+
+    parent: int
+    rank: int
+
+
+@lru_cache(maxsize=2 * MAX_TEMPLATE_NODES)
+def tree_template(num_nodes: int, num_candidates: int) -> tuple[TemplateNode, ...]:
+    """At most `num_nodes` nodes of at most `num_candidates` children each, the best ones first.
+
+    So a prefix of a template is the template of fewer nodes.
+    """
+    # Of each node that may come next: its value, negated, and itself.
+    frontier = [(-1.0, TemplateNode(0, 0))]
+    nodes: list[TemplateNode] = []
+    while frontier and len(nodes) < min(num_nodes, MAX_TEMPLATE_NODES):
+        value, node = heapq.heappop(frontier)
+        parent, rank = node
+        nodes.append(node)
+        heapq.heappush(frontier, (value * SHARE, TemplateNode(len(nodes), 0)))
+        if rank + 1 < num_candidates:
+            fall = ((rank + 2) / (rank + 1)) ** -FALL
+            heapq.heappush(frontier, (value * fall, TemplateNode(parent, rank + 1)))
+    return tuple(nodes)
 
 
 class SuccessorTable:

@@ -17,9 +17,8 @@ from ...core.errors import ConfigError
 from ...core.proposals import Commit, DraftRequest, Proposal, empty_proposal
 from ..open_requests import StatefulDrafter
 from ..option_checks import require_fraction, require_number, require_switches, require_whole
-from .counts import SuffixCounts, grown_counts
+from .counts import RecentCounts, SuffixCounts, grown_counts
 from .drafts import Limits, best_draft
-from .recent_counts import RecentCounts
 
 # Namespace and cache salt.
 Sharing = tuple[str, str]

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ...core.arrays import Int32
 from ...core.steps import StepInput
-from .merge_results import merge_results
 from .spec import LayerSpec
 from .step_layout import StepLayout
 
@@ -155,3 +154,18 @@ def _call(
 
 def _bounds(lens: Int32) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(lens)))
+
+
+def merge_results(first: Tensor, first_sums: Tensor, second: Tensor, second_sums: Tensor) -> Tensor:
+    """Attention over both sets; results [rows, heads, head_dim], sums float32 [rows, heads].
+
+    Sums are natural logs of sums of exponentials of logits; -inf, or +inf as FlashAttention says
+    it, where a row sees nothing. Zeros where it sees nothing in either.
+    """
+    sums = torch.stack((first_sums, second_sums))
+    sums = torch.where(sums == torch.inf, -torch.inf, sums)
+    top = sums.amax(dim=0)
+    weights = torch.exp(sums - torch.where(top == -torch.inf, 0.0, top))
+    shares = weights / weights.sum(dim=0).clamp(min=1.0)
+    merged = first.float() * shares[0, ..., None] + second.float() * shares[1, ..., None]
+    return merged.to(first.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.tree.ancestor_bits import WORD_BITS
+from ...core.tree.kernels import WORD_BITS
 from .spec import LayerSpec
 from .step_layout import StepLayout
 

@@ -34,7 +34,7 @@ BLOCK_SECTIONS = ("first_blocks", "blocks")
 class StepLayout:
     """The layout of one step after another; valid until the next `refill`. Empty at first.
 
-    ancestors      int64 [rows, words]  bits of own columns (`core/tree/ancestor_bits.py`), of trees
+    ancestors      int64 [rows, words]  bits of own columns (`core/tree/kernels.py`), of trees
     requests       int32 [requests, REQUEST_FIELDS], items int32 [max items, ITEM_FIELDS],
     merges         int32 [rows, 3]  as in `tile_plan.py`; request -1: no item
     first_blocks   int32 [requests]  where a request's block table begins in `blocks`

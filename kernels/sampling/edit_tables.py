@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Float32, Int32
-from ...core.request.token_mask import num_words
+from ...core.request.allowed_tokens import num_words
 from ...core.steps import LogitEdits, Penalties
 from ..staged_buffer import StagedBuffer
 

@@ -8,17 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+
 from ...core.errors import ConfigError
 from ...core.request.output import RequestOutput
 from ...core.request.sampling_params import SamplingParams
+from ...core.steps import StepInput
+from ...core.tree.kernels import unpack
 from ..runs.matched import Plan
-from .row_contexts import Said
 
 FIELD = "replay"
 VERSION = 2
 # Next tokens that are kept for each token of an answer: what the drafters that learn from the
 # target's own predictions ask for, at most.
 NUM_TOP_NEXT_TOKENS = 8
+_SETTINGS = ("model", "max_tokens", "temperature", "ignore_eos")
+_ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "top_next_tokens", "off_text")
 
 
 class OffText(NamedTuple):
@@ -141,10 +146,6 @@ def recorded_params(plan: Plan, index: int) -> SamplingParams:
     )
 
 
-_SETTINGS = ("model", "max_tokens", "temperature", "ignore_eos")
-_ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "top_next_tokens", "off_text")
-
-
 def _head(path: Path, lines: Sequence[str]) -> dict[str, Any]:
     try:
         head = json.loads(lines[0])
@@ -187,3 +188,40 @@ def _answer(row: dict[str, Any]) -> RecordedAnswer:
 
 def _ids(values: Sequence[Any]) -> tuple[int, ...]:
     return tuple(map(int, values))
+
+
+class RowContext(NamedTuple):
+    """The text that a row follows: its request's text before `start`, then `tokens`.
+
+    The last token is the row's own. `seed` identifies the request.
+    """
+
+    seed: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+# The target's most probable next tokens, best first.
+Said = dict[RowContext, tuple[int, ...]]
+
+
+def probed_contexts(step: StepInput) -> Iterator[RowContext]:
+    """Contexts of the step's `probe_rows`, in order.
+
+    A node follows the root and its ancestors; a row of a pool sees one token at each position, too.
+    """
+    owners = np.searchsorted(step.request_starts, step.probe_rows, side="right") - 1
+    firsts = step.request_starts[owners]
+    # A request that is asked about has a root, which gets a target token.
+    seeds = step.sampling.seed[np.searchsorted(step.logits_rows, firsts)]
+    rows = zip(
+        seeds.tolist(), owners.tolist(), firsts.tolist(), step.probe_rows.tolist(), strict=True
+    )
+    for seed, owner, first, row in rows:
+        tree = step.trees[owner]
+        assert tree is not None
+        visible = unpack(tree.ancestors[row - first : row - first + 1], len(tree.slots))
+        seen = first + np.flatnonzero(visible[0])
+        start = int(step.positions[first])
+        assert np.array_equal(step.positions[seen], np.arange(start, start + len(seen)))
+        yield RowContext(seed, start, tuple(step.token_ids[seen].tolist()))

@@ -9,8 +9,7 @@ import numpy as np
 
 from ...core.arrays import Int32
 from ...core.steps import StepInput, StepOutput
-from .recording import RecordedAnswer, off_text
-from .row_contexts import RowContext, probed_contexts
+from .recording import RecordedAnswer, RowContext, off_text, probed_contexts
 
 Ids = tuple[int, ...]
 # Ends of contexts that are looked up, in tokens.

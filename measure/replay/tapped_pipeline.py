@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 from ...cluster.transport.stage_spec import Pipeline
 from ...core.steps import StepInput, StepOutput
-from .row_contexts import Said, probed_contexts
+from .recording import Said, probed_contexts
 
 
 class PassingPipeline:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from ...cluster.config import EngineConfig
+from ...cluster.engine.assembly import plan_model
 from ...cluster.engine.request_factory import RequestFactory
 from ...core.request.request import RequestState
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...core.sampling.choose import process_logits
-from ...core.sampling.edit_builder import build_edits
-from ...core.sampling.logit_edits import edit_logits
+from ...core.sampling.choose import edit_logits, process_logits
 from ...core.sampling.noise import gumbel
-from ...core.sampling.rows import sampling_rows
+from ...core.sampling.rows import build_edits, sampling_rows
 from ...core.tree.tree import NO_TREE
+from ...models.load.checkpoint import resolve_model_path
+from .equality import Explain
+from .matched import Plan
 
 # float32 logits of two batch shapes differ by some 1e-5 here; two scores closer than this may swap.
 NEAR_TIE = 1e-3
@@ -115,3 +119,31 @@ class Judge:
         scaled = process_logits(logits[0], sampling, 0)
         noise = gumbel(np.array([request.seed]), position, np.arange(len(scaled)))
         return scaled.astype(np.float64) + noise
+
+
+def explain_by_model(model: str, plan: Plan, tokenizer: PreTrainedTokenizerBase) -> Explain:
+    """A function that explains differences by `model` itself, run in transformers in float32.
+
+    The model is loaded when the first answer differs.
+    """
+
+    @cache
+    def judge() -> Judge:
+        path = resolve_model_path(model)
+        # SDPA knows no soft cap, which transformers 5.17 overlooks in Gemma 2.
+        target = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        )
+        return Judge(target.eval(), plan_model(EngineConfig(model=model)).request_factory())
+
+    def explain(index: int, expected: Sequence[int], found: Sequence[int]) -> tuple[str, bool]:
+        length = min(len(expected), len(found))
+        if tuple(expected[:length]) == tuple(found[:length]):
+            return "one answer ends before the other", True
+        prompt = tokenizer(plan.prompts[index].text)["input_ids"]
+        params = SamplingParams(temperature=plan.temperature, seed=plan.seed + index)
+        [parting] = judge().partings([prompt], [expected[:length]], [found[:length]], params)
+        kind = "near-tie" if parting.is_near_tie else "NO NEAR-TIE"
+        return f"{kind}: gap {parting.gap:.1e}", not parting.is_near_tie
+
+    return explain

@@ -1,4 +1,4 @@
 """Attention of a stage's layers over its paged KV.
 
-Start with `interface.py`.
+Start with `backend.py`.
 """

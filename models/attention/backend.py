@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from ...core.steps import StepInput
 from ...kernels.attention.spec import AttentionShape
@@ -13,6 +14,8 @@ from ...kernels.dispatch import AttentionChoice, Machine, choose_attention, choo
 from .kernel_attention import FlashBackend, KernelBackend, StepKernels
 from .paged_kv import PagedKv
 from .step_attention import StepAttention
+
+NAME = "draftline"
 
 
 class AttentionBackend(Protocol):
@@ -59,3 +62,27 @@ def choose_backend(
     shape = AttentionShape(num_heads, kv.data.shape[3], kv.data.shape[4])
     kind = FlashBackend if choice.name == "flash_attn" else KernelBackend
     return kind(kv, block_size, shape), choice
+
+
+def paged_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: StepAttention | StepKernels, **options: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Write the rows' KV, then attend over all that each row sees.
+
+    `query` [1, heads, rows, head_dim]; `key` and `value` [1, kv_heads, rows, head_dim]; options
+    `scaling`, `sliding_window` and `softcap` as the model gives them. What the layers call their
+    attention mask is the step itself: every model hands it through untouched.
+    Returns [1, rows, heads, head_dim].
+    """
+    step = attention_mask
+    layer: int = module.draftline_layer  # pyright: ignore[reportAssignmentType]
+    step.write_heads(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    out = step.attend(
+        layer, query[0].transpose(0, 1), options["scaling"], options.get("sliding_window"),
+        options.get("softcap"),
+    )  # fmt: skip
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(NAME, paged_attention)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...core.arrays import Bool
 from ...core.steps import StepInput, TreeRows
-from ...core.tree.ancestor_bits import unpack
+from ...core.tree.kernels import unpack
 from .paged_kv import PagedKv
 
 NONE = np.empty(0, dtype=np.int32)

@@ -17,15 +17,23 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ...core.errors import CheckpointError, ConfigError
 from ...kernels.elementwise.dispatch import load_elementwise
-from ..attention import interface as attention
+from ..attention.backend import NAME as ATTENTION
+from ..attention.kernel_attention import StepKernels
+from ..attention.step_attention import StepAttention
 from ..load.checkpoint import TensorFiles, read_config, resolve_model_path
 from ..load.partition import LayerSpan
 from .fast_modules import FastLinear, can_be_fast, make_fast
 from .fused_modules import can_be_fused, make_fused
 from .int8_linear import check_quantization, is_quantized, put_quantized
+from .rotary import Rotation
 
 # Recomputed from the config; checkpoints of old exporters still carry it.
 DERIVED = "rotary_emb.inv_freq"
+# Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
+# may scale or add something between the parts, which calling the layers alone would lose.
+SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
+Projection = Callable[[Tensor], Tensor]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_tensors(
@@ -96,13 +104,6 @@ def _check_tensor(name: str, tensor: Tensor, wanted: Tensor, files: TensorFiles)
         )
 
 
-# Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
-# may scale or add something between the parts, which calling the layers alone would lose.
-SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
-Projection = Callable[[Tensor], Tensor]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSlice:
     """Modules of one stage; `embed` and `head` with `norm` only where the span has them.
@@ -143,7 +144,7 @@ def load_slice(
             "span", f"is of {span.num_layers} layers, the model has {config.num_hidden_layers}"
         )
     with init_empty_weights(include_buffers=False):
-        whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+        whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     load_tensors(
         whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device),
         int8=quantization == "int8",
@@ -209,3 +210,20 @@ def _rope_types(config: Any) -> set[str | None]:
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return {kind.get("rope_type") for kind in kinds}
+
+
+def run_layers(
+    part: ModelSlice, states: Tensor, positions: Tensor,
+    rotations: dict[str | None, Rotation], attention: StepAttention | StepKernels,
+) -> Tensor:  # fmt: skip
+    """Hidden states [rows, hidden_size], in and out; `positions` int [rows]."""
+    if not part.fast:
+        states = states.unsqueeze(0)
+    for layer, kind in zip(part.layers, part.layer_types, strict=True):
+        states = layer.forward(
+            states,
+            attention_mask=attention,
+            position_embeddings=rotations[kind if kind in rotations else None],
+            position_ids=positions[None],
+        )
+    return states if part.fast else states[0]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...core.arrays import Int32
 from ...core.steps import StepInput, StepOutput, TopTokens, VerificationResult
-from ..device.copies import HostCopy, to_device
-from ..sampling.backend import Sampler
+from ..device import HostCopy, to_device
+from ..sampling import Sampler
 from ..verify.apply import verification_results, with_verification_results
 
 # Waits for the answer of a step that was launched; called once, in any thread.

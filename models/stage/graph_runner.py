@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,12 +18,11 @@ from ...core.steps import StepInput
 from ...kernels.attention.layout_capacity import LayoutCapacity
 from ...kernels.attention.step_layout import StepLayout
 from ..attention.kernel_attention import KernelBackend
-from ..layers.layer_loop import run_layers
-from ..layers.model_slice import ModelSlice
+from ..layers.model_slice import ModelSlice, run_layers
 from ..layers.rotary import RotaryTable
-from .graph_capture import Capture, Work
-from .graph_options import GraphOptions
+from .options import GraphOptions
 
+Work = Callable[[], None]
 # Larger steps keep a GPU busy for longer than their launches take.
 MOST_ROWS = 512
 SMALL_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
@@ -31,8 +31,45 @@ ROWS_STEP = 128
 MOST_WORDS = 8
 # Own columns beyond two a row: nodes in flight of the smallest steps.
 SPARE_COLUMNS = 64
-
 logger = logging.getLogger(__name__)
+
+
+class Capture(Protocol):
+    """Makes work replayable. The work reads and writes tensors that stay where they are."""
+
+    def __call__(self, work: Work) -> Work:
+        """What does the work again, without Python; `work` is done at least once meanwhile.
+
+        What `work` leaves in memory that it allocated is valid until the next replay of any.
+        """
+        ...
+
+
+class CudaCapture:
+    """Captures CUDA graphs on a stream of its own; all share the memory between their layers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._stream = torch.cuda.Stream()
+            self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Work) -> Work:
+        """Capture `work` as a CUDA graph after one run of it; the function that replays it."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device):
+            # Kernels are compiled and libraries make their workspaces in a first run: a capture
+            # allows neither.
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                work()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            # Other threads, of drafters say, may use the GPU meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                work()
+        return graph.replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from ...core.errors import ConfigError
-from ...core.step.prompt_step import prompt_step
+from ...core.steps import StepInput, prompt_step
+from ..attention.paged_kv import PagedKv
+from ..layers.model_slice import ModelSlice
+from ..load.model_info import head_dim, num_kv_heads
 from .options import StageOptions
-from .trial_stage import TrialStage
 
 GIB = 2**30
 # What is allocated in odd sizes leaves gaps; CUDA graphs and kernels take memory of the driver's.
 SLACK_BYTES = GIB // 2
 
 logger = logging.getLogger(__name__)
+KvCacheDtype = Literal["auto", "fp8"]
+FP8 = torch.float8_e4m3fn
 
 
 class DeviceMemory(Protocol):
@@ -136,3 +141,43 @@ def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_wo
         num_blocks, num_blocks * block_bytes / GIB, use.work / GIB, use.total / GIB,
     )  # fmt: skip
     return num_blocks
+
+
+def make_kv(
+    part: ModelSlice, num_blocks: int, block_size: int, kv_cache_dtype: str = "auto"
+) -> PagedKv:
+    """An empty cache, in the stage's own number format or in FP8 at a scale of 1.
+
+    Raises `ConfigError` (`kv_cache_dtype`).
+    """
+    if kv_cache_dtype not in ("auto", "fp8"):
+        raise ConfigError("kv_cache_dtype", f"must be auto or fp8, not {kv_cache_dtype!r}")
+    heads, dim = num_kv_heads(part.config), head_dim(part.config)
+    dtype, scales = part.dtype, None
+    if kv_cache_dtype == "fp8":
+        dtype = FP8
+        scales = torch.ones(len(part.layers), 2, heads, device=part.device)
+    return PagedKv(
+        len(part.layers), num_blocks * block_size, heads, dim,
+        dtype=dtype, device=str(part.device), scales=scales,
+    )  # fmt: skip
+
+
+class TrialStage(Protocol):
+    """A stage that can run trial steps."""
+
+    kv: PagedKv
+    block_size: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it embeds tokens."""
+        ...
+
+    def empty_hidden(self, num_rows: int) -> Tensor:
+        """Zeros in the shape of the hidden states that `run` takes where it embeds no tokens."""
+        ...
+
+    def run(self, step: StepInput, hidden: Tensor | None = None) -> object:
+        """Runs one step."""
+        ...

@@ -15,19 +15,15 @@ from ..attention.backend import AttentionBackend, SdpaBackend, choose_backend
 from ..attention.kernel_attention import KernelBackend
 from ..attention.operator import attending
 from ..attention.paged_kv import PagedKv
-from ..device.copies import to_device
-from ..layers.layer_loop import run_layers
-from ..layers.model_slice import ModelSlice, load_slice
+from ..device import to_device
+from ..layers.model_slice import ModelSlice, load_slice, run_layers
 from ..layers.rotary import RotaryTable
 from ..load.partition import LayerSpan
-from ..sampling.backend import choose_sampler, uses_fused_modules
+from ..sampling import choose_sampler, uses_fused_modules
 from .answer import Answer, launch_answer, wanted_rows
-from .graph_capture import Capture, CudaCapture
-from .graph_options import GraphOptions
-from .graph_runner import GraphRunner
-from .kv_cache import make_kv
-from .memory import CudaMemory, fitting_blocks
-from .options import StageOptions
+from .graph_runner import Capture, CudaCapture, GraphRunner
+from .memory import CudaMemory, fitting_blocks, make_kv
+from .options import GraphOptions, StageOptions
 from .warm_up import capture, warm_up
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...core.step.prompt_step import prompt_step
+from ...core.steps import prompt_step
 from .graph_runner import GraphReport, GraphRunner
-from .trial_stage import TrialStage
+from .memory import TrialStage
 
 # The first compiles; the others show that it serves them too.
 ROWS = (1, 2, 16, 64)

@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...core.arrays import UInt32
 from ...core.errors import RequestError
-from ...core.request.constraint import TreeForm
-from ...core.request.structured_output import StructuredOutput
+from ...core.request.constraint import StructuredOutput, TreeForm
 from ...core.tree.tree import NO_TREE, TokenTree
 from .grammar_messages import Setup
 from .grammar_process import Form, GrammarProcess

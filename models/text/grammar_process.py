@@ -18,8 +18,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from ...core.errors import DraftlineError, EngineClosed, RequestError, RequestFailed
-from ...core.request.constraint import TreeForm
-from ...core.request.structured_output import StructuredOutput
+from ...core.request.constraint import StructuredOutput, TreeForm
 from ...core.tree.tree import TokenTree
 from .grammar_messages import Close, Follow, Followed, Setup
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...core.arrays import Int32
 from ...core.steps import SamplingRows, TreeCandidates, Verification, VerificationResult
-from ...core.verify.rng import SeededRng
-from ..sampling.sampler import process_rows
+from ...core.verify.rules import SeededRng
+from ..sampling import process_rows
 from .block_verification import verify_block
 from .k_seq import verify_k_seq
 from .rejection import verify_rejections

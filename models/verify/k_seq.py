@@ -8,7 +8,7 @@ from torch import Tensor
 from ...core.arrays import ROOT
 from ...core.steps import TreeCandidates, VerificationResult
 from ...core.verify.k_seq import HALVINGS
-from ...core.verify.rng import SeededRng
+from ...core.verify.rules import SeededRng
 from .candidates import CandidateDistributions, draw_one, normalised
 
 

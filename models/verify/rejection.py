@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.arrays import Float64
 from ...core.steps import Verification, VerificationResult
-from ...core.verify.rng import SeededRng
+from ...core.verify.rules import SeededRng
 from .candidates import CandidateDistributions, cut_distributions, draw, normalised
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...core.arrays import ROOT
 from ...core.steps import TreeCandidates, VerificationResult
-from ...core.verify.rng import SeededRng
+from ...core.verify.rules import SeededRng
 from .candidates import CandidateDistributions, draw_one, normalised
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.steps import TreeCandidates, VerificationResult
-from ...core.verify.rng import SeededRng
+from ...core.verify.rules import SeededRng
 from ...core.verify.typical import LEAST, least_likelihood, longest_path
 from .candidates import draw_one
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from .document_rows import FIELDS, read_row
-from .documents import Chat, Document, Unreadable
+from .documents import Chat, Document, Message, Unreadable
 
 # Rows in memory at once.
 ROWS_AT_ONCE = 1024
+SUFFIXES = (".jsonl", ".md", ".parquet", ".py", ".txt")
+Found = Document | Chat | Unreadable
+CHAT_FIELDS = ("messages", "conversations")
+# Fields whose texts, joined, are a document; the first that a row has are taken.
+TEXT_FIELDS = (("text",), ("content",), ("prompt", "completion"))
+FIELDS = (*CHAT_FIELDS, *(name for names in TEXT_FIELDS for name in names))
+# What data sets call the speakers, ShareGPT's names among them.
+ROLES = {
+    "system": "system", "developer": "system",
+    "user": "user", "human": "user",
+    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
+    "tool": "tool", "function": "tool", "observation": "tool",
+}  # fmt: skip
 
 
 def parquet_rows(file: Path) -> Iterator[Document | Chat | Unreadable]:
@@ -41,11 +53,6 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
     columns = [name for name in table.schema_arrow.names if name in FIELDS]
     for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
         yield from batch.to_pylist()
-
-
-SUFFIXES = (".jsonl", ".md", ".parquet", ".py", ".txt")
-
-Found = Document | Chat | Unreadable
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Found]:
@@ -101,3 +108,50 @@ def _json_line(name: str, line: bytes) -> Found:
     except json.JSONDecodeError:
         return Unreadable(name, "bad JSON line")
     return read_row(name, row) if isinstance(row, dict) else Unreadable(name, "bad JSON line")
+
+
+def read_row(name: str, row: Mapping[str, Any]) -> Document | Chat | Unreadable:
+    """The document of one row of named fields.
+
+    A chat has `messages` (of `role` and `content`) or `conversations` (ShareGPT: of `from` and
+    `value`); a text has `text`, `content`, or `prompt` and `completion`. Any other row gives
+    `Unreadable`.
+    """
+    for field in CHAT_FIELDS:
+        if row.get(field) is not None:
+            return _chat(name, row[field])
+    for fields in TEXT_FIELDS:
+        parts = [row.get(field) for field in fields]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts):
+            return Document(name, "".join(texts))
+    return Unreadable(name, "no text field")
+
+
+def _chat(name: str, entries: Any) -> Chat | Unreadable:
+    turns = entries if isinstance(entries, list) else []
+    messages = tuple(message for turn in turns if (message := _message(turn)) is not None)
+    if not messages or len(messages) < len(turns):
+        return Unreadable(name, "bad chat")
+    if all(message.role != "assistant" for message in messages):
+        return Unreadable(name, "chat without an answer")
+    return Chat(name, messages)
+
+
+def _message(entry: Any) -> Message | None:
+    if not isinstance(entry, dict):
+        return None
+    role = ROLES.get(str(entry.get("role") or entry.get("from")).lower())
+    content = _content(entry["content"] if "content" in entry else entry.get("value"))
+    return None if role is None or content is None else Message(role, content)
+
+
+def _content(value: Any) -> str | None:
+    """A text, or the texts of a list of parts; None for anything else, such as a picture."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return None
+    texts = [part.get("text") for part in value if isinstance(part, dict)]
+    parts = [text for text in texts if isinstance(text, str)]
+    return "".join(parts) if parts and len(parts) == len(value) else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
+from ..store import Manifest, SegmentStore, loss
+
 logger = logging.getLogger(__name__)
 
 # Of one namespace more are not told apart.
@@ -47,3 +49,33 @@ class DamageCount:
         with self._changing:
             taken, self._num_taken = self._num_taken, self._total
             return self._total - taken
+
+
+class StoreWatch:
+    """Remembers the manifest that was there.
+
+    followed  the last one that came out of those before it
+    is_lost   whether the store held something else at the last look
+    """
+
+    def __init__(self, store: SegmentStore) -> None:
+        self._store = store
+        self.followed = Manifest()
+        self.is_lost = False
+
+    def look(self) -> Manifest:
+        """Read the manifest, and notice whether the store has lost what it held.
+
+        Raises `StoreError` after a loss, until an operator fills the store again or accepts it.
+        """
+        manifest = self._store.manifest()
+        self.is_lost = manifest.is_lost_since(self.followed)
+        if self.is_lost:
+            raise loss(self._store.url)
+        self.followed = manifest
+        return manifest
+
+    def require(self) -> None:
+        """Raise `StoreError` if the last look found a loss."""
+        if self.is_lost:
+            raise loss(self._store.url)

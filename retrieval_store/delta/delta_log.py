@@ -6,7 +6,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self
@@ -23,6 +26,8 @@ DIGEST = re.compile(r"[0-9a-f]{32}")
 MAX_TOKENS = 4096
 # Far above what one event gives, far below what would keep a text for ever.
 MAX_EVENT_WEIGHT = 16.0
+# Between two readings of a store's clock; this process's monotonic clock fills the gap.
+READING_SECONDS = 60.0
 
 
 def text_digest(tokens: Int32) -> str:
@@ -175,3 +180,54 @@ class DeltaLog(Protocol):
     def close(self) -> None:
         """Free connections."""
         ...
+
+
+class StoreClock:
+    """Seconds since the epoch, whatever this process's own clock says.
+
+    read  asks the store; raises `StoreError`. None: it has no clock, now at least, and this
+          process's own is used
+    """
+
+    def __init__(self, read: Callable[[], float | None]) -> None:
+        self._read = read
+        self._changing = threading.Lock()
+        self._read_at = float("-inf")
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        """Seconds since the epoch. Raises `StoreError` if the store is out of reach."""
+        with self._changing:
+            if time.monotonic() - self._read_at > READING_SECONDS:
+                seconds = self._read()
+                if seconds is None:
+                    return time.time()
+                self._ahead = seconds - time.monotonic()
+                self._read_at = time.monotonic()
+            return time.monotonic() + self._ahead
+
+
+@dataclass(frozen=True, slots=True)
+class LogSurvey:
+    """Counts by namespace, those of 0 left out.
+
+    entries  texts, and credits to texts, that are not folded yet
+    damaged  what was passed over
+    """
+
+    entries: Counter[str] = field(default_factory=Counter)
+    damaged: Counter[str] = field(default_factory=Counter)
+
+
+def survey_logs(logs: Sequence[DeltaLog]) -> LogSurvey:
+    """Count the entries of all logs, one for each model. Raises `StoreError` if out of reach."""
+    survey = LogSurvey()
+    for log in logs:
+        for namespace in log.epochs():
+            try:
+                survey.entries[namespace] += len(log.read(namespace))
+                log.folded(namespace)
+            except DamagedError:
+                log.damage.add(namespace, "log")
+            survey.damaged[namespace] += log.damage.of(namespace)
+    return LogSurvey(+survey.entries, +survey.damaged)

@@ -14,12 +14,11 @@ from dataclasses import replace
 from ...core.errors import DamagedError, DraftlineError
 from ..search.lookup import SHARED
 from ..store import Manifest, SegmentStore, loss
+from .damage import StoreWatch
 from .delta_log import DeltaLog, Folded, LoggedEvent
 from .fingerprint import Fingerprint
-from .folded_texts import folded_texts, learned_segment
 from .settings import LearningSettings
-from .store_watch import StoreWatch
-from .weighted_texts import WeightedTexts
+from .weighted_texts import WeightedTexts, folded_texts, learned_segment
 
 
 class Folder:

@@ -12,9 +12,8 @@ from ..segment.segment import Segment
 from ..store import SegmentStore
 from .delta_log import DeltaLog
 from .fingerprint import Fingerprint
-from .folded_texts import folded_texts, learned_segment
 from .settings import LearningSettings
-from .weighted_texts import WeightedTexts
+from .weighted_texts import WeightedTexts, folded_texts, learned_segment
 
 # Logs that cannot be reached at one reading before the others are left to the next.
 MAX_FAILURES = 3

@@ -14,16 +14,14 @@ from pathlib import Path
 
 from ...core.errors import DamagedError, StoreError
 from ..delta.damage import DamageCount
-from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent
+from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent, StoreClock
 from ..delta.fingerprint import Tagged
 from ..delta.settings import LearningSettings
-from ..delta.store_clock import StoreClock
 from ..store import check_namespace
 from .locks import DELTA, fold_lock, folder_time, log_lock
 from .log_file import LogContent, decode_log, encode_log
-from .namespace_folder import folder_name, namespace_of, older_folder
+from .namespace_folder import folder_name, namespace_of, older_folder, replace_file
 from .policy import namespaces_off
-from .replace_file import replace_file
 
 _Stamp = tuple[int, int, int]
 

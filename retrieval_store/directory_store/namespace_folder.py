@@ -8,7 +8,9 @@ like the namespaces themselves; those are read, and not written.
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from pathlib import Path
 
 from ..store import NAMESPACE
@@ -43,3 +45,27 @@ def older_folder(parent: Path, namespace: str) -> Path | None:
         return next((path for path in parent.iterdir() if path.name == namespace), None)
     except OSError:
         return None
+
+
+def replace_file(path: Path, content: bytes | memoryview) -> None:
+    """Put `content` in the place of `path`, which readers see before or after. Raises `OSError`."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".new")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+        _sync_folder(path.parent)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in it outlast a loss of power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

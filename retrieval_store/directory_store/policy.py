@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from ...core.errors import StoreError
-from ..learning.policy import check_learned
+from ..learning.erasure import check_learned
 from .locks import log_lock
-from .replace_file import replace_file
+from .namespace_folder import replace_file
 
 # No namespace begins with a dot.
 POLICY = ".learning.json"

@@ -22,8 +22,7 @@ from ..store import (
     require_id,
 )
 from .locks import lock_file
-from .namespace_folder import LOCK, folder_name, older_folder
-from .replace_file import replace_file
+from .namespace_folder import LOCK, folder_name, older_folder, replace_file
 
 MANIFEST = "manifest.json"
 # Deleted files stay so long for readers that hold an older manifest.

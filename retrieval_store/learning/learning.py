@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
 from ...core.interfaces import CREDITED, DAMAGED, Ended
+from ..delta.damage import StoreWatch
 from ..delta.delta_log import MAX_TOKENS, DeltaEvent, DeltaLog, text_digest
 from ..delta.fingerprint import Fingerprint
 from ..delta.fold import Folder
 from ..delta.live_delta import LiveDelta
 from ..delta.settings import LearningSettings
-from ..delta.store_watch import StoreWatch
 from ..search.lookup import MIN_CONTEXT, SHARED
 from ..segment.segment import Segment
 from ..store import SegmentStore, check_namespace

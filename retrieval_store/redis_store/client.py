@@ -5,6 +5,7 @@ URL, TLS, user and password; errors tell no secret. In a cluster: at the node th
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import MovedError, OutOfMemoryError
+from redis.exceptions import MovedError, NoPermissionError, OutOfMemoryError
 from redis.retry import Retry
 
 from ...core.errors import ConfigError, DamagedError, StoreError
@@ -22,6 +23,10 @@ from ...core.errors import ConfigError, DamagedError, StoreError
 # As the server says it, or the client of one command of several.
 WRONG_TYPE = re.compile("(?:^|caused error: )WRONGTYPE ")
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+TIMEOUT_S = 2.0
+logger = logging.getLogger(__name__)
+# Redis's allocator rounds a block of up to 4 MiB up by at most this.
+ROUNDING_BYTES = 2**20
 
 
 def connect(url: str, timeout: float) -> redis.Redis:
@@ -92,9 +97,6 @@ def _check_tls_files(parts: SplitResult) -> None:
                 raise ConfigError("store", message) from error
 
 
-TIMEOUT_S = 2.0
-
-
 class RedisClient:
     """A client and what names it in messages.
 
@@ -147,3 +149,40 @@ class RedisClient:
 def as_text(value: bytes | str) -> str:
     """An answer of Redis as text."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def require_room(client: redis.Redis, num_bytes: int, url: str) -> None:
+    """Raise `StoreError` if so many bytes more would pass `maxmemory`.
+
+    Passes where Redis has no limit, and where the user may not ask for it (`INFO`): Redis itself
+    then refuses at the limit, or evicts.
+    """
+    try:
+        memory = client.info("memory")
+    except NoPermissionError:
+        return
+    limit, used = int(memory.get("maxmemory", 0)), int(memory.get("used_memory", 0))
+    if limit and used + num_bytes + ROUNDING_BYTES > limit:
+        raise StoreError(
+            f"{url}: {num_bytes} bytes do not fit: used_memory is {used} of maxmemory {limit} "
+            f"(maxmemory-policy {_policy(memory)}); raise maxmemory, or remove segments"
+        )
+
+
+def warn_of_eviction(client: redis.Redis, url: str) -> None:
+    """Log a warning if Redis may evict segments when other data fill it."""
+    try:
+        memory = client.info("memory")
+    except NoPermissionError:
+        return
+    if int(memory.get("maxmemory", 0)) and _policy(memory).startswith("allkeys"):
+        logger.warning(
+            "event=retrieval_store_may_evict store=%s maxmemory-policy=%s; "
+            "set noeviction or a volatile policy",
+            url,
+            _policy(memory),
+        )
+
+
+def _policy(memory: dict[str, object]) -> str:
+    return str(memory.get("maxmemory_policy", "unknown"))

@@ -23,10 +23,9 @@ from redis.lock import Lock
 
 from ...core.errors import DamagedError, StoreError
 from ..delta.damage import DamageCount
-from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent, checked_event
+from ..delta.delta_log import DeltaEvent, Folded, LoggedEvent, StoreClock, checked_event
 from ..delta.fingerprint import Tagged
 from ..delta.settings import LearningSettings
-from ..delta.store_clock import StoreClock
 from ..store import NAMESPACE, check_namespace
 from .client import TIMEOUT_S, RedisClient, as_text
 

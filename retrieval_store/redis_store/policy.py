@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..learning.policy import check_learned
+from ..learning.erasure import check_learned
 from .client import TIMEOUT_S, RedisClient, as_text
 
 OFF = "off"

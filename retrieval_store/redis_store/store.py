@@ -22,8 +22,7 @@ from redis.client import Pipeline
 from redis.exceptions import OutOfMemoryError
 
 from ...core.errors import DamagedError, StoreError
-from ..segment.chunk import DIGEST_BYTES, seal, unseal
-from ..segment.packed_file import Data
+from ..segment.packed_file import DIGEST_BYTES, Data, seal, unseal
 from ..segment.segment import Segment
 from ..store import (
     Manifest,
@@ -35,8 +34,7 @@ from ..store import (
     require_id,
 )
 from .changes import ChangeListener
-from .client import TIMEOUT_S, RedisClient, as_text
-from .memory import require_room, warn_of_eviction
+from .client import TIMEOUT_S, RedisClient, as_text, require_room, warn_of_eviction
 
 # With digest and Redis's own header it fits a block of 4 MiB, which the allocator does not round.
 CHUNK_BYTES = 4 * 2**20 - 4096

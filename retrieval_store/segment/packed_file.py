@@ -34,6 +34,7 @@ REMEDY = "restore the file, or build the corpus again and put it in its place"
 
 Data = bytes | mmap.mmap | memoryview
 AnyArray = NDArray[Any]
+DIGEST_BYTES = 32
 
 
 def pack(fields: Mapping[str, object], arrays: Mapping[str, AnyArray]) -> bytes:
@@ -99,3 +100,16 @@ def _digest(*parts: bytes | memoryview) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
+
+
+def seal(payload: bytes) -> bytes:
+    """The payload behind its digest."""
+    return hashlib.sha256(payload).digest() + payload
+
+
+def unseal(chunk: bytes, origin: str) -> bytes:
+    """The payload. Raises `DamagedError`, which names `origin`, if a byte is missing or differs."""
+    payload = chunk[DIGEST_BYTES:]
+    if hashlib.sha256(payload).digest() != chunk[:DIGEST_BYTES]:
+        raise DamagedError(f"{origin}: corrupt; build the corpus again")
+    return payload

@@ -16,9 +16,8 @@ from ..directory_store.delta_log import DirectoryDeltaLog, directory_log_tags
 from ..directory_store.eraser import DirectoryEraser
 from ..directory_store.policy import DirectoryLearningPolicy
 from ..directory_store.store import DirectoryStore
-from ..learning.erasure import NamespaceEraser
+from ..learning.erasure import LearningPolicy, NamespaceEraser
 from ..learning.learning import LiveLearning
-from ..learning.policy import LearningPolicy
 from ..store import SegmentStore
 
 

@@ -16,7 +16,7 @@ from draftline.actors.drafter_process import DrafterProcess
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.channel import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.links.circuit_breaker import RetryPolicy
+from draftline.cluster.links.failures import RetryPolicy
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.core.errors import DrafterError
 from support.fakes.fake_drafters import VOCAB_SIZE

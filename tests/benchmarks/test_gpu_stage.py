@@ -18,8 +18,8 @@ from draftline.benchmarks.gpu.measure.sampling import KINDS, sampling_rows
 from draftline.benchmarks.gpu.plan import TINY_PLAN, StepCase
 from draftline.benchmarks.gpu.setting import Setting
 from draftline.core.steps import SamplingRows, StepOutput
-from draftline.core.tree.ancestor_bits import unpack
-from draftline.models.sampling import backend as sampling_backend
+from draftline.core.tree.kernels import unpack
+from draftline.models import sampling as sampling_backend
 
 CPU = torch.device("cpu")
 ONCE = Repeats(warm=0, least=1, most=1, seconds=0.0)

@@ -11,8 +11,7 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 from draftline.cluster.engine import engine_thread
-from draftline.cluster.engine.engine_thread import EngineThread
-from draftline.cluster.engine.watchdog import Watchdog
+from draftline.cluster.engine.engine_thread import EngineThread, Watchdog
 from draftline.core.errors import (
     DeviceLost,
     DraftlineError,
@@ -24,7 +23,7 @@ from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
-from draftline.core.step.deadline import StepDeadline
+from draftline.core.step.in_flight import StepDeadline
 from draftline.core.steps import StepInput, StepOutput
 from support.fakes.fake_bench import Bench, NoText
 from support.fakes.fake_target import FakeTarget, plain_answer

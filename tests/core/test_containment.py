@@ -16,7 +16,7 @@ from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
-from draftline.core.step.deadline import StepDeadline
+from draftline.core.step.in_flight import StepDeadline
 from draftline.core.steps import StepInput, StepOutput
 from draftline.core.tree.tree import TokenTree
 from support.fakes.fake_bench import Bench, NoText

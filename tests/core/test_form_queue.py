@@ -11,12 +11,11 @@ import pytest
 from draftline.core import form_queue
 from draftline.core.arrays import ROOT, UInt32
 from draftline.core.errors import RequestError
-from draftline.core.request.allowed_tokens import AllowedTokens
+from draftline.core.request.allowed_tokens import AllowedTokens, full_mask
 from draftline.core.request.constraint import TreeForm, rows_in
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
-from draftline.core.request.token_mask import full_mask
 from draftline.core.tree.tree import TokenTree
 from support.fakes.fake_bench import Bench, NoText
 from support.fakes.fake_target import plain_answer

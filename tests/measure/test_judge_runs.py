@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from draftline.measure.clients.prompts import BenchPrompt
-from draftline.measure.runs.judge_runs import explain_by_model
 from draftline.measure.runs.matched import Plan
+from draftline.measure.runs.near_tie import explain_by_model
 from draftline.models.load.bundled import demo_path
 from draftline.models.text.tokenizer import load_tokenizer
 from transformers import AutoModelForCausalLM

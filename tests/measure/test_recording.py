@@ -10,11 +10,12 @@ from draftline.measure.replay.recording import (
     OffText,
     RecordedAnswer,
     Recording,
+    RowContext,
     off_text,
+    probed_contexts,
     read_recording,
 )
 from draftline.measure.replay.replay_pipeline import Predictions
-from draftline.measure.replay.row_contexts import RowContext, probed_contexts
 from support.inputs.steps import PagedRequest, make_step
 
 # Prompt 1 2, answer 3 4.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from draftline.models.device.copies import HostCopy, pack, to_device, unpack
+from draftline.models.device import HostCopy, pack, to_device, unpack
 from torch import Tensor
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)

@@ -10,7 +10,7 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from ....models.attention import interface as attention
+from ....models.attention.backend import NAME as ATTENTION
 from ....models.attention.backend import choose_backend
 from ....models.attention.paged_kv import PagedKv
 from ....models.layers.model_slice import ModelSlice, cut_slice
@@ -28,7 +28,7 @@ def random_slice(
 ) -> ModelSlice:  # fmt: skip
     """The modules of `span`, as `load_slice` gives them; matrices are noise, vectors are ones."""
     with init_empty_weights(include_buffers=False):
-        whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+        whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     for module in _modules(whole, span):
         for owner in module.modules():
             for name, parameter in owner.named_parameters(recurse=False):

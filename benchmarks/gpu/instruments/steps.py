@@ -6,7 +6,7 @@ import numpy as np
 
 from ....core.arrays import Bool, Int32
 from ....core.steps import SamplingRows, StepInput, TreeRows
-from ....core.tree.ancestor_bits import pack
+from ....core.tree.kernels import pack
 from ..plan import StepCase
 
 NONE = np.empty(0, dtype=np.int32)

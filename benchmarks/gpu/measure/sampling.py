@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ....core.steps import SamplingRows
-from ....models.sampling.backend import Sampler, TorchSampler, choose_sampler
+from ....models.sampling import Sampler, TorchSampler, choose_sampler
 from ..findings import Findings
 from ..floors import sampling_work
 from ..setting import Setting

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from ....core.steps import StepInput
-from ....models.sampling.backend import uses_fused_modules
-from ....models.stage.graph_capture import CudaCapture
-from ....models.stage.graph_runner import GraphOptions
+from ....models.sampling import uses_fused_modules
+from ....models.stage.graph_runner import CudaCapture, GraphOptions
 from ....models.stage.stage import Stage
 from ..findings import Findings, free_memory
 from ..floors import StageShape, step_work

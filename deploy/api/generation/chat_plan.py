@@ -7,18 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ....core.request.constraint import StructuredOutput
 from ....core.request.sampling_params import SamplingParams
-from ....core.request.structured_output import StructuredOutput
 from ...settings.settings import ServerConfig
 from ..errors import bad_request
 from ..schema.chat import ChatFields
 from ..schema.messages import ChatMessage
 from ..text_codec import TextCodec
 from ..tools.answer_reading import AnswerReading
-from ..tools.call_syntax import CallSyntax, explain_tools
+from ..tools.call_syntax import CallSyntax, ToolFamily, explain_tools, tool_family
 from ..tools.choice import ChosenTools, call_limit, choose_tools
 from ..tools.events import Parser
-from ..tools.families import ToolFamily, tool_family
 
 Messages = list[dict[str, Any]]
 

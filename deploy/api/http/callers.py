@@ -13,9 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ....core.errors import RequestError
+from ....core.errors import RequestError, shortened
 from ....core.request.sampling_params import MAX_PRIORITY, RequestOptions
-from ....core.request_checks import shortened
 from ....retrieval_store.search.lookup import SHARED
 from ...settings.settings import ServerConfig
 from ..errors import ApiError

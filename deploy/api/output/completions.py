@@ -25,8 +25,7 @@ from openai.types.completion_usage import PromptTokensDetails
 from ....core.request.output import RequestMetrics
 from ....core.verify.rules import LOSSY
 from ..generation.job import Answer, Piece
-from .chunk_template import ChunkTemplate
-from .json_text import write_json
+from .event_stream import ChunkTemplate, write_json
 from .logprob_bodies import BytesOf, chat_logprobs, completion_logprobs, prompt_logprobs
 
 # Fields beyond OpenAI's, such as `draftline`.

@@ -9,7 +9,7 @@ from typing import Any
 from openai.types.completion_choice import Logprobs
 
 from ....core.request.output import TokenLogProb
-from .json_text import LazyList
+from .event_stream import LazyList
 
 BytesOf = Callable[[int], bytes]
 

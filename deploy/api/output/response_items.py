@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from ....core.request.output import TokenLogProb
-from .json_text import LazyList
+from .event_stream import LazyList
 
 Data = dict[str, Any]
 Spell = Callable[[TokenLogProb], Data]

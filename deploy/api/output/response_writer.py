@@ -13,7 +13,7 @@ from ..errors import ApiError
 from ..schema.responses import ResponsesRequest
 from ..tools.events import CallArguments, CallStart, Content, Event, Reasoning
 from .completions import Heading
-from .json_text import write_json
+from .event_stream import write_json
 from .response_items import (
     CallItem,
     Data,

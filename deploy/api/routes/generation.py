@@ -11,13 +11,12 @@ from dataclasses import replace
 from fastapi import Request, Response
 
 from ....cluster.loop_calls import off_loop
+from ....core.request.input_checks import answer_room
 from ....core.request.sampling_params import MAX_SEED, SamplingParams
 from ...settings.settings import ServerConfig
 from ..engine_client import EngineClient
-from ..errors import bad_request
 from ..generation.chat_plan import ChatPlan, ChatPlanner
-from ..generation.job import Job
-from ..generation.logprob_limits import check_logprobs
+from ..generation.job import Job, check_logprobs
 from ..http.callers import caller_of
 from ..http.metrics import ServerMetrics
 from ..output.answers import answer_events, whole_answer
@@ -26,7 +25,7 @@ from ..output.event_stream import EventStream, until_disconnect
 from ..output.parsed_chat import ParsedChatFormat
 from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .bodies import Bodies
-from .model_card import ServedModel
+from .server_info import ServedModel
 
 Prompts = Sequence[Sequence[int]]
 
@@ -148,23 +147,11 @@ class GenerationRoutes:
 
     def _params(self, body: GenerationRequest, prompts: Prompts) -> SamplingParams:
         """The sampling; 400 where prompt and answer do not fit the model's context."""
-        context = self._engine_client.max_model_len
-        longest = max(len(prompt) for prompt in prompts)
-        if min(len(prompt) for prompt in prompts) == 0:
-            raise bad_request("prompt", "must not be empty")
-        room = context - longest
         field, limit = body.token_limit
-        if room < 0 or (room == 0 and limit != 0):
-            raise bad_request(
-                "prompt",
-                f"{longest} tokens leave no room in this model's context of {context} tokens",
-            )
-        if field in body.model_fields_set and limit is not None and limit > room:
-            raise bad_request(
-                field,
-                f"{limit} tokens after a prompt of {longest} do not fit this model's context of "
-                f"{context} tokens; at most {room} fit",
-            )
+        # A default gives way to a long prompt.
+        asked = limit if field in body.model_fields_set or limit == 0 else None
+        most = self._engine_client.max_model_len
+        room = min(answer_room(length, most, {field: asked}) for length in set(map(len, prompts)))
         return body.sampling_params(None if limit is None else min(limit, room))
 
 

@@ -18,8 +18,7 @@ from ..errors import ApiError, to_api_error
 from ..generation.job import Answer, Job, Piece, run_job
 from ..http.metrics import ServerMetrics
 from ..output.completions import Heading, metrics_block
-from ..output.event_stream import FramedEventStream, until_disconnect
-from ..output.json_text import write_json
+from ..output.event_stream import FramedEventStream, until_disconnect, write_json
 from ..output.logprob_bodies import chat_logprob
 from ..output.response_writer import ResponseWriter, framed
 from ..schema.responses import ResponsesRequest, named_here
@@ -27,7 +26,7 @@ from ..tools.events import Parser
 from ..tools.reasoning import PlainParser
 from .bodies import Bodies
 from .generation import GenerationRoutes
-from .model_card import ServedModel
+from .server_info import ServedModel
 
 
 class ResponsesRoutes:

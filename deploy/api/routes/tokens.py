@@ -7,7 +7,7 @@ from fastapi import Request, Response
 from ...settings.settings import ServerConfig
 from ..engine_client import EngineClient
 from ..generation.chat_plan import ChatPlanner
-from ..output.json_text import json_response
+from ..output.event_stream import json_response
 from ..schema.protocol import DetokenizeRequest, TokenizeRequest
 from .bodies import Bodies
 

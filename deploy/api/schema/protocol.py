@@ -17,9 +17,9 @@ from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ..errors import bad_request
 from .chat import ChatFields
 from .messages import ChatMessage
-from .refused_fields import CHAT_REFUSED, COMPLETION_REFUSED, Refused
 from .request_models import RequestModel, StrictModel
 from .sampling_fields import MAX_TOKEN_ID, SamplingFields, check_token_ids
+from .size_checks import CHAT_REFUSED, COMPLETION_REFUSED, Refused
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_TOP_LOGPROBS = 20

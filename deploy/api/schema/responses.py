@@ -9,9 +9,9 @@ from pydantic import Field, field_validator
 
 from ..errors import ApiError, bad_request
 from .protocol import MAX_TOP_LOGPROBS, ChatRequest, GenerationRequest
-from .refused_fields import ANYWHERE_REFUSED, Refused
 from .request_models import StrictModel
 from .response_items import MAX_ITEMS, InputItem, chat_messages
+from .size_checks import ANYWHERE_REFUSED, Refused
 from .tools import MAX_TOOLS, ToolName
 
 MAX_METADATA = 16

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ....core.errors import RequestError
+from ....core.errors import RequestError, shortened
+from ....core.request.constraint import StructuredOutput
 from ....core.request.sampling_params import SamplingParams
-from ....core.request.structured_output import StructuredOutput
-from ....core.request_checks import shortened
 from ..errors import bad_request
 from .request_models import RequestModel, StrictModel
 

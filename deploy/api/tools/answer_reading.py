@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ....core.request.structured_output import StructuredOutput
+from ....core.request.constraint import StructuredOutput
 from ...settings.settings import ReasoningParserName
 from .call_grammar import call_grammar, form_rules, thinking_rules, with_start
+from .call_syntax import ToolFamily
 from .choice import ChosenTools
 from .events import Parser
-from .families import ToolFamily
 from .forced_calls import ForcedCallParser
 from .reasoning import (
     THINK_CLOSE,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....core.errors import RequestError
-from ....core.request.structured_output import StructuredOutput
+from ....core.request.constraint import StructuredOutput
 from ..schema.tools import FunctionDefinition
 from .call_syntax import MAX_FORCED_CALLS, CallSyntax
 from .reasoning import THINK_CLOSE, THINK_OPEN

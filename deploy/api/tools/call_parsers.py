@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import ClassVar
 
-from .call_output import CallOutput
-from .events import Event
+from .events import CallOutput, Event
 from .json_objects import Call, ObjectScanner, State, read_arguments, read_call
 
 # More white space than this does not belong to a call.

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .call_output import CallOutput
 from .call_syntax import CallSyntax
-from .events import Event
+from .events import CallOutput, Event
 from .json_objects import ObjectScanner, State
 
 

@@ -21,13 +21,12 @@ from ....measure.clients.http_endpoint import HttpEndpoint
 from ....measure.clients.load import Load, run_load
 from ....measure.clients.prompts import BenchPrompt
 from ....measure.clients.setting import Setting, matched_settings
-from ....measure.replay.recording import RecordedAnswer, Recording, recorded_params
+from ....measure.replay.recording import RecordedAnswer, Recording, Said, recorded_params
 from ....measure.replay.replay_pipeline import ReplayPipeline
-from ....measure.replay.row_contexts import Said
 from ....measure.replay.tapped_pipeline import TappedPipeline
 from ....measure.runs.equality import Explain
-from ....measure.runs.judge_runs import explain_by_model
 from ....measure.runs.matched import Plan
+from ....measure.runs.near_tie import explain_by_model
 from ....retrieval_store.serving.open_store import shown_store
 from ...engine.engine import AsyncEngine
 from ...settings.settings import build_serve_args

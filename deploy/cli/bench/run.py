@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ....measure.clients.prompts import BenchPrompt, spread
 from ....measure.clients.setting import TARGET_ONLY
-from ....measure.records.machine import machine
+from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording
 from ....measure.report.plots import require_matplotlib, write_plots
 from ....measure.report.summary import BenchResult, summarise

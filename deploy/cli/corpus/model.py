@@ -28,8 +28,7 @@ from ....retrieval_store.corpus.build import BuildSettings, Refinement
 from ....retrieval_store.corpus.document_filter import DocumentRules
 from ....retrieval_store.corpus.documents import Chat, Document, Span, TokenizedDocument, Unreadable
 from ....retrieval_store.corpus.refine import Windows
-from ....retrieval_store.corpus.score_journal import ScoreJournal
-from ....retrieval_store.corpus.scoring import CorpusScorer
+from ....retrieval_store.corpus.scoring import CorpusScorer, ScoreJournal
 from ....retrieval_store.delta.fingerprint import Fingerprint
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from ....core.errors import DamagedError, StoreError
-from ....retrieval_store.delta.log_survey import LogSurvey, survey_logs
+from ....retrieval_store.delta.delta_log import LogSurvey, survey_logs
 from ....retrieval_store.search.lookup import SHARED
 from ....retrieval_store.serving.open_store import open_all_logs, open_policy, open_store
 from ....retrieval_store.store import SegmentStore, listed_sizes

@@ -79,7 +79,7 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
     # Each takes a second to import, which the other backend need not wait for.
     from ...api.app import create_app  # noqa: PLC0415
     from ...api.http.connections import ConnectionLimits  # noqa: PLC0415
-    from ...api.http.drain import Drain  # noqa: PLC0415
+    from ...api.http.middleware import Drain  # noqa: PLC0415
     from ...engine.engine import AsyncEngine  # noqa: PLC0415
 
     with bind(args.server) as listener:

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from ....cluster.loop_calls import spare_collector
 from ....core.errors import ConfigError, EngineFailed
 from ...api.http.connections import BoundedProtocol, ConnectionLimits, ConnectionPool
-from ...api.http.drain import Drain
+from ...api.http.middleware import Drain
 from ...settings.settings import ServerConfig
 
 logger = logging.getLogger(__name__)

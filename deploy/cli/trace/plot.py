@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....core.errors import ConfigError
-from ....core.trace import StepRecord
+from ....core.step.trace import StepRecord
 from .summary import KINDS, TraceSummary, kind_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from ....core.trace import StepRecord
+from ....core.step.trace import StepRecord
 
 Kind = Literal["prompt", "tree", "mixed"]
 KINDS: tuple[Kind, ...] = ("prompt", "tree", "mixed")

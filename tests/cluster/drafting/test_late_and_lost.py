@@ -9,9 +9,9 @@ import random
 import pytest
 from draftline.cluster.drafting.channel import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.links.circuit_breaker import RetryPolicy
+from draftline.cluster.links.failures import RetryPolicy
 from draftline.cluster.links.grpc_link import GrpcLink
-from draftline.cluster.links.inproc_link import InprocLink
+from draftline.cluster.links.session import InprocLink
 from support.fakes.fake_drafters import VOCAB_SIZE, CountingDrafter, SlowDrafter
 from support.fakes.fake_link import FakeClock, FakeLink
 from support.servers.hub_session import HubSession, until

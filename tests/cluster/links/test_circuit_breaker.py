@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from draftline.cluster.links.circuit_breaker import CircuitBreaker, RetryPolicy
+from draftline.cluster.links.failures import CircuitBreaker, RetryPolicy
 
 
 def test_delays_double_from_the_first_untolerated_failure_with_jitter():

@@ -6,9 +6,8 @@ import logging
 import traceback
 
 import pytest
-from draftline.cluster.config import DrafterConfig, EngineConfig, Settings
-from draftline.cluster.links.failure_log import FailureLog, failure_reason
-from draftline.cluster.shown_values import redacted, shown
+from draftline.cluster.config import DrafterConfig, EngineConfig, Settings, redacted, shown
+from draftline.cluster.links.failures import FailureLog, failure_reason
 from draftline.core.errors import ConfigError, DrafterError
 from support.fakes.fake_link import FakeClock
 

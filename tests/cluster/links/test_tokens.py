@@ -15,8 +15,7 @@ from draftline.actors.server.arguments import (
     is_loopback,
     listen_settings,
 )
-from draftline.actors.server.health_check import health_handler
-from draftline.actors.server.listener import GrpcListener
+from draftline.actors.server.listener import GrpcListener, health_handler
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links import drafter_pb2 as pb

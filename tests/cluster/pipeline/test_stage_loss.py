@@ -9,8 +9,7 @@ import signal
 import pytest
 from draftline.actors.kept_actors import KeptStages, OwnKeeper
 from draftline.cluster.config import TransportName
-from draftline.cluster.pipeline.ray_pipeline import RayPipeline
-from draftline.cluster.pipeline.stage_source import TakenStage
+from draftline.cluster.pipeline.ray_pipeline import RayPipeline, TakenStage
 from draftline.cluster.transport.stage_spec import StageSpec
 from draftline.core.errors import CheckpointError, ConfigError, StageLost
 from support.fakes.fake_stage import DIE_TOKEN, SLOW_TOKEN, fake_specs, fake_step

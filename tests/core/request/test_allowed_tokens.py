@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from draftline.core.arrays import ROOT, UInt32
-from draftline.core.request.allowed_tokens import AllowedTokens
+from draftline.core.request.allowed_tokens import AllowedTokens, mask_of, unpack
 from draftline.core.request.request import Request, RequestState
 from draftline.core.request.sampling_params import SamplingParams
 from draftline.core.request.stop import StopRule
-from draftline.core.request.token_mask import mask_of, unpack
-from draftline.core.sampling.edit_builder import build_edits
-from draftline.core.sampling.logit_edits import counts_of
+from draftline.core.sampling.choose import counts_of
+from draftline.core.sampling.rows import build_edits
 from draftline.core.tree.tree import NO_TREE
 from support.inputs.letters import Letters
 from support.inputs.trees import tree_of

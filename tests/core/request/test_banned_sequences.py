@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from draftline.core.arrays import ROOT, UInt32
-from draftline.core.request.allowed_tokens import AllowedTokens
-from draftline.core.request.banned_sequences import BannedSequences
-from draftline.core.request.token_mask import mask_of, unpack
+from draftline.core.request.allowed_tokens import AllowedTokens, BannedSequences, mask_of, unpack
 from draftline.core.tree.tree import NO_TREE, TokenTree
 from hypothesis import given
 from hypothesis import strategies as st

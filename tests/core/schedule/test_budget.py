@@ -10,8 +10,7 @@ import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
 from draftline.core.request.output import Delta
-from draftline.core.schedule.budget import EXPLORE_EVERY, NodeBudget, StepOutcome
-from draftline.core.schedule.step_cost import GRID, StepCost
+from draftline.core.schedule.budget import EXPLORE_EVERY, GRID, NodeBudget, StepCost, StepOutcome
 from draftline.core.tree.acceptance_table import AcceptanceTable
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree

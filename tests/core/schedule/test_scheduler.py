@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from draftline.core.errors import StageLost
 from draftline.core.request.output import Delta, RequestMetrics
-from draftline.core.request.prefix_keys import PrefixKeys
+from draftline.core.request.request import PrefixKeys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench

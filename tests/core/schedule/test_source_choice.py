@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from draftline.core.proposals import chain_proposal
-from draftline.core.schedule.source_choice import (
-    EXPLORE_EVERY,
-    EXPLORE_STEPS,
+from draftline.core.schedule.budget import (
+    RETRY_EVERY,
+    RETRY_STEPS,
     TRIAL_STEPS,
     SourceChoice,
 )
@@ -40,10 +40,10 @@ def test_a_drafter_that_pays_stays() -> None:
 
 def test_whoever_was_left_out_is_tried_again_and_comes_back() -> None:
     choice = SourceChoice()
-    history = run(choice, TRIAL_STEPS + EXPLORE_EVERY + EXPLORE_STEPS + 1, {"cheap": 1, "dear": 0})
+    history = run(choice, TRIAL_STEPS + RETRY_EVERY + RETRY_STEPS + 1, {"cheap": 1, "dear": 0})
     tried = [not left_out for left_out in history[TRIAL_STEPS:]]
-    assert tried == [False] * EXPLORE_EVERY + [True] * EXPLORE_STEPS + [False]
-    later = run(choice, 3 * EXPLORE_EVERY, {"cheap": 1, "dear": 9})
+    assert tried == [False] * RETRY_EVERY + [True] * RETRY_STEPS + [False]
+    later = run(choice, 3 * RETRY_EVERY, {"cheap": 1, "dear": 9})
     assert later[-1] == frozenset()
 
 

@@ -1,6 +1,6 @@
 """Merging sequences by prefix."""
 
-from draftline.core.tree.proposal_trie import ProposalTrie
+from draftline.core.tree.merge import ProposalTrie
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 from draftline.core.proposals import Proposal, chain_proposal
-from draftline.core.tree.reroot import reroot
+from draftline.core.tree.merge import reroot
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal, chain_proposal
 from draftline.core.request.output import TARGET_SOURCE
-from draftline.core.tree.ancestor_bits import pack, unpack
+from draftline.core.tree.kernels import pack, unpack
 from draftline.core.tree.merge import merge, merge_all
 from draftline.core.tree.tree import TokenTree, ancestor_bits, attribute, keep_all
 from draftline.core.verify.walk import walk_all

@@ -13,8 +13,7 @@ from draftline.core.steps import TreeCandidates
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
 from draftline.core.verify.candidates import Rng, candidates_of, children_of
-from draftline.core.verify.rng import SeededRng
-from draftline.core.verify.rules import RULES, rule_for
+from draftline.core.verify.rules import RULES, SeededRng, rule_for
 from support.inputs.enumeration import Distributions, Text, deviation, random_distributions
 
 VOCAB = 3

@@ -11,7 +11,7 @@ import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.cluster.engine.trace_file import TraceFile, read_trace
 from draftline.core.errors import ConfigError
-from draftline.core.trace import StepRecord
+from draftline.core.step.trace import StepRecord
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.trace.summary import kind_of, summarise
 from draftline.deploy.settings.settings import build_serve_args

@@ -20,7 +20,7 @@ from draftline.deploy.ray_serve.deployment_plan import (
 )
 from draftline.deploy.settings.settings import build_serve_args
 from draftline.drafters.model import drafter as model_drafter
-from draftline.models.device.device_choice import choose_dtype
+from draftline.models.device import choose_dtype
 from draftline.models.load.model_info import read_model_info
 from draftline.models.stage.stage import Stage
 

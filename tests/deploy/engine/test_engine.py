@@ -11,8 +11,8 @@ import pytest
 import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.errors import RequestError
+from draftline.core.request.constraint import StructuredOutput
 from draftline.core.request.sampling_params import RequestOptions
-from draftline.core.request.structured_output import StructuredOutput
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

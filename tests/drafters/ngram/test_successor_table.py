@@ -5,8 +5,7 @@ import pytest
 from draftline.core.arrays import Int32
 from draftline.core.errors import DrafterError
 from draftline.core.proposals import TopNextTokens
-from draftline.drafters.ngram.token_recycling import SuccessorTable
-from draftline.drafters.ngram.tree_template import tree_template
+from draftline.drafters.ngram.token_recycling import SuccessorTable, tree_template
 from hypothesis import given
 from hypothesis import strategies as st
 

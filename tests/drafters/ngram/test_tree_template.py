@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from draftline.drafters.ngram.tree_template import FALL, MAX_TEMPLATE_NODES, SHARE, tree_template
+from draftline.drafters.ngram.token_recycling import FALL, MAX_TEMPLATE_NODES, SHARE, tree_template
 from hypothesis import given
 from hypothesis import strategies as st
 

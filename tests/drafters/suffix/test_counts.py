@@ -16,8 +16,7 @@ from draftline.drafters.suffix.automaton import (
     Automaton,
     find_edge,
 )
-from draftline.drafters.suffix.counts import SuffixCounts
-from draftline.drafters.suffix.recent_counts import RecentCounts
+from draftline.drafters.suffix.counts import RecentCounts, SuffixCounts
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from draftline.kernels.attention.flash_attention import FlashOps, flash_attention, plan_flash
-from draftline.kernels.attention.merge_results import merge_results
+from draftline.kernels.attention.flash_attention import (
+    FlashOps,
+    flash_attention,
+    merge_results,
+    plan_flash,
+)
 from draftline.kernels.attention.spec import AttentionShape, LayerSpec
 from draftline.kernels.dispatch import load_ops
 from support.fakes.fake_flash import PAGE, flash_attn_varlen_func

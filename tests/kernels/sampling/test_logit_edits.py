@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 from draftline.core.arrays import Float32, UInt32
-from draftline.core.request.token_mask import contains, full_mask, mask_of, num_words, unpack
-from draftline.core.sampling import logit_edits as reference
+from draftline.core.request.allowed_tokens import contains, full_mask, mask_of, num_words, unpack
+from draftline.core.sampling import choose as reference
 from draftline.core.steps import LogitEdits, Penalties
 from draftline.kernels.sampling.dispatch import load_sampling
-from draftline.kernels.sampling.edit_reference import edit_logits
 from draftline.kernels.sampling.edit_tables import EditCapacity, EditTables
+from draftline.kernels.sampling.reference import edit_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.inputs.attention import DEVICE

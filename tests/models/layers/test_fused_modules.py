@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.logits_params import LogitsParams
-from draftline.core.request.token_mask import mask_of
+from draftline.core.request.allowed_tokens import mask_of
 from draftline.core.sampling.rows import sampling_rows
 from draftline.core.steps import LogitEdits, StepOutput
 from draftline.models.attention.paged_kv import PagedKv
@@ -21,7 +21,7 @@ from draftline.models.layers.fused_modules import (
 )
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.sampling.backend import KernelSampler, TorchSampler, choose_sampler
+from draftline.models.sampling import KernelSampler, TorchSampler, choose_sampler
 from draftline.models.stage.stage import Stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model

@@ -15,14 +15,14 @@ from draftline.models.attention import kernel_attention
 from draftline.models.attention.backend import choose_backend
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.graph_capture import CudaCapture
 from draftline.models.stage.graph_runner import (
+    CudaCapture,
     GraphOptions,
     GraphReport,
     GraphRunner,
     rows_of_graphs,
 )
-from draftline.models.stage.kv_cache import make_kv
+from draftline.models.stage.memory import make_kv
 from draftline.models.stage.stage import Stage, load_stage
 from support.fakes.recorded_graph import RecordedGraphs
 from support.inputs.steps import PagedRequest, Rows, make_step

@@ -9,8 +9,7 @@ from draftline.core.proposals import DraftDistributions, Proposal
 from draftline.core.steps import TreeCandidates, Verification
 from draftline.core.tree.merge import merge
 from draftline.core.verify.candidates import candidates_of, children_of, no_candidates
-from draftline.core.verify.rng import SeededRng
-from draftline.core.verify.rules import RULES
+from draftline.core.verify.rules import RULES, SeededRng
 from draftline.models.verify.rejection import verify_rejections
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -10,8 +10,7 @@ from draftline.core.proposals import DraftDistributions, Proposal
 from draftline.core.steps import TreeCandidates, VerificationResult
 from draftline.core.tree.merge import merge
 from draftline.core.verify.candidates import candidates_of, children_of
-from draftline.core.verify.rng import SeededRng
-from draftline.core.verify.rules import RULES
+from draftline.core.verify.rules import RULES, SeededRng
 from draftline.models.verify.apply import TORCH_RULES
 from hypothesis import given, settings
 from hypothesis import strategies as st

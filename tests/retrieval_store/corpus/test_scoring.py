@@ -10,8 +10,14 @@ from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import ConfigError
 from draftline.retrieval_store.corpus.documents import TokenizedDocument
 from draftline.retrieval_store.corpus.refine import Score, Windows
-from draftline.retrieval_store.corpus.score_journal import HEADER, ScoreJournal, score_key
-from draftline.retrieval_store.corpus.scoring import BATCH_TOKENS, CorpusScorer, batches
+from draftline.retrieval_store.corpus.scoring import (
+    BATCH_TOKENS,
+    HEADER,
+    CorpusScorer,
+    ScoreJournal,
+    batches,
+    score_key,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from draftline.core.errors import StoreError
-from draftline.retrieval_store.segment.chunk import seal, unseal
+from draftline.retrieval_store.segment.packed_file import seal, unseal
 from hypothesis import given
 from hypothesis import strategies as st
 

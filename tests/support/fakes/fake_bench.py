@@ -19,7 +19,7 @@ from draftline.core.request.stop import StopRule
 from draftline.core.schedule.block_pool import BlockPool
 from draftline.core.schedule.budget import NodeBudget
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
-from draftline.core.trace import StepTrace
+from draftline.core.step.trace import StepTrace
 from support.fakes.fake_target import FakeTarget, next_token, top_ids
 
 

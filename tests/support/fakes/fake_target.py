@@ -14,7 +14,7 @@ import numpy as np
 from draftline.core.arrays import Int32
 from draftline.core.errors import StageLost
 from draftline.core.steps import StepInput, StepOutput
-from draftline.core.tree.ancestor_bits import unpack
+from draftline.core.tree.kernels import unpack
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import numpy as np
 from draftline.cluster.drafting.channel import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
-from draftline.cluster.links.circuit_breaker import RetryPolicy
+from draftline.cluster.links.failures import RetryPolicy
 from draftline.core.arrays import Int32
 from draftline.core.proposals import DraftRequest, Proposal, Query, StepCommit
 from support.fakes.fake_drafters import VOCAB_SIZE, following

@@ -15,7 +15,7 @@ from draftline import AsyncEngine, EngineConfig, SamplingParams
 from draftline.core.errors import EngineClosed
 from draftline.deploy.api.app import create_app
 from draftline.deploy.api.engine_client import LocalEngineClient
-from draftline.deploy.api.http.drain import Drain
+from draftline.deploy.api.http.middleware import Drain
 from draftline.deploy.settings.settings import ServerConfig
 from support.fakes.fake_engine import FakeEngine
 from support.servers.api_client import check_client

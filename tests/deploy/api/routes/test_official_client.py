@@ -13,8 +13,7 @@ from typing import Any
 import openai
 import pytest
 from draftline.models.load.bundled import demo_path
-from draftline.models.text.bad_words import bad_word_ids
-from draftline.models.text.tokenizer import load_tokenizer
+from draftline.models.text.tokenizer import bad_word_ids, load_tokenizer
 from support.servers.served_model import served_model
 
 pytestmark = [pytest.mark.net, pytest.mark.xdist_group("official_client")]

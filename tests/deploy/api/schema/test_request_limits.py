@@ -9,7 +9,7 @@ import httpx
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.api.errors import ApiError
-from draftline.deploy.api.json_body import count_values, read_json
+from draftline.deploy.api.schema.request_models import count_values, read_json
 from draftline.deploy.settings.limits import RequestLimits
 from draftline.deploy.settings.settings import ServerConfig
 from hypothesis import given

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from draftline.deploy.api.tools.call_parsers import HermesParser, LlamaParser, MistralParser
-from draftline.deploy.api.tools.call_syntax import HERMES, LLAMA, MISTRAL, PLAIN_JSON
+from draftline.deploy.api.tools.call_syntax import HERMES, LLAMA, MISTRAL, PLAIN_JSON, tool_family
 from draftline.deploy.api.tools.events import (
     CallArguments,
     CallStart,
@@ -18,7 +18,6 @@ from draftline.deploy.api.tools.events import (
     Parser,
     parse_whole,
 )
-from draftline.deploy.api.tools.families import tool_family
 from draftline.deploy.api.tools.forced_calls import ForcedCallParser
 from draftline.deploy.api.tools.reasoning import PlainParser, ReasoningParser
 from hypothesis import given, settings

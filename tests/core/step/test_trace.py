@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import count
 
 from draftline.core.request.output import TARGET_SOURCE, Delta
-from draftline.core.trace import StepRecord, StepTrace
+from draftline.core.step.trace import StepRecord, StepTrace
 from support.fakes.fake_bench import Bench
 
 

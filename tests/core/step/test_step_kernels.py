@@ -1,7 +1,7 @@
 """Rows of a step against the loops that they stand for."""
 
 import numpy as np
-from draftline.core.step.kernels import lay_out
+from draftline.core.step.builder import lay_out
 from draftline.core.tree.kernels import runs
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .arrays import Span
-from .drafting import DraftBatch
-from .step.builder import PromptChunk, TreeStep
-from .steps import StepInput, StepOutput
+from ..arrays import Span
+from ..proposals import DraftBatch
+from ..steps import StepInput, StepOutput
+from .builder import PromptChunk, TreeStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,22 +58,26 @@ class StepTrace:
     write  must not raise, and should return soon: the engine waits for it
     """
 
-    __slots__ = ("clock", "write")
+    __slots__ = ("_planned_at", "clock", "write")
 
     def __init__(self, clock: Callable[[], float], write: Callable[[StepRecord], None]) -> None:
         self.clock = clock
         self.write = write
+        self._planned_at = 0.0
+
+    def planning(self) -> None:
+        """The planning of the next step begins."""
+        self._planned_at = self.clock()
 
     def submitting(
         self,
-        planned_at: float,
         step: StepInput,
         trees: Sequence[TreeStep],
         chunks: Sequence[PromptChunk],
         draft_batch: DraftBatch | None,
     ) -> TracedStep:
         """A step is about to be submitted."""
-        return TracedStep(self, planned_at, step, trees, chunks, draft_batch)
+        return TracedStep(self, self._planned_at, step, trees, chunks, draft_batch)
 
 
 class TracedStep:

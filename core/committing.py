@@ -1,0 +1,127 @@
+"""The committing half of a step: what its results mean for its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from .arrays import Int32
+from .drafting import Drafting
+from .proposals import StepCommit, TopNextTokens
+from .request.output import TARGET_SOURCE, Delta, TokenLogProb
+from .request.request import RequestState
+from .request.stop import Advance
+from .schedule.budget import NodeBudget, StepOutcome
+from .schedule.scheduler import Scheduler
+from .step.answers import Chosen, TreeAnswers
+from .step.builder import PromptChunk, TreeStep, kv_moves
+from .verify.walk import Walk
+
+
+class Committing:
+    """Takes results into requests, and tells their sinks, the drafters and the budget.
+
+    is_alive  whether a request has not ended while its step was on the way
+    finish    ends a request with its last delta
+    """
+
+    __slots__ = ("_budget", "_clock", "_drafting", "_finish", "_is_alive", "_scheduler")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        drafting: Drafting,
+        budget: NodeBudget,
+        clock: Callable[[], float],
+        *,
+        is_alive: Callable[[RequestState], bool],
+        finish: Callable[[RequestState, Delta], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._drafting = drafting
+        self._budget = budget
+        self._clock = clock
+        self._is_alive = is_alive
+        self._finish = finish
+
+    def commit_tree(
+        self, step: TreeStep, walk: Walk, answer: TreeAnswers, outcome: StepOutcome
+    ) -> None:
+        """Take the walk through a request's tree, and tell of the tokens that it took."""
+        state = step.state
+        self._scheduler.share(state, len(state.token_ids) - 1)
+        if not self._is_alive(state):
+            return
+        rows, tokens, sources, drafted = walk
+        outcome.count(step.tree, rows)
+        if step.candidates is None:
+            self._budget.learn(step.drafted, tokens)
+        advance = state.stop.advance(tokens)
+        taken = advance.num_tokens
+        state.record_walk(drafted, sources[:taken])
+        self._append(state, tokens[:taken], answer.probe_ids, answer.top_next_tokens)
+        # A request that was preempted meanwhile has no KV to move.
+        if advance.finish_reason is None and state.blocks:
+            state.moves = kv_moves(state, rows, self._scheduler.block_size)
+        log_probs = answer.chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
+        self._emit(state, advance, tokens[:taken], sources[:taken], log_probs)
+
+    def commit_chunk(self, chunk: PromptChunk, chosen: Chosen) -> None:
+        """Take the token that the last prompt chunk predicts."""
+        state = chunk.state
+        self._scheduler.share(state, chunk.end)
+        if not (chunk.wants_token and self._is_alive(state)):
+            return
+        state.first_token_time = self._clock()
+        tokens = chosen.tokens.tolist()
+        if not state.stop.num_tokens_left:
+            # Only the prompt was to be computed.
+            self._emit(state, Advance(0, "", "length"), [], [], ())
+            return
+        advance = state.stop.advance(tokens)
+        self._append(state, tokens, {}, {})
+        log_probs = chosen.logprobs_of([0], state.request.params.logprobs)
+        self._emit(state, advance, tokens, [TARGET_SOURCE], log_probs)
+
+    def _append(
+        self,
+        state: RequestState,
+        tokens: list[int],
+        probe_ids: Mapping[str, Int32],
+        top_next_tokens: Mapping[str, TopNextTokens],
+    ) -> None:
+        base_len = len(state.token_ids)
+        state.append(tokens)
+        if state.is_open:
+            ids = np.array(tokens, dtype=np.int32)
+            commit = StepCommit(state.request_id, base_len, ids, probe_ids, top_next_tokens)
+            self._drafting.note_commit(commit)
+
+    def _emit(
+        self,
+        state: RequestState,
+        advance: Advance,
+        tokens: Sequence[int],
+        sources: Sequence[str],
+        log_probs: tuple[TokenLogProb, ...],
+    ) -> None:
+        """Tell of committed tokens."""
+        is_first = state.num_answered == len(tokens)
+        prompt_log_probs = state.prompt_log_probs if is_first else None
+        delta = Delta(
+            request_id=state.request_id,
+            token_ids=tuple(tokens),
+            sources=tuple(sources),
+            text=advance.text,
+            finish_reason=advance.finish_reason,
+            stop_reason=advance.stop_reason,
+            log_probs=log_probs,
+            prompt_log_probs=None if prompt_log_probs is None else tuple(prompt_log_probs),
+        )
+        if advance.finish_reason is None:
+            if state.request.allowed_tokens is not None:
+                state.request.allowed_tokens.advance(tokens)
+            state.request.sink(delta)
+        else:
+            self._finish(state, delta)

@@ -1,4 +1,0 @@
-"""Devices, and copies between them and the host.
-
-Start with `device_choice.py`.
-"""
