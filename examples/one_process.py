@@ -11,7 +11,7 @@ from __future__ import annotations
 from draftline.cluster.config import EngineConfig
 from draftline.cluster.engine.assembly import Assembly, local_pipeline, plan_model
 from draftline.cluster.engine.engine_thread import EngineThread
-from draftline.cluster.links.session import InprocLink
+from draftline.cluster.links.link import InprocLink
 from draftline.core.request.output import Answer
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.drafters.model.drafter import load_model_drafter

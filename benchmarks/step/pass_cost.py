@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ...models.attention.paged_kv import PagedKv
+from ...models.attention.step_attention import PagedKv
 from ...models.layers.compiled_layers import CompiledLayers, prepare
 from ...models.layers.model_slice import load_slice
 from ...models.load.model_info import head_dim, num_kv_heads

@@ -13,7 +13,7 @@ import numpy as np
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import Assembly, local_pipeline, plan_model
 from ...cluster.engine.engine_thread import EngineThread
-from ...cluster.links.session import InprocLink
+from ...cluster.links.link import InprocLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.arrays import ROOT
 from ...core.proposals import Commit, DraftRequest, Proposal, Query

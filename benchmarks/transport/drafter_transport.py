@@ -24,8 +24,7 @@ from ...cluster.drafting.channel import DrafterLimits
 from ...cluster.drafting.factory import build_drafter
 from ...cluster.drafting.hub import DrafterHub
 from ...cluster.links.grpc_link import GrpcLink
-from ...cluster.links.link import DrafterLink
-from ...cluster.links.session import InprocLink
+from ...cluster.links.link import DrafterLink, InprocLink
 from ...core.proposals import Commit, DraftRequest, Proposal, Query, StepCommit, chain_proposal
 
 NUM_DRAFTERS = 3

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 from ...core.errors import DrafterError
+from ...core.interfaces import Drafter, LearningDrafter, OwningDrafter
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
+from .failures import FailureLog, failure_reason
 
 # Every so many answers carry a report.
 REPORT_EVERY = 32
 # Of a link that is given no limit of its own: that of the settings.
 MAX_NODES = 256
+logger = logging.getLogger(__name__)
+NamedT = TypeVar("NamedT", DraftRequest, Commit, Query)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,3 +121,112 @@ class DrafterLink(Protocol):
     async def close(self) -> None:
         """Disconnect and free everything."""
         ...
+
+
+class DrafterSession:
+    """One coordinator's requests at a drafter; `prefix` keeps their ids apart from others'."""
+
+    __slots__ = ("_drafter", "_failures", "_open_ids", "_prefix")
+
+    def __init__(self, drafter: Drafter, prefix: str = "") -> None:
+        self._drafter = drafter
+        self._prefix = prefix
+        self._failures = FailureLog(logger, f"drafter={drafter.name}")
+        self._open_ids: set[str] = set()
+
+    @property
+    def learning_counts(self) -> Mapping[str, int]:
+        """What the drafter learned, from all coordinators together; empty where it never does."""
+        drafter = self._drafter
+        return drafter.learning_counts if isinstance(drafter, LearningDrafter) else {}
+
+    def report(self) -> DrafterReport:
+        """Memory and learning of the drafter, for all coordinators together.
+
+        Raises what the drafter raises.
+        """
+        return DrafterReport(self._drafter.memory_bytes, self.learning_counts)
+
+    def run(self, message: DrafterMessage) -> list[Proposal]:
+        """Do what one message says. Raises what the drafter raises."""
+        drafter = self._drafter
+        if message.last_commits:
+            drafter.observe([self._own(commit) for commit in message.last_commits])
+        for request_id in message.closes:
+            drafter.close(self._prefix + request_id)
+            self._open_ids.discard(self._prefix + request_id)
+        for request in message.opens:
+            own = self._own(request)
+            self._open_ids.add(own.request_id)
+            drafter.open(own)
+        if message.commits:
+            drafter.observe([self._own(commit) for commit in message.commits])
+        if not message.queries:
+            return []
+        return drafter.propose([self._own(query) for query in message.queries], message.deadline)
+
+    def close(self) -> None:
+        """Close every request. What the drafter raises is logged: it is given up anyway."""
+        for request_id in self._open_ids:
+            try:
+                self._drafter.close(request_id)
+            except Exception as error:
+                logger.debug("drafter=%s event=close_raised", self._drafter.name, exc_info=True)
+                self._failures.log("close_raised", failure_reason(error))
+        self._open_ids.clear()
+
+    def _own(self, part: NamedT) -> NamedT:
+        return replace(part, request_id=self._prefix + part.request_id) if self._prefix else part
+
+
+class InprocLink:
+    """Calls a drafter directly. What the drafter raises becomes `failed`."""
+
+    __slots__ = ("_drafter", "_events", "_session", "max_nodes", "name")
+
+    is_local = True
+
+    def __init__(self, drafter: Drafter, max_nodes: int = MAX_NODES) -> None:
+        self._drafter = drafter
+        self._session = DrafterSession(drafter)
+        self._events: LinkEvents | None = None
+        self.name = drafter.name
+        self.max_nodes = max_nodes
+
+    @property
+    def learning_counts(self) -> Mapping[str, int]:
+        """Learning counts of the drafter; see `LearningDrafter`."""
+        return self._session.learning_counts
+
+    def connect(self, events: LinkEvents) -> None:
+        """Ready at once."""
+        self._events = events
+        events.ready()
+
+    def send(self, message: DrafterMessage) -> None:
+        """Run the drafter and report before returning."""
+        events = self._events
+        assert events is not None, "send before connect"
+        try:
+            proposals = self._session.run(message)
+            told = self._session.report() if is_report_due(message) else None
+        except Exception as error:
+            # The hub logs what `failed` tells it, and counts what comes again.
+            logger.debug("drafter=%s event=raised", self.name, exc_info=True)
+            events.failed(DrafterError(f"it raised {failure_reason(error)}"))
+            return
+        events.answered(proposals, told)
+
+    def unanswered(self) -> None:
+        """Never: `send` answers before it returns."""
+
+    def disconnect(self) -> None:
+        """Close every request, so that `ready` can promise a drafter that knows none."""
+        self._events = None
+        self._session.close()
+
+    async def close(self) -> None:
+        """Close every request, and free what the drafter holds."""
+        self.disconnect()
+        if isinstance(self._drafter, OwningDrafter):
+            await asyncio.to_thread(self._drafter.free)

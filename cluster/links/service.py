@@ -17,8 +17,7 @@ from ...core.interfaces import Drafter, OwningDrafter
 from ..transport.stage_failure import is_device_lost
 from . import drafter_pb2 as pb
 from .failures import FailureLog, failure_reason
-from .link import is_report_due
-from .session import DrafterSession
+from .link import DrafterSession, is_report_due
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,

@@ -25,12 +25,12 @@ from .http.callers import ApiKeys, callers_by_key, operator_of, require_operator
 from .http.metrics import CONTENT_TYPE, ServerMetrics
 from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
-from .routes.bodies import Bodies
+from .routes.bodies import Bodies, ServedModel
 from .routes.generation import GenerationRoutes
 from .routes.not_served import no_such_route
 from .routes.openapi import describe
 from .routes.responses import ResponsesRoutes
-from .routes.server_info import ServedModel, server_info, server_load
+from .routes.server_info import server_info, server_load
 from .routes.tokens import TokenRoutes
 from .schema.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .schema.request_models import RequestModel

@@ -11,8 +11,7 @@ from ...cluster.config import DrafterConfig, EngineConfig
 from ...cluster.drafting.factory import build_drafter
 from ...cluster.engine.assembly import local_pipeline
 from ...cluster.links.grpc_link import AddressProvider, GrpcLink, GrpcOptions
-from ...cluster.links.link import DrafterLink
-from ...cluster.links.session import InprocLink
+from ...cluster.links.link import DrafterLink, InprocLink
 from ...cluster.links.tls_files import drafter_tls
 from ...cluster.links.tokens import new_token, read_token
 from ...cluster.transport.stage_spec import Pipeline, StageSpec

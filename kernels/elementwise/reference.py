@@ -28,7 +28,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate `heads` [rows, heads, dim] in place, the first half of dim against the second.
 
     `cos` and `sin` are [rows, 1, dim]; the first half of `sin` is negated
-    (`models/layers/rotary.py`).
+    (`models/layers/fast_modules.py`).
     """
     wide = heads.float()
     turned = torch.roll(wide, heads.shape[-1] // 2, -1)

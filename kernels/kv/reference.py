@@ -1,4 +1,4 @@
-"""What the operators on a KV cache do, in plain torch; layout: `models/attention/paged_kv.py`."""
+"""What the operators on a KV cache do, in plain torch; layout: `step_attention.py`."""
 
 from __future__ import annotations
 

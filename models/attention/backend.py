@@ -12,8 +12,7 @@ from ...core.steps import StepInput
 from ...kernels.attention.spec import AttentionShape
 from ...kernels.dispatch import AttentionChoice, Machine, choose_attention, choose_for_fp8
 from .kernel_attention import FlashBackend, KernelBackend, StepKernels
-from .paged_kv import PagedKv
-from .step_attention import StepAttention
+from .step_attention import PagedKv, StepAttention
 
 NAME = "draftline"
 

@@ -21,7 +21,7 @@ from ...kernels.attention.spec import AttentionShape, LayerSpec
 from ...kernels.attention.step_layout import StepLayout
 from ...kernels.attention.tile_plan import lines_of_tiles
 from ...kernels.dispatch import load_ops
-from .paged_kv import PagedKv
+from .step_attention import PagedKv
 
 # Programs that a multiprocessor is given, so that it has others while one waits for memory.
 PROGRAMS_PER_PROCESSOR = 2

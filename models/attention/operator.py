@@ -16,7 +16,7 @@ from torch import Tensor
 from ...core.arrays import Bool
 from ...core.steps import StepInput, TreeRows
 from ...core.tree.kernels import unpack
-from .paged_kv import PagedKv
+from .step_attention import PagedKv
 
 NONE = np.empty(0, dtype=np.int32)
 

@@ -22,9 +22,8 @@ from torch._dynamo.exc import TorchDynamoException
 from ...core.errors import ConfigError
 from ...kernels.cpu.build import FIX, load_cpu_ops
 from .compiled_modules import PackedLinear, make_compilable
-from .fast_modules import FastLinear
+from .fast_modules import FastLinear, Rotation
 from .model_slice import ModelSlice
-from .rotary import Rotation
 
 # torch's own variable of where compiled graphs are kept.
 GRAPH_CACHE = "TORCHINDUCTOR_CACHE_DIR"

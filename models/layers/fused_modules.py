@@ -18,8 +18,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from ...kernels.elementwise.dispatch import ElementwiseOps
-from .fast_modules import ATTENTIONS, GATED_MLPS, NORMS, FastAttention, FastLinear
-from .rotary import Rotation
+from .fast_modules import ATTENTIONS, GATED_MLPS, NORMS, FastAttention, FastLinear, Rotation
 
 # Of transformers' activations, what `ElementwiseOps.gated` calls them.
 ACTIVATIONS: dict[type[nn.Module], str] = {

@@ -22,10 +22,9 @@ from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
 from ..load.checkpoint import TensorFiles, read_config, resolve_model_path
 from ..load.partition import LayerSpan
-from .fast_modules import FastLinear, can_be_fast, make_fast
+from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
 from .fused_modules import can_be_fused, make_fused
 from .int8_linear import check_quantization, is_quantized, put_quantized
-from .rotary import Rotation
 
 # Recomputed from the config; checkpoints of old exporters still carry it.
 DERIVED = "rotary_emb.inv_freq"

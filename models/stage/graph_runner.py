@@ -18,8 +18,8 @@ from ...core.steps import StepInput
 from ...kernels.attention.layout_capacity import LayoutCapacity
 from ...kernels.attention.step_layout import StepLayout
 from ..attention.kernel_attention import KernelBackend
+from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, run_layers
-from ..layers.rotary import RotaryTable
 from .options import GraphOptions
 
 Work = Callable[[], None]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.errors import ConfigError
 from ...core.steps import StepInput, prompt_step
-from ..attention.paged_kv import PagedKv
+from ..attention.step_attention import PagedKv
 from ..layers.model_slice import ModelSlice
 from ..load.model_info import head_dim, num_kv_heads
 from .options import StageOptions

@@ -14,10 +14,10 @@ from ...core.steps import StepInput, StepOutput
 from ..attention.backend import AttentionBackend, SdpaBackend, choose_backend
 from ..attention.kernel_attention import KernelBackend
 from ..attention.operator import attending
-from ..attention.paged_kv import PagedKv
+from ..attention.step_attention import PagedKv
 from ..device import to_device
+from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, load_slice, run_layers
-from ..layers.rotary import RotaryTable
 from ..load.partition import LayerSpan
 from ..sampling import choose_sampler, uses_fused_modules
 from .answer import Answer, launch_answer, wanted_rows

@@ -30,17 +30,20 @@ def sources() -> list[Path]:
     ]
 
 
-def test_leaf_folders_hold_few_files() -> None:
+def test_folders_hold_few_files() -> None:
     counts = Counter(path.parent for path in sources() if path.name != "__init__.py")
-    leaves = {folder: count for folder, count in counts.items() if not _sub_packages(folder)}
-    assert len(leaves) > 40
-    crowded = {str(folder): count for folder, count in leaves.items() if count > MAX_FILES}
-    assert not crowded
+    assert len(counts) > 40
+    assert not {str(folder): count for folder, count in counts.items() if count > MAX_FILES}
 
 
-def test_files_are_short() -> None:
-    lengths = {str(path): len(path.read_text("utf-8").splitlines()) for path in sources()}
+def test_files_are_neither_scraps_nor_scrolls() -> None:
+    lengths = {
+        str(path): len(path.read_text("utf-8").splitlines())
+        for path in sources()
+        if path.name != "__init__.py"
+    }
     assert not {path: length for path, length in lengths.items() if length > MAX_LINES}
+    assert 100 <= statistics.median(lengths.values()) <= 160
 
 
 def test_functions_are_short() -> None:
@@ -64,7 +67,3 @@ def test_every_package_says_what_it_is_and_where_to_begin() -> None:
         assert len(text.splitlines()) >= 3, path
         named = [word for word in text.split("`") if word.endswith((".py", "/"))]
         assert all((path.parent / name).exists() or (ROOT / name).exists() for name in named), path
-
-
-def _sub_packages(folder: Path) -> list[Path]:
-    return list(folder.glob("*/__init__.py"))

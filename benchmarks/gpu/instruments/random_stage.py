@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ....models.attention.backend import NAME as ATTENTION
 from ....models.attention.backend import choose_backend
-from ....models.attention.paged_kv import PagedKv
+from ....models.attention.step_attention import PagedKv
 from ....models.layers.model_slice import ModelSlice, cut_slice
 from ....models.load.model_info import head_dim, num_kv_heads
 from ....models.load.partition import LayerSpan

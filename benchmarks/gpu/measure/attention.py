@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ....core.steps import StepInput
 from ....models.attention.backend import choose_backend
-from ....models.attention.paged_kv import PagedKv
+from ....models.attention.step_attention import PagedKv
 from ..findings import Figure, Findings, free_memory
 from ..floors import HeadShape, attention_work
 from ..instruments.random_stage import random_kv

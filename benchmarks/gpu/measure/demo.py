@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ....cluster.config import EngineConfig
 from ....cluster.engine.assembly import Assembly, ModelPlan, local_pipeline, plan_model
 from ....cluster.engine.engine_thread import EngineThread
-from ....cluster.links.session import InprocLink
+from ....cluster.links.link import InprocLink
 from ....core.request.output import Answer, RequestOutput
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.demo.held_out_prompts import held_out_prompts

@@ -6,17 +6,19 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from http import HTTPStatus
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
 from ....cluster.loop_calls import collector_paused, off_loop
+from ....core.errors import shortened
 from ...settings.limits import RequestLimits
 from ...settings.settings import ServerConfig
+from ..errors import ApiError
 from ..http.callers import caller_of
 from ..http.middleware import read_body
 from ..schema.request_models import RequestModel
-from .server_info import ServedModel
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
 
@@ -99,3 +101,35 @@ class IgnoredFields:
 
 def _spell(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.\-]", "?", name[:MAX_NAME_CHARS])
+
+
+class ServedModel:
+    """The one model of a server. `drafters`: names that requests may give."""
+
+    def __init__(self, name: str, drafters: Sequence[str] = ()) -> None:
+        self.name = name
+        self._drafters = list(drafters)
+        self._created = int(time.time())
+
+    def require(self, asked: str | None) -> None:
+        """Raises `ApiError` 404 unless `asked` is the served model; None means it."""
+        if asked is not None and asked != self.name:
+            raise ApiError(
+                HTTPStatus.NOT_FOUND,
+                f"model: {shortened(asked)} is not served here; known: {self.name!r}",
+                param="model",
+            )
+
+    def card(self, max_model_len: int) -> dict[str, Any]:
+        """The model's entry, with vLLM's extra fields and ours; the length is in tokens."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "draftline",
+            "root": self.name,
+            "parent": None,
+            "max_model_len": max_model_len,
+            "permission": [],
+            "drafters": self._drafters,
+        }

@@ -24,8 +24,7 @@ from ..output.completions import ChatFormat, CompletionFormat, Heading
 from ..output.event_stream import EventStream, until_disconnect
 from ..output.parsed_chat import ParsedChatFormat
 from ..schema.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from .bodies import Bodies
-from .server_info import ServedModel
+from .bodies import Bodies, ServedModel
 
 Prompts = Sequence[Sequence[int]]
 

@@ -24,9 +24,8 @@ from ..output.response_writer import ResponseWriter, framed
 from ..schema.responses import ResponsesRequest, named_here
 from ..tools.events import Parser
 from ..tools.reasoning import PlainParser
-from .bodies import Bodies
+from .bodies import Bodies, ServedModel
 from .generation import GenerationRoutes
-from .server_info import ServedModel
 
 
 class ResponsesRoutes:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-import time
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -14,9 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import BaseModel, SecretStr
 
 from .... import __version__
-from ....core.errors import shortened
 from ...engine.stats import EngineStats
-from ..errors import ApiError
 
 LIBRARIES = ("torch", "transformers", "ray", "fastapi", "uvicorn", "llguidance", "openai")
 HIDDEN = "***"
@@ -96,35 +92,3 @@ def _without_password(text: str) -> str:
         return text
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{host}"))
-
-
-class ServedModel:
-    """The one model of a server. `drafters`: names that requests may give."""
-
-    def __init__(self, name: str, drafters: Sequence[str] = ()) -> None:
-        self.name = name
-        self._drafters = list(drafters)
-        self._created = int(time.time())
-
-    def require(self, asked: str | None) -> None:
-        """Raises `ApiError` 404 unless `asked` is the served model; None means it."""
-        if asked is not None and asked != self.name:
-            raise ApiError(
-                HTTPStatus.NOT_FOUND,
-                f"model: {shortened(asked)} is not served here; known: {self.name!r}",
-                param="model",
-            )
-
-    def card(self, max_model_len: int) -> dict[str, Any]:
-        """The model's entry, with vLLM's extra fields and ours; the length is in tokens."""
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "draftline",
-            "root": self.name,
-            "parent": None,
-            "max_model_len": max_model_len,
-            "permission": [],
-            "drafters": self._drafters,
-        }

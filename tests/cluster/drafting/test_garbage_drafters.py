@@ -9,7 +9,7 @@ import numpy as np
 from draftline.cluster.drafting.channel import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.failures import RetryPolicy
-from draftline.cluster.links.session import InprocLink
+from draftline.cluster.links.link import InprocLink
 from draftline.core.engine import EngineCore
 from draftline.core.proposals import DraftDistributions, Probe, Proposal, Query
 from hypothesis import given, settings

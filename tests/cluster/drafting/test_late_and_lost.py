@@ -11,7 +11,7 @@ from draftline.cluster.drafting.channel import DrafterLimits
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.failures import RetryPolicy
 from draftline.cluster.links.grpc_link import GrpcLink
-from draftline.cluster.links.session import InprocLink
+from draftline.cluster.links.link import InprocLink
 from support.fakes.fake_drafters import VOCAB_SIZE, CountingDrafter, SlowDrafter
 from support.fakes.fake_link import FakeClock, FakeLink
 from support.servers.hub_session import HubSession, until

@@ -13,7 +13,7 @@ from draftline.core.errors import ConfigError
 from draftline.core.steps import StepInput
 from draftline.kernels.attention.spec import AttentionShape
 from draftline.models.attention.kernel_attention import FlashBackend, KernelBackend
-from draftline.models.attention.paged_kv import PagedKv
+from draftline.models.attention.step_attention import PagedKv
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
 from draftline.models.stage.stage import Stage, load_stage

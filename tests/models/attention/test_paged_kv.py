@@ -1,6 +1,6 @@
 import numpy as np
 import torch
-from draftline.models.attention.paged_kv import PagedKv
+from draftline.models.attention.step_attention import PagedKv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

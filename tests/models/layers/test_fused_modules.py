@@ -12,7 +12,7 @@ from draftline.core.logits_params import LogitsParams
 from draftline.core.request.allowed_tokens import mask_of
 from draftline.core.sampling.rows import sampling_rows
 from draftline.core.steps import LogitEdits, StepOutput
-from draftline.models.attention.paged_kv import PagedKv
+from draftline.models.attention.step_attention import PagedKv
 from draftline.models.layers.fused_modules import (
     FusedAttention,
     FusedGatedMlp,

@@ -8,7 +8,7 @@ import pytest
 from draftline.actors.drafter_server import DrafterServer
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.grpc_link import GrpcLink
-from draftline.cluster.links.session import InprocLink
+from draftline.cluster.links.link import InprocLink
 from draftline.core.interfaces import Drafter
 from support.servers.hub_session import LIMITS
 
