@@ -1,16 +1,20 @@
-"""The open requests of a drafter, and the checks that queries and commits fit them."""
+"""The open requests of a drafter, and the base of drafters that keep nothing but their state.
+
+Queries and commits are checked against the state: an unknown request or another length is an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from ..core.errors import DrafterError
-from ..core.proposals import Commit, Query
+from ..core.proposals import Commit, DraftRequest, Proposal, Query
 
 
 class Tracked(Protocol):
-    """What a drafter keeps of a request knows at least how many tokens are committed."""
+    """The state that a drafter keeps of a request."""
 
     @property
     def committed_len(self) -> int:
@@ -27,7 +31,7 @@ S = TypeVar("S", bound=Tracked)
 
 
 class OpenRequests(Generic[S]):
-    """State by request id. `source` names the drafter in errors."""
+    """States of open requests by request id. `source` names the drafter in errors."""
 
     __slots__ = ("_source", "_states")
 
@@ -57,15 +61,21 @@ class OpenRequests(Generic[S]):
         self._states[request_id] = state
 
     def of_query(self, query: Query) -> S:
-        """Raises `DrafterError` for an unknown request or another length."""
+        """The state of a query's request.
+
+        Raises `DrafterError` for an unknown request or another length.
+        """
         return self._at(query.request_id, query.committed_len)
 
     def of_commit(self, commit: Commit) -> S:
-        """Raises `DrafterError` for an unknown request or another length."""
+        """The state of a commit's request.
+
+        Raises `DrafterError` for an unknown request or another length.
+        """
         return self._at(commit.request_id, commit.base_len)
 
     def drop(self, request_id: str) -> S | None:
-        """Forget a request; None if it is unknown."""
+        """Forget a request and return its state; None if it is unknown."""
         return self._states.pop(request_id, None)
 
     def _at(self, request_id: str, committed_len: int) -> S:
@@ -78,3 +88,56 @@ class OpenRequests(Generic[S]):
                 f"here, {committed_len} there; open it again"
             )
         return state
+
+
+class StatefulDrafter(ABC, Generic[S]):
+    """A `Drafter` that answers each query at once, from the state of its request alone.
+
+    Subclasses say what a request's state is, what a commit changes in it, and what is proposed.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._requests: OpenRequests[S] = OpenRequests(name)
+
+    @property
+    def name(self) -> str:
+        """The `source` of the proposals."""
+        return self._name
+
+    @property
+    def memory_bytes(self) -> int:
+        """About the bytes that the states of all open requests take."""
+        return self._requests.memory_bytes
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request. Raises `DrafterError` if it has no committed token."""
+        self._requests.put(request.request_id, self._state(request))
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
+        """One proposal a query; ignores the deadline, since it needs microseconds.
+
+        Raises `DrafterError` for an unknown request or another length.
+        """
+        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Learn what was committed. Raises `DrafterError` for a commit that does not fit."""
+        for commit in commits:
+            self._learn(self._requests.of_commit(commit), commit)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request; an unknown id is ignored."""
+        self._requests.drop(request_id)
+
+    @abstractmethod
+    def _state(self, request: DraftRequest) -> S:
+        """The state of a request that opens."""
+
+    @abstractmethod
+    def _learn(self, state: S, commit: Commit) -> None:
+        """Add a commit that fits to its request's state."""
+
+    @abstractmethod
+    def _propose(self, state: S, max_nodes: int) -> Proposal:
+        """At most `max_nodes` nodes below the last committed token."""

@@ -52,8 +52,8 @@ class TreeShape:
         if kept.all():
             return self
         # The root's place is the last, which its index -1 finds.
-        place = np.append(np.cumsum(kept, dtype=np.int32) - 1, ROOT).astype(np.int32)
-        return TreeShape(place[self.parents[kept]], self.ranks[kept], self.depths[kept])
+        index_of = np.append(np.cumsum(kept, dtype=np.int32) - 1, ROOT).astype(np.int32)
+        return TreeShape(index_of[self.parents[kept]], self.ranks[kept], self.depths[kept])
 
 
 def shape_of_paths(paths: Iterable[Sequence[int]]) -> TreeShape:
@@ -71,8 +71,8 @@ def shape_of_paths(paths: Iterable[Sequence[int]]) -> TreeShape:
     if len(wanted) > MAX_SHAPE_NODES:
         raise ConfigError(FIELD, f"has {len(wanted)} nodes, more than {MAX_SHAPE_NODES}")
     ordered = sorted(wanted, key=lambda ranks: (len(ranks), ranks))
-    place = {ranks: index for index, ranks in enumerate(ordered)} | {(): ROOT}
-    return _shape([place[ranks[:-1]] for ranks in ordered], [ranks[-1] for ranks in ordered])
+    index_of = {ranks: index for index, ranks in enumerate(ordered)} | {(): ROOT}
+    return _shape([index_of[ranks[:-1]] for ranks in ordered], [ranks[-1] for ranks in ordered])
 
 
 def shape_of_widths(widths: Sequence[int]) -> TreeShape:
@@ -92,16 +92,16 @@ def shape_of_widths(widths: Sequence[int]) -> TreeShape:
     return shape_of_paths(every)
 
 
-def shape_of_top_next_tokens(top_next_tokens: Sequence[Sequence[int]]) -> TreeShape:
+def shape_of_successors(successors: Sequence[Sequence[int]]) -> TreeShape:
     """Sequoia's growth map: the children of each node, best first; node 0 is the root.
 
     Raises `ConfigError`.
     """
     paths: dict[int, tuple[int, ...]] = {0: ()}
-    for node, children in enumerate(top_next_tokens):
+    for node, children in enumerate(successors):
         for rank, child in enumerate(children):
-            if child in paths or not node < child < len(top_next_tokens):
-                raise ConfigError("TopNextTokens", f"node {child} is no child of node {node} alone")
+            if child in paths or not node < child < len(successors):
+                raise ConfigError("Successors", f"node {child} is no child of node {node} alone")
             paths[child] = (*paths[node], rank)
     del paths[0]
     return shape_of_paths(paths.values())
@@ -142,13 +142,13 @@ def sequoia_size(
     seconds  (nodes, depth) -> seconds of a step with such a tree, drafting included
     """
     tables = _sequoia_tables(np.array(acceptance), max_nodes + 1, max_depth)
-    best, found = 1.0 / seconds(0, 0), (0, 0)
+    best, size = 1.0 / seconds(0, 0), (0, 0)
     for depth in range(1, max_depth + 1):
         for nodes in range(1, max_nodes + 1):
             rate = float(tables.best[nodes + 1, depth]) / seconds(nodes, depth)
             if rate > best:
-                best, found = rate, (nodes, depth)
-    return found
+                best, size = rate, (nodes, depth)
+    return size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,22 +179,22 @@ def _sequoia_tables(acceptance: Float64, max_size: int, max_depth: int) -> _Tabl
                 # A probability of 0 makes no impossible tree possible.
                 gain = probability * np.where(below > 0, below, 0.0)
                 sums = np.where(below > 0, values[rest, levels, child - 1] + gain, -np.inf)
-                place = int(np.argmax(sums))
-                values[size, levels, child] = sums[place]
-                splits[size, levels, child] = rest[place]
+                index = int(np.argmax(sums))
+                values[size, levels, child] = sums[index]
+                splits[size, levels, child] = rest[index]
             best[size, levels] = values[size, levels].max()
     return _Tables(values, splits, best)
 
 
 def _collect(
-    tables: _Tables, size: int, levels: int, path: tuple[int, ...], found: list[tuple[int, ...]]
+    tables: _Tables, size: int, levels: int, path: tuple[int, ...], paths: list[tuple[int, ...]]
 ) -> None:
     """Add the paths of the best tree below `path`."""
     for child in range(int(np.argmax(tables.values[size, levels])), 0, -1):
         left = int(tables.splits[size, levels, child])
-        own = (*path, child - 1)
-        found.append(own)
-        _collect(tables, size - left, levels - 1, own, found)
+        child_path = (*path, child - 1)
+        paths.append(child_path)
+        _collect(tables, size - left, levels - 1, child_path, paths)
         size = left
 
 
@@ -213,7 +213,7 @@ def read_tree_shape(path: Path) -> TreeShape:
     """A shape from a JSON file. Raises `ConfigError` naming the file.
 
     Medusa's and EAGLE's form is a list of paths, or that under `choices`. Sequoia's growth map has
-    `TopNextTokens`, the children of each node, whose first is the root. `widths` is SpecInfer's.
+    `Successors`, the children of each node, whose first is the root. `widths` is SpecInfer's.
     """
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -226,7 +226,7 @@ def read_tree_shape(path: Path) -> TreeShape:
             return shape_of_paths(data["choices"])
         if "widths" in data:
             return shape_of_widths(data["widths"])
-        return shape_of_top_next_tokens(data["TopNextTokens"])
+        return shape_of_successors(data["Successors"])
     except (ConfigError, TypeError, KeyError, IndexError) as error:
-        forms = "a list of paths, or has choices, widths or Top next tokens"
+        forms = "a list of paths, or has choices, widths or Successors"
         raise ConfigError(FIELD, f"{path} is no tree ({forms}): {error}") from error

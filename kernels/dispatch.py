@@ -26,7 +26,7 @@ FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides; `capability` is the GPU's compute capability, None on a CPU."""
+    """The facts that decide; `capability` is the GPU's compute capability, None on a CPU."""
 
     capability: tuple[int, int] | None
     has_triton: bool
@@ -90,12 +90,12 @@ def choose_attention(
 
 
 def runs_triton(machine: Machine) -> bool:
-    """Whether it has a GPU that the Triton kernels run on."""
+    """Whether the machine has a GPU that the Triton kernels run on."""
     return machine.capability is not None and _against_triton(machine) is None
 
 
 def load_int8_linear(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """`int8_linear` of `triton` or `reference`, as in `kernels/int8/reference.py`."""
+    """The `int8_linear` of `triton` or `reference`, described in `kernels/int8/reference.py`."""
     if name == "reference":
         from .int8 import reference as product  # noqa: PLC0415
     else:
@@ -104,7 +104,7 @@ def load_int8_linear(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def choose_for_fp8(machine: Machine, wanted: str = "auto") -> AttentionChoice:
-    """The same over a KV cache of FP8 numbers, which ours alone reads.
+    """The backend for a KV cache of FP8 numbers, which the Triton kernels alone read.
 
     Raises `ConfigError` (`kv_cache_dtype`).
     """

@@ -15,5 +15,8 @@ def triton_type(dtype: torch.dtype) -> tl.dtype:
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
-    """What `tl.dot` is given; the interpreter multiplies bfloat16 as if it were integers."""
+    """The type that `tl.dot` multiplies in, for inputs of `dtype`.
+
+    float32 under the interpreter, which multiplies bfloat16 as if it were integers.
+    """
     return tl.float32 if knobs.runtime.interpret else triton_type(dtype)

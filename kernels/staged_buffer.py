@@ -22,9 +22,9 @@ class StagedBuffer:
         self._turn = 0
 
     def next(self) -> Int32:
-        """What to write next: it holds what was sent the time before last.
+        """The copy to write next, int32 [size]; it holds what was sent the time before last.
 
-        Waits until that has been copied.
+        Waits until that has been copied to the device.
         """
         self._turn = 1 - self._turn
         if self._copied:

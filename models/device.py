@@ -27,17 +27,17 @@ def choose_device(setting: str, *, has_gpu: bool | None = None) -> str:
     return setting
 
 
-def choose_dtype(setting: str, device: str, own: str) -> str:
-    """A dtype's name; `own` is that of the checkpoint, kept on GPUs where it has 16 bits."""
+def choose_dtype(setting: str, device: str, checkpoint_dtype: str) -> str:
+    """The name of the dtype to compute in; on GPUs the checkpoint's where that has 16 bits."""
     if setting != AUTO:
         return setting
     if device == "cpu":
         return "float32"
-    return own if own in HALVES else HALVES[0]
+    return checkpoint_dtype if checkpoint_dtype in HALVES else HALVES[0]
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy of whole numbers on `device`, int64; work that is launched later sees it."""
+    """A copy of integers on `device`, int64; work that is launched later sees it."""
     tensor = torch.from_numpy(array.astype(np.int64))
     if device.type == "cuda":
         # From pinned memory alone does a copy not wait for all work before it.
@@ -62,7 +62,7 @@ class HostCopy:
             self._copied.record()
 
     def wait(self) -> list[Tensor]:
-        """The tensors on the host, once they are there; on a CPU the very tensors."""
+        """The tensors on the host, once they are there; on a CPU the tensors themselves."""
         if self._copied is None:
             return list(self._tensors)
         self._copied.synchronize()
@@ -70,7 +70,7 @@ class HostCopy:
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """Their bytes one behind the other, uint8 [bytes]."""
+    """The bytes of all tensors one behind the other, uint8 [bytes]."""
     parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -101,11 +101,11 @@ class TorchSampler:
     """Plain torch: the reference, and what runs on CPUs."""
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
-        """See `Sampler`."""
+        """float32 logits [rows, vocabulary] with the edits made; without edits, `logits` itself."""
         return edit_logits(logits, edits)
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """See `Sampler`."""
+        """The target token of each row, int32 [rows] on the device."""
         return choose_tokens(logits, sampling)
 
 
@@ -119,7 +119,7 @@ class KernelSampler:
         self._scratch: tuple[tuple[int, int], SamplingScratch] | None = None
 
     def edit(self, logits: Tensor, edits: Sequence[LogitEdits]) -> Tensor:
-        """See `Sampler`."""
+        """float32 logits [rows, vocabulary] with the edits made; without edits, `logits` itself."""
         if not edits:
             return logits
         num_rows, vocab_size = logits.shape
@@ -132,7 +132,7 @@ class KernelSampler:
         return out
 
     def choose(self, logits: Tensor, sampling: SamplingRows) -> Tensor:
-        """See `Sampler`."""
+        """The target token of each row, int32 [rows] on the device."""
         if not takes(sampling):
             return choose_tokens(logits, sampling)
         num_rows, vocab_size = logits.shape
@@ -157,7 +157,7 @@ class KernelSampler:
 
 
 def uses_fused_modules(device: str | torch.device, attention: str) -> bool:
-    """Whether a stage on `device` has the modules of `fused_modules.py` where they know its own.
+    """Whether a stage on `device` has the modules of `models/layers/fused_modules.py`.
 
     `attention` is the stage's setting; `sdpa` asks for transformers' own modules.
     """

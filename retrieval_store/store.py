@@ -1,4 +1,4 @@
-"""Where segments are kept: content-named, in namespaces, listed by one manifest."""
+"""The interface of stores: segments named by content, in namespaces, listed by one manifest."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class SegmentStore(Protocol):
 
     @property
     def url(self) -> str:
-        """Names the store in messages, without secrets."""
+        """The name of the store in messages, without secrets."""
         ...
 
     def manifest(self) -> Manifest:
-        """What is stored now."""
+        """The segments stored now."""
         ...
 
     def get(self, namespace: str, segment_id: str) -> Segment:
@@ -102,12 +102,12 @@ class SegmentStore(Protocol):
         remove: Sequence[str] = (),
         follows: Manifest | None = None,
     ) -> list[str]:
-        """Add and remove at once: readers see all of it or nothing. The ids of what was added.
+        """Add and remove segments at once, and return the ids of those added.
 
-        Unknown ids are ignored, and what is both added and removed stays. A writer that dies
-        leaves the manifest as it was, or as it shall be. An operator's change is made whatever
-        the store holds. One that only goes on with what was there gives that as `follows`, and
-        raises `StoreError` if the store has lost it since.
+        Readers see all of the change or nothing. Unknown ids are ignored, and what is both added
+        and removed stays. A writer that dies leaves the manifest as it was, or as it shall be. An
+        operator's change is made whatever the store holds. One that only goes on with what was
+        there gives that as `follows`, and raises `StoreError` if the store has lost it since.
         """
         ...
 
@@ -148,14 +148,14 @@ def is_entry(namespace: str, segment_id: str, size: object) -> bool:
 
 
 def damaged_manifest(origin: str, entry: str) -> DamagedError:
-    """What is raised, or kept, for an entry that `is_entry` refuses."""
+    """The error for an entry that `is_entry` refuses."""
     return DamagedError(
         f"{origin}: the manifest is corrupt at {entry}; empty the store and build again"
     )
 
 
 def listed_sizes(store: SegmentStore) -> Mapping[str, Mapping[str, int]]:
-    """What a store's manifest lists. Raises `StoreError` if the store is seen to have lost it."""
+    """The sizes that a store's manifest lists. Raises `StoreError` if it is seen to be lost."""
     manifest = store.manifest()
     if manifest.is_lost_since(Manifest()):
         raise loss(store.url)
@@ -163,7 +163,7 @@ def listed_sizes(store: SegmentStore) -> Mapping[str, Mapping[str, int]]:
 
 
 def loss(url: str) -> StoreError:
-    """What is raised by those who know that a store held more than it holds now."""
+    """The error of those who know that a store held more than it holds now."""
     return StoreError(
         f"{url}: has lost its data; build the corpora again, or give them up: "
         "draftline corpus accept-loss"

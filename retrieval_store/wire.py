@@ -45,7 +45,7 @@ def decode_request(request: LookupRequest) -> tuple[list[Int32], list[str], list
 
 
 def encode_reply(subtrees: Sequence[Subtree]) -> bytes:
-    """Subtrees as bytes."""
+    """Subtrees as bytes, for `decode_reply`."""
     return LookupReply(
         subtrees=[
             SubtreeMessage(
@@ -60,7 +60,7 @@ def encode_reply(subtrees: Sequence[Subtree]) -> bytes:
 
 
 def decode_reply(reply: LookupReply, count: int) -> list[Subtree]:
-    """`count` subtrees. Raises `ProtocolError` unless each is one."""
+    """`count` subtrees from bytes. Raises `ProtocolError` unless each is one."""
     if len(reply.subtrees) != count:
         raise ProtocolError(f"asked for {count} subtrees, got {len(reply.subtrees)}")
     return [_subtree(entry) for entry in reply.subtrees]

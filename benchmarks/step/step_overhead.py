@@ -20,6 +20,7 @@ from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.request.output import Answer
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.steps import StepInput, StepOutput
+from ...measure.replay.tapped_pipeline import PassingPipeline
 
 NUM_STEPS = 200
 
@@ -71,36 +72,18 @@ class _Bush:
         pass
 
 
-class _Stopwatch:
-    """A pipeline that notes when each step went in and came out."""
+class _Stopwatch(PassingPipeline):
+    """Notes when each step went in and came out."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+        super().__init__(pipeline)
         self.spans: list[tuple[float, float]] = []
-
-    @property
-    def num_stages(self) -> int:
-        return self._pipeline.num_stages
-
-    @property
-    def max_in_flight(self) -> int:
-        return self._pipeline.max_in_flight
-
-    @property
-    def num_blocks(self) -> int:
-        return self._pipeline.num_blocks
-
-    async def start(self) -> None:
-        await self._pipeline.start()
 
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
         start = time.perf_counter()
-        answer = self._pipeline.submit(step)
+        result = super().submit(step)
         self.spans.append((start, time.perf_counter()))
-        return answer
-
-    async def close(self) -> None:
-        await self._pipeline.close()
+        return result
 
 
 def measure_overhead(num_nodes: int) -> StepOverhead:

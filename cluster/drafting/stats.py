@@ -20,8 +20,8 @@ class DrafterStats:
     errors         failures of any kind: raised, broke the contract, never answered, lost
     reconnects     connections after the first
     memory_bytes   what it takes now for requests and learned texts; 0 before it has told
-    learning       ended requests by what became of them, see `core.interfaces.LearningDrafter`;
-                   empty where it learns nothing, or before it has told
+    learning       ended requests by outcome, see `core.interfaces.LearningDrafter`; empty where it
+                   learns nothing, or before it has told
     latency_sum_s  from message to answer, over the `latency_count` answers to queries
     """
 

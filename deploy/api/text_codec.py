@@ -118,10 +118,10 @@ class TokenBytes:
 
     def __call__(self, token_id: int) -> bytes:
         """UTF-8 bytes of a token; those of its decoded text where the tokenizer is a slow one."""
-        found = self._known.get(token_id)
-        if found is None:
-            found = self._known[token_id] = self._find(token_id)
-        return found
+        text = self._known.get(token_id)
+        if text is None:
+            text = self._known[token_id] = self._find(token_id)
+        return text
 
     def _find(self, token_id: int) -> bytes:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)

@@ -122,7 +122,7 @@ def _choices() -> Iterator[Finding]:
     from ...kernels.dispatch import Machine, choose_attention  # noqa: PLC0415
     from ...models.device import choose_dtype  # noqa: PLC0415
 
-    dtype = choose_dtype("auto", device, own="bfloat16")
+    dtype = choose_dtype("auto", device, checkpoint_dtype="bfloat16")
     of_halves = "on GPUs, or float16 where a checkpoint is kept in it"
     why = of_halves if has_gpu else "bfloat16 arithmetic is several times slower on CPUs"
     yield Finding("device: auto", f"picks {device}: {reason}")

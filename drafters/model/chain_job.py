@@ -99,7 +99,10 @@ class ChainBatch:
 
 
 def next_batch(jobs: Sequence[ChainJob], max_rows: int) -> ChainBatch:
-    """As many jobs as fit in a step; those with little to feed first, long prompts in chunks."""
+    """A batch of as many jobs as fit in a step, long prompts in chunks.
+
+    Jobs with few tokens to feed come first.
+    """
     chosen: list[ChainJob] = []
     counts: list[int] = []
     room = max_rows
@@ -153,7 +156,7 @@ def build_step(
 
 
 def _sampling(jobs: Sequence[ChainJob], last_positions: Int32) -> SamplingRows:
-    """Each request's own, noise included: where logits agree, the target chooses the same."""
+    """Sampling parameters of each request, its noise included: where logits agree, drafts do."""
     distributions = [job.distribution for job in jobs]
     return sampling_rows(
         [distribution.temperature for distribution in distributions],
@@ -164,8 +167,8 @@ def _sampling(jobs: Sequence[ChainJob], last_positions: Int32) -> SamplingRows:
 
 
 def _edits(jobs: Sequence[ChainJob]) -> tuple[LogitEdits, ...]:
-    found = [job.distribution.edits(row) for row, job in enumerate(jobs)]
-    return tuple(edits for edits in found if edits is not None)
+    every = [job.distribution.edits(row) for row, job in enumerate(jobs)]
+    return tuple(edits for edits in every if edits is not None)
 
 
 def _int32(values: Sequence[int]) -> Int32:

@@ -52,7 +52,7 @@ class ChainLength:
         committed = tokens.tolist()
         pairs = enumerate(zip(self._tokens, committed, strict=False))
         agreed = min(len(self._tokens), len(committed))
-        accepted = next((place for place, (own, said) in pairs if own != said), agreed)
+        accepted = next((index for index, (drafted, target) in pairs if drafted != target), agreed)
         self._rule.observe(self._draft, accepted)
         self._draft, self._tokens = [], []
 
@@ -64,7 +64,7 @@ def stop_rule(
     schedule: Sequence[Sequence[int]],
     costs: DraftCosts,
 ) -> Callable[[], Stopping]:
-    """Makes the rule of this name for each request. Raises `ConfigError`.
+    """A factory of the rule of this name, one for each request. Raises `ConfigError`.
 
     num_tokens  most tokens of a draft; `heuristic` starts there
     threshold   first threshold of `confidence`

@@ -115,7 +115,7 @@ class ModelDrafter:
 
     @property
     def memory_bytes(self) -> int:
-        """See `Drafter`."""
+        """About the bytes that the open requests take on the host."""
         return self._requests.memory_bytes
 
     def open(self, request: DraftRequest) -> None:
@@ -201,7 +201,7 @@ class ModelDrafter:
         )
 
     def _distribution_size(self, state: CachedText) -> int:
-        """0 where the token is no draw."""
+        """Tokens of the distribution to draw from; 0 where the token is no draw."""
         size = min(self._options.distribution_size, self._info.vocab_size)
         return size if state.distribution.temperature > 0 else 0
 
@@ -241,13 +241,13 @@ class ModelDrafter:
         entropies = np.zeros(len(drawing)) if output.entropies is None else output.entropies
         tokens = output.target_tokens.tolist()
         drawn = map(Drawn, np.minimum(log_probs, 0.0).tolist(), entropies.tolist())
-        for row, (job, token, one) in enumerate(zip(drawing, tokens, drawn, strict=True)):
+        for row, (job, token, draw) in enumerate(zip(drawing, tokens, drawn, strict=True)):
             if job.with_best and not job.drawn:
                 job.best = next(best)
             if job.distribution_size and job.tree is None:
-                job.draw_declared(output, row, one.entropy)
+                job.draw_declared(output, row, draw.entropy)
             else:
-                job.draw(token, one)
+                job.draw(token, draw)
         for row, job in enumerate(drawing):
             if job.tree is not None:
                 job.tree.take(output, row)

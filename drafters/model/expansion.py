@@ -15,7 +15,7 @@ from ..tree_shape import TreeShape
 
 
 class Expansion(Protocol):
-    """Says which nodes to compute next, and takes their candidates."""
+    """A tree on its way: which nodes to compute next, and their candidates."""
 
     @property
     def num_candidates(self) -> int:
@@ -47,7 +47,7 @@ class Expansion(Protocol):
         ...
 
     def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
-        """Candidates after each node of the frontier, the most probable first, and their log q."""
+        """Add candidates after each node of the frontier, best first, with their log q."""
         ...
 
     def best(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
@@ -78,7 +78,7 @@ class _Nodes:
         return 0 if node == ROOT else self.depths[node]
 
     def add(self, parent: int, token: int, log_prob: float) -> int:
-        """Record a node; its index."""
+        """Record a node and return its index."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(self.depth(parent) + 1)
@@ -96,10 +96,10 @@ class _Nodes:
             range(len(self.tokens)), key=lambda node: (-self._paths[node], self.depths[node], node)
         )
         kept = order[:max_nodes]
-        place = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
+        index_of = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
         return (
             np.array([self.tokens[node] for node in kept], dtype=np.int32),
-            np.array([place[self.parents[node]] for node in kept], dtype=np.int32),
+            np.array([index_of[self.parents[node]] for node in kept], dtype=np.int32),
             np.array([self.log_probs[node] for node in kept], dtype=np.float32),
         )
 
@@ -123,21 +123,21 @@ class DynamicExpansion(_Nodes):
 
     @property
     def num_candidates(self) -> int:
-        """See `Expansion`."""
+        """Number of candidates that `grow` takes after a node."""
         return self._top_k
 
     @property
     def most_fed(self) -> int:
-        """See `Expansion`."""
+        """Upper bound of the nodes that the model is run on, the root not counted."""
         return self._top_k * max(0, self._depth - 1)
 
     def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
-        """See `Expansion`."""
+        """Add the `top_k` best candidates of each node of the frontier; the best paths go on."""
         depth = self.depth(self.frontier[0]) + 1
         level = [
             self.add(node, token, log_prob)
-            for node, own_ids, own in zip(self.frontier, ids, log_probs, strict=True)
-            for token, log_prob in zip(own_ids[: self._top_k], own, strict=False)
+            for node, node_ids, node_log_probs in zip(self.frontier, ids, log_probs, strict=True)
+            for token, log_prob in zip(node_ids[: self._top_k], node_log_probs, strict=False)
         ]
         level.sort(key=lambda node: (-self.score(node), node))
         self.frontier = level[: self._top_k] if depth < self._depth else []
@@ -156,8 +156,8 @@ class StaticExpansion(_Nodes):
         self._num_candidates = shape.num_candidates
         self._children: dict[int, list[tuple[int, int]]] = {}
         pairs = zip(shape.parents.tolist(), shape.ranks.tolist(), strict=True)
-        for place, (parent, rank) in enumerate(pairs):
-            self._children.setdefault(parent, []).append((rank, place))
+        for child, (parent, rank) in enumerate(pairs):
+            self._children.setdefault(parent, []).append((rank, child))
         # Which node of the shape each of ours is.
         self._shapes = {ROOT: ROOT}
         if not len(shape):
@@ -165,21 +165,21 @@ class StaticExpansion(_Nodes):
 
     @property
     def num_candidates(self) -> int:
-        """See `Expansion`."""
+        """Number of candidates that `grow` takes after a node."""
         return self._num_candidates
 
     @property
     def most_fed(self) -> int:
-        """See `Expansion`."""
+        """Upper bound of the nodes that the model is run on, the root not counted."""
         return len(self._children.keys() - {ROOT})
 
     def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
-        """See `Expansion`."""
+        """Add the candidates whose ranks the shape has; those with children in it go on."""
         level = []
-        for node, own_ids, own in zip(self.frontier, ids, log_probs, strict=True):
-            for rank, place in self._children[self._shapes[node]]:
-                if rank < len(own_ids):
-                    added = self.add(node, own_ids[rank], own[rank])
-                    self._shapes[added] = place
+        for node, node_ids, node_log_probs in zip(self.frontier, ids, log_probs, strict=True):
+            for rank, child in self._children[self._shapes[node]]:
+                if rank < len(node_ids):
+                    added = self.add(node, node_ids[rank], node_log_probs[rank])
+                    self._shapes[added] = child
                     level.append(added)
         self.frontier = [node for node in level if self._shapes[node] in self._children]

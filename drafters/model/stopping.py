@@ -55,15 +55,15 @@ class Constant:
     """Ends a draft at the most tokens allowed."""
 
     def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
-        """See `Stopping`: always `most`."""
+        """Length of the next draft: always `most`."""
         return most
 
     def stops_after(self, drawn: Drawn) -> bool:  # noqa: ARG002
-        """See `Stopping`: never."""
+        """Whether the draft ends with this token: never."""
         return False
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
-        """See `Stopping`: ignored."""
+        """Ignore what was accepted."""
 
 
 class Heuristic(Constant):
@@ -78,11 +78,11 @@ class Heuristic(Constant):
         self._most = most
 
     def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
-        """See `Stopping`: the length reached so far."""
+        """Length of the next draft: the one reached so far, at most `most`."""
         return min(most, self._num_tokens)
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
-        """See `Stopping`: make the next draft longer or shorter."""
+        """Make the next draft two tokens longer or one shorter."""
         if draft:
             is_whole = num_accepted >= len(draft)
             longer = min(self._most, self._num_tokens + 2)
@@ -107,15 +107,15 @@ class Confidence(Constant):
         return self._threshold
 
     def stops_after(self, drawn: Drawn) -> bool:
-        """See `Stopping`: after a token below the threshold."""
+        """Whether the draft ends: after a token less probable than the threshold."""
         return math.exp(drawn.log_prob) < self._threshold
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
-        """See `Stopping`; what follows the first refused token tells nothing, and is left out."""
+        """Learn the threshold from the tokens that were judged: up to the first refused one."""
         if not self._learns:
             return
-        for place, drawn in enumerate(draft[: num_accepted + 1]):
-            self._pairs.append((math.exp(drawn.log_prob), place < num_accepted))
+        for index, drawn in enumerate(draft[: num_accepted + 1]):
+            self._pairs.append((math.exp(drawn.log_prob), index < num_accepted))
         if len(self._pairs) >= MIN_PAIRS:
             self._threshold = _cheapest_threshold(self._pairs, self._threshold)
 
@@ -130,12 +130,12 @@ class Svip(Constant):
         self._most_entropy = threshold**2 / scale
 
     def stops_after(self, drawn: Drawn) -> bool:
-        """See `Stopping`: after a token of an uncertain distribution."""
+        """Whether the draft ends: after a token of an uncertain distribution."""
         return drawn.entropy > self._most_entropy
 
 
 class Schedule(Constant):
-    """Sets the length by the number of requests in the batch; 0 tokens is a length, too."""
+    """Sets the length by the number of requests in the batch; 0 tokens is allowed, too."""
 
     def __init__(self, steps: Sequence[tuple[int, int]]) -> None:
         """`steps`: pairs (most requests, tokens), rising; the last one serves larger batches."""
@@ -145,9 +145,9 @@ class Schedule(Constant):
         self._steps = steps
 
     def num_tokens(self, most: int, num_requests: int) -> int:
-        """Length listed for the smallest limit that is not below `num_requests`."""
-        found = next((count for limit, count in self._steps if num_requests <= limit), None)
-        return min(most, self._steps[-1][1] if found is None else found)
+        """The length listed for the smallest limit that is not below `num_requests`."""
+        lengths = (count for limit, count in self._steps if num_requests <= limit)
+        return min(most, next(lengths, self._steps[-1][1]))
 
 
 class Goodput(Constant):
@@ -162,13 +162,13 @@ class Goodput(Constant):
         self._accepted = 0.5
 
     def num_tokens(self, most: int, num_requests: int) -> int:  # noqa: ARG002
-        """See `Stopping`: the best length by the times measured so far."""
+        """The length of most tokens a second, by the times measured so far."""
         lengths = np.arange(most + 1)
         tokens = np.cumsum(self._accepted**lengths)
         return int(np.argmax(tokens / (self._costs.verify_s + lengths * self._costs.draw_s)))
 
     def observe(self, draft: Sequence[Drawn], num_accepted: int) -> None:
-        """See `Stopping`: move the running mean of acceptance."""
+        """Move the running mean of acceptance."""
         judged = min(num_accepted + 1, len(draft))
         if judged:
             share = min(num_accepted, judged) / judged
@@ -195,7 +195,7 @@ class DraftCosts:
 
 
 def _cheapest_threshold(pairs: Sequence[tuple[float, bool]], otherwise: float) -> float:
-    """The probability of the ROC curve at which false positives + 3 false negatives are least."""
+    """The probability, a point of the ROC curve, of least false positives + 3 false negatives."""
     order = sorted(pairs, reverse=True)
     probabilities = np.array([probability for probability, _ in order])
     accepted = np.array([was for _, was in order])

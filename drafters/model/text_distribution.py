@@ -37,7 +37,7 @@ class TextDistribution:
 
     @classmethod
     def of(cls, request: DraftRequest, vocab_size: int) -> TextDistribution:
-        """After all tokens of `request`, for a drafter with this vocabulary."""
+        """The distribution after all tokens of `request`, for a drafter with this vocabulary."""
         logits_params = request.logits_params
         bias = {token: b for token, b in logits_params.logit_bias.items() if token < vocab_size}
         tokens = request.token_ids.tolist()
@@ -71,17 +71,17 @@ class TextDistribution:
             self.counts.append(tokens)
 
     def copy(self) -> TextDistribution:
-        """The same distribution after the same text, to go on from apart."""
+        """A copy that can follow another continuation of the same text."""
         return replace(self, counts=None if self.counts is None else self.counts.copy())
 
     def edits(self, row: int) -> LogitEdits | None:
-        """What is changed in the logits of the next token, which stand in this row."""
+        """The edits of the next token's logits, which stand in row `row`; None: there are none."""
         mask = None if self.rules is None else self.rules.masks(NO_TREE, self.num_answered)
         return edits_of(self.logits_params, self.counts, mask, NO_TREE, row)
 
 
 class DraftDistribution(NamedTuple):
-    """ids int32 [k] and probs float32 [k] that one token was drawn from."""
+    """The distribution that one token was drawn from: ids int32 [k] and probs float32 [k]."""
 
     ids: Int32
     probs: Float32
@@ -109,9 +109,9 @@ def draw(
     # What is declared is what is drawn from, rounding included.
     distribution = (weights / weights.sum()).astype(np.float32)
     sums = np.cumsum(distribution, dtype=np.float64)
-    place = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
-    place = min(place, int(np.flatnonzero(distribution)[-1]))
-    return int(ids[place]), float(np.log(distribution[place])), DraftDistribution(ids, distribution)
+    index = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
+    index = min(index, int(np.flatnonzero(distribution)[-1]))
+    return int(ids[index]), float(np.log(distribution[index])), DraftDistribution(ids, distribution)
 
 
 def stacked(distributions: Sequence[DraftDistribution]) -> DraftDistributions | None:

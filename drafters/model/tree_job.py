@@ -95,9 +95,11 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
     """The step that computes the frontiers of all jobs."""
     counts = [len(job.expansion.frontier) for job in jobs]
     trees = [_rows(job, block_size) for job in jobs]
-    own = [slice(len(tree.slots) - count, None) for tree, count in zip(trees, counts, strict=True)]
+    last_rows = [
+        slice(len(tree.slots) - count, None) for tree, count in zip(trees, counts, strict=True)
+    ]
     positions = np.concatenate(
-        [tree.positions[rows] for tree, rows in zip(trees, own, strict=True)]
+        [tree.positions[rows] for tree, rows in zip(trees, last_rows, strict=True)]
     )
     tokens = [job.expansion.tokens[node] for job in jobs for node in job.expansion.frontier]
     distributions = [job.distribution for job in jobs]
@@ -107,7 +109,9 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
         moves=np.empty((0, 2), dtype=np.int32),
         token_ids=np.array(tokens, dtype=np.int32),
         positions=positions,
-        slots=np.concatenate([tree.slots[rows] for tree, rows in zip(trees, own, strict=True)]),
+        slots=np.concatenate(
+            [tree.slots[rows] for tree, rows in zip(trees, last_rows, strict=True)]
+        ),
         request_starts=np.array([0, *accumulate(counts)], dtype=np.int32),
         context_lens=np.array([job.committed_len for job in jobs], dtype=np.int32),
         block_tables=block_tables([job.blocks for job in jobs]),

@@ -8,15 +8,14 @@ See docs/algorithms/drafters.md, "ANPD".
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...core.arrays import Float32, Int32
 from ...core.compiled import compiled
-from ...core.proposals import Commit, DraftRequest, Proposal, Query, chain_proposal, empty_proposal
-from ..open_requests import OpenRequests
+from ...core.proposals import Commit, DraftRequest, Proposal, chain_proposal, empty_proposal
+from ..open_requests import StatefulDrafter
 from ..option_checks import require_whole
 from ..suffix.automaton import (
     BEST_EDGE,
@@ -56,57 +55,6 @@ class AnpdOptions:
         require_whole("window", self.window, 2)
 
 
-class AnpdDrafter:
-    """Proposes one chain: after each token the one that followed its longest known context most.
-
-    Of equally frequent tokens the latest is taken. Only committed tokens are counted. A token's
-    probability is its count by that of all tokens after the same context.
-    """
-
-    def __init__(self, name: str = "anpd", options: AnpdOptions | None = None) -> None:
-        self._name = name
-        self._options = options or AnpdOptions()
-        self._requests: OpenRequests[_Request] = OpenRequests(name)
-        # Compiles the loops, or reads them from disk, before a request waits for them.
-        _draft(grown_counts().automaton, 1, 1)
-
-    @property
-    def name(self) -> str:
-        """The `source` of the proposals."""
-        return self._name
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the counts of all open requests."""
-        return self._requests.memory_bytes
-
-    def open(self, request: DraftRequest) -> None:
-        """Count the request's committed tokens. Raises `DrafterError` if there are none."""
-        state = _Request(self._options)
-        state.extend(request.token_ids)
-        self._requests.put(request.request_id, state)
-
-    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
-        """One proposal a query; ignores the deadline, since it needs microseconds."""
-        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Count the committed tokens."""
-        for commit in commits:
-            self._requests.of_commit(commit).extend(commit.tokens)
-
-    def close(self, request_id: str) -> None:
-        """Forget a request; an unknown id is ignored."""
-        self._requests.drop(request_id)
-
-    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
-        room = min(self._options.num_tokens, max_nodes)
-        if room <= 0:
-            return empty_proposal(self._name)
-        tokens, log_probs = _draft(state.counts.automaton, room, self._options.ngram - 1)
-        return chain_proposal(self._name, tokens, log_probs)
-
-
 class _Request:
     """The n-gram counts of one request's text."""
 
@@ -123,6 +71,35 @@ class _Request:
     def extend(self, tokens: Int32) -> None:
         self.counts.append(tokens)
         self.committed_len += len(tokens)
+
+
+class AnpdDrafter(StatefulDrafter[_Request]):
+    """Proposes one chain: after each token the one that followed its longest known context most.
+
+    Of equally frequent tokens the latest is taken. Only committed tokens are counted. A token's
+    probability is its count by that of all tokens after the same context.
+    """
+
+    def __init__(self, name: str = "anpd", options: AnpdOptions | None = None) -> None:
+        super().__init__(name)
+        self._options = options or AnpdOptions()
+        # Compiles the loops, or reads them from disk, before a request waits for them.
+        _draft(grown_counts().automaton, 1, 1)
+
+    def _state(self, request: DraftRequest) -> _Request:
+        state = _Request(self._options)
+        state.extend(request.token_ids)
+        return state
+
+    def _learn(self, state: _Request, commit: Commit) -> None:
+        state.extend(commit.tokens)
+
+    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+        room = min(self._options.num_tokens, max_nodes)
+        if room <= 0:
+            return empty_proposal(self._name)
+        tokens, log_probs = _draft(state.counts.automaton, room, self._options.ngram - 1)
+        return chain_proposal(self._name, tokens, log_probs)
 
 
 @compiled

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.proposals import Commit, DraftRequest, Proposal, Query
+from ...core.proposals import Commit, DraftRequest, Proposal
 from ...core.tree.merge import ProposalTrie
-from ..open_requests import OpenRequests
+from ..open_requests import StatefulDrafter
 from ..option_checks import require_switches, require_whole
 from .candidate_pool import CandidatePool, require_probe_fits
 from .ngram_dictionaries import ForwardDictionary
@@ -45,54 +45,6 @@ class LookaheadOptions:
             require_whole(field, getattr(self, field), 1)
         require_probe_fits(self.ngram, self.window)
         require_switches(self, "pool_from_prompt")
-
-
-class LookaheadDrafter:
-    """Proposes the n-grams that begin with the last token, the latest first, and probes for more.
-
-    The window takes the target's most probable tokens, whatever the request's temperature is.
-    """
-
-    def __init__(self, name: str = "lookahead", options: LookaheadOptions | None = None) -> None:
-        self._name = name
-        self._options = options or LookaheadOptions()
-        self._requests: OpenRequests[_Request] = OpenRequests(name)
-
-    @property
-    def name(self) -> str:
-        """The `source` of the proposals."""
-        return self._name
-
-    @property
-    def memory_bytes(self) -> int:
-        """See `Drafter`."""
-        return self._requests.memory_bytes
-
-    def open(self, request: DraftRequest) -> None:
-        """Fill the window from the request's tokens. Raises `DrafterError` if there are none."""
-        self._requests.put(request.request_id, _Request(self._options, request))
-
-    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
-        """One proposal a query; ignores the deadline, since it needs microseconds.
-
-        A query of no nodes gets no probe either: then every row of the step is dear.
-        """
-        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Take the window's new n-grams. Raises `DrafterError` for answers to another probe."""
-        for commit in commits:
-            self._requests.of_commit(commit).observe(commit)
-
-    def close(self, request_id: str) -> None:
-        """Forget a request; an unknown id is ignored."""
-        self._requests.drop(request_id)
-
-    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
-        trie = ProposalTrie(max_nodes)
-        trie.add_all(state.guesses())
-        probe = state.window.probe(top_k=1) if max_nodes > 0 and state.window else None
-        return trie.proposal(self._name, probe)
 
 
 class _Request:
@@ -137,3 +89,27 @@ class _Request:
             if self._learns_text and len(self._tail) == self._tail.maxlen:
                 first, *rest = self._tail
                 self._ngrams.add(first, tuple(rest))
+
+
+class LookaheadDrafter(StatefulDrafter[_Request]):
+    """Proposes the n-grams that begin with the last token, the latest first, and probes for more.
+
+    The window takes the target's most probable tokens, whatever the request's temperature is.
+    """
+
+    def __init__(self, name: str = "lookahead", options: LookaheadOptions | None = None) -> None:
+        super().__init__(name)
+        self._options = options or LookaheadOptions()
+
+    def _state(self, request: DraftRequest) -> _Request:
+        return _Request(self._options, request)
+
+    def _learn(self, state: _Request, commit: Commit) -> None:
+        state.observe(commit)
+
+    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+        trie = ProposalTrie(max_nodes)
+        trie.add_all(state.guesses())
+        # Where no nodes are wanted every row of the step is dear: no probe either.
+        probe = state.window.probe(top_k=1) if max_nodes > 0 and state.window else None
+        return trie.proposal(self._name, probe)

@@ -95,7 +95,7 @@ class BackwardDictionary:
         return len(self._next) * NGRAM_BYTES
 
     def add(self, sequence: Ngram, token: int) -> None:
-        """Note that `token` followed `sequence`, in place of what did before."""
+        """Note that `token` followed `sequence`, in place of the token that did before."""
         if self._next.pop(sequence, None) is None and len(self._next) == self._max_keys:
             del self._next[next(iter(self._next))]
         self._next[sequence] = token
@@ -103,14 +103,14 @@ class BackwardDictionary:
     def guess(self, context: Sequence[int], key_len: int, guess_len: int) -> list[int]:
         """Grow a guess below `context`, each token by the longest known suffix up to `key_len`."""
         tail = tuple(context[-key_len:])
-        found: list[int] = []
-        while len(found) < guess_len:
+        guess: list[int] = []
+        while len(guess) < guess_len:
             for first in range(len(tail)):
                 token = self._next.get(tail[first:])
                 if token is not None:
                     break
             else:
                 break
-            found.append(token)
+            guess.append(token)
             tail = (*tail, token)[-key_len:]
-        return found
+        return guess

@@ -7,14 +7,14 @@ See docs/algorithms/drafters.md, "Prompt lookup".
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from ...core.errors import ConfigError
-from ...core.proposals import Commit, DraftRequest, Proposal, Query
+from ...core.proposals import Commit, DraftRequest, Proposal
 from ...core.tree.merge import ProposalTrie
-from ..open_requests import OpenRequests
+from ..open_requests import StatefulDrafter
 from ..option_checks import require_whole
 from .ngram_dictionaries import NGRAM_BYTES
 
@@ -47,58 +47,6 @@ class PromptLookupOptions:
         require_whole("window", self.window, self.max_ngram)
         if self.min_ngram > self.max_ngram:
             raise ConfigError("min_ngram", f"must be at most max_ngram ({self.max_ngram})")
-
-
-class PromptLookupDrafter:
-    """Proposes what followed earlier occurrences of the text's last tokens.
-
-    A proposal costs microseconds at any context: the index is kept up as tokens are committed.
-    """
-
-    def __init__(
-        self, name: str = "prompt_lookup", options: PromptLookupOptions | None = None
-    ) -> None:
-        self._name = name
-        self._options = options or PromptLookupOptions()
-        self._requests: OpenRequests[_OccurrenceIndex] = OpenRequests(name)
-
-    @property
-    def name(self) -> str:
-        """The `source` of the proposals."""
-        return self._name
-
-    @property
-    def memory_bytes(self) -> int:
-        """See `Drafter`."""
-        return self._requests.memory_bytes
-
-    def open(self, request: DraftRequest) -> None:
-        """Index the request's committed tokens. Raises `DrafterError` if there are none."""
-        index = _OccurrenceIndex(self._options)
-        index.extend(request.token_ids.tolist())
-        self._requests.put(request.request_id, index)
-
-    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
-        """One proposal a query; ignores the deadline, since it needs microseconds."""
-        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Index the committed tokens."""
-        for commit in commits:
-            self._requests.of_commit(commit).extend(commit.tokens.tolist())
-
-    def close(self, request_id: str) -> None:
-        """Forget a request; an unknown id is ignored."""
-        self._requests.drop(request_id)
-
-    def _propose(self, index: _OccurrenceIndex, max_nodes: int) -> Proposal:
-        trie = ProposalTrie(max_nodes)
-        found = 0
-        for continuation in index.continuations(self._options.num_tokens):
-            found += trie.add(continuation) > 0
-            if trie.is_full or found == self._options.num_matches:
-                break
-        return trie.proposal(self._name)
 
 
 class _OccurrenceIndex:
@@ -168,3 +116,33 @@ class _OccurrenceIndex:
         while end >= oldest:
             yield end
             end = previous[end]
+
+
+class PromptLookupDrafter(StatefulDrafter[_OccurrenceIndex]):
+    """Proposes what followed earlier occurrences of the text's last tokens.
+
+    A proposal costs microseconds at any context: the index is kept up as tokens are committed.
+    """
+
+    def __init__(
+        self, name: str = "prompt_lookup", options: PromptLookupOptions | None = None
+    ) -> None:
+        super().__init__(name)
+        self._options = options or PromptLookupOptions()
+
+    def _state(self, request: DraftRequest) -> _OccurrenceIndex:
+        index = _OccurrenceIndex(self._options)
+        index.extend(request.token_ids.tolist())
+        return index
+
+    def _learn(self, state: _OccurrenceIndex, commit: Commit) -> None:
+        state.extend(commit.tokens.tolist())
+
+    def _propose(self, state: _OccurrenceIndex, max_nodes: int) -> Proposal:
+        trie = ProposalTrie(max_nodes)
+        num_new = 0
+        for continuation in state.continuations(self._options.num_tokens):
+            num_new += trie.add(continuation) > 0
+            if trie.is_full or num_new == self._options.num_matches:
+                break
+        return trie.proposal(self._name)

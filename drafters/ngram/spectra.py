@@ -17,9 +17,9 @@ import numpy as np
 
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
-from ...core.proposals import Commit, DraftRequest, Proposal, Query
+from ...core.proposals import Commit, DraftRequest, Proposal
 from ...core.tree.merge import ProposalTrie
-from ..open_requests import OpenRequests
+from ..open_requests import StatefulDrafter
 from ..option_checks import require_fraction, require_switches, require_whole
 from .candidate_pool import CandidatePool, require_probe_fits
 from .ngram_dictionaries import BackwardDictionary, ForwardDictionary
@@ -75,57 +75,6 @@ class SpectraOptions:
             require_probe_fits(self.ngram, self.window)
         if self.explore_when not in ("lt", "gt"):
             raise ConfigError("explore_when", f"must be 'lt' or 'gt', not {self.explore_when!r}")
-
-
-class SpectraDrafter:
-    """Proposes the guesses of both dictionaries as one tree, and probes for the pool."""
-
-    def __init__(self, name: str = "spectra", options: SpectraOptions | None = None) -> None:
-        self._name = name
-        self._options = options or SpectraOptions()
-        self._requests: OpenRequests[_Request] = OpenRequests(name)
-
-    @property
-    def name(self) -> str:
-        """The `source` of the proposals."""
-        return self._name
-
-    @property
-    def memory_bytes(self) -> int:
-        """See `Drafter`."""
-        return self._requests.memory_bytes
-
-    def open(self, request: DraftRequest) -> None:
-        """Learn the request's committed tokens. Raises `DrafterError` if there are none."""
-        state = _Request(self._options, request)
-        self._requests.put(request.request_id, state)
-
-    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
-        """One proposal a query; ignores the deadline, since it needs microseconds.
-
-        A query of no nodes gets no probe either: then every row of the step is dear.
-        """
-        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Learn the pool's new n-grams and the committed tokens.
-
-        Raises `DrafterError` for answers to another probe.
-        """
-        for commit in commits:
-            self._requests.of_commit(commit).observe(commit)
-
-    def close(self, request_id: str) -> None:
-        """Forget a request; an unknown id is ignored."""
-        self._requests.drop(request_id)
-
-    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
-        trie = ProposalTrie(max_nodes)
-        trie.add_all(state.guesses())
-        probe = None
-        if state.pool is not None and max_nodes > 0:
-            probe = state.pool.probe(self._options.explore_top_k)
-        return trie.proposal(self._name, probe)
 
 
 class _Request:
@@ -214,3 +163,26 @@ class _Request:
     def _rng(self, committed_len: int) -> np.random.Generator:
         """Repeats for a request's seed; never part of the sampling noise."""
         return np.random.default_rng([self._seed, committed_len])
+
+
+class SpectraDrafter(StatefulDrafter[_Request]):
+    """Proposes the guesses of both dictionaries as one tree, and probes for the pool."""
+
+    def __init__(self, name: str = "spectra", options: SpectraOptions | None = None) -> None:
+        super().__init__(name)
+        self._options = options or SpectraOptions()
+
+    def _state(self, request: DraftRequest) -> _Request:
+        return _Request(self._options, request)
+
+    def _learn(self, state: _Request, commit: Commit) -> None:
+        state.observe(commit)
+
+    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+        trie = ProposalTrie(max_nodes)
+        trie.add_all(state.guesses())
+        probe = None
+        # Where no nodes are wanted every row of the step is dear: no probe either.
+        if state.pool is not None and max_nodes > 0:
+            probe = state.pool.probe(self._options.explore_top_k)
+        return trie.proposal(self._name, probe)

@@ -8,7 +8,7 @@ of it, token by token. Needs no training. See docs/algorithms/drafters.md, "Toke
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,11 +23,10 @@ from ...core.proposals import (
     Commit,
     DraftRequest,
     Proposal,
-    Query,
     TopNextTokens,
     empty_proposal,
 )
-from ..open_requests import OpenRequests
+from ..open_requests import StatefulDrafter
 from ..option_checks import require_switches, require_whole
 from ..tree_shape import read_tree_shape
 
@@ -41,8 +40,8 @@ UNKNOWN = -1
 class TemplateNode(NamedTuple):
     """One node of the template.
 
-    parent  the place of its parent, where the root has place 0 and the first node 1
-    rank    its place among the parent's candidates, from 0
+    parent  0 is the root, i + 1 is node i of the template
+    rank    index among the parent's candidates, best first, from 0
     """
 
     parent: int
@@ -175,82 +174,6 @@ class TokenRecyclingOptions:
         return tuple(TemplateNode(parent + 1, rank) for parent, rank in pairs)
 
 
-class TokenRecyclingDrafter:
-    """Proposes a static tree of candidates of candidates, and asks for those of every tree.
-
-    Serves engines of one target: what it knows of a token is the target's.
-    """
-
-    def __init__(
-        self, name: str = "token_recycling", options: TokenRecyclingOptions | None = None
-    ) -> None:
-        self._name = name
-        self._options = options or TokenRecyclingOptions()
-        self._static_tree = self._options.static_tree()
-        self._requests: OpenRequests[_Request] = OpenRequests(name)
-        # By namespace and cache salt; the latest last.
-        self._tables: dict[tuple[str, str], SuccessorTable] = {}
-
-    @property
-    def name(self) -> str:
-        """The `source` of the proposals."""
-        return self._name
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the shared tables, and of requests with tables of their own."""
-        shared = sum(table.memory_bytes for table in list(self._tables.values()))
-        return shared + (0 if self._options.share else self._requests.memory_bytes)
-
-    def open(self, request: DraftRequest) -> None:
-        """Begin a request. Raises `DrafterError` if it has no token."""
-        self._requests.put(request.request_id, _Request(request, self._table(request)))
-
-    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
-        """One proposal a query; ignores the deadline, since it needs microseconds.
-
-        A query of no nodes asks for no top next tokens either: then every row of the step is dear.
-        """
-        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Learn the target's candidates. Raises `DrafterError` if they are not as wanted."""
-        for commit in commits:
-            state = self._requests.of_commit(commit)
-            if commit.top_next_tokens is not None:
-                state.table.learn(commit.top_next_tokens)
-            state.extend(commit.tokens)
-
-    def close(self, request_id: str) -> None:
-        """Forget a request; an unknown id is ignored."""
-        self._requests.drop(request_id)
-
-    def _table(self, request: DraftRequest) -> SuccessorTable:
-        options = self._options
-        new = SuccessorTable(options.num_top_next_tokens, options.max_vocab)
-        if not (options.share and request.store):
-            return new
-        key = (request.namespace, request.cache_salt)
-        table = self._tables[key] = self._tables.pop(key, new)
-        if len(self._tables) > options.max_tables:
-            del self._tables[next(iter(self._tables))]
-        return table
-
-    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
-        if max_nodes <= 0:
-            return empty_proposal(self._name)
-        num_top_next_tokens = self._options.num_top_next_tokens
-        template = self._static_tree or tree_template(max_nodes, num_top_next_tokens)
-        tokens, parents = state.table.expand(state.root, template[:max_nodes])
-        return Proposal(
-            self._name,
-            np.array(tokens, dtype=np.int32),
-            np.array(parents, dtype=np.int32),
-            np.zeros(len(tokens), dtype=np.float32),
-            num_top_next_tokens=num_top_next_tokens,
-        )
-
-
 class _Request:
     """The last token of one request, and the table that serves it."""
 
@@ -269,3 +192,59 @@ class _Request:
     def extend(self, tokens: Int32) -> None:
         self.committed_len += len(tokens)
         self.root = int(tokens[-1]) if len(tokens) else self.root
+
+
+class TokenRecyclingDrafter(StatefulDrafter[_Request]):
+    """Proposes a static tree of candidates of candidates, and asks for those of every tree.
+
+    Serves engines of one target: what it knows of a token is the target's.
+    """
+
+    def __init__(
+        self, name: str = "token_recycling", options: TokenRecyclingOptions | None = None
+    ) -> None:
+        super().__init__(name)
+        self._options = options or TokenRecyclingOptions()
+        self._static_tree = self._options.static_tree()
+        # By namespace and cache salt; the latest last.
+        self._tables: dict[tuple[str, str], SuccessorTable] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the shared tables, and of requests with tables of their own."""
+        shared = sum(table.memory_bytes for table in list(self._tables.values()))
+        return shared + (0 if self._options.share else self._requests.memory_bytes)
+
+    def _state(self, request: DraftRequest) -> _Request:
+        return _Request(request, self._table(request))
+
+    def _learn(self, state: _Request, commit: Commit) -> None:
+        if commit.top_next_tokens is not None:
+            state.table.learn(commit.top_next_tokens)
+        state.extend(commit.tokens)
+
+    def _table(self, request: DraftRequest) -> SuccessorTable:
+        options = self._options
+        new = SuccessorTable(options.num_top_next_tokens, options.max_vocab)
+        if not (options.share and request.store):
+            return new
+        key = (request.namespace, request.cache_salt)
+        table = self._tables[key] = self._tables.pop(key, new)
+        if len(self._tables) > options.max_tables:
+            del self._tables[next(iter(self._tables))]
+        return table
+
+    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+        if max_nodes <= 0:
+            # Every row of the step is dear: no top next tokens are asked for either.
+            return empty_proposal(self._name)
+        num_top_next_tokens = self._options.num_top_next_tokens
+        template = self._static_tree or tree_template(max_nodes, num_top_next_tokens)
+        tokens, parents = state.table.expand(state.root, template[:max_nodes])
+        return Proposal(
+            self._name,
+            np.array(tokens, dtype=np.int32),
+            np.array(parents, dtype=np.int32),
+            np.zeros(len(tokens), dtype=np.float32),
+            num_top_next_tokens=num_top_next_tokens,
+        )

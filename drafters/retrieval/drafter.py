@@ -79,12 +79,12 @@ class RetrievalDrafter:
 
     @property
     def memory_bytes(self) -> int:
-        """See `Drafter`."""
+        """About the bytes that the open requests take."""
         return self._requests.memory_bytes
 
     @property
     def learning_counts(self) -> Mapping[str, int]:
-        """See `LearningDrafter`; no outcome is left out."""
+        """Ended requests by outcome, all outcomes of `core.interfaces.OUTCOMES` among them."""
         if self._learner is None:
             return {}
         learned = self._learner.counts
@@ -122,7 +122,7 @@ class RetrievalDrafter:
         return proposals
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Follow the committed tokens."""
+        """Append the committed tokens to their requests' contexts and answers."""
         for commit in commits:
             self._requests.of_commit(commit).extend(commit.tokens)
 
@@ -138,7 +138,7 @@ class RetrievalDrafter:
             self._learner.learn(ended)
 
     def free(self) -> None:
-        """See `OwningDrafter`; what waits to be learned is learned first."""
+        """Free what lookup and learner hold; what waits to be learned is learned first."""
         self._free()
 
     def _num_candidates(self, state: _Request, max_nodes: int) -> int:

@@ -18,7 +18,7 @@ MAX_TOKENS = 2048
 
 
 def refusal(request: DraftRequest) -> str | None:
-    """Why its text is not learned, one of `core.interfaces.OUTCOMES`; None where it may be.
+    """The reason why a request's text is not learned, one of `OUTCOMES`; None where it may be.
 
     What is learned may be read by all later requests of the namespace. A store knows namespaces
     but no salts, so what a salt keeps apart is not learned.
@@ -49,7 +49,7 @@ class LearnedAnswer:
         return len(self._tokens) * self._tokens.itemsize
 
     def propose(self, proposal: Proposal) -> None:
-        """The last proposal is the one that the next commit is measured by."""
+        """Note the last proposal, against which the next commit is compared."""
         self._proposal = proposal
 
     def extend(self, tokens: Int32) -> None:
@@ -64,7 +64,7 @@ class LearnedAnswer:
         del self._tokens[MAX_TOKENS:]
 
     def end(self) -> Ended | None:
-        """What is to be learned; None if there is no answer."""
+        """The text and its accepted runs, to be learned; None if there is no answer."""
         if len(self._tokens) <= self._answer_start:
             return None
         tokens = np.array(self._tokens, dtype=np.int32)
@@ -72,7 +72,7 @@ class LearnedAnswer:
 
 
 def _agreed(proposal: Proposal, tokens: Int32) -> int:
-    """How many of the first tokens are a path of the proposal."""
+    """Number of the first tokens that are a path of the proposal."""
     children = {
         (parent, token): node
         for node, (parent, token) in enumerate(
@@ -81,8 +81,8 @@ def _agreed(proposal: Proposal, tokens: Int32) -> int:
     }
     node = ROOT
     for length, token in enumerate(tokens.tolist()):
-        found = children.get((node, token))
-        if found is None:
+        child = children.get((node, token))
+        if child is None:
             return length
-        node = found
+        node = child
     return len(tokens)

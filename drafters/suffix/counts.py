@@ -158,7 +158,7 @@ class RecentCounts:
             tokens = tokens[len(piece) :]
 
     def check_integrity(self) -> None:
-        """Assert what `SuffixCounts` does, and that no more is kept than was asked for."""
+        """Assert what `SuffixCounts` does, and that no more tokens are kept than `max_tokens`."""
         for counts in self._both():
             counts.check_integrity()
         assert self._serving.num_tokens <= 2 * self._half

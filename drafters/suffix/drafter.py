@@ -8,15 +8,14 @@ Oliaro et al. 2024, "SuffixDecoding: Extreme Speculative Decoding for Emerging A
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
-from ...core.proposals import Commit, DraftRequest, Proposal, Query, empty_proposal
-from ..open_requests import OpenRequests
+from ...core.proposals import Commit, DraftRequest, Proposal, empty_proposal
+from ..open_requests import StatefulDrafter
 from ..option_checks import require_fraction, require_number, require_switches, require_whole
 from .counts import RecentCounts, SuffixCounts, grown_counts
 from .drafts import Limits, best_draft
@@ -71,93 +70,6 @@ class SuffixOptions:
         return self.max_match_len + self.num_tokens
 
 
-class SuffixDrafter:
-    """Proposes the better of two drafts: by the request's own text, and by earlier answers.
-
-    An answer is counted when its request closes, for requests of the same namespace and cache salt
-    and no others.
-    """
-
-    def __init__(self, name: str = "suffix", options: SuffixOptions | None = None) -> None:
-        self._name = name
-        self._options = options or SuffixOptions()
-        # Whole numbers would have the loops compiled again.
-        self._limits: Limits = (
-            float(self._options.max_spec_factor),
-            float(self._options.max_spec_offset),
-            float(self._options.min_token_prob),
-            self._options.tree,
-        )
-        self._requests: OpenRequests[_Request] = OpenRequests(name)
-        # By namespace and cache salt; the latest to end an answer is the last.
-        self._answers: dict[Sharing, RecentCounts] = {}
-        # Compiles the loops, or reads them from disk, before a request waits for them.
-        grown = grown_counts().automaton
-        best_draft(grown, grown, np.zeros(1, dtype=np.int32), 1, self._limits)
-
-    @property
-    def name(self) -> str:
-        """The `source` of the proposals."""
-        return self._name
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the counts of all open requests and of all answers."""
-        answers = list(self._answers.values())
-        return self._requests.memory_bytes + sum(counts.memory_bytes for counts in answers)
-
-    def open(self, request: DraftRequest) -> None:
-        """Count the request's committed tokens. Raises `DrafterError` if there are none."""
-        state = _Request(request, self._options)
-        self._requests.put(request.request_id, state)
-
-    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
-        """One proposal a query; ignores the deadline, since it needs microseconds."""
-        return [self._propose(self._requests.of_query(query), query.max_nodes) for query in queries]
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Count the committed tokens."""
-        for commit in commits:
-            self._requests.of_commit(commit).append(commit.tokens)
-
-    def close(self, request_id: str) -> None:
-        """Forget a request, but for its answer; an unknown id is ignored."""
-        state = self._requests.drop(request_id)
-        if state is not None and state.store and self._options.answer_tokens:
-            self._keep_answer(state.sharing, np.array(state.answer, dtype=np.int32))
-
-    def check_integrity(self) -> None:
-        """Assert that all counts agree with each other and stay within their bounds."""
-        for state in self._requests:
-            state.counts.check_integrity()
-        for counts in self._answers.values():
-            counts.check_integrity()
-        assert len(self._answers) <= self._options.max_namespaces
-
-    def _keep_answer(self, sharing: Sharing, answer: Int32) -> None:
-        if not len(answer):
-            return
-        options = self._options
-        counts = self._answers.pop(sharing, None)
-        if counts is None:
-            counts = RecentCounts(options.answer_tokens, options.max_depth)
-            if len(self._answers) == options.max_namespaces:
-                del self._answers[next(iter(self._answers))]
-        self._answers[sharing] = counts
-        counts.start_text()
-        counts.append(answer)
-
-    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
-        room = min(self._options.num_tokens, max_nodes)
-        if room <= 0:
-            return empty_proposal(self._name)
-        answers = self._answers.get(state.sharing, NO_ANSWERS)
-        found = best_draft(
-            state.counts.automaton, answers.automaton, state.context, room, self._limits
-        )
-        return Proposal(self._name, *found)
-
-
 class _Request:
     """The counts of one request's text, its answer, and its last tokens."""
 
@@ -189,3 +101,76 @@ class _Request:
         self.counts.append(tokens)
         self.context = np.concatenate([self.context, tokens])[-self._max_match_len :]
         self.committed_len += len(tokens)
+
+
+class SuffixDrafter(StatefulDrafter[_Request]):
+    """Proposes the better of two drafts: by the request's own text, and by earlier answers.
+
+    An answer is counted when its request closes, for requests of the same namespace and cache salt
+    and no others.
+    """
+
+    def __init__(self, name: str = "suffix", options: SuffixOptions | None = None) -> None:
+        super().__init__(name)
+        self._options = options or SuffixOptions()
+        # Whole numbers would have the loops compiled again.
+        self._limits: Limits = (
+            float(self._options.max_spec_factor),
+            float(self._options.max_spec_offset),
+            float(self._options.min_token_prob),
+            self._options.tree,
+        )
+        # By namespace and cache salt; the latest to end an answer is the last.
+        self._answers: dict[Sharing, RecentCounts] = {}
+        # Compiles the loops, or reads them from disk, before a request waits for them.
+        grown = grown_counts().automaton
+        best_draft(grown, grown, np.zeros(1, dtype=np.int32), 1, self._limits)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the counts of all open requests and of all answers."""
+        answers = list(self._answers.values())
+        return self._requests.memory_bytes + sum(counts.memory_bytes for counts in answers)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request, but for its answer; an unknown id is ignored."""
+        state = self._requests.drop(request_id)
+        if state is not None and state.store and self._options.answer_tokens:
+            self._keep_answer(state.sharing, np.array(state.answer, dtype=np.int32))
+
+    def check_integrity(self) -> None:
+        """Assert that all counts agree with each other and stay within their bounds."""
+        for state in self._requests:
+            state.counts.check_integrity()
+        for counts in self._answers.values():
+            counts.check_integrity()
+        assert len(self._answers) <= self._options.max_namespaces
+
+    def _state(self, request: DraftRequest) -> _Request:
+        return _Request(request, self._options)
+
+    def _learn(self, state: _Request, commit: Commit) -> None:
+        state.append(commit.tokens)
+
+    def _keep_answer(self, sharing: Sharing, answer: Int32) -> None:
+        if not len(answer):
+            return
+        options = self._options
+        counts = self._answers.pop(sharing, None)
+        if counts is None:
+            counts = RecentCounts(options.answer_tokens, options.max_depth)
+            if len(self._answers) == options.max_namespaces:
+                del self._answers[next(iter(self._answers))]
+        self._answers[sharing] = counts
+        counts.start_text()
+        counts.append(answer)
+
+    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+        room = min(self._options.num_tokens, max_nodes)
+        if room <= 0:
+            return empty_proposal(self._name)
+        answers = self._answers.get(state.sharing, NO_ANSWERS)
+        draft = best_draft(
+            state.counts.automaton, answers.automaton, state.context, room, self._limits
+        )
+        return Proposal(self._name, *draft)

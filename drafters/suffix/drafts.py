@@ -38,12 +38,12 @@ FIRST_WINDOW = 8
 
 @compiled
 def best_draft(
-    own: Automaton, answers: Automaton, context: Int32, num_tokens: int, limits: Limits
+    text: Automaton, answers: Automaton, context: Int32, num_tokens: int, limits: Limits
 ) -> tuple[Int32, Int32, Float32]:
     """Tokens, parents and log-probabilities, as in `Proposal`, of the draft of highest score.
 
-    own      counts of the text that `context`, its last tokens, ends
-    answers  counts of other texts; `own` wins where scores are equal
+    text     counts of the text that `context`, its last tokens, ends
+    answers  counts of other texts; `text` wins where scores are equal
 
     Every suffix of `context` that was counted has a draft; of equal scores the longest one's wins.
     A suffix of m tokens is continued by at most min(num_tokens, factor * m + offset) nodes: by
@@ -56,8 +56,8 @@ def best_draft(
     nodes = np.empty((2, 3, num_tokens), dtype=np.int32)
     log_probs = np.empty((2, num_tokens), dtype=np.float32)
     kept, count, score = 0, 0, 0.0
-    matches = (_end_of_text(own, len(context)), _longest_match(answers, context))
-    for automaton, match in ((own, matches[0]), (answers, matches[1])):
+    matches = (_end_of_text(text, len(context)), _longest_match(answers, context))
+    for automaton, match in ((text, matches[0]), (answers, matches[1])):
         state, length = match
         # Suffixes of one state have equal counts, so the longest of them has the best draft.
         while state != ROOT_STATE:

@@ -1,8 +1,9 @@
-"""Attention by the package flash-attn where it has no mask to apply, and by ours where trees are.
+"""Attention by the package flash-attn where it has no mask to apply, else by `paged_attention`.
 
 Prompt chunks go through FlashAttention whole. Of trees it computes the committed context; their
-own columns are ours, and both are merged by log-sum-exp. With a sliding window trees are all ours,
-since FlashAttention counts distances in rows and not in positions.
+own columns are left to `paged_attention`, and both are merged by log-sum-exp. With a sliding window
+`paged_attention` computes trees whole, since FlashAttention counts distances in rows and not in
+positions.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class FlashCall:
 
     rows         int64 [rows]  their rows of the step, one request behind another
     query_starts int32 [requests + 1]  of each request's rows in `rows`
-    key_starts   int32 [requests + 1]  the same of the columns; cached ones are in `block_table`
+    key_starts   int32 [requests + 1]  of its columns; cached ones are in `block_table`
     block_table  int32 [requests, blocks]
-    is_causal    whether the columns end with the rows' own
+    is_causal    whether the columns end with the rows themselves
     """
 
     rows: Tensor
@@ -47,7 +48,7 @@ class FlashCall:
 
 @dataclass(frozen=True, slots=True)
 class FlashOps:
-    """`flash_attn_varlen_func`, and a `paged_attention` of ours for what it cannot do."""
+    """`flash_attn_varlen_func`, and draftline's `paged_attention` for what it cannot do."""
 
     flash: FlashFunction
     ours: Callable[..., None]
@@ -55,35 +56,43 @@ class FlashOps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlashWork:
-    """A step's calls, and what is left to our own operator.
+    """A step's calls of FlashAttention, and what is left to draftline's own operator.
 
-    chunks, contexts  prompt chunks; contexts of trees. None: there are none
-    trees, own        the tree requests whole, and without their context
+    chunks       prompt chunks; None: there are none
+    contexts     committed contexts of trees; None: there are none
+    trees        the tree requests whole
+    own_columns  the tree requests without their context
     """
 
     chunks: FlashCall | None
     contexts: FlashCall | None
     trees: StepLayout
-    own: StepLayout
+    own_columns: StepLayout
 
 
-def plan_flash(step: StepInput, block_size: int, trees: StepLayout, own: StepLayout) -> FlashWork:
+def plan_flash(
+    step: StepInput, block_size: int, trees: StepLayout, own_columns: StepLayout
+) -> FlashWork:
     """Sort the requests of a step; refills both layouts, which must be large enough."""
     is_tree = np.array([tree is not None for tree in step.trees], dtype=np.bool_)
     has_rows = np.diff(step.request_starts) > 0
     of_trees = np.flatnonzero(is_tree & has_rows)
     of_chunks = np.flatnonzero(~is_tree & has_rows)
     trees.refill(step, of_trees.tolist())
-    own.refill(replace(step, context_lens=np.zeros_like(step.context_lens)), of_trees.tolist())
+    own_columns.refill(
+        replace(step, context_lens=np.zeros_like(step.context_lens)), of_trees.tolist()
+    )
     device = trees.positions.device
     chunks = _call(step, of_chunks, block_size, device, is_causal=True)
-    return FlashWork(chunks, _call(step, of_trees, block_size, device, is_causal=False), trees, own)
+    return FlashWork(
+        chunks, _call(step, of_trees, block_size, device, is_causal=False), trees, own_columns
+    )
 
 
 def flash_attention(
     ops: FlashOps, work: FlashWork, query: Tensor, pairs: Tensor, spec: LayerSpec
 ) -> Tensor:
-    """What `ops.ours` alone would compute of the whole step; [rows, heads, head_dim]."""
+    """Attention of the whole step, [rows, heads, head_dim]: what `ops.ours` alone would compute."""
     out = torch.empty_like(query)
     if work.chunks is not None:
         out[work.chunks.rows], _ = _run(ops.flash, work.chunks, query, pairs, spec)
@@ -95,7 +104,7 @@ def flash_attention(
     rows = work.contexts.rows
     context, context_sums = _run(ops.flash, work.contexts, query, pairs, spec)
     sums = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
-    ops.ours(query, pairs, work.own, spec, out, log_sums=sums)
+    ops.ours(query, pairs, work.own_columns, spec, out, log_sums=sums)
     out[rows] = merge_results(out[rows], sums[rows], context, context_sums)
     return out
 

@@ -66,14 +66,18 @@ def _fold(
 
 @triton.jit
 def _over_context(
-    state, lines, place, bounds, table, pairs, strides, dims, dim_ok, rule,
+    state, queries, bounds, table, pairs, strides, dims, dim_ok, scoring,
     BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Add the context's columns `bounds` (begin, end), which all lines see but for the window."""
-    position, is_line = place
+    """Add the context's columns `bounds` (begin, end), which all lines see but for the window.
+
+    `queries` (vectors [lines, dims], positions, whether a line is used); `scoring` (scale of the
+    logits, window, softcap).
+    """
+    lines, position, is_line = queries
     begin, end = bounds
-    logit_scale, window, softcap = rule
+    logit_scale, window, softcap = scoring
     for start in range(begin, end, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         seen = column < end
@@ -89,18 +93,19 @@ def _over_context(
 
 @triton.jit
 def _over_own(
-    state, lines, place, own, bits, pairs, strides, dims, dim_ok, rule,
+    state, queries, own_columns, bits, pairs, strides, dims, dim_ok, scoring,
     COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Add the step's own columns: `own` (slots, positions, number), seen by rows as `bits` say.
+    """Add the step's own columns (slots, positions, number), seen by rows as `bits` say.
 
-    `bits` (is_causal, row of the request, first word of the row).
+    `bits` (is_causal, row of the request, first word of the row); the others are those of
+    `_over_context`.
     """
-    position, is_line = place
-    own_slots, own_positions, num_own = own
+    lines, position, is_line = queries
+    own_slots, own_positions, num_own = own_columns
     is_causal, row_of_request, words = bits
-    logit_scale, window, softcap = rule
+    logit_scale, window, softcap = scoring
     for start in range(0, num_own, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         is_column = column < num_own
@@ -112,13 +117,62 @@ def _over_own(
             visible = ((word[:, None] >> (column % 64).to(tl.int64)[None, :]) & 1) == 1
         visible = visible & is_column[None, :] & is_line[:, None]
         if HAS_WINDOW:
-            where = tl.load(own_positions + column, mask=is_column, other=0)
-            visible = visible & (position[:, None] - where[None, :] < window)
+            column_position = tl.load(own_positions + column, mask=is_column, other=0)
+            visible = visible & (position[:, None] - column_position[None, :] < window)
         seen = tl.max(visible.to(tl.int32), 0) > 0
         slots = tl.load(own_slots + column, mask=is_column, other=0)
         keys, values = _load_pairs(pairs, slots, seen, dims, dim_ok, strides)
         state = _fold(state, lines, keys, values, visible, logit_scale, softcap, HAS_SOFTCAP, KEEP)
     return state
+
+
+@triton.jit
+def _head_pointers(tensor, rows, heads, dims, stride_row, stride_head):
+    """Addresses [lines, dims] of one head a line; rows are int64, as offsets may exceed 2^31."""
+    offsets = rows[:, None] * stride_row + heads[:, None] * stride_head
+    return tensor + offsets + dims[None, :]
+
+
+@triton.jit
+def _logit_scale(scaling, scales, kv_head, HAS_SCALES: tl.constexpr):
+    """The factor of the logits, that of stored keys included."""
+    if HAS_SCALES:
+        scaling = scaling * tl.load(scales + kv_head)
+    return scaling
+
+
+@triton.jit
+def _context_bounds(item, position, window, HAS_WINDOW: tl.constexpr):
+    """The item's first column of the context that any line sees, and the end of its part."""
+    begin = tl.load(item + 3)
+    if HAS_WINDOW:
+        begin = tl.maximum(begin, tl.min(position, 0) - window + 1)
+    return begin, tl.load(item + 4)
+
+
+@triton.jit
+def _empty_state(LINES: tl.constexpr, DIMS: tl.constexpr):
+    """What `_fold` begins with, before any column."""
+    total = tl.zeros([LINES, DIMS], dtype=tl.float32)
+    weight = tl.zeros([LINES], dtype=tl.float32)
+    top = tl.full([LINES], float("-inf"), dtype=tl.float32)
+    return total, weight, top
+
+
+@triton.jit
+def _finish(state, scales, kv_head, HAS_SCALES: tl.constexpr):
+    """The weighted mean of each line [lines, dims], and its log-sum-exp to the base 2 [lines].
+
+    Zeros and -inf of a line that saw no column.
+    """
+    total, weight, top = state
+    is_empty = weight == 0
+    safe_weight = tl.where(is_empty, 1.0, weight)
+    result = total / safe_weight[:, None]
+    if HAS_SCALES:
+        # The scales of values lie behind those of keys.
+        result *= tl.load(scales + tl.num_programs(1) + kv_head)
+    return result, tl.where(is_empty, float("-inf"), top + tl.log2(safe_weight))
 
 
 @triton.jit
@@ -149,50 +203,36 @@ def attend_tiles(
     dim_ok = dims < HEAD_DIM
     line_mask = is_line[:, None] & dim_ok[None, :]
     wide_row = row.to(tl.int64)
-    at_query = wide_row[:, None] * stride_query_row + head[:, None] * stride_query_head
-    lines = tl.load(query + at_query + dims[None, :], mask=line_mask, other=0.0).to(DOT)
+    at_query = _head_pointers(query, wide_row, head, dims, stride_query_row, stride_query_head)
+    lines = tl.load(at_query, mask=line_mask, other=0.0).to(DOT)
     position = tl.load(positions + row, mask=is_line, other=2147483647)
-    begin = tl.load(item + 3)
-    if HAS_WINDOW:
-        begin = tl.maximum(begin, tl.min(position, 0) - window + 1)
-    logit_scale = scaling
-    if HAS_SCALES:
-        logit_scale = scaling * tl.load(scales + kv_head)
 
-    place = (position, is_line)
-    rule = (logit_scale, window, softcap)
+    queries = (lines, position, is_line)
+    scoring = (_logit_scale(scaling, scales, kv_head, HAS_SCALES), window, softcap)
     strides = (stride_slot, stride_value)
     pairs += kv_head * stride_kv_head
-    total = tl.zeros([LINES, DIMS], dtype=tl.float32)
-    weight = tl.zeros([LINES], dtype=tl.float32)
-    top = tl.full([LINES], float("-inf"), dtype=tl.float32)
     state = _over_context(
-        (total, weight, top), lines, place, (begin, tl.load(item + 4)),
-        blocks + tl.load(first_blocks + request), pairs, strides, dims, dim_ok, rule,
+        _empty_state(LINES, DIMS), queries, _context_bounds(item, position, window, HAS_WINDOW),
+        blocks + tl.load(first_blocks + request), pairs, strides, dims, dim_ok, scoring,
         BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
     )  # fmt: skip
     first_own = tl.load(facts + 3)
-    own = (own_slots + first_own, own_positions + first_own, tl.load(item + 5))
+    own_columns = (own_slots + first_own, own_positions + first_own, tl.load(item + 5))
     bits = (tl.load(facts + 5), row - tl.load(facts), ancestors + wide_row * NUM_WORDS)
-    total, weight, top = _over_own(
-        state, lines, place, own, bits, pairs, strides, dims, dim_ok, rule,
+    state = _over_own(
+        state, queries, own_columns, bits, pairs, strides, dims, dim_ok, scoring,
         COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
     )  # fmt: skip
 
-    is_empty = weight == 0
-    safe_weight = tl.where(is_empty, 1.0, weight)
-    result = total / safe_weight[:, None]
-    if HAS_SCALES:
-        result *= tl.load(scales + tl.num_programs(1) + kv_head)
-    sums = tl.where(is_empty, float("-inf"), top + tl.log2(safe_weight))
+    result, sums = _finish(state, scales, kv_head, HAS_SCALES)
     partial = tl.load(item + 6)
     if partial >= 0:
         at = (partial * tl.num_programs(1) + kv_head).to(tl.int64) * PARTIAL_LINES + line
         tl.store(partial_sums + at, sums, mask=is_line)
         tl.store(partial_out + at[:, None] * HEAD_DIM + dims[None, :], result, mask=line_mask)
     else:
-        at_out = wide_row[:, None] * stride_out_row + head[:, None] * stride_out_head
-        tl.store(out + at_out + dims[None, :], result.to(KEEP), mask=line_mask)
+        at_out = _head_pointers(out, wide_row, head, dims, stride_out_row, stride_out_head)
+        tl.store(at_out, result.to(KEEP), mask=line_mask)
         if HAS_SUMS:
             tl.store(log_sums + wide_row * stride_sums_row + head, sums * LN2, mask=is_line)
 

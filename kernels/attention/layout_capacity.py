@@ -28,13 +28,13 @@ class LayoutCapacity:
 
     @classmethod
     def of(cls, step: StepInput, block_size: int) -> LayoutCapacity:
-        """What a step takes, each side rounded up to a power of two: few layouts serve all."""
+        """The capacity for a step, each side rounded up to a power of two so that few serve all."""
         sides = astuple(cls.exact(step, block_size))
         return cls(*(1 << max(side - 1, 0).bit_length() for side in sides))
 
     @classmethod
     def exact(cls, step: StepInput, block_size: int) -> LayoutCapacity:
-        """What a step takes."""
+        """The least capacity that holds a step."""
         trees = [tree for tree in step.trees if tree is not None]
         in_flight = sum(len(tree.slots) - len(tree.ancestors) for tree in trees)
         num_rows = len(step.token_ids)

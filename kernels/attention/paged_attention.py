@@ -1,7 +1,8 @@
 """Attention of all rows of a step over a paged KV cache, in Triton.
 
 Reads each key and value once for all query lines of a tile: the rows of a request times the heads
-that share a key. Importing this file needs Triton; `dispatch.py` does it where it is chosen.
+that share a key. Importing this file needs Triton; `kernels/dispatch.py` does so where Triton is
+chosen.
 """
 
 # Triton takes plain numbers for constants of a kernel, whatever their annotation.
@@ -32,7 +33,11 @@ def paged_attention(
     query: Tensor, pairs: Tensor, layout: StepLayout, spec: LayerSpec,
     out: Tensor, *, log_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """As `paged_attention` of `kernels/attention/reference.py`, which says what it does."""
+    """Write the attention of `query` to `out`, and log-sums to `log_sums`.
+
+    Shapes, dtypes and semantics are those of `paged_attention` in `kernels/attention/reference.py`.
+    The last dimension of queries, results and pairs must be contiguous.
+    """
     shape, partials = layout.shape, layout.partials
     assert query.stride(2) == out.stride(2) == pairs.stride(3) == 1
     sums = out if log_sums is None else log_sums
@@ -64,7 +69,7 @@ def paged_attention(
 
 
 def tile_options(dims: int, dtype: torch.dtype) -> dict[str, object]:
-    """How tiles are computed: fewer columns where a row of keys is long, to fit shared memory."""
+    """Constants and launch options for heads of `dims` numbers: few columns where keys are long."""
     row_bytes = dims * dtype.itemsize
     return {
         "COLUMNS": next((count for most, count in COLUMNS if row_bytes <= most), LEAST_COLUMNS),

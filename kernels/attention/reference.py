@@ -53,21 +53,21 @@ def _columns(layout: StepLayout, request: int, window: int | None) -> tuple[Tens
     positions = torch.arange(context_len, device=device)
     first_block = int(layout.first_blocks[request])
     blocks = layout.blocks[first_block + positions // layout.block_size]
-    own = torch.arange(num_own, device=device)
+    own_column = torch.arange(num_own, device=device)
     slots = torch.cat(
         (
             blocks * layout.block_size + positions % layout.block_size,
-            layout.own_slots[first_own + own],
+            layout.own_slots[first_own + own_column],
         )
     )
     if is_causal:
-        visible = own <= torch.arange(num_rows, device=device)[:, None]
+        visible = own_column <= torch.arange(num_rows, device=device)[:, None]
     else:
-        words = layout.ancestors[first : first + num_rows, own // WORD_BITS]
-        visible = (words >> (own % WORD_BITS)) & 1 == 1
+        words = layout.ancestors[first : first + num_rows, own_column // WORD_BITS]
+        visible = (words >> (own_column % WORD_BITS)) & 1 == 1
     visible = torch.cat((visible.new_ones(num_rows, context_len), visible), dim=1)
     if window is not None:
-        column_positions = torch.cat((positions, layout.own_positions[first_own + own]))
+        column_positions = torch.cat((positions, layout.own_positions[first_own + own_column]))
         row_positions = layout.positions[first : first + num_rows]
         visible = visible & (row_positions[:, None] - column_positions < window)
     return slots, visible

@@ -86,7 +86,7 @@ class StepLayout:
 
     @property
     def launch_rows(self) -> int:
-        """The same for rows."""
+        """Rows to launch `merge_partials` for: all there may be where tiles are fixed."""
         return self.num_rows if self._fixed_lines is None else self.capacity.num_rows
 
     @property
@@ -140,7 +140,7 @@ class StepLayout:
         self._put("own_positions", np.concatenate(own_positions))
 
     def _put_blocks(self, step: StepInput) -> int:
-        """Also returns how much of the buffer is in use: the block tables come last in it."""
+        """Put the block tables behind all other sections; how much of the buffer is in use."""
         first_blocks, blocks = (self._host[self._sections[name]] for name in BLOCK_SECTIONS)
         tables = (step.context_lens, step.block_tables, self.block_size)
         return self._sections["blocks"].start + _list_blocks(*tables, first_blocks, blocks)

@@ -38,7 +38,7 @@ class RequestRows:
     table: Int32
 
     def column(self, index: int) -> Int64:
-        """One of the fields above, int64 [requests]."""
+        """One of the fields listed above, int64 [requests]."""
         return self.table[:, index].astype(np.int64)
 
 
@@ -97,7 +97,7 @@ def _split_len(table: Int32, tile_rows: int, num_programs: int, max_partials: in
 
 @compiled
 def _cut(table: Int32, num_rows: int, tile_rows: int, split_len: int) -> tuple[Int32, Int32, int]:
-    """The fields of a `TilePlan`."""
+    """Items, merges and number of partial results, as in `TilePlan`."""
     num_items = 0
     for request in table:
         num_items += -(-request[1] // tile_rows) * _num_splits(request[2], split_len)
@@ -117,15 +117,15 @@ def _cut(table: Int32, num_rows: int, tile_rows: int, split_len: int) -> tuple[I
             for split in range(num_splits):
                 begin = split * split_len
                 end = min(begin + split_len, request[2])
-                own = _num_own(request, first, tile_rows) if split == num_splits - 1 else 0
-                places = items[item]
-                places[0], places[1], places[2] = index, request[0] + first, count
-                places[3], places[4], places[5] = begin, end, own
-                places[6] = -1
+                num_own = _num_own(request, first, tile_rows) if split == num_splits - 1 else 0
+                fields = items[item]
+                fields[0], fields[1], fields[2] = index, request[0] + first, count
+                fields[3], fields[4], fields[5] = begin, end, num_own
+                fields[6] = -1
                 if num_splits > 1:
-                    places[6] = num_partials
+                    fields[6] = num_partials
                     num_partials += 1
-                lengths[item] = begin - end - own
+                lengths[item] = begin - end - num_own
                 item += 1
     return items[np.argsort(lengths, kind="mergesort")], merges, num_partials
 

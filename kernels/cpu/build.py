@@ -44,7 +44,7 @@ OTHER = Vectors(4, 2)
 
 
 def vectors() -> Vectors:
-    """What this processor is built for."""
+    """The number and width of vectors that this processor's build uses."""
     return BY_CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), OTHER)
 
 
@@ -82,14 +82,14 @@ def _compiler() -> str:
             "compile", f"on needs Python's C headers, and there is no {headers}; install them "
             f"(Debian, Ubuntu: apt install python3-dev) {FIX}",
         )  # fmt: skip
-    asked = os.environ.get("CXX", "g++")
-    found = shutil.which(asked)
-    if found is None:
+    wanted = os.environ.get("CXX", "g++")
+    compiler = shutil.which(wanted)
+    if compiler is None:
         raise ConfigError(
-            "compile", f"on needs a C++ compiler, and there is no {asked}; install it "
+            "compile", f"on needs a C++ compiler, and there is no {wanted}; install it "
             f"(Debian, Ubuntu: apt install g++), name another one in CXX, {FIX}",
         )  # fmt: skip
-    return found
+    return compiler
 
 
 def _arguments() -> list[str]:

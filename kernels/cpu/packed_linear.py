@@ -28,6 +28,6 @@ def packed_linear(x: Tensor, weight: Tensor, outputs: int) -> Tensor:
 
 
 def packed_linear_reference(x: Tensor, weight: Tensor, outputs: int) -> Tensor:
-    """The same by torch alone."""
+    """The torch implementation of `packed_linear`: equal but for rounding."""
     panels, inputs, panel = weight.shape
     return (x @ weight.transpose(0, 1).reshape(inputs, panels * panel))[:, :outputs]

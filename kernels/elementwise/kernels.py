@@ -32,8 +32,8 @@ def normalise(
     mean = tl.sum(values * values, axis=0) / SIZE
     factors = tl.load(scale + number, mask=mask, other=0.0)
     result = values * (1.0 / tl.sqrt(mean + eps)) * factors
-    place = out + row * stride_out + group * stride_out_group + number
-    tl.store(place, result.to(out.dtype.element_ty), mask=mask)
+    at_out = out + row * stride_out + group * stride_out_group + number
+    tl.store(at_out, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def turn_heads(
     heads, cos, sin, stride_row, stride_head, stride_angle,
     NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Program row: rotates all heads in place. The first half of `sin` is negated."""
+    """Program row: rotate all heads of a row in place. The first half of `sin` is negated."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
     number = tl.arange(0, WIDTH)[None, :]

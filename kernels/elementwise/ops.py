@@ -18,7 +18,7 @@ GATE_CHUNK = 1024
 def rms_norm(
     x: Tensor, scale: Tensor, eps: float, out: Tensor, residual: Tensor | None = None
 ) -> None:
-    """As `rms_norm` of `kernels/elementwise/reference.py`."""
+    """Normalise rows by their root mean square, as `kernels/elementwise/reference.py` says."""
     num_rows, size = x.shape[0], x.shape[-1]
     num_groups = x.shape[1] if x.ndim == 3 else 1
     assert x.stride(-1) == out.stride(-1) == scale.stride(0) == 1
@@ -34,7 +34,7 @@ def rms_norm(
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """As `rotate` of `kernels/elementwise/reference.py`."""
+    """Rotate heads in place, as `kernels/elementwise/reference.py` says."""
     num_rows, num_heads, dim = heads.shape
     assert heads.stride(2) == cos.stride(2) == sin.stride(2) == 1
     assert cos.stride(0) == sin.stride(0)
@@ -49,7 +49,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def gated(gate_up: Tensor, out: Tensor, activation: str) -> None:
-    """As `gated` of `kernels/elementwise/reference.py`."""
+    """Store the gated activation in `out`, as `kernels/elementwise/reference.py` says."""
     num_rows, size = out.shape
     assert gate_up.stride(1) == out.stride(1) == 1
     if not num_rows:

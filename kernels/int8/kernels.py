@@ -35,5 +35,5 @@ def multiply_int8(
         factors = tl.load(weight_at + first, mask=weight_mask, other=0)
         total = tl.dot(part.to(DOT), tl.trans(factors.to(DOT)), total, input_precision="ieee")
     total *= tl.load(scales + output, mask=has_output, other=0.0)[None, :]
-    place = out + row.to(tl.int64)[:, None] * stride_out + output[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])
+    at_out = out + row.to(tl.int64)[:, None] * stride_out + output[None, :]
+    tl.store(at_out, total.to(out.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])

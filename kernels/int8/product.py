@@ -28,7 +28,7 @@ LAUNCH = {"num_warps": 4, "num_stages": 4, "enable_fp_fusion": True}
 
 
 def int8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """As `int8_linear` of `kernels/int8/reference.py`."""
+    """`x` [rows, inputs] times an int8 weight, as `kernels/int8/reference.py` says."""
     (num_rows, num_inputs), num_outputs = x.shape, len(weight)
     if num_rows > MOST_ROWS:
         return int8_reference.int8_linear(x, weight, scales)

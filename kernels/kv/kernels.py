@@ -38,8 +38,8 @@ def store_rows(
     if IS_FP8:
         bounded = tl.minimum(numbers.to(tl.float32), FP8_BOUND)
         numbers = tl.maximum(bounded, -FP8_BOUND)
-    place = pairs + slot * stride_slot + half * stride_half + head * stride_pair_head + dim
-    tl.store(place, numbers.to(pairs.dtype.element_ty), mask=mask)
+    at_pair = pairs + slot * stride_slot + half * stride_half + head * stride_pair_head + dim
+    tl.store(at_pair, numbers.to(pairs.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 def write_kv(
     keys: Tensor, values: Tensor, pairs: Tensor, slots: Tensor, scales: Tensor | None = None
 ) -> None:
-    """As `write_kv` of `kernels/kv/reference.py`."""
+    """Store keys and values of rows in their slots, as `kernels/kv/reference.py` says."""
     num_rows, num_heads, head_dim = keys.shape
     assert keys.stride(2) == values.stride(2) == pairs.stride(3) == 1
     if not num_rows:
@@ -37,7 +37,7 @@ def write_kv(
 
 
 def move_kv(data: Tensor, moves: Tensor) -> None:
-    """As `move_kv` of `kernels/kv/reference.py`."""
+    """Copy slots of a cache in all layers, as `kernels/kv/reference.py` says."""
     slots = _as_rows(data, 1)
     # A copy in between: programs run in any order, and a slot may be read and written.
     between = slots.new_empty(slots.shape[0], len(moves), slots.shape[2])
@@ -46,7 +46,7 @@ def move_kv(data: Tensor, moves: Tensor) -> None:
 
 
 def copy_blocks(data: Tensor, copies: Tensor, block_size: int) -> None:
-    """As `copy_blocks` of `kernels/kv/reference.py`."""
+    """Copy blocks of a cache in all layers, as `kernels/kv/reference.py` says."""
     blocks = _as_rows(data, block_size)
     _copy(blocks, blocks, copies, from_list=True, to_list=True)
 

@@ -7,10 +7,10 @@ Passes over the logits, each by one launch for all chunks of all rows:
     top_k, top_p   4  before the noise: counts of bins, then the tokens in doubt are gathered
 
 Rows of a step may differ; a launch ends at once for rows that do not need it, and is not made
-where no row does. Two more launches find the borders of top_k and top_p among the gathered tokens,
-and a last one picks each row's token from its chunks: 2, 3 and 7 launches. Where a row has more
-than `room` tokens in doubt (nearly equal logits throughout; top_k above `room` beside top_p) one
-program bisects over its whole vocabulary instead: the same answer, after milliseconds.
+where no row does. Two more launches find the thresholds of top_k and top_p among the gathered
+tokens, and a last one picks each row's token from its chunks: 2, 3 and 7 launches. Where a row has
+more than `room` tokens in doubt (nearly equal logits throughout; top_k above `room` beside top_p)
+one program bisects over its whole vocabulary instead: the same answer, after milliseconds.
 
 Greedy, temperature, top_k and min_p give the tokens of `core/sampling/choose.py` always. So does
 top_p, but for the rounding of sums: weights are rounded to 2^-44 of the best one's (2^-50 in small
@@ -45,7 +45,10 @@ BISECT = EXACT | {"num_warps": 16}
 def choose_tokens(
     logits: Tensor, tables: SamplingTables, scratch: SamplingScratch, out: Tensor
 ) -> None:
-    """As `choose_tokens` of `core/sampling/choose.py`."""
+    """Store each row's token in `out`, int32 [rows]: that of `core/sampling/choose.py`.
+
+    `logits` [rows, vocabulary] of any float type; `scratch` is overwritten.
+    """
     num_rows, num_chunks = tables.launch_rows, scratch.num_chunks
     if not num_rows:
         return
@@ -58,8 +61,8 @@ def choose_tokens(
     chunks = {"CHUNKS": triton.next_power_of_2(num_chunks)}
     grid = (num_rows, num_chunks)
     find_bests[grid](
-        logits, scratch.bests, scratch.best_ids, scratch.histogram, scratch.sums, scratch.found,
-        *size, **parts, BINS=BINS.value, **LAUNCH,
+        logits, scratch.bests, scratch.best_ids, scratch.histogram, scratch.sums,
+        scratch.num_gathered, *size, **parts, BINS=BINS.value, **LAUNCH,
     )  # fmt: skip
     if tables.filters:
         _find_thresholds(logits, tables, scratch)
@@ -86,8 +89,8 @@ def _find_thresholds(logits: Tensor, tables: SamplingTables, scratch: SamplingSc
         logits, scratch.bests, scratch.histogram, scratch.sums, *filters, *size, **parts, **LAUNCH
     )
     gather[grid](
-        logits, scratch.bests, scratch.histogram, scratch.sums, scratch.found, scratch.candidates,
-        *filters, *size, **parts, **room, **LAUNCH,
+        logits, scratch.bests, scratch.histogram, scratch.sums, scratch.num_gathered,
+        scratch.candidates, *filters, *size, **parts, **room, **LAUNCH,
     )  # fmt: skip
     for is_gathered in (True, False):
         find_thresholds[tables.launch_rows,](
@@ -98,5 +101,5 @@ def _find_thresholds(logits: Tensor, tables: SamplingTables, scratch: SamplingSc
 
 
 def weight_scale(vocab_size: int) -> float:
-    """What weights are multiplied by: int64 holds their sum, and float64 each of them."""
+    """The factor of weights, a power of two: int64 holds their sum, and float64 each of them."""
     return 2.0 ** min(50, 62 - vocab_size.bit_length())

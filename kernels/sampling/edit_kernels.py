@@ -53,8 +53,12 @@ def change_tokens(
         tl.store(at, tl.load(at, mask=mask) + bias, mask=mask)
     # What one thread has written another reads.
     tl.debug_barrier()
-    own = factors + tl.load(fields + 7) * 3
-    repetition, frequency, presence = tl.load(own), tl.load(own + 1), tl.load(own + 2)
+    at_factors = factors + tl.load(fields + 7) * 3
+    repetition, frequency, presence = (
+        tl.load(at_factors),
+        tl.load(at_factors + 1),
+        tl.load(at_factors + 2),
+    )
     for start in range(0, count, LEN):
         index = start + tl.arange(0, LEN)
         mask = index < count

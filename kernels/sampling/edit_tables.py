@@ -33,7 +33,7 @@ class EditCapacity:
 
     @classmethod
     def of(cls, edits: Sequence[LogitEdits], num_rows: int) -> EditCapacity:
-        """What these need, each number rounded up to a power of two."""
+        """The capacity for these edits, each number rounded up to a power of two."""
         penalties = [edit.penalties for edit in edits if edit.penalties is not None]
         needed = (
             num_rows,
@@ -102,25 +102,25 @@ class EditTables:
         rows = np.tile(np.array(NO_EDIT, dtype=np.int32), (self.capacity.num_rows, 1))
         biases = tokens = steps = masks = 0
         for index, edit in enumerate(edits):
-            own = rows[edit.first_row : edit.first_row + edit.num_rows]
-            own[:, 0:2] = biases, len(edit.bias_tokens)
+            edit_rows = rows[edit.first_row : edit.first_row + edit.num_rows]
+            edit_rows[:, 0:2] = biases, len(edit.bias_tokens)
             biases += len(edit.bias_tokens)
-            own[:, 7] = index
+            edit_rows[:, 7] = index
             if edit.penalties is not None:
-                own[:, 2:4] = tokens, len(edit.penalties.tokens)
-                counts = np.bincount(edit.penalties.path_rows, minlength=len(own))
-                own[:, 4] = steps + np.cumsum(counts) - counts
-                own[:, 5] = counts
+                edit_rows[:, 2:4] = tokens, len(edit.penalties.tokens)
+                counts = np.bincount(edit.penalties.path_rows, minlength=len(edit_rows))
+                edit_rows[:, 4] = steps + np.cumsum(counts) - counts
+                edit_rows[:, 5] = counts
                 tokens += len(edit.penalties.tokens)
                 steps += len(edit.penalties.path_rows)
             if edit.mask is not None:
                 # One for all rows, or one for each.
-                own[:, 6] = masks + np.arange(len(own)) % len(edit.mask)
+                edit_rows[:, 6] = masks + np.arange(len(edit_rows)) % len(edit.mask)
                 masks += len(edit.mask)
         return rows
 
     def _put(self, name: str, *parts: np.ndarray) -> int:
-        """Also returns where the section's use ends."""
+        """Write a section's parts one behind the other; the end of what is in use."""
         end = self._sections[name].start
         for part in parts:
             first, end = end, end + part.size

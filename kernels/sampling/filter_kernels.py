@@ -1,10 +1,10 @@
 """Triton kernels that find where top_k and top_p cut a row; importing this file needs Triton.
 
 Nothing is sorted. A value's size (how far it is below the best) falls in one of `BINS` bins of
-equal ratio; counts of the bins say in which the borders may lie; the tokens of these are gathered,
-and among them a border is found by bisection (`threshold_kernels.py`). Weights are whole numbers,
-`exp(value) * 2^shift` rounded: their sums do not depend on the order, so that a border never
-depends on the launch.
+equal ratio; counts of the bins say in which the thresholds may lie; the tokens of these are
+gathered, and among them a threshold is found by bisection (`threshold_kernels.py`). Weights are
+whole numbers, `exp(value) * 2^shift` rounded: their sums do not depend on the order, so that a
+threshold never depends on the launch.
 """
 
 # Types of a kernel are those of the language in it.
@@ -46,7 +46,7 @@ def weights_of(sizes, scale):
 
 @triton.jit
 def weights_of_ranks(ranks, scale):
-    """The same of ranks."""
+    """int64 weights of int64 ranks."""
     return weights_of((ranks >> 32).to(tl.int32), scale)
 
 
@@ -84,7 +84,7 @@ def add_up(
 
 @triton.jit
 def bins_in_doubt(histogram, sums, row, count_wanted, share, scale):
-    """The first and the last bin in which borders may lie, and counts below and in them.
+    """The first and the last bin in which thresholds may lie, and counts below and in them.
 
     With top_k and top_p, all from the best on: what top_p asks for is known only after top_k. With
     top_p alone: what lies beyond a bin weighs at most its count times the weight at the near edge
@@ -116,7 +116,7 @@ def bins_in_doubt(histogram, sums, row, count_wanted, share, scale):
 
 @triton.jit
 def gather(
-    logits, bests, histogram, sums, found, candidates, temperatures, top_k, top_p,
+    logits, bests, histogram, sums, num_gathered, candidates, temperatures, top_k, top_p,
     stride_row, vocab_size, num_chunks, scale,
     LEN: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -142,6 +142,6 @@ def gather(
     is_inside = (is_token & (bins >= first) & (bins <= last)).to(tl.int32)
     num_inside = tl.sum(is_inside, axis=0)
     if num_inside > 0:
-        place = tl.atomic_add(found + row, num_inside, sem="relaxed")
-        place += tl.cumsum(is_inside, axis=0) - 1
-        tl.store(candidates + row.to(tl.int64) * ROOM + place, ranks, mask=is_inside > 0)
+        index = tl.atomic_add(num_gathered + row, num_inside, sem="relaxed")
+        index += tl.cumsum(is_inside, axis=0) - 1
+        tl.store(candidates + row.to(tl.int64) * ROOM + index, ranks, mask=is_inside > 0)

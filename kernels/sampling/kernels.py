@@ -55,7 +55,7 @@ def ranks_of(scaled, token_ids):
 
 @triton.jit
 def find_bests(
-    logits, bests, best_ids, histogram, sums, found, stride_row, vocab_size,
+    logits, bests, best_ids, histogram, sums, num_gathered, stride_row, vocab_size,
     LEN: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """The largest logit of each chunk, and its lowest token; clears what filters add up."""
@@ -71,7 +71,7 @@ def find_bests(
         bins = tl.arange(0, BINS)
         tl.store(histogram + row * BINS + bins, tl.zeros([BINS], dtype=tl.int32))
         tl.store(sums + row * 2 + tl.arange(0, 2), tl.zeros([2], dtype=tl.int64))
-        tl.store(found + row, 0)
+        tl.store(num_gathered + row, 0)
 
 
 @triton.jit

@@ -49,7 +49,7 @@ def _series(square):
 
 @triton.jit
 def exact_log(x):
-    """As `core.sampling.noise.exact_log`, operation by operation."""
+    """The logarithm of `core.sampling.noise.exact_log`, operation by operation."""
     bits = x.to(tl.int64, bitcast=True)
     exponent = (bits - SQRT_HALF_BITS) >> 52
     mantissa = (bits - (exponent << 52)).to(tl.float64, bitcast=True)

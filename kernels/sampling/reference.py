@@ -62,7 +62,7 @@ def uniform(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def gumbel_of(uniforms: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32, of the answers of `uniform`."""
+    """Standard Gumbel noise, float32, of the uniforms that `uniform` gives."""
     return (-_exact_log(-_exact_log(uniforms))).to(torch.float32)
 
 
@@ -100,7 +100,7 @@ def choose_tokens(
 
 
 def shifted(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Relative to the best and over the temperature, so that none makes infinities."""
+    """Logits relative to the best and over the temperature, so that none makes infinities."""
     return (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
 
 
@@ -120,7 +120,10 @@ def keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
-    """As `core/sampling/choose.py`; rows with a typical_p of 1 stay as they are."""
+    """Logits with -inf outside the typical set, as `core/sampling/choose.py` keeps it.
+
+    Rows with a typical_p of 1 stay as they are.
+    """
     weights = torch.exp(scaled.double())
     total = weights.sum(dim=-1, keepdim=True)
     surprise = torch.log(total) - scaled
@@ -136,7 +139,7 @@ def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:
 
 
 def noisy_argmax(scaled: Tensor, keys: Tensor) -> Tensor:
-    """As `core.sampling.choose.noisy_argmax`, which says why it is exact.
+    """The token of each row whose value plus noise is largest; see `core.sampling.choose`.
 
     `keys` int64 [rows, 1] are those of `core.sampling.noise.stream_keys`.
     """

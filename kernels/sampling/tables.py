@@ -66,9 +66,9 @@ class SamplingTables:
         top_k = np.where(sampling.top_k < self.vocab_size, sampling.top_k, 0)
         keys[:count] = stream_keys(sampling.seed, sampling.position).view(np.int64)
         floats[0] = 0
-        rows = (sampling.temperature, sampling.top_p, least_kept(sampling.min_p))
-        for place, values in enumerate(rows):
-            floats[place, :count] = values
+        columns = (sampling.temperature, sampling.top_p, least_kept(sampling.min_p))
+        for index, values in enumerate(columns):
+            floats[index, :count] = values
         floats[3].view(np.int32)[:count] = top_k
         has_noise = sampling.temperature > 0
         self._samples = bool(has_noise.any())
@@ -87,9 +87,11 @@ def least_kept(min_p: Float32) -> Float32:
 class SamplingScratch:
     """What the kernels hand to one another; for tables of the same capacity and vocabulary.
 
-    bests, best_ids, winners, winner_ids  [rows, chunks]  of parts of the vocabulary
-    histogram   int32 [rows, bins]; sums int64 [rows, 2]; found int32 [rows]
-    candidates  int64 [rows, room]; borders int64 [rows]
+    bests, winners        float32 [rows, chunks]  scores of parts of the vocabulary
+    best_ids, winner_ids  int32 [rows, chunks]
+    histogram     int32 [rows, bins]; sums int64 [rows, 2]
+    candidates    int64 [rows, room]; num_gathered int32 [rows], how many of them are in use
+    thresholds    int64 [rows]
     """
 
     def __init__(
@@ -108,6 +110,6 @@ class SamplingScratch:
         self.winner_ids = torch.empty_like(self.best_ids)
         self.histogram = empty(bins, dtype=torch.int32)
         self.sums = empty(2, dtype=torch.int64)
-        self.found = empty(dtype=torch.int32)
+        self.num_gathered = empty(dtype=torch.int32)
         self.candidates = empty(room, dtype=torch.int64)
         self.thresholds = empty(dtype=torch.int64)

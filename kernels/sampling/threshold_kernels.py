@@ -1,4 +1,4 @@
-"""Triton kernels that bisect for the border of a row's kept tokens; importing needs Triton."""
+"""Triton kernels that bisect for the threshold of a row's kept tokens; importing needs Triton."""
 
 # Types of a kernel are those of the language in it.
 # pyright: reportArgumentType=false
@@ -21,7 +21,7 @@ def tally(
     ranks, weights, threshold, logits, row, best, temperature, stride_row, vocab_size, scale,
     IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, LEN: tl.constexpr,
 ):  # fmt: skip
-    """int64: how many tokens have ranks up to `threshold`, or what they weigh.
+    """int64 number, or weight, of the tokens with ranks up to `threshold`.
 
     Of those gathered, which `ranks` and `weights` hold; or of the whole row.
     """
@@ -32,28 +32,57 @@ def tally(
         for start in range(0, vocab_size, LEN):
             token_ids = start + tl.arange(0, LEN)
             values = load_logits(logits, row, stride_row, token_ids, vocab_size)
-            own = ranks_of(shifted(values, best, temperature), token_ids)
-            counted = weights_of_ranks(own, scale) if HAS_WEIGHTS else tl.full([LEN], 1, tl.int64)
-            sums += tl.where((own <= threshold) & (token_ids < vocab_size), counted, 0)
+            row_ranks = ranks_of(shifted(values, best, temperature), token_ids)
+            counted = (
+                weights_of_ranks(row_ranks, scale) if HAS_WEIGHTS else tl.full([LEN], 1, tl.int64)
+            )
+            sums += tl.where((row_ranks <= threshold) & (token_ids < vocab_size), counted, 0)
         total = tl.sum(sums, axis=0)
     return total
 
 
 @triton.jit
-def least_size(
+def bisect(
     low, high, ranks, weights, wanted, logits, row, best, temperature, stride_row, vocab_size,
-    scale, IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, LEN: tl.constexpr,
+    scale, OF_SIZES: tl.constexpr, IS_GATHERED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+    LEN: tl.constexpr,
 ):  # fmt: skip
-    """The least size up to which tokens are, or weigh, what is wanted; `high` where none is."""
+    """The least rank up to which tokens are, or weigh, what is wanted; `high` where none is.
+
+    With `OF_SIZES` that of sizes, each with all its tokens.
+    """
     while low < high:
+        # The sum of both would not fit into 64 bits.
         middle = low + ((high - low) >> 1)
-        found = tally(
-            ranks, weights, (middle << 32) | ALL_IDS, logits, row, best, temperature, stride_row,
-            vocab_size, scale, IS_GATHERED, HAS_WEIGHTS, LEN,
+        threshold = (middle << 32) | ALL_IDS if OF_SIZES else middle
+        total = tally(
+            ranks, weights, threshold, logits, row, best, temperature, stride_row, vocab_size,
+            scale, IS_GATHERED, HAS_WEIGHTS, LEN,
         )  # fmt: skip
-        low = tl.where(found >= wanted, low, middle + 1)
-        high = tl.where(found >= wanted, middle, high)
+        low = tl.where(total >= wanted, low, middle + 1)
+        high = tl.where(total >= wanted, middle, high)
     return low
+
+
+@triton.jit
+def load_gathered(
+    candidates, row, num_gathered, scale, IS_GATHERED: tl.constexpr, ROOM: tl.constexpr
+):
+    """int64 [ROOM] ranks of the row's gathered tokens, 1 for each, and their weights.
+
+    Without `IS_GATHERED`: nothing that counts.
+    """
+    if IS_GATHERED:
+        index = tl.arange(0, ROOM)
+        at = candidates + row.to(tl.int64) * ROOM + index
+        ranks = tl.load(at, mask=index < num_gathered, other=0)
+        ones = (index < num_gathered).to(tl.int64)
+        weights = tl.where(index < num_gathered, weights_of_ranks(ranks, scale), 0)
+    else:
+        ranks = tl.full([ROOM], EVERYTHING, dtype=tl.int64)
+        ones = tl.zeros([ROOM], dtype=tl.int64)
+        weights = ones
+    return ranks, ones, weights
 
 
 @triton.jit
@@ -76,28 +105,20 @@ def find_thresholds(
     if (inside <= ROOM) != IS_GATHERED:
         return
     best = best_of_row(bests, row, num_chunks, CHUNKS)
-    place = tl.arange(0, ROOM)
+    ranks, ones, weights = load_gathered(candidates, row, inside, scale, IS_GATHERED, ROOM)
     weight_below = tl.zeros([], dtype=tl.int64)
     count_below = tl.zeros([], dtype=tl.int64)
     if IS_GATHERED:
-        at = candidates + row.to(tl.int64) * ROOM + place
-        ranks = tl.load(at, mask=place < inside, other=0)
-        ones = (place < inside).to(tl.int64)
-        weights = tl.where(place < inside, weights_of_ranks(ranks, scale), 0)
         weight_below += tl.load(sums + row * 2 + 1)
         count_below += below
-    else:
-        ranks = tl.full([ROOM], EVERYTHING, dtype=tl.int64)
-        ones = tl.zeros([ROOM], dtype=tl.int64)
-        weights = ones
 
     low = size_at(first).to(tl.int64)
     high = size_at(last + 1).to(tl.int64)
     threshold = tl.full([], EVERYTHING, dtype=tl.int64)
     if count_wanted > 0:
-        size = least_size(
+        size = bisect(
             low, high, ranks, ones, count_wanted - count_below, logits, row, best, temperature,
-            stride_row, vocab_size, scale, IS_GATHERED, False, LEN,
+            stride_row, vocab_size, scale, True, IS_GATHERED, False, LEN,
         )  # fmt: skip
         # Not found where the k-th lies beyond all bins in doubt: what is there never wins.
         threshold = tl.where(size < high, (size << 32) | ALL_IDS, threshold)
@@ -110,20 +131,14 @@ def find_thresholds(
         else:
             total = tl.load(sums + row * 2)
         wanted = share_of(share, total) - weight_below
-        size = least_size(
+        size = bisect(
             low, high, ranks, weights, wanted, logits, row, best, temperature,
-            stride_row, vocab_size, scale, IS_GATHERED, True, LEN,
+            stride_row, vocab_size, scale, True, IS_GATHERED, True, LEN,
         )  # fmt: skip
         # Of equal values the lowest tokens are kept.
-        low, high = size << 32, (size << 32) + vocab_size - 1
-        while low < high:
-            # Their sum would not fit into 64 bits.
-            middle = low + ((high - low) >> 1)
-            weight = tally(
-                ranks, weights, middle, logits, row, best, temperature, stride_row, vocab_size,
-                scale, IS_GATHERED, True, LEN,
-            )  # fmt: skip
-            low = tl.where(weight >= wanted, low, middle + 1)
-            high = tl.where(weight >= wanted, middle, high)
-        threshold = tl.minimum(threshold, low)
+        last_kept = bisect(
+            size << 32, (size << 32) + vocab_size - 1, ranks, weights, wanted, logits, row, best,
+            temperature, stride_row, vocab_size, scale, False, IS_GATHERED, True, LEN,
+        )  # fmt: skip
+        threshold = tl.minimum(threshold, last_kept)
     tl.store(thresholds + row, threshold)

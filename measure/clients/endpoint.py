@@ -1,4 +1,4 @@
-"""Whoever answers requests: an engine in this process, or a server."""
+"""Requests of a measurement, and what answers them: an engine in this process, or a server."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Ask:
 
 
 class Endpoint(Protocol):
-    """Answers requests, many at once."""
+    """A source of answers to requests, many at once: an engine in this process, or a server."""
 
     async def answer(self, ask: Ask) -> Record:
-        """Send it and read the whole stream. Raises `DraftlineError`."""
+        """Send a request and read its whole stream. Raises `DraftlineError`."""
         ...

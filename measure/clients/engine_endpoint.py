@@ -29,7 +29,7 @@ class StreamingEngine(Protocol):
 
 
 class EngineEndpoint:
-    """One engine.
+    """Answers requests by one engine in this process.
 
     `per_request`: each request names its drafters; else the engine has those of the setting only,
     and no drafter takes time that the setting does not ask for.

@@ -123,7 +123,7 @@ class HttpEndpoint:
 
 @contextmanager
 def server_errors(name: str) -> Iterator[None]:
-    """Whatever the client raises becomes a `DraftlineError` about the prompt `name`."""
+    """A context in which whatever the client raises becomes a `DraftlineError` about `name`."""
     try:
         yield
     except openai.APIError as error:

@@ -20,9 +20,9 @@ class Setting:
 
 
 def matched_settings(known: Sequence[str], chosen: str | None) -> list[Setting]:
-    """The target alone first, then what `chosen` lists.
+    """Settings to compare: the target alone first, then what `chosen` lists.
 
-    known   the drafters there are
+    known   names of the drafters there are
     chosen  names parted by commas, `+` joins several, `all` is every one; None: each alone, and all
 
     Raises `ConfigError` for a drafter that is not there.

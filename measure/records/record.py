@@ -34,7 +34,7 @@ class Machine:
         )
 
     def fields(self) -> dict[str, object]:
-        """The same for JSON."""
+        """The facts by name, for JSON."""
         return asdict(self)
 
 

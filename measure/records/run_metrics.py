@@ -83,16 +83,16 @@ def latency(seconds: Sequence[float]) -> Latency:
 
 def _position_by_source(records: Sequence[Record]) -> dict[str, list[int]]:
     """Accepted nodes by their source and depth; the first arrival comes from the prompt's pass."""
-    found: Counter[tuple[str, int]] = Counter()
+    accepted: Counter[tuple[str, int]] = Counter()
     for record in records:
         for arrival in record.arrivals[1:]:
-            found.update(
+            accepted.update(
                 (source, depth)
                 for depth, source in enumerate(arrival.sources)
                 if source != TARGET_SOURCE
             )
-    depths = max((depth for _, depth in found), default=-1) + 1
+    depths = max((depth for _, depth in accepted), default=-1) + 1
     return {
-        source: [found[source, depth] for depth in range(depths)]
-        for source in sorted({source for source, _ in found})
+        source: [accepted[source, depth] for depth in range(depths)]
+        for source in sorted({source for source, _ in accepted})
     }

@@ -29,7 +29,7 @@ class SpecCounts:
 
     @property
     def tau(self) -> float:
-        """Tokens a pass of the target; 1 before any."""
+        """Mean tokens that a verification step committed; 1 before any."""
         return self.committed / self.num_steps if self.num_steps else 1.0
 
     @property
@@ -70,17 +70,17 @@ def from_block(block: Mapping[str, Any]) -> SpecCounts:
 
 
 def total(counts: Iterable[SpecCounts]) -> SpecCounts:
-    """All together."""
-    every = list(counts)
+    """The sum of all counts."""
+    parts = list(counts)
     drafted: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
-    for one in every:
-        drafted.update(one.drafted)
-        accepted.update(one.accepted)
+    for part in parts:
+        drafted.update(part.drafted)
+        accepted.update(part.accepted)
     return SpecCounts(
-        num_steps=sum(one.num_steps for one in every),
-        committed=sum(one.committed for one in every),
+        num_steps=sum(part.num_steps for part in parts),
+        committed=sum(part.committed for part in parts),
         drafted=dict(drafted),
         accepted=dict(accepted),
-        lengths=tuple(map(sum, zip_longest(*(one.lengths for one in every), fillvalue=0))),
+        lengths=tuple(map(sum, zip_longest(*(part.lengths for part in parts), fillvalue=0))),
     )

@@ -1,4 +1,4 @@
-"""What a target answered, kept in a file, so that drafters can be tried without it."""
+"""A target's answers, kept in a file, so that drafters can be tried without it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _ANSWER = ("name", "prompt", "seed", "prompt_ids", "answer_ids", "top_next_token
 
 
 class OffText(NamedTuple):
-    """What the target found most probable, best first, after a text that it did not say itself.
+    """The target's most probable tokens, best first, after a text that it did not say itself.
 
-    start   the answer's text up to here, and then
-    tokens  the first of which the text does not have there
+    start   length of the answer's own text before `tokens`
+    tokens  tokens after it, the first of which the answer does not have there
+    ids     the most probable next tokens
     """
 
     start: int
@@ -63,14 +64,14 @@ class RecordedAnswer:
 
     @classmethod
     def of(cls, name: str, prompt: str, seed: int, output: RequestOutput) -> Self:
-        """What `recorded_params` brought."""
+        """The recorded answer of a request that was made with `recorded_params`."""
         return cls(
             name=name,
             prompt=prompt,
             seed=seed,
             prompt_ids=output.prompt_token_ids,
             answer_ids=output.token_ids,
-            top_next_tokens=tuple(one.top_ids for one in output.log_probs),
+            top_next_tokens=tuple(token.top_ids for token in output.log_probs),
         )
 
 
@@ -85,19 +86,21 @@ class Recording:
     answers: tuple[RecordedAnswer, ...]
 
     def with_said(self, said: Said) -> Recording:
-        """The same with what the target said to drafters' questions about these answers."""
-        found: dict[int, list[OffText]] = {answer.seed: [] for answer in self.answers}
+        """A copy that also holds the target's answers to drafters' questions that fit it."""
+        off_texts: dict[int, list[OffText]] = {answer.seed: [] for answer in self.answers}
         texts = {answer.seed: answer.text_ids for answer in self.answers}
         for context, ids in said.items():
             if context.seed in texts:
                 start, tokens = off_text(texts[context.seed], context.start, context.tokens)
                 if tokens:
-                    found[context.seed].append(OffText(start, tokens, ids))
-        answers = (replace(one, off_text=tuple(found[one.seed])) for one in self.answers)
+                    off_texts[context.seed].append(OffText(start, tokens, ids))
+        answers = (
+            replace(answer, off_text=tuple(off_texts[answer.seed])) for answer in self.answers
+        )
         return replace(self, answers=tuple(answers))
 
     def write(self, path: Path) -> None:
-        """One JSON line with the settings, then one an answer."""
+        """Write one JSON line with the settings, then one for each answer."""
         path.parent.mkdir(parents=True, exist_ok=True)
         head = {name: getattr(self, name) for name in _SETTINGS}
         lines = [{"version": VERSION} | head, *(_fields(answer) for answer in self.answers)]
@@ -108,21 +111,24 @@ class Recording:
 def off_text(
     text: Sequence[int], start: int, tokens: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]]:
-    """Where `tokens`, placed at `start`, first differ from `text`, and the tokens from there on."""
-    for place, token in enumerate(tokens, start):
-        if place >= len(text) or text[place] != token:
-            return place, tokens[place - start :]
+    """The position from which `tokens`, placed at `start`, differ from `text`, and the rest.
+
+    No tokens where `text` has them all.
+    """
+    for position, token in enumerate(tokens, start):
+        if position >= len(text) or text[position] != token:
+            return position, tokens[position - start :]
     return start + len(tokens), ()
 
 
 def read_recording(path: Path) -> Recording:
-    """Raises `ConfigError` naming the line."""
+    """Read what `Recording.write` wrote. Raises `ConfigError` naming the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(FIELD, f"cannot read {path}: {error}") from error
     recording = Recording(**_head(path, lines), answers=tuple(_answers(path, lines)))
-    if not recording.answers or len({one.seed for one in recording.answers}) < len(
+    if not recording.answers or len({answer.seed for answer in recording.answers}) < len(
         recording.answers
     ):
         raise ConfigError(FIELD, f"{path} holds no answers, or two of one seed")
@@ -130,7 +136,7 @@ def read_recording(path: Path) -> Recording:
 
 
 def recorded_params(plan: Plan, index: int) -> SamplingParams:
-    """How prompt `index` of a plan is asked to be recorded."""
+    """Sampling parameters with which prompt `index` of a plan is recorded."""
     return SamplingParams(
         max_tokens=plan.max_tokens,
         temperature=plan.temperature,
@@ -185,9 +191,9 @@ def _ids(values: Sequence[Any]) -> tuple[int, ...]:
 
 
 class RowContext(NamedTuple):
-    """What a row follows: its request's text before `start`, and then `tokens`, its own the last.
+    """The text that a row follows: its request's text before `start`, then `tokens`.
 
-    seed  of the request, by which it is known
+    The last token is the row's own. `seed` identifies the request.
     """
 
     seed: int
@@ -214,8 +220,8 @@ def probed_contexts(step: StepInput) -> Iterator[RowContext]:
     for seed, owner, first, row in rows:
         tree = step.trees[owner]
         assert tree is not None
-        own = unpack(tree.ancestors[row - first : row - first + 1], len(tree.slots))
-        seen = first + np.flatnonzero(own[0])
+        visible = unpack(tree.ancestors[row - first : row - first + 1], len(tree.slots))
+        seen = first + np.flatnonzero(visible[0])
         start = int(step.positions[first])
         assert np.array_equal(step.positions[seen], np.arange(start, start + len(seen)))
         yield RowContext(seed, start, tuple(step.token_ids[seen].tolist()))

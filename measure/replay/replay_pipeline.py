@@ -1,4 +1,4 @@
-"""A pipeline without a model: it says what a recorded target said there, or after the like."""
+"""A pipeline without a model: its tokens are those of recorded answers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ class Predictions:
         self._prompt_lens = {answer.seed: len(answer.prompt_ids) for answer in answers}
         self._on_text = {answer.seed: answer.top_next_tokens for answer in answers}
         self._off_text = {
-            (answer.seed, one.start, one.tokens): one.ids
+            (answer.seed, off.start, off.tokens): off.ids
             for answer in answers
-            for one in answer.off_text
+            for off in answer.off_text
         }
         self._after_ends: dict[Ids, Ids] = {}
         for answer in answers:
             self._learn(answer)
 
     def after(self, context: RowContext) -> Ids:
-        """Exact where the recording has the whole context; empty if it has nothing like it."""
+        """The most probable next tokens after `context`, best first.
+
+        Exact where the recording has the whole context; else those after the longest end of it
+        that the recording has; empty where it has none.
+        """
         seed = context.seed
         text = self._texts.get(seed, ())
         start, tokens = off_text(text, context.start, context.tokens)
@@ -48,17 +52,17 @@ class Predictions:
             return said
         end = (text[max(0, start - MAX_END) : start] + tokens)[-MAX_END:]
         for first in range(len(end)):
-            if (found := self._after_ends.get(end[first:])) is not None:
-                return found
+            if (ids := self._after_ends.get(end[first:])) is not None:
+                return ids
         return ()
 
     def _learn(self, answer: RecordedAnswer) -> None:
         text = answer.text_ids
-        for place, ids in enumerate(answer.top_next_tokens, len(answer.prompt_ids)):
-            self._learn_ends(text[max(0, place - MAX_END) : place], ids)
-        for one in answer.off_text:
-            before = text[max(0, one.start - MAX_END) : one.start]
-            self._learn_ends((before + one.tokens)[-MAX_END:], one.ids)
+        for position, ids in enumerate(answer.top_next_tokens, len(answer.prompt_ids)):
+            self._learn_ends(text[max(0, position - MAX_END) : position], ids)
+        for off in answer.off_text:
+            before = text[max(0, off.start - MAX_END) : off.start]
+            self._learn_ends((before + off.tokens)[-MAX_END:], off.ids)
 
     def _learn_ends(self, context: Ids, ids: Ids) -> None:
         for first in range(len(context)):
@@ -87,20 +91,20 @@ class ReplayPipeline:
         self._predictions = Predictions(answers)
 
     async def start(self) -> None:
-        """There is nothing to start."""
+        """Do nothing: there is nothing to start."""
 
     def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
-        """The future is done."""
+        """The result of a step, in a future that is done."""
         answer: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         answer.set_result(self._answer(step))
         return answer
 
     async def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
     def _answer(self, step: StepInput) -> StepOutput:
-        places = zip(step.sampling.seed.tolist(), step.sampling.position.tolist(), strict=True)
-        targets = [self._token(seed, position) for seed, position in places]
+        draws = zip(step.sampling.seed.tolist(), step.sampling.position.tolist(), strict=True)
+        targets = [self._token(seed, position) for seed, position in draws]
         return StepOutput(
             step_id=step.step_id,
             target_tokens=np.array(targets, dtype=np.int32),
@@ -109,14 +113,14 @@ class ReplayPipeline:
         )
 
     def _token(self, seed: int, position: int) -> int:
-        """The token at a position; any beyond the end, and for requests that are warmed up with."""
+        """The recorded token at a position; 0 beyond the end, and for requests of the warm-up."""
         text = self._texts.get(seed, ())
         return text[position] if position < len(text) else 0
 
     def _top_next_tokens(self, step: StepInput) -> Int32:
-        found = np.zeros((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
-        if len(found):
-            for row, context in zip(found, probed_contexts(step), strict=True):
+        top_ids = np.zeros((len(step.probe_rows), step.probe_top_k), dtype=np.int32)
+        if len(top_ids):
+            for row, context in zip(top_ids, probed_contexts(step), strict=True):
                 ids = self._predictions.after(context)[: len(row)]
                 row[: len(ids)] = ids
-        return found
+        return top_ids

@@ -1,4 +1,4 @@
-"""A pipeline that keeps what the target said to drafters that ask about rows off the text."""
+"""Pipelines around another one: they pass on every call, and listen at `submit`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from ...core.steps import StepInput, StepOutput
 from .recording import Said, probed_contexts
 
 
-class TappedPipeline:
-    """`pipeline`, and beside it `said`: the target's most probable tokens after each row.
-
-    It listens while `said` is not None.
-    """
+class PassingPipeline:
+    """Passes each call on to `pipeline`; the base of those that listen at `submit`."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.said: Said | None = None
         self._pipeline = pipeline
 
     @property
@@ -40,19 +36,34 @@ class TappedPipeline:
         await self._pipeline.start()
 
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
-        """Send a step, and listen to its answer."""
-        answer = self._pipeline.submit(step)
-        if self.said is None or not len(step.probe_rows):
-            return answer
-        return self._heard(step, answer, self.said)
+        """Send a step; the awaitable is its result."""
+        return self._pipeline.submit(step)
 
     async def close(self) -> None:
         """Close the pipeline."""
         await self._pipeline.close()
 
+
+class TappedPipeline(PassingPipeline):
+    """Notes in `said` the target's most probable tokens after each row that drafters ask about.
+
+    It listens while `said` is not None.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self.said: Said | None = None
+
+    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
+        """Send a step, and listen to its result."""
+        result = super().submit(step)
+        if self.said is None or not len(step.probe_rows):
+            return result
+        return self._heard(step, result, self.said)
+
     @staticmethod
-    async def _heard(step: StepInput, answer: Awaitable[StepOutput], said: Said) -> StepOutput:
-        output = await asyncio.ensure_future(answer)
+    async def _heard(step: StepInput, result: Awaitable[StepOutput], said: Said) -> StepOutput:
+        output = await asyncio.ensure_future(result)
         for context, ids in zip(probed_contexts(step), output.probe_ids.tolist(), strict=True):
             # Some ask for more than others.
             if len(ids) > len(said.get(context, ())):

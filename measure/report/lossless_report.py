@@ -29,9 +29,9 @@ class LosslessReport:
 
     @property
     def differences(self) -> list[Difference]:
-        """Every answer that is not the target's own."""
-        found = [parting for check in self.checks for parting in check.differences]
-        return [*found, *self.seeds.differences]
+        """Every answer that differs from the target's own."""
+        of_checks = [parting for check in self.checks for parting in check.differences]
+        return [*of_checks, *self.seeds.differences]
 
     @property
     def is_lossless(self) -> bool:
@@ -40,7 +40,7 @@ class LosslessReport:
         return sound and not self.differences
 
     def fields(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """The report by name, for JSON."""
         first = self.first_token
         return {
             **self.server,
@@ -51,7 +51,7 @@ class LosslessReport:
         }
 
     def print(self, console: Console) -> None:
-        """A table of the checks, the distribution, and a list of what differs."""
+        """Print a table of the checks, the distribution, and a list of what differs."""
         console.width = max(console.width, MIN_WIDTH)
         console.print(_table(self.checks))
         if idle := sum(check.proves_nothing for check in self.checks):
@@ -60,22 +60,22 @@ class LosslessReport:
                 "worth its time; with node_budget: full it always drafts"
             )
         console.print(_seeds_line(self.seeds), _first_token_line(self.first_token), sep="\n")
-        console.print(self._verification_result())
+        console.print(self._conclusion())
         partings = self.differences
         for parting in partings[:SHOWN_DIFFERENCES]:
             console.print(str(parting), markup=False)
         if len(partings) > SHOWN_DIFFERENCES:
             console.print(f"... and {len(partings) - SHOWN_DIFFERENCES} more, in the JSON")
 
-    def _verification_result(self) -> str:
+    def _conclusion(self) -> str:
         answers = sum(check.num_answers for check in self.checks) + self.seeds.num_seeds
         if self.is_lossless:
             return f"[green]lossless:[/] {answers} answers compared, no difference"
         if not self.differences:
-            found = "no answer differs, but first tokens are drawn wrongly"
+            fault = "no answer differs, but first tokens are drawn wrongly"
         else:
-            found = f"{len(self.differences)} of {answers} answers differ"
-        return f"[bold red]NOT LOSSLESS:[/] {found}"
+            fault = f"{len(self.differences)} of {answers} answers differ"
+        return f"[bold red]NOT LOSSLESS:[/] {fault}"
 
 
 def _table(checks: Sequence[Check]) -> Table:
@@ -111,10 +111,8 @@ def _seeds_line(seeds: SeedCheck) -> str:
 def _first_token_line(first: ChiSquare | str) -> str:
     if isinstance(first, str):
         return f"chi-square of first tokens: skipped, {escape(first)}"
-    verification_result = (
-        "as the target's probabilities say" if first.is_sound else "[bold red]WRONG[/]"
-    )
+    outcome = "as the target's probabilities say" if first.is_sound else "[bold red]WRONG[/]"
     return (
         f"chi-square of first tokens: {first.statistic:.2f} over {first.num_bins} bins of "
-        f"{first.num_draws} draws, p = {first.p_value:.3g}: {verification_result}"
+        f"{first.num_draws} draws, p = {first.p_value:.3g}: {outcome}"
     )

@@ -21,14 +21,18 @@ MARKERS = "osD^v<>pX*"
 
 
 def write_plots(result: BenchResult, folder: Path) -> list[Path]:
-    """`speed.png`, `latency.png` and, where something was drafted, `acceptance.png`.
+    """Write `speed.png`, `latency.png` and, where something was drafted, `acceptance.png`.
 
-    Raises `ConfigError` where matplotlib is missing.
+    Returns their paths. Raises `ConfigError` where matplotlib is missing.
     """
     require_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     figures = {"speed": _speed(result.summaries), "latency": _latency(result.summaries)}
-    drafted = [one for one in result.summaries if one.whole.counts and one.whole.counts.drafted]
+    drafted = [
+        summary
+        for summary in result.summaries
+        if summary.whole.counts and summary.whole.counts.drafted
+    ]
     if drafted:
         figures["acceptance"] = _acceptance(drafted)
     paths = []
@@ -39,8 +43,10 @@ def write_plots(result: BenchResult, folder: Path) -> list[Path]:
 
 
 def require_matplotlib(field: str = "plots") -> None:
-    """Raises `ConfigError` naming `field` where it is missing: better before a measurement than
-    after it."""
+    """Raise `ConfigError` naming `field` where matplotlib is missing.
+
+    Called before a measurement, so that none is lost for want of it.
+    """
     try:
         import matplotlib  # noqa: F401, PLC0415 - plots are optional
     except ImportError as error:
@@ -53,8 +59,8 @@ def _figure(columns: int, width: float, height: float) -> tuple[Figure, list[Axe
 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
     return figure, list(axes)
 
 
@@ -66,29 +72,29 @@ def _bars(axes: Axes, names: Sequence[str]) -> None:
 
 def _speed(summaries: Sequence[Summary]) -> Figure:
     figure, [axes] = _figure(1, 8, 1.2 + 0.32 * len(summaries))
-    rates = [one.rate for one in summaries]
-    low = [one.rate - min(one.rates) for one in summaries]
-    high = [max(one.rates) - one.rate for one in summaries]
+    rates = [summary.rate for summary in summaries]
+    low = [summary.rate - min(summary.rates) for summary in summaries]
+    high = [max(summary.rates) - summary.rate for summary in summaries]
     bars = axes.barh(range(len(rates)), rates, xerr=[low, high], capsize=3, color="tab:blue")
-    labels = [f"{one.speedup:.2f}x" for one in summaries]
+    labels = [f"{summary.speedup:.2f}x" for summary in summaries]
     axes.bar_label(bars, labels, padding=8)
     axes.margins(x=0.15, y=0.02)
     axes.set_xlabel("output tokens/s: median over rounds, least to most\nbeside it the speedup")
-    _bars(axes, [one.name for one in summaries])
+    _bars(axes, [summary.name for summary in summaries])
     return figure
 
 
 def _latency(summaries: Sequence[Summary]) -> Figure:
     figure, panels = _figure(len(LATENCIES), 12, 1.4 + 0.4 * len(summaries))
     for axes, name in zip(panels, LATENCIES, strict=True):
-        found = [getattr(one.whole, name) for one in summaries]
+        latencies = [getattr(summary.whole, name) for summary in summaries]
         for offset, label, colour in ((-0.2, "median", "tab:blue"), (0.2, "p99", "tab:orange")):
-            heights = [1000 * getattr(one, label) if one else 0.0 for one in found]
-            places = [index + offset for index in range(len(found))]
+            heights = [1000 * getattr(each, label) if each else 0.0 for each in latencies]
+            places = [index + offset for index in range(len(latencies))]
             title = "P99" if label == "p99" else label
             axes.barh(places, heights, height=0.38, label=title, color=colour)
         axes.set_xlabel(f"{name.upper()}, ms")
-        _bars(axes, [one.name for one in summaries])
+        _bars(axes, [summary.name for summary in summaries])
         if axes is not panels[0]:
             axes.set_yticklabels([])
     handles: Any = panels[0].get_legend_handles_labels()
@@ -103,18 +109,20 @@ def _acceptance(summaries: Sequence[Summary]) -> Figure:
     legend_rows = -(-len(summaries) // LEGEND_COLUMNS)
     figure, [left, right] = _figure(2, 12, 4 + 0.25 * legend_rows)
     colours = colormaps["tab10" if len(summaries) <= len(MARKERS) else "tab20"]
-    for index, one in enumerate(summaries):
-        assert one.whole.counts is not None
-        shares = one.whole.counts.by_position[:MAX_POSITIONS]
+    for index, summary in enumerate(summaries):
+        assert summary.whole.counts is not None
+        shares = summary.whole.counts.by_position[:MAX_POSITIONS]
         style: Any = {"color": colours(index), "marker": MARKERS[index % len(MARKERS)]}
-        left.plot(range(len(shares)), shares, markersize=4, linewidth=1, label=one.name, **style)
+        left.plot(
+            range(len(shares)), shares, markersize=4, linewidth=1, label=summary.name, **style
+        )
     left.set_xlabel("position in the draft")
     left.set_ylabel("share of steps that accepted it")
     left.set_ylim(0, 1.05)
     _whole_numbers(left)
     handles: Any = left.get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
-    mixed = max(summaries, key=lambda one: len(one.whole.position_by_source))
+    mixed = max(summaries, key=lambda summary: len(summary.whole.position_by_source))
     _stack(right, mixed)
     return figure
 
@@ -126,9 +134,9 @@ def _whole_numbers(axes: Axes) -> None:
     axes.set_xlim(-0.6, max(MIN_POSITIONS - 0.4, axes.get_xlim()[1]))
 
 
-def _stack(axes: Axes, one: Summary) -> None:
+def _stack(axes: Axes, summary: Summary) -> None:
     """Accepted tokens by depth, the sources on top of each other."""
-    sources = one.whole.position_by_source
+    sources = summary.whole.position_by_source
     depths = min(MAX_POSITIONS, max(map(len, sources.values()), default=0))
     base = [0] * depths
     for source, counts in sources.items():
@@ -136,7 +144,7 @@ def _stack(axes: Axes, one: Summary) -> None:
         base = [a + b for a, b in zip(base, counts, strict=False)]
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("accepted tokens")
-    axes.set_title(f"{one.name}, by source", fontsize="medium")
+    axes.set_title(f"{summary.name}, by source", fontsize="medium")
     _whole_numbers(axes)
     if sources:
         axes.legend(frameon=False)

@@ -1,4 +1,4 @@
-"""What is told of matched runs: one summary a setting."""
+"""Summaries of matched runs, one for each setting."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class Summary:
 
     @property
     def rate(self) -> float:
-        """Median over rounds."""
+        """Median of output tokens a second over rounds."""
         return statistics.median(self.rates)
 
     @property
     def speedup(self) -> float:
-        """Median over rounds."""
+        """Median over rounds of the ratio to the reference's rate."""
         return statistics.median(self.speedups)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Everything that was measured.
+    """The setup and results of a benchmark of matched runs.
 
-    what         on what and how, for JSON
+    setup        machine, prompts and load, for JSON
     differences  None where answers were not compared
     """
 
-    what: dict[str, Any]
+    setup: dict[str, Any]
     summaries: tuple[Summary, ...]
     differences: tuple[Difference, ...] | None
 
@@ -58,28 +58,28 @@ class BenchResult:
         return [difference for difference in self.differences or () if difference.is_fault]
 
     def fields(self) -> dict[str, Any]:
-        """The same for JSON; seconds stay seconds."""
+        """Setup, figures and differences by name, for JSON; times are in seconds."""
         return {
-            **self.what,
+            **self.setup,
             "settings": {
-                one.name: {
-                    "output_throughput": one.rate,
-                    "speedup": one.speedup,
-                    "tau": one.whole.counts.tau if one.whole.counts else None,
-                    "same_answers": one.same,
-                    "rates": one.rates,
-                    "speedups": one.speedups,
-                    "all_rounds": asdict(one.whole),
-                    "rounds": [asdict(metrics) for metrics in one.rounds],
+                summary.name: {
+                    "output_throughput": summary.rate,
+                    "speedup": summary.speedup,
+                    "tau": summary.whole.counts.tau if summary.whole.counts else None,
+                    "same_answers": summary.same,
+                    "rates": summary.rates,
+                    "speedups": summary.speedups,
+                    "all_rounds": asdict(summary.whole),
+                    "rounds": [asdict(metrics) for metrics in summary.rounds],
                 }
-                for one in self.summaries
+                for summary in self.summaries
             },
-            "differences": self.differences and [asdict(one) for one in self.differences],
+            "differences": self.differences and [asdict(each) for each in self.differences],
         }
 
 
 def summarise(runs: Runs, reference: str) -> tuple[Summary, ...]:
-    """Summaries in the order of `runs`."""
+    """One summary for each setting, in the order of `runs`; speedups are over `reference`."""
     plain = [run.metrics.output_throughput for run in runs[reference]]
     answers = _answers(runs[reference][0])
     summaries = []

@@ -20,13 +20,15 @@ SHOWN_DIFFERENCES = 20
 
 
 def print_result(result: BenchResult, console: Console) -> None:
-    """Speed, latencies, acceptance, and every answer that differs."""
+    """Print tables of speed, latencies and acceptance, and every answer that differs."""
     # Narrower terminals break lines more readably than the tables' cells.
     console.width = max(console.width, MIN_WIDTH)
     summaries = result.summaries
     console.print(_speed(summaries))
     console.print(_latencies(summaries))
-    drafted = [one for one in summaries if one.whole.counts and one.whole.counts.drafted]
+    drafted = [
+        summary for summary in summaries if summary.whole.counts and summary.whole.counts.drafted
+    ]
     if drafted:
         console.print(_acceptance(drafted))
     if result.differences is not None:
@@ -46,18 +48,18 @@ def _speed(summaries: Iterable[Summary]) -> Table:
         "Speed: medians over rounds (least - most)",
         "setting", "output tok/s", "", "speedup", "", "tau", "Mac-TP", "Mic-TP", "same answers",
     )  # fmt: skip
-    for one in summaries:
-        whole = one.whole
+    for summary in summaries:
+        whole = summary.whole
         table.add_row(
-            one.name,
-            f"{one.rate:.1f}",
-            f"({min(one.rates):.1f} - {max(one.rates):.1f})",
-            f"{one.speedup:.2f}x",
-            f"({min(one.speedups):.2f} - {max(one.speedups):.2f})",
+            summary.name,
+            f"{summary.rate:.1f}",
+            f"({min(summary.rates):.1f} - {max(summary.rates):.1f})",
+            f"{summary.speedup:.2f}x",
+            f"({min(summary.speedups):.2f} - {max(summary.speedups):.2f})",
             f"{whole.counts.tau:.2f}" if whole.counts else NONE,
             f"{whole.mac_tp:.1f}" if whole.mac_tp else NONE,
             f"{whole.mic_tp:.1f}",
-            f"{one.same} of {whole.num_requests}",
+            f"{summary.same} of {whole.num_requests}",
         )
     return table
 
@@ -67,10 +69,10 @@ def _latencies(summaries: Iterable[Summary]) -> Table:
         "Latency, ms: mean / median / P99 over all rounds",
         "setting", "TTFT", "TPOT", "ITL", "E2EL",
     )  # fmt: skip
-    for one in summaries:
-        whole = one.whole
+    for summary in summaries:
+        whole = summary.whole
         parts = (whole.ttft, whole.tpot, whole.itl, whole.e2el)
-        table.add_row(one.name, *map(_milliseconds, parts))
+        table.add_row(summary.name, *map(_milliseconds, parts))
     return table
 
 
@@ -87,13 +89,13 @@ def _acceptance(summaries: Iterable[Summary]) -> Table:
         "setting", "rate", "accepted / drafted by source", "by position",
     )  # fmt: skip
     table.columns[2].justify = table.columns[3].justify = "left"
-    for one in summaries:
-        counts = one.whole.counts
+    for summary in summaries:
+        counts = summary.whole.counts
         assert counts is not None
         shares = [f"{share:.2f}" for share in counts.by_position[:SHOWN_POSITIONS]]
         more = " ..." if len(counts.by_position) > SHOWN_POSITIONS else ""
         table.add_row(
-            one.name, f"{counts.acceptance_rate:.0%}", _sources(counts), " ".join(shares) + more
+            summary.name, f"{counts.acceptance_rate:.0%}", _sources(counts), " ".join(shares) + more
         )
     return table
 

@@ -32,8 +32,9 @@ LEAST_P = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SeedCheck:
-    """The same seeds with drafts of one token and without: equal draws for every seed
-    are equal distributions.
+    """Draws with the same seeds, with drafts of one token and without.
+
+    Equal draws for every seed are equal distributions.
     """
 
     num_seeds: int
@@ -45,7 +46,7 @@ class SeedCheck:
 
 @dataclass(frozen=True, slots=True)
 class ChiSquare:
-    """First tokens of many seeds against the target's probabilities; `p_value` is of the test."""
+    """A chi-square test of the first tokens of many seeds against the target's probabilities."""
 
     num_draws: int
     num_bins: int
@@ -54,7 +55,7 @@ class ChiSquare:
 
     @property
     def is_sound(self) -> bool:
-        """Whether chance explains the frequencies."""
+        """Whether the draws fit the target's probabilities: `p_value` is at least `LEAST_P`."""
         return self.p_value >= LEAST_P
 
 
@@ -65,16 +66,16 @@ async def check_seeds(
     asks = [_ask(plain, seed) for seed in range(seeds)]
     load = Load(concurrency=together)
     expected, _ = await run_load(endpoint, asks, load)
-    found, _ = await run_load(
+    records, _ = await run_load(
         endpoint, [replace(ask, setting=drafted, max_nodes=1) for ask in asks], load
     )
-    partings = [difference(drafted.name, a, b) for a, b in zip(expected, found, strict=True)]
-    counts = [record.counts for record in found if record.counts is not None]
+    partings = [difference(drafted.name, a, b) for a, b in zip(expected, records, strict=True)]
+    counts = [record.counts for record in records if record.counts is not None]
     return SeedCheck(
         num_seeds=seeds,
         num_distinct=len({record.token_ids for record in expected}),
-        num_drafted=sum(sum(one.drafted.values()) for one in counts),
-        num_accepted=sum(sum(one.accepted.values()) for one in counts),
+        num_drafted=sum(sum(each.drafted.values()) for each in counts),
+        num_accepted=sum(sum(each.accepted.values()) for each in counts),
         differences=tuple(parting for parting in partings if parting is not None),
     )
 
@@ -82,7 +83,7 @@ async def check_seeds(
 async def check_first_token(
     endpoint: HttpEndpoint, setting: Setting, *, seeds: int
 ) -> ChiSquare | str:
-    """A chi-square test, or why there is none: no log-probabilities, or too few draws.
+    """A chi-square test of first tokens, or why there is none: no logprobs, or too few draws.
 
     Raises `DraftlineError`.
     """
@@ -98,10 +99,10 @@ async def check_first_token(
         draws[token] += 1
     if not probabilities:
         return "the server sends no logprobs"
-    found = chi_square(draws, probabilities)
-    if found.num_bins == 1:
+    test = chi_square(draws, probabilities)
+    if test.num_bins == 1:
         return f"{seeds} draws are too few to tell the likely tokens apart"
-    return found
+    return test
 
 
 def chi_square(draws: Mapping[str, int], probabilities: Mapping[str, float]) -> ChiSquare:
@@ -121,11 +122,11 @@ def chi_square(draws: Mapping[str, int], probabilities: Mapping[str, float]) -> 
     bins = list(zip(observed, expected, strict=True))
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in bins)
     freedom = len(bins) - 1
-    return ChiSquare(total, len(bins), statistic, _rng(statistic, freedom))
+    return ChiSquare(total, len(bins), statistic, _tail_probability(statistic, freedom))
 
 
-def _rng(statistic: float, freedom: int) -> float:
-    """Probability of at least this statistic."""
+def _tail_probability(statistic: float, freedom: int) -> float:
+    """Probability of a chi-square statistic of at least this, for so many degrees of freedom."""
     if freedom == 0:
         return 1.0
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)

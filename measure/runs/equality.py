@@ -15,7 +15,7 @@ Explain = Callable[[int, Sequence[int], Sequence[int]], tuple[str, bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """An answer that is not the target's own.
+    """An answer that differs from the target's own.
 
     position  of the first difference: a token's, or a character's where tokens are not told
     is_fault  False where float rounding explains it
@@ -43,41 +43,44 @@ def differences(runs: Runs, reference: str, explain: Explain | None = None) -> l
     An answer that differs in the same way in several rounds is told once.
     """
     expected = runs[reference][0].records
-    found: dict[Difference, None] = {}
+    distinct: dict[Difference, None] = {}
     for setting, rounds in runs.items():
         for run in rounds:
-            found |= dict.fromkeys(_of_run(setting, expected, run, explain))
-    return list(found)
+            distinct |= dict.fromkeys(_of_run(setting, expected, run, explain))
+    return list(distinct)
 
 
 def difference(setting: str, expected: Record, found: Record) -> Difference | None:
-    """Where two answers part first; token ids are compared where both have them, else texts."""
+    """The first difference of two answers; None: they are equal.
+
+    Token ids are compared where both have them, else texts.
+    """
     a, b = expected.token_ids, found.token_ids
     if a is None or b is None:
         a, b = expected.text, found.text
     if a == b:
         return None
     pairs = enumerate(zip_longest(a, b))
-    position, (one, other) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+    position, (wanted, got) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
     return Difference(
         setting=setting,
         prompt=found.prompt,
         position=position,
-        expected="the end" if one is None else repr(one),
-        found="the end" if other is None else repr(other),
+        expected="the end" if wanted is None else repr(wanted),
+        found="the end" if got is None else repr(got),
     )
 
 
 def _of_run(
     setting: str, expected: Sequence[Record], run: Run, explain: Explain | None
 ) -> list[Difference]:
-    found = []
-    for index, (one, other) in enumerate(zip(expected, run.records, strict=True)):
-        parting = difference(setting, one, other)
+    partings = []
+    for index, (wanted, record) in enumerate(zip(expected, run.records, strict=True)):
+        parting = difference(setting, wanted, record)
         if parting is None:
             continue
-        if explain is not None and one.token_ids is not None and other.token_ids is not None:
-            why, is_fault = explain(index, one.token_ids, other.token_ids)
+        if explain is not None and wanted.token_ids is not None and record.token_ids is not None:
+            why, is_fault = explain(index, wanted.token_ids, record.token_ids)
             parting = replace(parting, explanation=why, is_fault=is_fault)
-        found.append(parting)
-    return found
+        partings.append(parting)
+    return partings

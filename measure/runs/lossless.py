@@ -15,7 +15,7 @@ from .equality import Difference, difference
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen; `seed` is the first prompt's, the next one's is one higher."""
+    """Sampling parameters; `seed` is the first prompt's, the next one's is one higher."""
 
     name: str
     temperature: float
@@ -32,10 +32,10 @@ SAMPLINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Answers of one setting against the target's own, alone.
+    """Answers of one setting compared with those of the target alone.
 
     together     requests at once
-    num_tokens   that were compared
+    num_tokens   tokens that were compared
     num_drafted, num_accepted  nodes
     """
 
@@ -50,7 +50,7 @@ class Check:
 
     @property
     def proves_nothing(self) -> bool:
-        """Whether there was nothing to be wrong: drafters were named, and nothing was drafted."""
+        """Whether drafters were named and drafted nothing: then nothing could be wrong."""
         return self.setting != TARGET_ONLY and not self.num_drafted
 
 
@@ -63,7 +63,7 @@ async def check_answers(
     together: int,
     tell: Callable[[str], None],
 ) -> list[Check]:
-    """Every sampling and setting, one request after another and `together` at once.
+    """Check every sampling and setting, one request after another and `together` at once.
 
     `settings` begins with the target alone, whose answers one after another are the expected ones.
     Raises `DraftlineError`.
@@ -78,9 +78,9 @@ async def check_answers(
                 if setting is settings[0] and count == 1:
                     continue
                 tell(f"{sampling.name}: {setting.name}, {count} at once")
-                mine = [replace(ask, setting=setting) for ask in asks]
-                found, _ = await run_load(endpoint, mine, Load(concurrency=count))
-                checks.append(_check(sampling, setting, count, expected, found))
+                of_setting = [replace(ask, setting=setting) for ask in asks]
+                records, _ = await run_load(endpoint, of_setting, Load(concurrency=count))
+                checks.append(_check(sampling, setting, count, expected, records))
     return checks
 
 
@@ -106,19 +106,20 @@ def _check(
     setting: Setting,
     together: int,
     expected: Sequence[Record],
-    found: Sequence[Record],
+    records: Sequence[Record],
 ) -> Check:
     partings = [
-        difference(setting.name, one, other) for one, other in zip(expected, found, strict=True)
+        difference(setting.name, wanted, record)
+        for wanted, record in zip(expected, records, strict=True)
     ]
-    counts = [record.counts for record in found if record.counts is not None]
+    counts = [record.counts for record in records if record.counts is not None]
     return Check(
         sampling=sampling.name,
         setting=setting.name,
         together=together,
-        num_answers=len(found),
-        num_tokens=sum(record.num_tokens for record in found),
-        num_drafted=sum(sum(one.drafted.values()) for one in counts),
-        num_accepted=sum(sum(one.accepted.values()) for one in counts),
+        num_answers=len(records),
+        num_tokens=sum(record.num_tokens for record in records),
+        num_drafted=sum(sum(each.drafted.values()) for each in counts),
+        num_accepted=sum(sum(each.accepted.values()) for each in counts),
         differences=tuple(parting for parting in partings if parting is not None),
     )

@@ -1,4 +1,4 @@
-"""Judges where two answers of one prompt part: a near-tie of the target's scores, or a fault."""
+"""Judges the first difference of two answers: a near-tie of the target's scores, or a fault."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Judge:
         found: Sequence[Sequence[int]],
         params: SamplingParams,
     ) -> list[Parting]:
-        """First differences of all answers that differ."""
+        """The first difference of each pair of answers that differ; token ids by prompt."""
         return [
             self._parting(index, prompt, a, b, params)
             for index, (prompt, a, b) in enumerate(zip(prompts, expected, found, strict=True))
@@ -99,7 +99,7 @@ class Judge:
     def _scores(
         self, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams
     ) -> np.ndarray:
-        """float64 [vocabulary]: what the token after `answer` is the argmax of."""
+        """float64 [vocabulary]: the scores whose argmax is the token after `answer`."""
         text = torch.tensor([[*prompt, *answer]])
         logits = self._model(input_ids=text).logits[0, -1:].float().numpy()
         options = RequestOptions()
@@ -122,7 +122,10 @@ class Judge:
 
 
 def explain_by_model(model: str, plan: Plan, tokenizer: PreTrainedTokenizerBase) -> Explain:
-    """A judge that loads `model` in transformers, in float32, when the first answer differs."""
+    """A function that explains differences by `model` itself, run in transformers in float32.
+
+    The model is loaded when the first answer differs.
+    """
 
     @cache
     def judge() -> Judge:

@@ -36,11 +36,11 @@ class SdpaBackend:
         self._kv, self._block_size = kv, block_size
 
     def begin(self, step: StepInput) -> StepAttention:
-        """See `AttentionBackend`."""
+        """Attention of this step, valid until the next call."""
         return StepAttention(step, self._kv, self._block_size)
 
     def move(self, moves: Tensor) -> None:
-        """See `AttentionBackend`."""
+        """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
         self._kv.move(moves)
 
 

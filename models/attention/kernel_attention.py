@@ -41,7 +41,7 @@ class StepKernels:
         self.write_heads(layer, pairs[:, 0], pairs[:, 1])
 
     def write_heads(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """As `write`, for keys and values apart, each [rows, kv_heads, head_dim]."""
+        """Store keys and values, each [rows, kv_heads, head_dim]."""
         kv = self._backend.kv
         self._backend.ops.write_kv(
             keys, values, kv.layers[layer], self._layout.slots, self._backend.scales(layer)
@@ -51,7 +51,7 @@ class StepKernels:
         self, layer: int, query: Tensor, scaling: float,
         window: int | None = None, softcap: float | None = None,
     ) -> Tensor:  # fmt: skip
-        """As `StepAttention.attend`."""
+        """Attention of `query` [rows, heads, head_dim], same shape; see `StepAttention.attend`."""
         spec = LayerSpec(scaling, window, softcap, self._backend.scales(layer))
         return self._attend(query, self._backend.kv.layers[layer], spec)
 
@@ -70,7 +70,7 @@ class KernelBackend:
         self._layouts: dict[tuple[str, LayoutCapacity], StepLayout] = {}
 
     def begin(self, step: StepInput) -> StepKernels:
-        """See `AttentionBackend`."""
+        """Attention of this step, valid until the next call."""
         layout = self.layout_of(step)
         layout.refill(step)
         return StepKernels(self, layout, self.attend_with(step, layout))
@@ -116,7 +116,7 @@ class KernelBackend:
 
 
 class FlashBackend(KernelBackend):
-    """Chunks and committed contexts by FlashAttention, the rest as its base does."""
+    """Computes prompt chunks and committed contexts by FlashAttention, the rest as its base."""
 
     def __init__(
         self, kv: PagedKv, block_size: int, shape: AttentionShape,
@@ -127,9 +127,9 @@ class FlashBackend(KernelBackend):
         self._flash_ops = FlashOps(flash, self.ops.paged_attention)
 
     def attend_with(self, step: StepInput, layout: StepLayout) -> partial[Tensor]:
-        """See `KernelBackend`; `layout`, of the whole step, is used for writing KV only."""
-        trees, own = self.layout_of(step, "trees"), self.layout_of(step, "own")
-        work = plan_flash(step, layout.block_size, trees, own)
+        """A function of query, pairs and `LayerSpec`; `layout` is used for writing KV only."""
+        trees, own_columns = self.layout_of(step, "trees"), self.layout_of(step, "own_columns")
+        work = plan_flash(step, layout.block_size, trees, own_columns)
         return partial(flash_attention, self._flash_ops, work)
 
 

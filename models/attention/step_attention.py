@@ -1,4 +1,4 @@
-"""One step's attention over a paged KV cache: who sees what, computed once for all layers.
+"""One step's attention over a paged KV cache, whose masks are computed once for all layers.
 
 Requests of similar size share one padded batch (a group), so that the work of a layer depends on
 the number of groups and not on the number of tokens or requests. Grouped query heads are folded
@@ -61,7 +61,7 @@ class PagedKv:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """Rows `first:last` of the step, the slots of the columns, and who sees whom (`visible`)."""
+    """Rows `first:last` of the step, the slots of the columns, and which row sees which column."""
 
     first: int
     last: int
@@ -123,7 +123,7 @@ class StepAttention:
         self.kv.write(layer, self._write_slots, pairs)
 
     def write_heads(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """As `write`, for keys and values apart, each [rows, kv_heads, head_dim]."""
+        """Store keys and values, each [rows, kv_heads, head_dim]."""
         self.write(layer, torch.stack((keys, values), dim=1))
 
 
@@ -211,7 +211,7 @@ class _Group:
         return mask.repeat(1, share, 1).unsqueeze(1)
 
     def _visible(self) -> Bool:
-        """Who sees whom, [batch, query_len, columns]."""
+        """Which row sees which column, bool [batch, query_len, columns]."""
         if self.batch == 1:
             return self._requests[0].visible[None]
         # Padding rows see nothing: whatever comes out for them is dropped.

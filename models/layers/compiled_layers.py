@@ -88,11 +88,11 @@ def _compiled(cpp_wrapper: bool) -> Callable[..., Tensor]:
     Everything but the number of rows is constant, so no guard is worth its time. Compiled code is
     found by its code object alone then: each stage has one of its own.
     """
-    own = types.FunctionType(_forward.__code__.replace(), _forward.__globals__)
+    forward = types.FunctionType(_forward.__code__.replace(), _forward.__globals__)
     options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     if BACKEND == "inductor":
         options["cpp_wrapper"] = cpp_wrapper
-    return torch.compile(own, fullgraph=True, dynamic=False, backend=BACKEND, options=options)
+    return torch.compile(forward, fullgraph=True, dynamic=False, backend=BACKEND, options=options)
 
 
 def _forward(

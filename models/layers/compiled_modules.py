@@ -18,7 +18,7 @@ from .fast_modules import FastAttention, FastGatedMlp, FastLinear, FastRmsNorm
 
 
 def make_compilable(module: Any) -> Any:
-    """What replaces a fast module; others come back with their children replaced."""
+    """A module's compilable replacement; an unknown one itself, with its children replaced."""
     if isinstance(module, FastRmsNorm):
         return CompiledRmsNorm(module)
     if isinstance(module, FastGatedMlp):

@@ -63,8 +63,8 @@ CONFIG_WINDOWS: tuple[type[nn.Module], ...] = (mistral.MistralAttention,)
 class RotaryTable:
     """Cosines and sines of all positions, made by the model's own rotary module.
 
-    The module's answer for a position depends on nothing else (batch-dependent kinds are refused
-    at load), so a row of the table equals what the module would say. Grows when needed.
+    The module's result for a position depends on nothing else (batch-dependent kinds are refused
+    at load), so a row of the table equals what the module computes. Grows when needed.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ def can_be_fast(layer: Any, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def make_fast(module: Any) -> Any:
-    """What replaces a known module; other modules come back with their known children replaced.
+    """A module's fast replacement; an unknown one itself, with its known children replaced.
 
     A decoder layer then takes hidden states [rows, hidden_size] and rotations of
     `RotaryTable(..., flat=True)`.
@@ -256,7 +256,7 @@ class FastAttention(nn.Module):
 
 
 def _window(attention: Any) -> int | None:
-    """How far a layer sees, as it tells the attention interface."""
+    """The sliding window of an attention module, in tokens; None: it sees all."""
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window
     return attention.config.sliding_window if type(attention) in CONFIG_WINDOWS else None

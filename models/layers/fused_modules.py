@@ -41,7 +41,7 @@ def can_be_fused(layer: Any) -> bool:
 
 
 def make_fused(module: Any, ops: ElementwiseOps) -> Any:
-    """What replaces a known module; other modules come back with their known children replaced.
+    """A module's fused replacement; an unknown one itself, with its known children replaced.
 
     Layers then take hidden states and rotations as those of `fast_modules.make_fast` do.
     """
@@ -119,7 +119,10 @@ class FusedAttention(FastAttention):
             ]
 
     def turn(self, heads: Tensor, rotation: Rotation) -> None:
-        """See `FastAttention.turn`; a launch for each norm, and one for the rotation."""
+        """Normalise and rotate query and key heads in place: a launch for each norm, one to rotate.
+
+        `heads` is [rows, heads, head_dim], those of values last.
+        """
         for part, norm in self._head_norms:
             norm.in_place(heads[:, part])
         self._rotate(heads[:, : self.num_rotated], *rotation)

@@ -34,7 +34,7 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
     Waits for the device only where an acceptance rule is decided on the host.
     """
 
-    def of(wanted: Int32) -> Tensor:
+    def logits_of(wanted: Int32) -> Tensor:
         if not len(wanted):
             return logits[:0]
         # Not copied where drafters and answers want the same rows.
@@ -42,15 +42,18 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
             return logits
         return logits[to_device(np.searchsorted(rows, wanted), logits.device)]
 
-    own = of(step.logits_rows)
-    targets, found = _chosen(step, own, sampler)
-    parts = {"target_tokens": targets, "probe_ids": _probed(of(step.probe_rows), step.probe_top_k)}
+    target_logits = logits_of(step.logits_rows)
+    targets, results = _chosen(step, target_logits, sampler)
+    parts = {
+        "target_tokens": targets,
+        "probe_ids": _probed(logits_of(step.probe_rows), step.probe_top_k),
+    }
     if len(step.scored_rows):
-        distributions = torch.log_softmax(of(step.scored_rows), dim=-1)
+        distributions = torch.log_softmax(logits_of(step.scored_rows), dim=-1)
         parts["scores"] = _of_tokens(distributions, to_device(step.scored_tokens, logits.device))
         parts |= _top("scored_top", distributions, step.num_top)
     if step.with_log_probs or step.with_entropies:
-        parts |= _told(step, torch.log_softmax(own, dim=-1), targets)
+        parts |= _told(step, torch.log_softmax(target_logits, dim=-1), targets)
     copy = HostCopy(list(parts.values()))
 
     def wait() -> StepOutput:
@@ -59,7 +62,7 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
             step.step_id, arrays["target_tokens"], arrays["probe_ids"],
             arrays.get("scores", np.empty(0, dtype=np.float32)),
             log_probs=arrays.get("log_probs"), entropies=arrays.get("entropies"),
-            verification_results=found,
+            verification_results=results,
             top=_top_tokens("top", arrays), scored_top=_top_tokens("scored_top", arrays),
         )  # fmt: skip
 
@@ -76,14 +79,14 @@ def _chosen(
     targets = sampler.choose(edited, step.sampling)
     if step.verification is None:
         return targets, None
-    found = verification_results(edited, step.sampling, step.verification)
+    results = verification_results(edited, step.sampling, step.verification)
     # So that log-probabilities are those of what is committed.
-    committed = with_verification_results(targets.cpu().numpy(), step.verification, found)
-    return to_device(committed, logits.device).to(torch.int32), found
+    committed = with_verification_results(targets.cpu().numpy(), step.verification, results)
+    return to_device(committed, logits.device).to(torch.int32), results
 
 
 def _told(step: StepInput, distributions: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """What is wanted of the distributions of `logits_rows`."""
+    """Log-probabilities and entropies of `logits_rows`, by name, as far as the step wants them."""
     parts = {}
     if step.with_log_probs:
         parts["log_probs"] = _of_tokens(distributions, targets.long())

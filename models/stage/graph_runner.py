@@ -55,7 +55,7 @@ class CudaCapture:
             self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Work) -> Work:
-        """See `Capture`."""
+        """Capture `work` as a CUDA graph after one run of it; the function that replays it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             # Kernels are compiled and libraries make their workspaces in a first run: a capture
@@ -154,7 +154,7 @@ class GraphRunner:
         if not len(step.token_ids) or int(step.positions.max()) >= self._options.max_positions:
             return None
         needed = LayoutCapacity.exact(step, self._backend.block_size)
-        return next((one for one in self._graphs if one.layout.capacity.holds(needed)), None)
+        return next((graph for graph in self._graphs if graph.layout.capacity.holds(needed)), None)
 
     def _captured(self, rows: int) -> _StepGraph:
         layout = self._backend.static_layout(self._capacity(rows))

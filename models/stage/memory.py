@@ -53,20 +53,20 @@ class CudaMemory:
         self._device = device
 
     def begin_peak(self) -> None:
-        """See `DeviceMemory`."""
+        """Measure `peak` from now on."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """See `DeviceMemory`."""
+        """Most bytes that this process's tensors took at once since `begin_peak`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device)
 
     def allocated(self) -> int:
-        """See `DeviceMemory`."""
+        """Bytes that this process's tensors take now."""
         return torch.cuda.memory_allocated(self._device)
 
     def free_and_total(self) -> tuple[int, int]:
-        """See `DeviceMemory`."""
+        """Free and total bytes of the GPU, over all processes, once unused ones are given back."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)

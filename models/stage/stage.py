@@ -128,7 +128,7 @@ class Stage:
 
     @torch.inference_mode()
     def run(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | StepOutput:
-        """Hidden states [rows, hidden_size] for the next stage, or what the last stage answers.
+        """Hidden states [rows, hidden_size] for the next stage, or the last stage's `StepOutput`.
 
         `hidden` is what the stage before returned; None on the first. Moves KV first, then writes
         the KV of the step's rows.
@@ -138,7 +138,7 @@ class Stage:
 
     @torch.inference_mode()
     def launch(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | Answer:
-        """As `run`, but the last stage returns a function that waits for its result.
+        """The hidden states of `run`; on the last stage a function that waits for its result.
 
         On a GPU the host may launch the next step before it waits; the function may be called by
         another thread.
@@ -162,10 +162,10 @@ class Stage:
         if len(step.moves):
             self._attention.move(to_device(step.moves, part.device))
         if self._graphs is not None:
-            found = self._graphs.run(step, hidden)
-            if found is not None:
+            replayed = self._graphs.run(step, hidden)
+            if replayed is not None:
                 # The stage after may still read it when this one runs the next step.
-                return found if self.is_last else found.clone()
+                return replayed if self.is_last else replayed.clone()
         if part.embed is not None:
             hidden = part.embed(to_device(step.token_ids, part.device))
         assert hidden is not None

@@ -135,7 +135,10 @@ def _known_role(message: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 class _TooLong(BaseException):
-    """A template's time is over. No `Exception`, which a template's own calls might swallow."""
+    """Raised when a template's time is over.
+
+    It is no `Exception`, which a template's own calls might swallow.
+    """
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class GrammarFactory:
 
 
 class GrammarConstraint:
-    """See `Constraint` (`core/request/constraint.py`)."""
+    """Implements `Constraint` (`core/request/constraint.py`) over the grammar process."""
 
     def __init__(self, process: GrammarProcess, form: Form, first: UInt32) -> None:
         self._process = process
@@ -62,15 +62,15 @@ class GrammarConstraint:
         self.first = first
 
     def follow(self, tree: TokenTree) -> Future[TreeForm]:
-        """See `Constraint`."""
+        """The nodes of `tree` that the grammar allows, and their token masks. Does not wait."""
         return self._process.follow(self._form, tree)
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """See `Constraint`."""
+        """Append committed tokens to the answer."""
         self._form.committed += token_ids
 
     def close(self) -> None:
-        """See `Constraint`."""
+        """Forget the form; the process frees what it holds of it."""
         self._process.forget(self._form)
 
 
@@ -80,7 +80,7 @@ def _make(
     made: Future[GrammarConstraint],
     first: Future[TreeForm],
 ) -> None:
-    """The form's first mask is there, or it cannot be used."""
+    """Fulfil `made` once the form's first mask is there, or with why the form cannot be used."""
     error = first.exception()
     if not made.set_running_or_notify_cancel() or error is not None:
         process.forget(form)

@@ -86,13 +86,13 @@ class GrammarProcess:
         self._is_closed = False
 
     def new_form(self, output: StructuredOutput) -> Form:
-        """A form that was not asked about yet."""
+        """A form that the process does not know yet."""
         with self._lock:
             self._num_forms += 1
             return Form(self._num_forms, (output.kind, output.value), output.field)
 
     def follow(self, form: Form, tree: TokenTree) -> Future[TreeForm]:
-        """What the form allows behind its committed tokens and the nodes of `tree`. Does not wait.
+        """The nodes of `tree` that the form allows after its committed tokens. Does not wait.
 
         The future raises `RequestError`, or `EngineClosed`. One call of a form at a time.
         """
@@ -108,7 +108,7 @@ class GrammarProcess:
         return call.answer
 
     def forget(self, form: Form) -> None:
-        """The form is not needed any more. Does not wait."""
+        """Free what the process holds of a form. Does not wait."""
         if self._sender is not None:
             self._inbox.put(Close(form.form_id))
 
@@ -274,7 +274,7 @@ class GrammarProcess:
             _settle(call, _refused(call, error) if error else _form(call, followed))
 
     def _drain(self) -> None:
-        """Nobody sends what was handed over in the last moment."""
+        """Refuse the calls that were handed over while the process ended."""
         while not self._inbox.empty():
             item = self._inbox.get()
             if isinstance(item, _Call):
@@ -287,9 +287,9 @@ def _refused(call: _Call, message: str) -> RequestError:
 
 def _form(call: _Call, followed: Followed) -> TreeForm:
     rows = list(followed.rows)
-    found = np.frombuffer(followed.masks, dtype=np.uint32).reshape(len(rows), -1)
-    masks = np.zeros((1 + len(call.tree), found.shape[1]), dtype=np.uint32)
-    masks[rows] = found
+    allowed = np.frombuffer(followed.masks, dtype=np.uint32).reshape(len(rows), -1)
+    masks = np.zeros((1 + len(call.tree), allowed.shape[1]), dtype=np.uint32)
+    masks[rows] = allowed
     accepted = np.zeros(1 + len(call.tree), dtype=np.bool_)
     accepted[rows] = True
     return TreeForm(accepted[1:], masks)

@@ -92,7 +92,7 @@ def serve(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Serve the socket that the command line names until its other end is closed."""
     os.nice(NICENESS)
     with suppress(EOFError, ConnectionError):
         serve(Connection(int(sys.argv[1])))

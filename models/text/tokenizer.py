@@ -98,15 +98,15 @@ def bad_word_ids(words: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> li
     The spelling after a space counts only where the space becomes a part of its first token and
     the number of tokens stays; otherwise the plain one is found in the text as well.
     """
-    found: list[tuple[int, ...]] = []
+    sequences: list[tuple[int, ...]] = []
     for word in words:
         plain = _encode(word.lstrip(), tokenizer)
         spaced = _encode(" " + word.lstrip(), tokenizer)
         if plain:
-            found.append(plain)
+            sequences.append(plain)
         if plain and len(spaced) == len(plain) and spaced[0] != plain[0]:
-            found.append(spaced)
-    return found
+            sequences.append(spaced)
+    return sequences
 
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

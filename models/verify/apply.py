@@ -32,7 +32,7 @@ TORCH_RULES: Mapping[str, TorchRule] = {
 def verification_results(
     logits: Tensor, sampling: SamplingRows, verification: Verification
 ) -> tuple[VerificationResult, ...]:
-    """What is accepted of each tree, and the token after it.
+    """The path that is accepted of each tree, and the token after it.
 
     logits  float32 [rows, vocabulary], edited; rows of trees come first, each root's before those
             of its nodes, as in `sampling`
@@ -47,25 +47,25 @@ def verification_results(
 def _one_by_one(
     distributions: Tensor, verification: Verification
 ) -> tuple[VerificationResult, ...]:
-    found, first = [], 0
+    results, first = [], 0
     parts = zip(verification.trees, verification.seeds, verification.positions, strict=True)
     for tree, seed, position in parts:
-        own = distributions[first : first + 1 + tree.num_nodes]
+        of_tree = distributions[first : first + 1 + tree.num_nodes]
         if tree.rule == "rejection":
-            found += verify_rejections(own, Verification((tree,), (seed,), (position,)))
+            results += verify_rejections(of_tree, Verification((tree,), (seed,), (position,)))
         else:
-            found.append(TORCH_RULES[tree.rule](own, tree, SeededRng(seed, position)))
+            results.append(TORCH_RULES[tree.rule](of_tree, tree, SeededRng(seed, position)))
         first += 1 + tree.num_nodes
-    return tuple(found)
+    return tuple(results)
 
 
 def with_verification_results(
-    targets: Int32, verification: Verification, found: Sequence[VerificationResult]
+    targets: Int32, verification: Verification, results: Sequence[VerificationResult]
 ) -> Int32:
     """int32 [rows]: `targets` with the tokens that were committed after the rows of each path."""
     targets = targets.copy()
     first = 0
-    for tree, (path, token) in zip(verification.trees, found, strict=True):
+    for tree, (path, token) in zip(verification.trees, results, strict=True):
         tokens = dict(zip(tree.nodes.tolist(), tree.tokens.tolist(), strict=True))
         rows = [0, *(node + 1 for node in path)]
         targets[[first + row for row in rows]] = [*(tokens[node] for node in path), token]

@@ -12,7 +12,10 @@ from .candidates import CandidateDistributions, draw_one, normalised
 
 
 def verify_block(distributions: Tensor, tree: TreeCandidates, rng: SeededRng) -> VerificationResult:
-    """What the rule decides about a chain; distributions float64 [chain + 1, vocabulary]."""
+    """The path of a chain that the rule accepts, and the token after it.
+
+    distributions  float64 [chain + 1, vocabulary]  the root's, then each node's
+    """
     count = len(tree.tokens)
     tokens = torch.from_numpy(tree.tokens).to(distributions.device).long()[:, None]
     drawn = CandidateDistributions.of(tree, distributions.device).whole(

@@ -32,11 +32,13 @@ class CandidateDistributions:
         ids, probs = cut_distributions([tree])
         return cls(torch.from_numpy(ids).to(device), torch.from_numpy(probs).to(device))
 
-    def whole(self, places: Tensor | slice, vocab_size: int) -> Tensor:
-        """float64 [n, vocabulary]: those of the candidates at `places`."""
-        ids = self.ids[places]
+    def whole(self, indices: Tensor | slice, vocab_size: int) -> Tensor:
+        """float64 [n, vocabulary]: the distributions of the candidates at `indices`."""
+        ids = self.ids[indices]
         distributions = self.probs.new_zeros(len(ids), vocab_size)
-        return distributions.scatter_add_(1, ids, self.probs[places]) if len(ids) else distributions
+        return (
+            distributions.scatter_add_(1, ids, self.probs[indices]) if len(ids) else distributions
+        )
 
 
 def cut_distributions(trees: Sequence[TreeCandidates]) -> tuple[Int64, Float64]:
@@ -70,7 +72,7 @@ def draw(distributions: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def draw_one(distribution: Tensor, uniform: float) -> int:
-    """The same of one distribution, float64 [vocabulary]."""
+    """A token of one distribution, float64 [vocabulary], with one uniform."""
     return int(draw(distribution[None], distribution.new_full((1, 1), uniform)))
 
 

@@ -13,24 +13,27 @@ from .candidates import CandidateDistributions, draw_one, normalised
 
 
 def verify_k_seq(distributions: Tensor, tree: TreeCandidates, rng: SeededRng) -> VerificationResult:
-    """What the rule decides about a tree; distributions float64 [nodes + 1, vocabulary]."""
-    drawn = CandidateDistributions.of(tree, distributions.device)
+    """The path of a tree that the rule accepts, and the token after it.
+
+    distributions  float64 [nodes + 1, vocabulary]  the root's, then each node's
+    """
+    candidates = CandidateDistributions.of(tree, distributions.device)
     nodes, tokens = (
         tree.nodes.tolist(),
         torch.from_numpy(tree.tokens).to(distributions.device).long(),
     )
     path: list[int] = []
     node = ROOT
-    while len(places := (tree.parents == node).nonzero()[0]):
+    while len(indices := (tree.parents == node).nonzero()[0]):
         distribution = distributions[node + 1]
         # Those of one node are draws of one distribution.
-        own = drawn.whole(slice(places[0], places[0] + 1), len(distribution))[0]
-        rho, residual = _selection(distribution, own, len(places))
-        chosen = tokens[torch.from_numpy(places).to(tokens.device)]
-        chances = (distribution[chosen] / (rho * own[chosen])).clamp(max=1.0).tolist()
-        for place, probability in zip(places.tolist(), chances, strict=True):
+        drawn = candidates.whole(slice(indices[0], indices[0] + 1), len(distribution))[0]
+        rho, residual = _selection(distribution, drawn, len(indices))
+        chosen = tokens[torch.from_numpy(indices).to(tokens.device)]
+        ratios = (distribution[chosen] / (rho * drawn[chosen])).clamp(max=1.0).tolist()
+        for index, probability in zip(indices.tolist(), ratios, strict=True):
             if rng.accepts(probability):
-                node = nodes[place]
+                node = nodes[index]
                 path.append(node)
                 break
         else:

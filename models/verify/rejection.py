@@ -18,7 +18,7 @@ from .candidates import CandidateDistributions, cut_distributions, draw, normali
 def verify_rejections(
     distributions: Tensor, verification: Verification
 ) -> tuple[VerificationResult, ...]:
-    """What `verify_rejection` decides about each tree, with the same uniforms.
+    """The verification result of each tree, that of `verify_rejection` with the same uniforms.
 
     distributions  float64 [rows, vocabulary]: of each tree's root and nodes, tree by tree; stays
                    unchanged
@@ -32,12 +32,12 @@ def verify_rejections(
     accepted_rows: list[Tensor] = []
     while (has_test := next_test < batch.end_test[row]).any():
         test = torch.where(has_test, next_test, 0)
-        own = batch.distributions.whole(test, distributions.shape[1])
+        drawn = batch.distributions.whole(test, distributions.shape[1])
         token = batch.tokens[test][:, None]
-        ratio = (left.gather(1, token) / own.gather(1, token))[:, 0]
+        ratio = (left.gather(1, token) / drawn.gather(1, token))[:, 0]
         uniform = batch.uniforms.gather(1, num_uniforms[:, None])[:, 0]
         is_accepted = has_test & (uniform < ratio)
-        left = torch.where((has_test & ~is_accepted)[:, None], _residual(left, own), left)
+        left = torch.where((has_test & ~is_accepted)[:, None], _residual(left, drawn), left)
         row = torch.where(is_accepted, batch.child_rows[test], row)
         left = torch.where(is_accepted[:, None], distributions[row], left)
         next_test = torch.where(is_accepted, batch.first_test[row], next_test + has_test)
@@ -47,9 +47,9 @@ def verify_rejections(
     return batch.verification_results(accepted_rows, draw(left, uniform))
 
 
-def _residual(left: Tensor, own: Tensor) -> Tensor:
+def _residual(left: Tensor, drawn: Tensor) -> Tensor:
     """norm(max(left - q, 0)); where rounding left no mass at all, `left`."""
-    return normalised((left - own).clamp(min=0.0), left)
+    return normalised((left - drawn).clamp(min=0.0), left)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ class _Batch:
 
     @classmethod
     def of(cls, verification: Verification, device: torch.device) -> _Batch:
-        """On `device`."""
+        """The candidates of all trees of a step, on `device`."""
         trees = verification.trees
         sizes = np.array([1 + tree.num_nodes for tree in trees])
         roots = np.cumsum(sizes) - sizes
@@ -83,7 +83,7 @@ class _Batch:
         children = np.concatenate([t.nodes + 1 + r for t, r in zip(trees, roots, strict=True)])
         tokens = np.concatenate([tree.tokens for tree in trees])
         ids, probs = cut_distributions(trees)
-        found: dict[str, np.ndarray] = {
+        arrays: dict[str, np.ndarray] = {
             "roots": roots,
             "first_test": np.cumsum(counts) - counts,
             "end_test": np.cumsum(counts),
@@ -92,7 +92,7 @@ class _Batch:
         }
         on_device = {
             name: torch.from_numpy(array.astype(np.int64)).to(device)
-            for name, array in found.items()
+            for name, array in arrays.items()
         }
         return cls(
             **on_device,
@@ -105,7 +105,7 @@ class _Batch:
     def verification_results(
         self, accepted_rows: Sequence[Tensor], tokens: Tensor
     ) -> tuple[VerificationResult, ...]:
-        """Paths as nodes of their own trees."""
+        """The results tree by tree, from each round's accepted rows, -1 where none was."""
         roots = self.roots.tolist()
         paths: list[list[int]] = [[] for _ in roots]
         for rows in accepted_rows:

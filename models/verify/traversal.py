@@ -14,7 +14,10 @@ from .candidates import CandidateDistributions, draw_one, normalised
 def verify_traversal(
     distributions: Tensor, tree: TreeCandidates, rng: SeededRng
 ) -> VerificationResult:
-    """What the rule decides about a tree; distributions float64 [nodes + 1, vocabulary]."""
+    """The path of a tree that the rule accepts, and the token after it.
+
+    distributions  float64 [nodes + 1, vocabulary]  the root's, then each node's
+    """
     traversal = _Traversal(distributions, tree)
     while True:
         node = traversal.first_leaf()
@@ -26,7 +29,10 @@ def verify_traversal(
 
 
 class _Traversal:
-    """As in numpy; distributions stay on their device, and a refusal fetches a few numbers."""
+    """The tree that is left, as in numpy.
+
+    Distributions stay on their device; removing a leaf fetches a few numbers.
+    """
 
     def __init__(self, distributions: Tensor, tree: TreeCandidates) -> None:
         self.distributions = distributions.clone()
@@ -34,20 +40,20 @@ class _Traversal:
         self._drawn = CandidateDistributions.of(tree, distributions.device)
         self._nodes, self._parents = tree.nodes.tolist(), tree.parents.tolist()
         assert len(set(self._nodes)) == len(self._nodes), "a node has several candidates"
-        self._places = {node: place for place, node in enumerate(self._nodes)}
+        self._indices = {node: index for index, node in enumerate(self._nodes)}
         self._tokens = torch.from_numpy(tree.tokens).to(distributions.device).long()
-        own = self._drawn.ids == self._tokens[:, None]
-        self._own = torch.where(own, self._drawn.probs, 0.0).sum(dim=1)
+        is_token = self._drawn.ids == self._tokens[:, None]
+        self._draft_probs = torch.where(is_token, self._drawn.probs, 0.0).sum(dim=1)
         self._children: list[list[int]] = [[] for _ in range(len(distributions))]
-        for place, parent in enumerate(self._parents):
-            self._children[parent + 1].append(place)
+        for index, parent in enumerate(self._parents):
+            self._children[parent + 1].append(index)
         self._scale_below(ROOT)
 
     def first_leaf(self) -> int:
         """The deepest node on the path of first candidates; ROOT if the root has none."""
         node = ROOT
-        while places := self._children[node + 1]:
-            node = self._nodes[places[0]]
+        while indices := self._children[node + 1]:
+            node = self._nodes[indices[0]]
         return node
 
     def path(self, node: int) -> list[int]:
@@ -55,15 +61,15 @@ class _Traversal:
         path = []
         while node != ROOT:
             path.append(node)
-            node = self._parents[self._places[node]]
+            node = self._parents[self._indices[node]]
         return path[::-1]
 
     def refuse(self, leaf: int) -> None:
-        """Take a leaf away, which is its parent's first candidate."""
-        parent = self._parents[self._places[leaf]]
-        place = self._children[parent + 1].pop(0)
+        """Remove a leaf, which is its parent's first candidate, and rescale what is left."""
+        parent = self._parents[self._indices[leaf]]
+        index = self._children[parent + 1].pop(0)
         distribution, scale = self.distributions[parent + 1], self.scales[parent]
-        taken = self._drawn.whole(slice(place, place + 1), len(distribution))[0]
+        taken = self._drawn.whole(slice(index, index + 1), len(distribution))[0]
         surplus = (scale * distribution - taken).clamp(min=0.0)
         total = float(surplus.sum())
         self.distributions[parent + 1] = normalised(surplus, distribution)
@@ -72,11 +78,11 @@ class _Traversal:
         self._scale_below(parent)
 
     def _scale_below(self, node: int) -> None:
-        places = self._children[node + 1]
-        if not places:
+        indices = self._children[node + 1]
+        if not indices:
             return
-        ratios = self.distributions[node + 1][self._tokens[places]] / self._own[places]
-        for place, ratio in zip(places, ratios.tolist(), strict=True):
-            child = self._nodes[place]
+        ratios = self.distributions[node + 1][self._tokens[indices]] / self._draft_probs[indices]
+        for index, ratio in zip(indices, ratios.tolist(), strict=True):
+            child = self._nodes[index]
             self.scales[child] = min(1.0, self.scales[node] * ratio)
             self._scale_below(child)

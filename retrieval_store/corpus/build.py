@@ -35,7 +35,7 @@ SPEED_SECONDS = 60.0
 
 
 class BuildProgress(Progress):
-    """Bars on stderr; none with `shown` False."""
+    """Progress bars on stderr; none with `shown` False."""
 
     def __init__(self, *, shown: bool, console: Console | None = None) -> None:
         super().__init__(
@@ -50,15 +50,15 @@ class BuildProgress(Progress):
         )
 
     def start_work(self, description: str, unit: str, total: int | None) -> TaskID:
-        """One more bar; `unit` is what is counted, in the plural."""
+        """Add a bar and return its id; `unit` is what is counted, in the plural."""
         return self.add_task(description, total=total, unit=unit)
 
 
 class SpeedColumn(ProgressColumn):
-    """Units a second."""
+    """A column of a progress bar: units a second."""
 
     def render(self, task: Task) -> Text:
-        """Empty until there is a speed."""
+        """The speed as text; empty until there is one."""
         speed = task.finished_speed or task.speed
         unit = task.fields.get("unit", "")
         return Text("" if speed is None else f"{speed:,.0f} {unit}/s", style="progress.data.speed")
@@ -120,8 +120,8 @@ def build_corpus(
     with BuildProgress(shown=settings.show_progress) as progress:
         dropped = DropLog()
         num_read, fit = _fit(documents, tokenize, settings.rules, dropped, progress)
-        found = _perplexities(fit, settings.refinement, progress)
-        kept = _chosen(found, len(fit), settings.refinement)
+        perplexities = _perplexities(fit, settings.refinement, progress)
+        kept = _chosen(perplexities, len(fit), settings.refinement)
         for index in sorted(set(range(len(fit))) - set(kept)):
             dropped.add("perplexity", fit[index].name)
         if not kept:
@@ -136,8 +136,8 @@ def build_corpus(
         num_tokens=sum(segment.header.num_tokens for segment in segments),
         segment_ids=tuple(store.change(namespace, add=segments, remove=remove)),
         num_bytes=sum(len(segment.data) for segment in segments),
-        scored=tuple(found),
-        kept_scored=tuple(found[index] for index in kept) if found else (),
+        scored=tuple(perplexities),
+        kept_scored=tuple(perplexities[index] for index in kept) if perplexities else (),
     )
 
 
@@ -155,7 +155,7 @@ def _fit(
     dropped: DropLog,
     progress: BuildProgress,
 ) -> tuple[int, list[_Fit]]:
-    """How many were read, and those that the rules let pass."""
+    """The number of documents read, and those that the rules let pass."""
     task = progress.start_work("Reading", "documents", None)
     sieve = DocumentFilter(rules)
     num_read = 0
@@ -189,16 +189,18 @@ def _perplexities(
 ) -> list[float]:
     if refinement is None:
         return []
-    tokens = [one.tokens for one in fit]
-    task = progress.start_work("Scoring", "tokens", sum(len(one.ids) for one in tokens))
+    tokens = [document.tokens for document in fit]
+    task = progress.start_work("Scoring", "tokens", sum(len(each.ids) for each in tokens))
     scores = refinement.scorer.scores(tokens, lambda count: progress.advance(task, count))
     return [score.perplexity for score in scores]
 
 
-def _chosen(found: Sequence[float], count: int, refinement: Refinement | None) -> list[int]:
+def _chosen(perplexities: Sequence[float], count: int, refinement: Refinement | None) -> list[int]:
     if refinement is None:
         return list(range(count))
-    return choose_lowest(found, keep=refinement.keep, max_perplexity=refinement.max_perplexity)
+    return choose_lowest(
+        perplexities, keep=refinement.keep, max_perplexity=refinement.max_perplexity
+    )
 
 
 def _segments(

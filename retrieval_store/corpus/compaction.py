@@ -16,7 +16,7 @@ from ..store import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What `compact` did: the ids that went, the one that stands for them, and the copies dropped.
+    """The result of `compact`: ids removed, the one that replaces them, and copies dropped.
 
     Without `removed` there was nothing to do.
     """
@@ -36,14 +36,14 @@ def documents_of(segment: Segment) -> Iterator[Int32]:
 
 
 def merge_segments(segments: Sequence[Segment]) -> tuple[Segment, int]:
-    """One segment of the documents of several, and how many copies of documents were left out.
+    """One segment of the documents of several, and the number of copies that were left out.
 
     Documents keep their order; of equal ones the first stays. Raises `ConfigError` if the segments
     were built for different tokenizers, models or vocabularies.
     """
     fits = {
-        (one.header.tokenizer_hash, one.header.model_hash, one.header.vocab_size)
-        for one in segments
+        (segment.header.tokenizer_hash, segment.header.model_hash, segment.header.vocab_size)
+        for segment in segments
     }
     if len(fits) != 1:
         raise ConfigError(
@@ -80,9 +80,9 @@ def compact(store: SegmentStore, namespace: str) -> CompactionReport:
         raise ConfigError("namespace", f"{namespace} has no segments; see corpus list")
     if len(old) == 1:
         return CompactionReport(old[0], (), 0)
-    merged, num_duplicates = merge_segments([store.get(namespace, one) for one in old])
+    merged, num_duplicates = merge_segments([store.get(namespace, name) for name in old])
     (segment_id,) = store.change(namespace, add=[merged], follows=manifest)
-    removed = tuple(one for one in old if one != segment_id)
-    for one in removed:
-        store.delete(namespace, one)
+    removed = tuple(name for name in old if name != segment_id)
+    for name in removed:
+        store.delete(namespace, name)
     return CompactionReport(segment_id, removed, num_duplicates)

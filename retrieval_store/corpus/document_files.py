@@ -29,9 +29,9 @@ ROLES = {
 
 
 def parquet_rows(file: Path) -> Iterator[Document | Chat | Unreadable]:
-    """One document a row, named `FILE:ROW` from 1. Only the columns that `read_row` knows are read.
+    """The documents of a parquet file, one a row, named `FILE:ROW` from 1.
 
-    Raises `ConfigError` where pyarrow is missing.
+    Only the columns that `read_row` knows are read. Raises `ConfigError` where pyarrow is missing.
     """
     try:
         arrow = import_module("pyarrow")
@@ -111,10 +111,11 @@ def _json_line(name: str, line: bytes) -> Found:
 
 
 def read_row(name: str, row: Mapping[str, Any]) -> Document | Chat | Unreadable:
-    """The document that a row is.
+    """The document of one row of named fields.
 
     A chat has `messages` (of `role` and `content`) or `conversations` (ShareGPT: of `from` and
-    `value`); a text has `text`, `content`, or `prompt` and `completion`.
+    `value`); a text has `text`, `content`, or `prompt` and `completion`. Any other row gives
+    `Unreadable`.
     """
     for field in CHAT_FIELDS:
         if row.get(field) is not None:
@@ -129,7 +130,7 @@ def read_row(name: str, row: Mapping[str, Any]) -> Document | Chat | Unreadable:
 
 def _chat(name: str, entries: Any) -> Chat | Unreadable:
     turns = entries if isinstance(entries, list) else []
-    messages = tuple(found for one in turns if (found := _message(one)) is not None)
+    messages = tuple(message for turn in turns if (message := _message(turn)) is not None)
     if not messages or len(messages) < len(turns):
         return Unreadable(name, "bad chat")
     if all(message.role != "assistant" for message in messages):
@@ -152,5 +153,5 @@ def _content(value: Any) -> str | None:
     if not isinstance(value, list):
         return None
     texts = [part.get("text") for part in value if isinstance(part, dict)]
-    found = [text for text in texts if isinstance(text, str)]
-    return "".join(found) if found and len(found) == len(value) else None
+    parts = [text for text in texts if isinstance(text, str)]
+    return "".join(parts) if parts and len(parts) == len(value) else None

@@ -43,9 +43,9 @@ CHARS_A_PHRASE = 300
 
 
 def licence_share(text: str) -> float:
-    """From 0 to 1: characters, white space aside, of paragraphs that are notices.
+    """The share, 0 to 1, of characters that stand in licence and copyright notices.
 
-    Comment markers at the start of lines are no part of a text.
+    White space is not counted, nor are comment markers at the start of lines.
     """
     total = notices = 0
     for paragraph in re.split(r"\n\s*\n", MARKERS.sub("", text)):
@@ -65,7 +65,7 @@ MIN_RUNS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentRules:
-    """What makes a document unfit.
+    """The rules that a document must pass.
 
     min_tokens             shorter ones hold little to continue, and their perplexity is noise
     min_compression_ratio  compressed size / size; below it a text is one line over and over, which
@@ -96,7 +96,10 @@ class DocumentFilter:
     _runs: set[int] = field(default_factory=set)
 
     def text_fault(self, text: str) -> str | None:
-        """Why a text is dropped: it repeats itself, is a licence, or a copy (white space aside)."""
+        """The reason to drop a text: it repeats itself, is a licence, or a copy; None: it is kept.
+
+        White space does not tell texts apart.
+        """
         words = text.split()
         plain = " ".join(words).encode("utf-8", errors="surrogatepass")
         if len(plain) > 0 and _compression_ratio(plain) < self.rules.min_compression_ratio:
@@ -114,7 +117,7 @@ class DocumentFilter:
         return None
 
     def length_fault(self, num_tokens: int) -> str | None:
-        """Why a document of so many tokens is dropped."""
+        """The reason to drop a document of so many tokens; None: it is kept."""
         return "too short" if num_tokens < self.rules.min_tokens else None
 
 

@@ -47,7 +47,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands where a document could not be read."""
+    """A document that could not be read, and why."""
 
     name: str
     reason: str
@@ -55,7 +55,11 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedDocument:
-    """ids: int32 [n]; is_scored: bool [n], the tokens that the target judges, None: all."""
+    """A document's tokens.
+
+    ids        int32 [n]
+    is_scored  bool [n]  tokens whose probability counts in the document's perplexity; None: all
+    """
 
     ids: Int32
     is_scored: Bool | None = None

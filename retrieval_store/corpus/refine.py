@@ -18,7 +18,7 @@ from .documents import TokenizedDocument
 
 
 class Scorer(Protocol):
-    """The target as a judge of texts."""
+    """The target as a source of log-probabilities of texts."""
 
     def log_probs(self, documents: Sequence[Int32]) -> list[Float32]:
         """Log-probability, nats, of every token but the first of each document, in order.
@@ -30,7 +30,7 @@ class Scorer(Protocol):
 
 
 class Score(NamedTuple):
-    """Sum of log-probabilities, nats, of a document's scored tokens, and how many they are."""
+    """Sum of log-probabilities, nats, of a document's scored tokens, and their number."""
 
     log_prob: float
     num_tokens: int
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """How documents are cut for a model of limited context.
+    """The windows that documents are cut into for a model of limited context.
 
     window   tokens the scorer takes at once, BOS included
     overlap  tokens at the start of a later window that are context only
@@ -105,32 +105,38 @@ def score_documents(
 
     Windows without a token that is scored, as in a long question, are passed over.
     """
-    found = [
+    pieces = [
         (index, piece)
         for index, document in enumerate(documents)
         for piece in windows.pieces(len(document.ids))
         if document.num_scored(piece.first, piece.stop)
     ]
-    texts = [windows.with_bos(documents[index].ids[one.start : one.stop]) for index, one in found]
+    texts = [
+        windows.with_bos(documents[index].ids[piece.start : piece.stop]) for index, piece in pieces
+    ]
     totals = [Score(0.0, 0) for _ in documents]
-    for (index, piece), log_probs in zip(found, scorer.log_probs(texts), strict=True):
-        own = log_probs[len(log_probs) - (piece.stop - piece.first) :].astype(np.float64)
+    for (index, piece), log_probs in zip(pieces, scorer.log_probs(texts), strict=True):
+        scored = log_probs[len(log_probs) - (piece.stop - piece.first) :].astype(np.float64)
         mask = documents[index].is_scored
         if mask is not None:
-            own = own[mask[piece.first : piece.stop]]
+            scored = scored[mask[piece.first : piece.stop]]
         total = totals[index]
-        totals[index] = Score(total.log_prob + float(own.sum()), total.num_tokens + len(own))
+        totals[index] = Score(total.log_prob + float(scored.sum()), total.num_tokens + len(scored))
     return totals
 
 
 def choose_lowest(
-    found: Sequence[float], *, keep: int | None = None, max_perplexity: float | None = None
+    perplexities: Sequence[float], *, keep: int | None = None, max_perplexity: float | None = None
 ) -> list[int]:
     """Indices, ascending, of the `keep` lowest perplexities that are at most `max_perplexity`.
 
     Equal ones are taken in order; None is no limit; documents of infinite perplexity never stay.
     """
     limit = math.inf if max_perplexity is None else max_perplexity
-    order = sorted(range(len(found)), key=lambda index: (found[index], index))
-    good = [index for index in order if found[index] <= limit and math.isfinite(found[index])]
+    order = sorted(range(len(perplexities)), key=lambda index: (perplexities[index], index))
+    good = [
+        index
+        for index in order
+        if perplexities[index] <= limit and math.isfinite(perplexities[index])
+    ]
     return sorted(good[:keep])

@@ -61,11 +61,11 @@ class CorpusReport:
 
     @property
     def kept_perplexities(self) -> dict[float, float]:
-        """The same of the stored documents."""
+        """Quantile -> perplexity of the stored documents; empty if nothing was scored."""
         return quantiles(self.kept_scored)
 
     def fields(self) -> dict[str, Any]:
-        """For JSON: counts, examples, quantiles; not each perplexity."""
+        """Counts, examples and quantiles by name, for JSON; not each perplexity."""
         return {
             "read": self.num_read,
             "kept": self.num_kept,

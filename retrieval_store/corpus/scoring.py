@@ -26,7 +26,7 @@ SYNC_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusScorer:
-    """The target as judge of a corpus.
+    """Scores documents by the target, in large batches.
 
     model_hash  of the target, see `models/text/fingerprint.py`
     journal     None: scores are not kept
@@ -41,16 +41,16 @@ class CorpusScorer:
         self, documents: Sequence[TokenizedDocument], advance: Callable[[int], None]
     ) -> list[Score]:
         """The score of each document, in order; calls `advance` with tokens that are done."""
-        keys = [score_key(one, self.windows, self.model_hash) for one in documents]
+        keys = [score_key(document, self.windows, self.model_hash) for document in documents]
         known = {} if self.journal is None else dict(self.journal.scores)
         missing = [index for index, key in enumerate(keys) if key not in known]
         advance(_size(documents, range(len(documents))) - _size(documents, missing))
         for batch in batches(documents, missing):
             scores = self._batch(documents, batch)
-            found = {keys[index]: one for index, one in zip(batch, scores, strict=True)}
+            by_key = {keys[index]: score for index, score in zip(batch, scores, strict=True)}
             if self.journal is not None:
-                self.journal.add(found)
-            known |= found
+                self.journal.add(by_key)
+            known |= by_key
             advance(_size(documents, batch))
         return [known[key] for key in keys]
 
@@ -80,7 +80,7 @@ def _size(documents: Sequence[TokenizedDocument], indices: Sequence[int]) -> int
 
 
 def score_key(document: TokenizedDocument, windows: Windows, model_hash: str) -> str:
-    """32 hex digits: equal where a model gives the same score."""
+    """32 hex digits that are equal where a model gives the same score."""
     cut = f"{model_hash} {windows.window} {windows.overlap} {windows.bos_id} {len(document.ids)} "
     digest = hashlib.sha256(cut.encode())
     digest.update(document.ids.tobytes())
@@ -116,7 +116,7 @@ class ScoreJournal:
     def add(self, scores: Mapping[str, Score]) -> None:
         """Keep more scores: they outlive this process at once, and the machine seconds later."""
         self._scores.update(scores)
-        lines = (f"{key} {one.log_prob!r} {one.num_tokens}\n" for key, one in scores.items())
+        lines = (f"{key} {each.log_prob!r} {each.num_tokens}\n" for key, each in scores.items())
         self._file.write("".join(lines).encode())
         if time.monotonic() - self._synced > SYNC_SECONDS:
             os.fsync(self._file.fileno())

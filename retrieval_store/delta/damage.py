@@ -1,4 +1,4 @@
-"""Counts what is damaged in a store and passed over, and logs it once."""
+"""Counts damaged entries and texts that were passed over, and logs each once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DamageCount:
             return len(self._places.get(namespace, ()))
 
     def add(self, namespace: str, place: str) -> None:
-        """Count what is at `place`, a name within the namespace."""
+        """Count the damaged entry or text `place`, a name within the namespace; once each."""
         with self._changing:
             is_first = namespace not in self._places
             places = self._places.setdefault(namespace, set())
@@ -64,8 +64,10 @@ class StoreWatch:
         self.is_lost = False
 
     def look(self) -> Manifest:
-        """What is stored now. Raises `StoreError` for as long as the store is without what it
-        held, until an operator fills it again or accepts the loss."""
+        """Read the manifest, and notice whether the store has lost what it held.
+
+        Raises `StoreError` after a loss, until an operator fills the store again or accepts it.
+        """
         manifest = self._store.manifest()
         self.is_lost = manifest.is_lost_since(self.followed)
         if self.is_lost:

@@ -1,4 +1,4 @@
-"""Where learned texts are kept until they are folded into segments: a log for each namespace."""
+"""Logs of learned texts, one for each namespace, until they are folded into segments."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ READING_SECONDS = 60.0
 
 
 def text_digest(tokens: Int32) -> str:
-    """Name of a text: 32 hexadecimal digits; equal texts have equal names."""
+    """The name of a text: 32 hexadecimal digits; equal texts have equal names."""
     return hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaEvent:
-    """A text was learned, or proved useful.
+    """An event of a log: a text was learned, or was of use.
 
     digest  of the text
     weight  what this adds to the text's weight
@@ -60,7 +60,7 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What became of the events that left a log.
+    """The record of a fold: where the events that left a log went.
 
     segment_id  the segment of the store that holds the texts; None: there is none yet
     time        when `weights` were taken, in seconds since the epoch
@@ -74,7 +74,7 @@ class Folded:
     garbage: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """JSON text, for `from_json`."""
+        """The record as JSON text, for `from_json`."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -85,7 +85,7 @@ class Folded:
         """
         try:
             fields = json.loads(text)
-            weights = {_digest(name): _number(one) for name, one in fields["weights"].items()}
+            weights = {_digest(name): _number(weight) for name, weight in fields["weights"].items()}
             garbage = tuple(_segment_id(name) for name in fields["garbage"])
             named = None if fields["segment_id"] is None else _segment_id(fields["segment_id"])
             return cls(named, _number(fields["time"]), weights, garbage)
@@ -94,22 +94,22 @@ class Folded:
 
 
 def checked_event(digest: object, weight: object, data: bytes | None) -> DeltaEvent:
-    """The event of what a log holds; `data` are its tokens' bytes.
+    """An event from its fields in a log; `data` are its tokens' bytes.
 
-    Raises `ValueError` unless it is one that a learner writes: anybody may have, or a disk or a
-    network may have changed it.
+    Raises `ValueError` unless it is one that a learner writes: anybody may have written it, or a
+    disk or a network may have changed it.
     """
-    found = _number(weight)
-    if not 0 < found <= MAX_EVENT_WEIGHT:
+    number = _number(weight)
+    if not 0 < number <= MAX_EVENT_WEIGHT:
         raise ValueError("weight")
     if data is None:
-        return DeltaEvent(_digest(digest), found)
+        return DeltaEvent(_digest(digest), number)
     if len(data) > 4 * MAX_TOKENS:
         raise ValueError("length")
     tokens = np.frombuffer(data, "<i4").astype(np.int32)
     if text_digest(tokens) != digest:
         raise ValueError("digest")
-    return DeltaEvent(_digest(digest), found, tokens)
+    return DeltaEvent(_digest(digest), number, tokens)
 
 
 def _digest(name: object) -> str:
@@ -174,7 +174,7 @@ class DeltaLog(Protocol):
         ...
 
     def locked(self, namespace: str) -> AbstractContextManager[bool]:
-        """Whether nobody else folds or forgets the namespace until the context ends."""
+        """A context that holds the namespace's lock: whether nobody else folds or forgets it."""
         ...
 
     def close(self) -> None:
@@ -196,13 +196,13 @@ class StoreClock:
         self._ahead = 0.0
 
     def now(self) -> float:
-        """Raises `StoreError` if the store is out of reach."""
+        """Seconds since the epoch. Raises `StoreError` if the store is out of reach."""
         with self._changing:
             if time.monotonic() - self._read_at > READING_SECONDS:
-                found = self._read()
-                if found is None:
+                seconds = self._read()
+                if seconds is None:
                     return time.time()
-                self._ahead = found - time.monotonic()
+                self._ahead = seconds - time.monotonic()
                 self._read_at = time.monotonic()
             return time.monotonic() + self._ahead
 
@@ -220,7 +220,7 @@ class LogSurvey:
 
 
 def survey_logs(logs: Sequence[DeltaLog]) -> LogSurvey:
-    """Reads all logs, one for each model. Raises `StoreError` if one is out of reach."""
+    """Count the entries of all logs, one for each model. Raises `StoreError` if out of reach."""
     survey = LogSurvey()
     for log in logs:
         for namespace in log.epochs():

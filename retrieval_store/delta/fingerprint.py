@@ -1,4 +1,4 @@
-"""For which model a text of token ids is of use."""
+"""Fingerprints of the model that a text of token ids is for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """For which model a corpus is built; see `models/text/fingerprint.py`."""
+    """The model that a corpus is built for; see `models/text/fingerprint.py`."""
 
     tokenizer_hash: str
     model_hash: str
@@ -40,5 +40,5 @@ class Fingerprint:
         return hashlib.sha256(named.encode()).hexdigest()[:16]
 
     def takes(self, tokens: Int32) -> bool:
-        """Whether all are ids of the vocabulary."""
+        """Whether all tokens are ids of the vocabulary."""
         return not len(tokens) or (tokens.min() >= 0 and tokens.max() < self.vocab_size)

@@ -81,14 +81,14 @@ class Folder:
     def _is_due(self, events: Sequence[LoggedEvent]) -> bool:
         if not events:
             return False
-        tokens = sum(0 if one.event.tokens is None else len(one.event.tokens) for one in events)
+        tokens = sum(0 if (text := logged.event.tokens) is None else len(text) for logged in events)
         # Half the time is left for replicas that are down or busy.
         is_old = self._log.now() - events[0].time > self._settings.log_seconds / 2
         settings = self._settings
         return is_old or tokens >= settings.fold_tokens or len(events) >= settings.fold_entries
 
     def _collected(self, namespace: str, folded: Folded, manifest: Manifest) -> Folded:
-        """What the last fold said, with its garbage deleted."""
+        """The record of the last fold, its garbage deleted."""
         garbage = [name for name in folded.garbage if name != folded.segment_id]
         self._delete(namespace, garbage, manifest)
         return replace(folded, garbage=())

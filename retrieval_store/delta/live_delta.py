@@ -1,4 +1,4 @@
-"""What was learned and is not folded yet, in memory, as one small segment for each namespace."""
+"""Learned texts that are not folded yet, in memory: one small segment for each namespace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_FAILURES = 3
 
 
 class _Space:
-    """What one namespace learned, up to a position of its log.
+    """The texts that one namespace learned, up to a position of its log.
 
     texts     not folded yet
     folded    folded ones: they are in the store's segments, and kept here to be credited

@@ -68,9 +68,9 @@ class WeightedTexts:
             self.num_tokens += len(event.tokens)
 
     def prune(self, time: float, oldest: float = -np.inf) -> bool:
-        """Forget texts last used before `oldest`, of hardly any weight, or too many; True if any.
+        """Drop texts last used before `oldest`, of hardly any weight, or too many; True if any.
 
-        Whoever is needed for room goes by weight at `time`.
+        Of too many the ones of the lowest weight at `time` go first.
         """
         weights = self.weights(time)
         order = sorted(self._texts, key=lambda name: (weights[name], self._texts[name].order))
@@ -92,10 +92,10 @@ class WeightedTexts:
     def documents(self, time: float) -> list[Int32]:
         """int32 [n] each, oldest first; a text of weight w stands there round(w) times."""
         weights = self.weights(time)
-        found: list[Int32] = []
+        copies: list[Int32] = []
         for digest, text in self._texts.items():
-            found += [text.tokens] * min(MAX_COPIES, max(1, round(weights[digest])))
-        return found
+            copies += [text.tokens] * min(MAX_COPIES, max(1, round(weights[digest])))
+        return copies
 
     def holding(self, run: Int32) -> set[str]:
         """Digests of the texts that hold `run` somewhere."""
@@ -104,7 +104,7 @@ class WeightedTexts:
 
 
 def _holds(data: bytes, wanted: bytes) -> bool:
-    """Whether whole int32 values of `data` are `wanted`."""
+    """Whether `wanted` stands in `data` at the start of an int32."""
     at = data.find(wanted)
     while at % 4 and at >= 0:
         at = data.find(wanted, at + 1)

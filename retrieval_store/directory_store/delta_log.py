@@ -43,11 +43,14 @@ class DirectoryDeltaLog:
         self._seen: dict[Path, tuple[_Stamp, LogContent]] = {}
 
     def now(self) -> float:
-        """See `DeltaLog`: seconds by the clock of the file system."""
+        """Seconds since the epoch, by the clock of the file system."""
         return self._clock.now()
 
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
-        """Replace the file by one that holds the events, too, within the log's bounds."""
+        """Replace the file by one that holds the events, too, within the log's bounds.
+
+        False, and nothing is added, where the learning policy forbids it.
+        """
         check_namespace(namespace)
 
         def add(old: LogContent) -> LogContent:
@@ -76,26 +79,29 @@ class DirectoryDeltaLog:
         return True
 
     def epochs(self) -> dict[str, str]:
-        """Epochs of the namespaces that have texts for this model; see `DeltaLog`."""
+        """Epochs of the namespaces that have texts for this model."""
         try:
             folders = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         except OSError as error:
             raise StoreError(f"{self._folder}: cannot be read ({error})") from error
-        found = (namespace_of(folder.name) for folder in folders)
-        epochs = {name: self._epoch(name) for name in found if name is not None}
+        names = (namespace_of(folder.name) for folder in folders)
+        epochs = {name: self._epoch(name) for name in names if name is not None}
         return {name: epoch for name, epoch in epochs.items() if epoch}
 
     def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
-        """See `DeltaLog`."""
+        """Events after the position `after`, oldest first. Raises `StoreError`."""
         events = self._load(namespace).events
         return [logged for logged in events if logged.position > after]
 
     def folded(self, namespace: str) -> Folded:
-        """See `DeltaLog`."""
+        """The record of the last fold; an empty one if there was none. Raises `StoreError`."""
         return self._load(namespace).folded
 
     def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
-        """Replace the file; the lock is the process's own as long as it lives."""
+        """Set `folded` and drop events up to position `up_to`: the file is replaced.
+
+        The lock cannot be lost meanwhile: it is the process's own as long as it lives.
+        """
 
         def cut(old: LogContent) -> LogContent:
             left = tuple(logged for logged in old.events if logged.position > up_to)
@@ -106,19 +112,19 @@ class DirectoryDeltaLog:
 
     @contextlib.contextmanager
     def locked(self, namespace: str) -> Iterator[bool]:
-        """See `DeltaLog`: does not wait for the lock; one namespace of a folder at a time."""
+        """Whether nobody else folds or forgets in the folder; does not wait for the lock."""
         check_namespace(namespace)
         with fold_lock(self._store_folder, wait=False) as held:
             yield held
 
     def close(self) -> None:
-        """See `DeltaLog`: nothing is open between calls."""
+        """Do nothing: no file is open between calls."""
 
     def _path(self, namespace: str) -> Path:
         return self._folder / folder_name(namespace) / f"{self._tag}.log"
 
     def _older_path(self, namespace: str) -> Path:
-        """Where versions before this one wrote."""
+        """The file that older versions wrote for a namespace."""
         folder = older_folder(self._folder, namespace) or self._folder / folder_name(namespace)
         return folder / f"{self._tag}.json"
 
@@ -130,18 +136,18 @@ class DirectoryDeltaLog:
             return "unreadable"
 
     def _load(self, namespace: str) -> LogContent:
-        """What is sound of a namespace's file; without an epoch if there is none."""
+        """The sound entries of a namespace's file; without an epoch if there is none."""
         for path in (self._path(namespace), self._older_path(namespace)):
             try:
-                found = path.stat()
-                stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+                status = path.stat()
+                stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
                 seen = self._seen.get(path)
                 if seen is None or seen[0] != stamp:
                     known = {} if seen is None else seen[1].lines
                     content = decode_log(path.read_bytes(), str(path), known)
                     seen = self._seen[path] = (stamp, content)
-                    for place in content.damaged:
-                        self.damage.add(namespace, place)
+                    for line in content.damaged:
+                        self.damage.add(namespace, line)
             except FileNotFoundError:
                 self._seen.pop(path, None)
             except OSError as error:
@@ -151,7 +157,7 @@ class DirectoryDeltaLog:
         return LogContent(epoch="")
 
     def _change(self, namespace: str, edit: Callable[[LogContent], LogContent]) -> None:
-        """Under `log_lock`."""
+        """Replace a namespace's file by `edit` of its content; needs `log_lock`."""
         path, older = self._path(namespace), self._older_path(namespace)
         old = self._load(namespace)
         # A damaged first line is replaced by a new one here.

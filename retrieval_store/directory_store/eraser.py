@@ -19,7 +19,7 @@ class DirectoryEraser:
         self._store = DirectoryStore(folder)
 
     def erase(self, namespace: str) -> None:
-        """See `NamespaceEraser`: the manifest first, then files; maps of them stay readable."""
+        """Delete a namespace: its manifest entries, then its files; maps of them stay readable."""
         if not self._folder.is_dir():
             return
         with fold_lock(self._folder, wait=True), log_lock(self._folder):
@@ -32,17 +32,17 @@ class DirectoryEraser:
                 raise StoreError(f"{self._folder}: cannot be deleted ({error})") from error
 
     def remains(self, namespace: str) -> list[str]:
-        """See `NamespaceEraser`: files, and entries of the manifest."""
+        """Files and manifest entries of the namespace, sorted."""
         files = [str(path) for folder in self._folders(namespace) for path in folder.rglob("*")]
         listed = self._store.manifest().segment_ids(namespace)
         return sorted(files + [f"manifest {name}" for name in listed])
 
     def close(self) -> None:
-        """See `NamespaceEraser`: nothing is open between calls."""
+        """Do nothing: no file is open between calls."""
 
     def _folders(self, namespace: str) -> list[Path]:
         parents = [self._folder, self._folder / DELTA]
-        found = [parent / folder_name(namespace) for parent in parents]
+        folders = [parent / folder_name(namespace) for parent in parents]
         older = [older_folder(parent, namespace) for parent in parents]
         # Files of the store itself, such as its manifest, have names that a namespace could have.
-        return [path for path in (*found, *older) if path is not None and path.is_dir()]
+        return [path for path in (*folders, *older) if path is not None and path.is_dir()]

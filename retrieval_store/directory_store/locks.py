@@ -26,12 +26,12 @@ PAUSE_SECONDS = 0.001
 
 
 def log_lock(folder: Path) -> contextlib.AbstractContextManager[bool]:
-    """Waits until nobody else changes logs or the policy of a store's folder."""
+    """A context that holds the lock on logs and policy of a store's folder; waits for it."""
     return _file_lock(folder, ".lock", wait=True)
 
 
 def fold_lock(folder: Path, *, wait: bool) -> contextlib.AbstractContextManager[bool]:
-    """Whether nobody else folds or forgets in a store's folder until the context ends."""
+    """A context: whether nobody else folds or forgets in a store's folder until it ends."""
     return _file_lock(folder, ".fold", wait=wait)
 
 
@@ -65,7 +65,7 @@ def folder_time(folder: Path) -> float | None:
 
 @contextlib.contextmanager
 def _file_lock(folder: Path, name: str, *, wait: bool) -> Iterator[bool]:
-    """Whether the lock is held.
+    """A context: whether the lock is held.
 
     Raises `StoreError` if the folder cannot be written, or if the lock was waited for in vain.
     """

@@ -28,7 +28,7 @@ UNSOUND = (ValueError, KeyError, TypeError, AttributeError, RecursionError, Dama
 
 @dataclass(frozen=True, slots=True)
 class LogContent:
-    """What a file holds.
+    """The content of a log file.
 
     damaged  names of the lines that were passed over
     lines    line -> its event, of which the next reading decodes none again
@@ -43,7 +43,7 @@ class LogContent:
 
 
 def encode_log(content: LogContent) -> bytes:
-    """For `decode_log`."""
+    """The bytes of a log file, for `decode_log`."""
     rows: list[object] = [{"epoch": content.epoch, "next": content.next_position}]
     rows.append({"folded": content.folded.to_json()})
     rows += [_event_row(logged) for logged in content.events]
@@ -51,7 +51,10 @@ def encode_log(content: LogContent) -> bytes:
 
 
 def decode_log(data: bytes, origin: str, known: Mapping[bytes, LoggedEvent]) -> LogContent:
-    """All that is sound of a file of either kind; `known` are `lines` of an earlier reading."""
+    """The sound content of a file of either kind; `known` are `lines` of an earlier reading.
+
+    `origin` names the file in the `DamagedError` raised where nothing can be read.
+    """
     if data.startswith(b"{"):
         return _decode_older(data, origin)
     decoder = _Decoder(origin, known)
@@ -69,7 +72,7 @@ def _sum(data: bytes) -> str:
 
 
 class _Decoder:
-    """Takes lines in turn."""
+    """Decodes a log file line by line."""
 
     def __init__(self, origin: str, known: Mapping[bytes, LoggedEvent]) -> None:
         self._origin = origin
@@ -82,7 +85,7 @@ class _Decoder:
         self._damaged: list[str] = []
 
     def add(self, line: bytes) -> None:
-        """One line, sound or not."""
+        """Take one line, sound or not."""
         event = self._known.get(line)
         try:
             event = event or self._decoded(line)

@@ -22,18 +22,18 @@ ENCODED = re.compile(r"(?:[a-z0-9_-]|=[0-9a-f]{2})+")
 
 
 def folder_name(namespace: str) -> str:
-    """At most 192 characters for a namespace that `check_namespace` lets pass."""
+    """The folder of a namespace: at most 192 characters for a name that is safe."""
     if namespace == LOCK:
         return f"={ord(LOCK[0]):02x}{LOCK[1:]}"
-    return "".join(one if PLAIN.fullmatch(one) else f"={ord(one):02x}" for one in namespace)
+    return "".join(char if PLAIN.fullmatch(char) else f"={ord(char):02x}" for char in namespace)
 
 
 def namespace_of(name: str) -> str | None:
-    """Whose folder this is; None for other folders."""
-    found = name
+    """The namespace of a folder by its name; None for other folders."""
+    namespace = name
     if ENCODED.fullmatch(name):
-        found = re.sub("=(..)", lambda code: chr(int(code[1], 16)), name)
-    return found if NAMESPACE.fullmatch(found) else None
+        namespace = re.sub("=(..)", lambda code: chr(int(code[1], 16)), name)
+    return namespace if NAMESPACE.fullmatch(namespace) else None
 
 
 def older_folder(parent: Path, namespace: str) -> Path | None:

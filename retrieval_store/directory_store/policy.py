@@ -15,9 +15,10 @@ POLICY = ".learning.json"
 
 
 def namespaces_off(folder: Path) -> frozenset[str]:
-    """What a store's folder says now. Raises `StoreError`, also for a file that is damaged.
+    """The namespaces of which nothing is learned, by a store's folder.
 
-    Whoever must not miss a change holds `log_lock`.
+    Raises `StoreError`, also for a file that is damaged. Callers that must not miss a change hold
+    `log_lock`.
     """
     path = folder / POLICY
     try:
@@ -40,11 +41,11 @@ class DirectoryLearningPolicy:
         self._folder = folder
 
     def off(self) -> frozenset[str]:
-        """See `LearningPolicy`; needs no lock, since the file is replaced as a whole."""
+        """Namespaces of which nothing is learned; without a lock, as the file is replaced whole."""
         return namespaces_off(self._folder)
 
     def switch(self, namespace: str, *, learns: bool) -> None:
-        """See `LearningPolicy`: replaces the file, under the lock that appending takes."""
+        """Forbid or allow learning of a namespace, under the lock that appending takes."""
         check_learned(namespace)
         path = self._folder / POLICY
         with log_lock(self._folder):
@@ -56,7 +57,7 @@ class DirectoryLearningPolicy:
                 raise StoreError(f"{path}: cannot be written ({error})") from error
 
     def close(self) -> None:
-        """See `LearningPolicy`: nothing is open between calls."""
+        """Do nothing: no file is open between calls."""
 
 
 def _corrupt(path: Path) -> StoreError:

@@ -46,11 +46,11 @@ class DirectoryStore(SegmentStore):
 
     @property
     def url(self) -> str:
-        """The folder."""
+        """The path of the folder, which names the store in messages."""
         return str(self._folder)
 
     def manifest(self) -> Manifest:
-        """See `SegmentStore`."""
+        """The segments stored now. Raises `StoreError`, also for a damaged file."""
         path = self._folder / MANIFEST
         try:
             text = path.read_bytes()
@@ -113,7 +113,7 @@ class DirectoryStore(SegmentStore):
             self._switch(self.manifest().sizes, "")
 
     def wait_for_change(self, timeout: float) -> None:
-        """Wait `timeout` seconds: a folder does not tell of changes."""
+        """Wait `timeout` seconds, or until `close`: a folder does not tell of changes."""
         self._closed.wait(timeout)
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class DirectoryStore(SegmentStore):
         return self._folder / folder_name(namespace) / f"{segment_id}.segment"
 
     def _found(self, namespace: str, segment_id: str) -> Path:
-        """Where a segment is, which an older version may have written."""
+        """The file of a segment, which an older version may have written."""
         path = self._path(namespace, segment_id)
         older = None if path.exists() else older_folder(self._folder, namespace)
         return path if older is None else older / path.name

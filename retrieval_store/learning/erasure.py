@@ -10,10 +10,10 @@ from ..store import check_namespace
 
 
 class LearningPolicy(Protocol):
-    """Kept in the store itself. Every method raises `StoreError` if that is out of reach.
+    """The namespaces of which nothing is learned, kept in the store itself.
 
-    Logs look at it in the very step that appends, so nothing is appended once `switch` has
-    returned; what was learned before stays.
+    Every method raises `StoreError` if that is out of reach. Logs look at it in the very step that
+    appends, so nothing is appended once `switch` has returned; what was learned before stays.
     """
 
     def off(self) -> frozenset[str]:
@@ -38,7 +38,7 @@ def check_learned(namespace: str) -> None:
 
 
 class NamespaceEraser(Protocol):
-    """Both methods raise `StoreError` if the store is out of reach."""
+    """Deletes namespaces. Both methods raise `StoreError` if the store is out of reach."""
 
     def erase(self, namespace: str) -> None:
         """Delete segments, learned texts and what was said of them, without any grace.
@@ -59,7 +59,7 @@ class NamespaceEraser(Protocol):
 def forget_namespace(
     eraser: NamespaceEraser, namespace: str, policy: LearningPolicy | None = None
 ) -> int:
-    """Erase a namespace and verify that nothing is left; how many things were deleted.
+    """Erase a namespace, verify that nothing is left, and return how many things were deleted.
 
     With `policy` nothing is learned of it from now on, so that requests which end later bring
     nothing back. Replicas that follow the store stop answering from it at their next reading.

@@ -60,7 +60,7 @@ class LiveLearning:
 
     @property
     def segments(self) -> Mapping[str, Segment]:
-        """Namespace -> what it learned lately; a new mapping after every change."""
+        """Namespace -> segment of what it learned lately; a new mapping after every change."""
         return self._delta.segments
 
     @property
@@ -73,11 +73,11 @@ class LiveLearning:
         self._delta.refresh()
 
     def fold_due(self) -> list[str]:
-        """Fold what is due; the namespaces. Raises `StoreError`."""
+        """Fold the namespaces that are due and return their names. Raises `StoreError`."""
         return self._folder.fold_due()
 
     def learn(self, ended: Ended) -> dict[str, int]:
-        """Write one ended request to the log, or refuse it: what that adds to `counts`.
+        """Write one ended request to the log, or refuse it, and return what that adds to `counts`.
 
         A text that is known raises its own weight only; so do the texts that hold a run which the
         target took. Raises `StoreError`.
@@ -100,10 +100,10 @@ class LiveLearning:
         self.watch.require()
         digest = text_digest(ended.tokens)
         is_known = self._delta.is_known(ended.namespace, digest)
-        own = DeltaEvent(digest, 1.0, None if is_known else ended.tokens)
+        event = DeltaEvent(digest, 1.0, None if is_known else ended.tokens)
         useful = self._delta.holding(ended.namespace, _runs(ended)) - {digest}
         credits = [DeltaEvent(name, 1.0) for name in sorted(useful)]
-        if not self._log.append(ended.namespace, [own, *credits]):
+        if not self._log.append(ended.namespace, [event, *credits]):
             return {"off": 1}
         outcome = "repeated" if is_known else "learned"
         return {outcome: 1, CREDITED: len(credits)} if credits else {outcome: 1}
@@ -126,5 +126,5 @@ class LiveLearning:
 def _runs(ended: Ended) -> list[Int32]:
     """The runs that the target took, each with the context that it was found by."""
     longest = sorted(ended.accepted, key=lambda run: run[0] - run[1])[:MAX_RUNS]
-    found = [ended.tokens[max(start - MIN_CONTEXT, 0) : stop] for start, stop in longest]
-    return [run for run in found if len(run) >= MIN_TOKENS]
+    runs = [ended.tokens[max(start - MIN_CONTEXT, 0) : stop] for start, stop in longest]
+    return [run for run in runs if len(run) >= MIN_TOKENS]

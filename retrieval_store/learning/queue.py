@@ -38,7 +38,7 @@ class LearningQueue:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many requests had which outcome so far."""
+        """Number of requests by outcome so far."""
         with self._counting:
             return dict(self._counts)
 

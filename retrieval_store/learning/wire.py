@@ -14,7 +14,7 @@ LEARN_METHOD = "/draftline.retrieval.Retrieval/Learn"
 
 
 def encode_learn(ended: Ended, fingerprint: Fingerprint) -> bytes:
-    """An ended request, and for which model its tokens are, as bytes."""
+    """An ended request, and the model that its tokens are for, as bytes."""
     return LearnRequest(
         namespace=ended.namespace,
         tokens=pack(ended.tokens, np.int32).data,

@@ -66,8 +66,10 @@ def shown_url(url: str) -> str:
 
 @contextmanager
 def reported(url: str) -> Iterator[None]:
-    """Turn what the client raises into a `StoreError` that begins with `url`: a `DamagedError` if
-    only the key that was asked for is of another kind."""
+    """A context that turns what the client raises into a `StoreError` that begins with `url`.
+
+    A `DamagedError` if only the key that was asked for is of another kind.
+    """
     try:
         yield
     except OutOfMemoryError as error:
@@ -118,7 +120,7 @@ class RedisClient:
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Raises `StoreError` for what Redis raises."""
+        """A context in which what Redis raises becomes a `StoreError`."""
         try:
             with reported(self.url):
                 self._find_node()
@@ -145,7 +147,7 @@ class RedisClient:
 
 
 def as_text(value: bytes | str) -> str:
-    """What Redis answered, as text."""
+    """An answer of Redis as text."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

@@ -64,7 +64,7 @@ class RedisDeltaLog:
         self._locks: dict[str, Lock] = {}
 
     def now(self) -> float:
-        """See `DeltaLog`: seconds by the server's clock."""
+        """Seconds since the epoch, by the server's clock."""
         return self._clock.now()
 
     def append(self, namespace: str, events: Sequence[DeltaEvent]) -> bool:
@@ -122,10 +122,10 @@ class RedisDeltaLog:
         return False
 
     def epochs(self) -> dict[str, str]:
-        """Epochs of the namespaces that have texts for this model; see `DeltaLog`."""
+        """Epochs of the namespaces that have texts for this model."""
         with self._redis.reported():
-            found = self._client.hgetall(self._epochs)
-        split = {as_text(key).partition("/"): as_text(epoch) for key, epoch in found.items()}
+            fields = self._client.hgetall(self._epochs)
+        split = {as_text(key).partition("/"): as_text(epoch) for key, epoch in fields.items()}
         return {
             namespace: epoch
             for (namespace, _, tag), epoch in split.items()
@@ -133,32 +133,35 @@ class RedisDeltaLog:
         }
 
     def read(self, namespace: str, after: str = "") -> list[LoggedEvent]:
-        """Entries that are no events are passed over; what is far beyond the log's bound is left
-        to the next reading."""
-        found: list[LoggedEvent] = []
+        """Events after the position `after`, oldest first.
+
+        Entries that are no events are passed over; those far beyond the log's bound are left to the
+        next reading.
+        """
+        events: list[LoggedEvent] = []
         most = self._settings.log_entries + PAGE
         is_more = True
-        while is_more and len(found) < most:
+        while is_more and len(events) < most:
             with self._redis.reported():
                 entries: Any = self._client.xrange(
                     self._key("delta", namespace), min=f"({after}" if after else "-", count=PAGE
                 )
             for name, fields in entries:
                 after = as_text(name)
-                self._take(namespace, after, fields, found)
+                self._take(namespace, after, fields, events)
             is_more = len(entries) == PAGE
-        return found
+        return events
 
-    def _take(self, namespace: str, position: str, fields: Any, found: list[LoggedEvent]) -> None:
+    def _take(self, namespace: str, position: str, fields: Any, events: list[LoggedEvent]) -> None:
         try:
             event = _event(fields)
         except (KeyError, ValueError, TypeError):
             self.damage.add(namespace, position)
         else:
-            found.append(LoggedEvent(position, int(position.partition("-")[0]) / 1e3, event))
+            events.append(LoggedEvent(position, int(position.partition("-")[0]) / 1e3, event))
 
     def folded(self, namespace: str) -> Folded:
-        """See `DeltaLog`."""
+        """The record of the last fold; an empty one if there was none, or it is damaged."""
         key = self._key("folded", namespace)
         try:
             with self._redis.reported():
@@ -172,7 +175,10 @@ class RedisDeltaLog:
             return Folded()
 
     def fold(self, namespace: str, folded: Folded, up_to: str = "") -> None:
-        """See `DeltaLog`: one transaction."""
+        """Set `folded` and drop events up to position `up_to`, in one transaction.
+
+        Raises `StoreError` if the namespace's lock was lost.
+        """
         key = self._key("delta", namespace)
         with self._redis.reported():
             lock = self._locks.get(namespace)
@@ -188,7 +194,7 @@ class RedisDeltaLog:
 
     @contextmanager
     def locked(self, namespace: str) -> Iterator[bool]:
-        """See `DeltaLog`: does not wait for the lock."""
+        """Whether nobody else folds or forgets the namespace; does not wait for the lock."""
         lock = namespace_lock(self._redis, namespace)
         with self._redis.reported():
             if not lock.acquire(blocking=False):
@@ -226,10 +232,10 @@ def redis_log_tags(url: str, name: str = "retrieval", timeout: float = TIMEOUT_S
     client = RedisClient(url, name, timeout)
     try:
         with client.reported():
-            found = client.raw.hgetall(f"{client.prefix}:epochs")
+            epochs = client.raw.hgetall(f"{client.prefix}:epochs")
     finally:
         client.raw.close()
-    return sorted({as_text(key).rpartition("/")[2] for key in found})
+    return sorted({as_text(key).rpartition("/")[2] for key in epochs})
 
 
 def namespace_lock(client: RedisClient, namespace: str) -> Lock:
@@ -255,7 +261,10 @@ def _fields(event: DeltaEvent) -> dict[Any, Any]:
 
 
 def _event(fields: dict[bytes, bytes]) -> DeltaEvent:
-    """Raises `ValueError` or `KeyError` for anything but what `_fields` gave."""
+    """An event from the fields of a stream's entry.
+
+    Raises `ValueError` or `KeyError` for anything but what `_fields` gave.
+    """
     weight = float(fields[b"weight"])
     return checked_event(fields[b"digest"].decode(), weight, fields.get(b"tokens"))
 

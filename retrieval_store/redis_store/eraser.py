@@ -22,7 +22,7 @@ class RedisEraser:
         self._hashes = (self._redis.manifest, f"{self._redis.prefix}:epochs")
 
     def erase(self, namespace: str) -> None:
-        """See `NamespaceEraser`: one transaction. Raises `StoreError` if a fold does not end."""
+        """Delete a namespace in one transaction. Raises `StoreError` if a fold does not end."""
         lock = namespace_lock(self._redis, namespace)
         with self._redis.reported():
             if not lock.acquire(blocking=True, blocking_timeout=LOCK_WAIT_S):
@@ -31,9 +31,9 @@ class RedisEraser:
             keys = self._keys(namespace)
             fields = [(name, self._fields(name, namespace)) for name in self._hashes]
             with self._redis.reported(), self._client.pipeline(transaction=True) as change:
-                for name, found in fields:
-                    if found:
-                        change.hdel(name, *found)
+                for name, named in fields:
+                    if named:
+                        change.hdel(name, *named)
                 if keys:
                     change.unlink(*keys)
                 change.publish(self._redis.channel, namespace)
@@ -42,7 +42,7 @@ class RedisEraser:
             release(self._redis, lock)
 
     def remains(self, namespace: str) -> list[str]:
-        """See `NamespaceEraser`: keys, and fields of the two hashes that name all namespaces."""
+        """Keys of the namespace, and its fields of the hashes that name all namespaces, sorted."""
         fields = [
             f"{name} {field}" for name in self._hashes for field in self._fields(name, namespace)
         ]

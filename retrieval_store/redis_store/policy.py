@@ -19,12 +19,15 @@ class RedisLearningPolicy:
         self._client = self._redis.raw
 
     def off(self) -> frozenset[str]:
-        """See `LearningPolicy`: one round trip."""
+        """Namespaces of which nothing is learned; one round trip."""
         with self._redis.reported():
             return frozenset(as_text(name) for name in self._client.hgetall(self._redis.learning))
 
     def switch(self, namespace: str, *, learns: bool) -> None:
-        """See `LearningPolicy`: one command, which makes every append under way look again."""
+        """Forbid or allow learning of a namespace, in one command.
+
+        Every append under way looks at the policy again.
+        """
         check_learned(namespace)
         with self._redis.reported():
             if learns:

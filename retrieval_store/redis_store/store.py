@@ -72,7 +72,7 @@ class RedisStore(SegmentStore):
         return self._redis.url
 
     def manifest(self) -> Manifest:
-        """See `SegmentStore`: one round trip."""
+        """The segments stored now; one round trip."""
         with self._redis.reported():
             entries = self._client.hgetall(self._manifest)
         self._check_format(entries.get(FORMAT))
@@ -148,7 +148,7 @@ class RedisStore(SegmentStore):
         return list(added)
 
     def accept_loss(self) -> None:
-        """See `SegmentStore`: one transaction."""
+        """Let what is stored now be all that the store holds; one transaction."""
         with self._redis.reported():
             self._check_format(self._client.hget(self._manifest, FORMAT.decode()))
             with self._client.pipeline(transaction=True) as change:
@@ -216,7 +216,7 @@ class RedisStore(SegmentStore):
         self._client.transaction(unlink, self._manifest)
 
     def _origin_after(self, client: redis.Redis, follows: Manifest | None) -> str:
-        """See `Manifest.origin_after`."""
+        """The `origin` of the manifest after a change, see `Manifest.origin_after`."""
         if follows is None:
             return ""
         written = client.hexists(self._manifest, FORMAT.decode())
@@ -267,17 +267,17 @@ class RedisStore(SegmentStore):
         for key in self._chunks(namespace, segment_id, size):
             change.expire(key, GRACE_SECONDS)
 
-    def _check_format(self, found: bytes | str | None) -> None:
-        if found is not None and found != FORMAT_VERSION:
+    def _check_format(self, version: bytes | str | None) -> None:
+        if version is not None and version != FORMAT_VERSION:
             raise StoreError(
-                f"{self.url}: format {as_text(found)}, this draftline reads "
+                f"{self.url}: format {as_text(version)}, this draftline reads "
                 f"{as_text(FORMAT_VERSION)}; "
                 f"delete the keys {self._prefix}:* and build the corpora again"
             )
 
 
 def _size(text: str) -> int | None:
-    """Bytes of a segment as the manifest has them; None for what is no size."""
+    """Bytes of a segment by its text in the manifest; None for what is no size."""
     is_size = text.isascii() and text.isdecimal() and len(text) <= MAX_SIZE_DIGITS
     return int(text) if is_size else None
 

@@ -19,17 +19,17 @@ NUM_COLUMNS = 5
 
 
 @compiled
-def rewind(own: Int64, children: Int64) -> None:
+def rewind(spans: Int64, children: Int64) -> None:
     """Begin with the children of a node whose views, int64 [views, 3], are spans and wide rows."""
-    for view in range(len(own)):
-        children[view, HIGH] = own[view, 0]
+    for view in range(len(spans)):
+        children[view, HIGH] = spans[view, 0]
         children[view, CHILD] = ROOT
         children[view, NEXT] = 0
 
 
 @compiled
 def next_child(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled loops
-    rows: Int64, lengths: Int64, depth: int, own: Int64, least: Float64, children: Int64,
+    rows: Int64, lengths: Int64, depth: int, spans: Int64, least: Float64, children: Int64,
     passed: int,
 ) -> int:  # fmt: skip
     """Move the views whose current child is `passed` on, and give the lowest token of all.
@@ -45,7 +45,7 @@ def next_child(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled loop
         for index in range(len(rows)):
             if children[view, CHILD] == passed:
                 at = lengths[level] + depth
-                _next_of_view(rows, index, own, view, at, least[view], children)
+                _next_of_view(rows, index, spans, view, at, least[view], children)
             lowest = min(lowest, children[view, CHILD])
             view += 1
     return lowest
@@ -53,24 +53,24 @@ def next_child(  # noqa: PLR0913, PLR0917 - flat arrays, as in all compiled loop
 
 @compiled
 def _next_of_view(  # noqa: PLR0913, PLR0917
-    rows: Int64, index: int, own: Int64, view: int, at: int, least: float, children: Int64
+    rows: Int64, index: int, spans: Int64, view: int, at: int, least: float, children: Int64
 ) -> None:
-    if own[view, 0] == own[view, 1]:
+    if spans[view, 0] == spans[view, 1]:
         children[view, CHILD] = SEPARATOR
-    elif own[view, 2] < 0:
-        _next_narrow(rows, index, own, view, at, least, children)
-    elif at < wide_node(rows, index, own[view, 2], SHARED):
-        _only_child(rows, index, own, view, at, children)
+    elif spans[view, 2] < 0:
+        _next_narrow(rows, index, spans, view, at, least, children)
+    elif at < wide_node(rows, index, spans[view, 2], SHARED):
+        _only_child(rows, index, spans, view, at, children)
     else:
-        _next_wide(rows, index, own, view, least, children)
+        _next_wide(rows, index, spans, view, least, children)
 
 
 @compiled
 def _next_narrow(  # noqa: PLR0913, PLR0917
-    rows: Int64, index: int, own: Int64, view: int, at: int, least: float, children: Int64
+    rows: Int64, index: int, spans: Int64, view: int, at: int, least: float, children: Int64
 ) -> None:
     """Children end where suffixes share no more than the node's tokens."""
-    low, last = children[view, HIGH], own[view, 1]
+    low, last = children[view, HIGH], spans[view, 1]
     while low < last:
         end = low + 1
         while end < last and common_len(rows, index, end) > at:
@@ -85,20 +85,20 @@ def _next_narrow(  # noqa: PLR0913, PLR0917
 
 @compiled
 def _only_child(  # noqa: PLR0917
-    rows: Int64, index: int, own: Int64, view: int, at: int, children: Int64
+    rows: Int64, index: int, spans: Int64, view: int, at: int, children: Int64
 ) -> None:
     is_first = children[view, NEXT] == 0
-    children[view, CHILD] = token(rows, index, own[view, 0], at) if is_first else SEPARATOR
+    children[view, CHILD] = token(rows, index, spans[view, 0], at) if is_first else SEPARATOR
     for column in range(3):
-        children[view, LOW + column] = own[view, column]
+        children[view, LOW + column] = spans[view, column]
     children[view, NEXT] = 1
 
 
 @compiled
 def _next_wide(  # noqa: PLR0917
-    rows: Int64, index: int, own: Int64, view: int, least: float, children: Int64
+    rows: Int64, index: int, spans: Int64, view: int, least: float, children: Int64
 ) -> None:
-    node = own[view, 2]
+    node = spans[view, 2]
     child = max(children[view, NEXT], wide_node(rows, index, node, FIRST))
     end = wide_node(rows, index, node + 1, FIRST)
     while child < end:

@@ -16,7 +16,7 @@ the time after 2 matching tokens, 39 % after 5 and 56 % after 8, which is what P
 
 Counts of children are exact below nodes of fewer than `WIDE` suffixes in a segment. Below others
 they are, too, for the children that make up 1 / `MOST_CHILDREN` of the node; rarer ones count as
-not there (`wide_nodes.py`), so that no node costs more than `WIDE` steps. See
+not there (`segment/wide_nodes.py`), so that no node costs more than `WIDE` steps. See
 docs/algorithms/retrieval_store.md, "Lookups".
 """
 
@@ -52,39 +52,39 @@ def grow(rows: Int64, lengths: Int64, spans: Int64, budget: int) -> tuple[Int64,
     their parent.
     """
     nodes, log_probs = np.empty((budget, 3), dtype=np.int64), np.empty(budget)
-    # What was found and not taken yet: as many of the best as may still be taken. `order` has their
+    # Nodes that may be taken next: as many of the best as may still be taken. `order` has their
     # slots first, the worst first of all, and then the free ones.
-    found, given = np.empty_like(nodes), np.empty(budget)
-    costs, found_spans = np.empty(budget), np.empty((budget, len(spans), 3), dtype=np.int64)
+    queued, queued_log_probs = np.empty_like(nodes), np.empty(budget)
+    costs, queued_spans = np.empty(budget), np.empty((budget, len(spans), 3), dtype=np.int64)
     order, count = np.arange(budget), 0
     children, least = np.empty((len(spans), NUM_COLUMNS), dtype=np.int64), np.empty(len(spans))
-    own, weights = spans.copy(), np.empty(len(spans))
+    node_spans, weights = spans.copy(), np.empty(len(spans))
     cost, parent, depth = 0.0, ROOT, 0
     for turn in range(budget):
         best, room = SEPARATOR, budget - turn
         if depth < MAX_CONTINUATION:
-            _set_weights(lengths, depth, own, weights)
+            _set_weights(lengths, depth, node_spans, weights)
             needed = math.exp(cost - costs[order[0]]) * MARGIN if count == room else 0.0
-            if _set_least(weights, own, needed, least):
-                rewind(own, children)
-                best = next_child(rows, lengths, depth, own, least, children, ROOT)
+            if _set_least(weights, node_spans, needed, least):
+                rewind(node_spans, children)
+                best = next_child(rows, lengths, depth, node_spans, least, children, ROOT)
         while best != SEPARATOR:
             log_prob = math.log(_prob(children, weights, best))
             if count < room or cost - log_prob < costs[order[0]]:
                 slot = _enter(order, costs, count, count == room, cost - log_prob)
                 count = min(count + 1, room)
-                found[slot, TOKEN], found[slot, PARENT] = best, parent
-                found[slot, DEPTH], given[slot] = depth + 1, log_prob
-                _copy_spans(children, best, found_spans, slot)
-            best = next_child(rows, lengths, depth, own, least, children, best)
+                queued[slot, TOKEN], queued[slot, PARENT] = best, parent
+                queued[slot, DEPTH], queued_log_probs[slot] = depth + 1, log_prob
+                _copy_spans(children, best, queued_spans, slot)
+            best = next_child(rows, lengths, depth, node_spans, least, children, best)
         if not count:
             return nodes[:turn], log_probs[:turn]
         count -= 1
         slot, parent = order[count], turn
-        depth, cost = found[slot, DEPTH], float(costs[slot])
-        nodes[turn, TOKEN], nodes[turn, PARENT] = found[slot, TOKEN], found[slot, PARENT]
-        nodes[turn, DEPTH], log_probs[turn] = depth, given[slot]
-        _take_spans(found_spans, slot, own)
+        depth, cost = queued[slot, DEPTH], float(costs[slot])
+        nodes[turn, TOKEN], nodes[turn, PARENT] = queued[slot, TOKEN], queued[slot, PARENT]
+        nodes[turn, DEPTH], log_probs[turn] = depth, queued_log_probs[slot]
+        _take_spans(queued_spans, slot, node_spans)
     return nodes, log_probs
 
 
@@ -96,16 +96,16 @@ def _enter(order: Int64, costs: Float64, count: int, full: bool, cost: float) ->
     children found together that is the lower token.
     """
     if full:
-        slot, place = order[0], 0
-        while place + 1 < count and costs[order[place + 1]] > cost:
-            order[place] = order[place + 1]
-            place += 1
+        slot, rank = order[0], 0
+        while rank + 1 < count and costs[order[rank + 1]] > cost:
+            order[rank] = order[rank + 1]
+            rank += 1
     else:
-        slot, place = order[count], count
-        while place > 0 and costs[order[place - 1]] <= cost:
-            order[place] = order[place - 1]
-            place -= 1
-    order[place], costs[slot] = slot, cost
+        slot, rank = order[count], count
+        while rank > 0 and costs[order[rank - 1]] <= cost:
+            order[rank] = order[rank - 1]
+            rank -= 1
+    order[rank], costs[slot] = slot, cost
     return int(slot)
 
 
@@ -130,20 +130,20 @@ def _copy_spans(children: Int64, best: int, spans: Int64, slot: int) -> None:
 
 
 @compiled
-def _take_spans(spans: Int64, slot: int, own: Int64) -> None:
-    for view in range(len(own)):
+def _take_spans(spans: Int64, slot: int, node_spans: Int64) -> None:
+    for view in range(len(node_spans)):
         for column in range(3):
-            own[view, column] = spans[slot, view, column]
+            node_spans[view, column] = spans[slot, view, column]
 
 
 @compiled
-def _set_weights(lengths: Int64, depth: int, own: Int64, weights: Float64) -> None:
+def _set_weights(lengths: Int64, depth: int, spans: Int64, weights: Float64) -> None:
     """Set in `weights`, float64 [views], what one occurrence adds to a child's probability."""
-    left, per_level = 1.0, len(own) // len(lengths)
+    left, per_level = 1.0, len(spans) // len(lengths)
     for level in range(len(lengths)):
         first, count = level * per_level, 0
         for view in range(first, first + per_level):
-            count += own[view, 1] - own[view, 0]
+            count += spans[view, 1] - spans[view, 0]
         prior = PRIOR / (lengths[level] + depth)
         for view in range(first, first + per_level):
             weights[view] = left / (count + prior)
@@ -151,16 +151,16 @@ def _set_weights(lengths: Int64, depth: int, own: Int64, weights: Float64) -> No
 
 
 @compiled
-def _set_least(weights: Float64, own: Int64, needed: float, least: Float64) -> bool:
+def _set_least(weights: Float64, spans: Int64, needed: float, least: Float64) -> bool:
     """Set in `least`, of each view, how often a child must occur there to be worth a look.
 
     A child of fewer occurrences is not as probable as `needed` even if the other views' suffixes
     were all its own. False if no child is, whatever it is.
     """
     whole = 0.0
-    for view in range(len(own)):
-        whole += weights[view] * (own[view, 1] - own[view, 0])
-    for view in range(len(own)):
-        others = whole - weights[view] * (own[view, 1] - own[view, 0])
+    for view in range(len(spans)):
+        whole += weights[view] * (spans[view, 1] - spans[view, 0])
+    for view in range(len(spans)):
+        others = whole - weights[view] * (spans[view, 1] - spans[view, 0])
         least[view] = (needed - others) / weights[view]
     return whole >= needed

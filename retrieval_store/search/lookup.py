@@ -47,7 +47,7 @@ class SegmentLookup:
     def lookup(
         self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
     ) -> list[Subtree]:
-        """One subtree a context, in order; see `core.interfaces.Lookup`."""
+        """One subtree a context, in order: the most probable continuations, best first."""
         return [
             self._lookup_one(context, self._rows.get(namespace, self._shared), budget)
             for context, namespace, budget in zip(contexts, namespaces, max_nodes, strict=True)
@@ -62,7 +62,7 @@ class SegmentLookup:
 
 
 def load_compiled_lookup() -> None:
-    """Make the first lookup as quick as later ones: compiled code is loaded, or made, on use."""
+    """Load or compile the loops of a lookup, so that the first one is as quick as later ones."""
     tokens = np.arange(3, dtype=np.int32)
     segment = build_segment([tokens], tokenizer_hash="", model_hash="", vocab_size=3)
     SegmentLookup({SHARED: [segment]}).lookup([tokens[:2]], [SHARED], [1])
@@ -76,6 +76,6 @@ def _subtree(rows: Int64, text: Int32, budget: int) -> tuple[int, Int32, Float32
     if not len(lengths):
         return 0, np.empty((2, 0), dtype=np.int32), np.empty(0, dtype=np.float32)
     nodes, log_probs = grow(rows, lengths, spans, budget)
-    found = np.empty((2, len(nodes)), dtype=np.int32)
-    found[0], found[1] = nodes[:, TOKEN], nodes[:, PARENT]
-    return int(lengths[0]), found, log_probs.astype(np.float32)
+    tree = np.empty((2, len(nodes)), dtype=np.int32)
+    tree[0], tree[1] = nodes[:, TOKEN], nodes[:, PARENT]
+    return int(lengths[0]), tree, log_probs.astype(np.float32)

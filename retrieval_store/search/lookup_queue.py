@@ -55,7 +55,7 @@ class LookupQueue:
         *,
         time_left: float | None = None,
     ) -> list[Subtree]:
-        """As `Lookup.lookup`; `time_left` is the caller's patience in seconds, None is endless.
+        """One subtree a context, as `Lookup.lookup`; `time_left` in seconds, None is endless.
 
         Raises `CapacityError`, without waiting, if too much is waiting or the answer would be
         late; and later if it has become late while it waited.
@@ -78,12 +78,12 @@ class LookupQueue:
         self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
     ) -> list[Subtree]:
         start = self._clock()
-        found = self._lookup.lookup(contexts, namespaces, max_nodes)
+        subtrees = self._lookup.lookup(contexts, namespaces, max_nodes)
         each = (self._clock() - start) / max(1, len(contexts))
         mean = self._seconds_each + COST_WEIGHT * (each - self._seconds_each)
         # A faster one counts at once: the slower ones had something else in their way.
         self._seconds_each = min(each, mean)
-        return found
+        return subtrees
 
     def _require_time(self, num_contexts: int, end: float | None) -> None:
         cost = num_contexts * self._seconds_each

@@ -92,9 +92,9 @@ def _first_at(rows: Int64, index: int, context: Int64, low: int, high: int) -> i
         middle = (low + high) // 2
         is_below = False
         for depth in range(1, len(context)):
-            found = token(rows, index, middle, depth)
-            if found != context[depth]:
-                is_below = found < context[depth]
+            stored = token(rows, index, middle, depth)
+            if stored != context[depth]:
+                is_below = stored < context[depth]
                 break
         if is_below:
             low = middle + 1

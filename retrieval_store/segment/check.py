@@ -1,4 +1,4 @@
-"""Checks of a segment beyond its checksums: that whoever wrote it put in what lookups rely on."""
+"""Checks of a segment beyond its checksums: that it holds what lookups rely on."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .wide_nodes import wide_nodes
 
 
 def check_segment(segment: Segment, origin: str) -> None:
-    """Check ids of tokens, borders of documents, the order of all suffixes and the tables of them.
+    """Check token ids, ends of documents, the order of all suffixes and the tables made of them.
 
     `Segment.from_data` has checked the bytes. Raises `StoreError` that names `origin`.
     """
     text = segment.text.astype(np.uint32)
-    borders = text == SEPARATOR
-    ended = not len(text) or bool(borders[-1])
-    if not ended or int(borders.sum()) != segment.header.num_documents:
+    is_separator = text == SEPARATOR
+    ended = not len(text) or bool(is_separator[-1])
+    if not ended or int(is_separator.sum()) != segment.header.num_documents:
         raise _unsound(origin, "documents do not end where they should")
-    if len(text) and int(text.max(initial=0, where=~borders)) >= segment.header.vocab_size:
+    if len(text) and int(text.max(initial=0, where=~is_separator)) >= segment.header.vocab_size:
         raise _unsound(origin, f"a token id is not below {segment.header.vocab_size}")
     place = _first_unsound(text, segment.suffixes, segment.common_lens)
     if place >= 0:
@@ -34,8 +34,8 @@ def check_segment(segment: Segment, origin: str) -> None:
             raise _unsound(origin, f"the table {name} does not agree with the suffixes")
 
 
-def _unsound(origin: str, what: str) -> StoreError:
-    return StoreError(f"{origin}: {what}; remove the segment and build it again")
+def _unsound(origin: str, fault: str) -> StoreError:
+    return StoreError(f"{origin}: {fault}; remove the segment and build it again")
 
 
 @compiled
@@ -43,17 +43,17 @@ def _first_unsound(text: Uint32, suffixes: Uint32, common_lens: Uint8) -> int:
     """The first place that breaks the order or repeats a position; -1 if there is none."""
     seen = np.zeros(len(text), dtype=np.uint8)
     for place in range(len(suffixes)):
-        own = int(suffixes[place])
-        if own >= len(text) or seen[own]:
+        position = int(suffixes[place])
+        if position >= len(text) or seen[position]:
             return place
-        seen[own] = 1
-        other = int(suffixes[place - 1]) if place else len(text)
+        seen[position] = 1
+        previous = int(suffixes[place - 1]) if place else len(text)
         shared = 0
-        while shared < DEPTH and max(own, other) + shared < len(text):
-            if text[own + shared] != text[other + shared]:
+        while shared < DEPTH and max(position, previous) + shared < len(text):
+            if text[position + shared] != text[previous + shared]:
                 break
             shared += 1
-        if place and not _is_after(text, own, other, shared):
+        if place and not _is_after(text, position, previous, shared):
             return place
         if common_lens[place] != shared:
             return place
@@ -61,9 +61,9 @@ def _first_unsound(text: Uint32, suffixes: Uint32, common_lens: Uint8) -> int:
 
 
 @compiled
-def _is_after(text: Uint32, own: int, other: int, shared: int) -> bool:
+def _is_after(text: Uint32, position: int, previous: int, shared: int) -> bool:
     if shared == DEPTH:
-        return own > other
-    if other + shared >= len(text):
+        return position > previous
+    if previous + shared >= len(text):
         return True
-    return own + shared < len(text) and text[own + shared] > text[other + shared]
+    return position + shared < len(text) and text[position + shared] > text[previous + shared]

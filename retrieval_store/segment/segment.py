@@ -33,7 +33,7 @@ MAX_TOKENS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """Whose corpus a segment is, and its size.
+    """Size of a segment, and the model that it is built for.
 
     tokenizer_hash, model_hash  fingerprints of the tokenizer and of the target that refined it
     vocab_size                  all token ids are below it
@@ -97,7 +97,7 @@ class Segment:
 
     @property
     def segment_id(self) -> str:
-        """Name of the content: 32 hexadecimal digits; equal corpora have equal names."""
+        """The name of the content: 32 hexadecimal digits; equal corpora have equal names."""
         return hashlib.sha256(self.data).hexdigest()[:32]
 
     def _check_sizes(self, origin: str) -> None:
@@ -123,10 +123,10 @@ class Segment:
             "vocab_size": vocab_size,
         }
         for field, value in wanted.items():
-            found = getattr(self.header, field)
-            if value is not None and found != value:
+            built_for = getattr(self.header, field)
+            if value is not None and built_for != value:
                 raise StoreError(
-                    f"{origin}: {field} is {found}, the served model has {value}; "
+                    f"{origin}: {field} is {built_for}, the served model has {value}; "
                     "build the corpus with this model, or point to its own store"
                 )
 
@@ -136,7 +136,7 @@ def build_segment(
 ) -> Segment:
     """Sort `documents` (int32 token ids below `vocab_size`) into a segment.
 
-    Matches never cross the border of a document. Takes about 3 seconds a million tokens and 25
+    No match goes on from one document into the next. Takes about 3 seconds a million tokens and 25
     bytes of memory a token, the segment's own included. Raises `ConfigError` for ids outside the
     vocabulary, and for a corpus that needs more than one segment.
     """
@@ -170,8 +170,8 @@ def first_places(
 ) -> NDArray[np.uint32]:
     """uint32 [vocab_size + 1]: how many suffixes begin with a token below each."""
     starts = np.flatnonzero(common_lens == 0)
-    found = np.searchsorted(text[suffixes[starts]], np.arange(vocab_size + 1))
-    return np.append(starts, len(suffixes))[found].astype("<u4")
+    first_start = np.searchsorted(text[suffixes[starts]], np.arange(vocab_size + 1))
+    return np.append(starts, len(suffixes))[first_start].astype("<u4")
 
 
 def _join(documents: Sequence[Int32], vocab_size: int) -> NDArray[np.uint32]:

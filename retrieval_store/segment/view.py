@@ -94,14 +94,14 @@ def bucket(rows: Int64, index: int, first_token: int) -> tuple[int, int]:
 
 @compiled
 def wide_node(rows: Int64, index: int, node: int, column: int) -> int:
-    """A number of the table of wide nodes; see `wide_nodes.py`."""
+    """One column of a row of the table of wide nodes; see `wide_nodes.py`."""
     numbers = carray(_pointer(rows[index, WIDE_NODES]), 4 * (node + 1), np.uint32)
     return int(numbers[4 * node + column])
 
 
 @compiled
 def wide_child(rows: Int64, index: int, child: int, column: int) -> int:
-    """A number of the table of wide nodes' children."""
+    """One column of a row of the table of wide nodes' children."""
     numbers = carray(_pointer(rows[index, WIDE_CHILDREN]), 4 * (child + 1), np.uint32)
     return int(numbers[4 * child + column])
 
@@ -113,8 +113,8 @@ def find_wide(rows: Int64, index: int, low: int, length: int) -> int:
     first, end = 0, rows[index, NUM_WIDE]
     while end - first > 1:
         middle = (first + end) // 2
-        found = wide_node(rows, index, middle, LOW)
-        if found < low or (found == low and wide_node(rows, index, middle, SHARED) >= length):
+        node_low = wide_node(rows, index, middle, LOW)
+        if node_low < low or (node_low == low and wide_node(rows, index, middle, SHARED) >= length):
             first = middle
         else:
             end = middle

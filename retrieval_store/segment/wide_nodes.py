@@ -95,7 +95,7 @@ def _children(
 
 @compiled
 def _token(text: Uint32, place: int) -> int:
-    """The token there; -1 at the end of a document or of the text."""
+    """The token at `place` of the text; -1 at the end of a document or of the text."""
     if place >= len(text) or text[place] == np.uint32(0xFFFFFFFF):
         return -1
     return int(text[place])

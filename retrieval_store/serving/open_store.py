@@ -1,4 +1,4 @@
-"""Opens the store that a URL names, its log of learned texts, its policy, and what deletes."""
+"""Opens the store that a URL names, its log of learned texts, its policy and its eraser."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from ..store import SegmentStore
 
 
 def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
-    """`redis://host:port/db` (also `rediss://`, `unix://`), a folder, or `demo`: the bundled one.
+    """The store that a URL names; connects to nothing yet.
 
-    Connects to nothing yet. Raises `ConfigError` for any other scheme; with `must_exist`, as for
-    those who only read, also for a folder that is not there.
+    url  `redis://host:port/db` (also `rediss://`, `unix://`), a folder, or `demo`: the bundled one
+
+    Raises `ConfigError` for any other scheme; with `must_exist`, as for those who only read, also
+    for a folder that is not there.
     """
     if _is_redis(url):
         # By name and only here: the embedded store needs neither that file nor the Redis client.
@@ -37,7 +39,7 @@ def open_store(url: str, *, must_exist: bool = False) -> SegmentStore:
 
 
 def shown_store(url: str) -> str:
-    """What a report may say of a store: no user or password, and of a folder its name only."""
+    """The name of a store in reports: no user or password, and of a folder its name only."""
     if _is_redis(url):
         return import_module("..redis_store.client", __package__).shown_url(url)
     return Path(url).name
@@ -63,21 +65,21 @@ def open_all_logs(url: str) -> list[DeltaLog]:
 
 
 def open_learning(url: str, fingerprint: Fingerprint, off: Collection[str] = ()) -> LiveLearning:
-    """What learns into a store, for texts of one model; nothing of the namespaces in `off`."""
+    """Learning into a store, for texts of one model; nothing of the namespaces in `off`."""
     settings = LearningSettings()
     log = open_delta_log(url, fingerprint, settings)
     return LiveLearning(open_store(url), log, fingerprint, settings, off)
 
 
 def open_eraser(url: str) -> NamespaceEraser:
-    """What forgets namespaces of a store. Raises `ConfigError` as `open_delta_log` does."""
+    """The eraser of a store's namespaces. Raises `ConfigError` as `open_delta_log` does."""
     if _is_redis(url):
         return import_module("..redis_store.eraser", __package__).RedisEraser(url)
     return DirectoryEraser(_writable(url))
 
 
 def open_policy(url: str, *, writes: bool = False) -> LearningPolicy:
-    """What says of which namespaces of a store nothing is learned.
+    """The learning policy of a store: the namespaces of which nothing is learned.
 
     Raises `ConfigError` as `open_store` does; with `writes` also for `demo`, and for a folder that
     is not there, since a policy that nobody reads would promise too much.

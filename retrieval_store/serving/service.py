@@ -65,7 +65,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What every segment must be built for; None is not checked."""
+    """Fingerprints and vocabulary that every segment must be built for; None is not checked."""
 
     tokenizer_hash: str | None = None
     model_hash: str | None = None
@@ -117,7 +117,7 @@ class RetrievalService:
 
     @property
     def status(self) -> ServiceStatus:
-        """How it stands with its store."""
+        """The state of the service and of its store at this moment."""
         held = self._held
         return ServiceStatus(
             version=self.version,
@@ -134,7 +134,7 @@ class RetrievalService:
     def lookup(
         self, contexts: Sequence[Int32], namespaces: Sequence[str], max_nodes: Sequence[int]
     ) -> list[Subtree]:
-        """One subtree a context, in order; see `core.interfaces.Lookup`. Reads memory only."""
+        """One subtree a context, in order; never touches the store."""
         return self._lookup.lookup(contexts, namespaces, max_nodes)
 
     def refresh(self) -> bool:
@@ -237,7 +237,7 @@ class RetrievalService:
         return self._learning.segments, unread
 
     def _load_all(self, manifest: Manifest, *, patient: bool) -> tuple[Held, Refused]:
-        """What is to be served, and the listed segments that could not be had.
+        """The segments to be served, and those listed that could not be loaded.
 
         patient  do not try one again that was refused a moment ago
         """
@@ -251,12 +251,12 @@ class RetrievalService:
             loaded: Held = {}
             for segment_id in manifest.segment_ids(namespace):
                 key = (namespace, segment_id)
-                found = self._refused.get(key) if waits else None
-                found = found or self._held.get(key) or self._load(namespace, segment_id)
-                if isinstance(found, Segment):
-                    loaded[key] = found
+                result = self._refused.get(key) if waits else None
+                result = result or self._held.get(key) or self._load(namespace, segment_id)
+                if isinstance(result, Segment):
+                    loaded[key] = result
                 else:
-                    refused[key] = found
+                    refused[key] = result
             if not loaded and manifest.sizes[namespace]:
                 loaded = {key: old for key, old in self._held.items() if key[0] == namespace}
             held |= loaded
@@ -264,7 +264,7 @@ class RetrievalService:
         return held, refused
 
     def _keep_unreadable(self, manifest: Manifest, held: Held, refused: Refused) -> None:
-        """Entries of the manifest that say nothing: what they named is not known to be gone."""
+        """Keep serving what damaged entries of the manifest may have named."""
         for name, error in manifest.damaged.items():
             namespace, _, segment_id = name.partition("/")
             key = (namespace, segment_id)

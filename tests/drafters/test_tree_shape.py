@@ -51,7 +51,7 @@ def test_widths_are_specinfers_expansion() -> None:
     [
         [[0], [1], [0, 0]],
         {"choices": [[0, 0], [1]]},
-        {"TopNextTokens": [[1, 2], [3], [], []], "depth": [0, 1, 1, 2]},
+        {"Successors": [[1, 2], [3], [], []], "depth": [0, 1, 1, 2]},
     ],
 )
 def test_files_of_medusa_eagle_and_sequoia(tmp_path: Path, data: object) -> None:
@@ -63,7 +63,7 @@ def test_files_of_medusa_eagle_and_sequoia(tmp_path: Path, data: object) -> None
 @pytest.mark.parametrize(
     "text",
     ["", "3", "{}", "[[-1]]", '[["a"]]', "[[]]", '{"widths": [0]}', '{"widths": [40, 40]}',
-     '{"Top next tokens": [[0]]}', '{"Top next tokens": [[1], [1]]}', '{"Top next tokens": [[5]]}'],
+     '{"Successors": 3}'],
 )  # fmt: skip
 def test_what_is_no_tree_is_refused_with_the_file_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tree.json"
@@ -72,6 +72,14 @@ def test_what_is_no_tree_is_refused_with_the_file_named(tmp_path: Path, text: st
         read_tree_shape(file)
     with pytest.raises(ConfigError, match=r"missing\.json"):
         read_tree_shape(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("successors", [[[0]], [[1], [1]], [[5]]])
+def test_a_growth_map_that_is_no_tree_is_refused(tmp_path: Path, successors: list[object]) -> None:
+    file = tmp_path / "tree.json"
+    file.write_text(json.dumps({"Successors": successors}))
+    with pytest.raises(ConfigError, match=r"tree\.json .* is no child of node \d+ alone"):
+        read_tree_shape(file)
 
 
 @cache

@@ -17,8 +17,6 @@ PACKAGES = (
 MAX_FILES = 12
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-# Longer than that: two loops of Triton kernels, which cannot be cut.
-LONG_FUNCTIONS = frozenset({"attend_tiles", "find_thresholds"})
 
 
 def sources() -> list[Path]:
@@ -55,8 +53,7 @@ def test_functions_are_short() -> None:
                 lengths[f"{path}:{node.lineno} {node.name}"] = node.end_lineno - node.lineno + 1
     assert statistics.median(lengths.values()) <= 8
     assert statistics.quantiles(lengths.values(), n=10)[-1] <= 20
-    longest = {name for name, length in lengths.items() if length > MAX_FUNCTION_LINES}
-    assert {name.split()[-1] for name in longest} == LONG_FUNCTIONS
+    assert not {name for name, length in lengths.items() if length > MAX_FUNCTION_LINES}
 
 
 def test_every_package_says_what_it_is_and_where_to_begin() -> None:

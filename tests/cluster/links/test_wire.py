@@ -172,15 +172,16 @@ def test_an_answer_round_trips(pairs: list[tuple[Query, Proposal]]):
 @given(st.binary(max_size=64))
 def test_garbage_is_a_protocol_error_or_decodes(data: bytes):
     message = DrafterMessage(1, (), (), [], [], 0.0)
-    for decode in (
-        lambda: wire.decode_step(data, 0.0),
-        lambda: wire.decode_answer(data, message, "s"),
-        lambda: wire.decode_hello(data, pb.FromDrafter),
+    for decode, kind in (
+        (lambda: wire.decode_step(data, 0.0), DrafterMessage),
+        (lambda: wire.decode_answer(data, message, "s"), tuple),
+        (lambda: wire.decode_hello(data, pb.FromDrafter), str),
     ):
         try:
-            decode()
+            decoded = decode()
         except (ProtocolError, DrafterError):
             continue
+        assert isinstance(decoded, kind)
 
 
 @given(messages, st.data())
@@ -190,9 +191,11 @@ def test_a_damaged_step_is_a_protocol_error_or_decodes(
     encoded = bytearray(wire.encode_step(message, 0.25, LIMIT))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        wire.decode_step(bytes(encoded), 0.0)
+        decoded = wire.decode_step(bytes(encoded), 0.0)
     except ProtocolError:
         return
+    # What still decodes is a whole message: it can be sent on.
+    assert wire.encode_step(decoded, 0.25, LIMIT)
 
 
 @pytest.mark.parametrize(

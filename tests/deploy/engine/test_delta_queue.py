@@ -43,9 +43,11 @@ async def test_too_much_that_waits_ends_the_request_once() -> None:
 
 async def test_what_was_read_makes_room() -> None:
     queue = DeltaQueue(asyncio.get_running_loop(), 4 * DELTA_BYTES, on_full=pytest.fail)
-    for _ in range(100):
-        queue.on_output(delta())
-        await queue.next()
+    read: list[Delta] = []
+    for index in range(100):
+        queue.on_output(delta(str(index)))
+        read.append(await queue.next())
+    assert [one.text for one in read] == [str(index) for index in range(100)]
 
 
 async def test_one_large_delta_passes() -> None:

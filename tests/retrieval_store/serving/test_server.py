@@ -4,8 +4,8 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+from draftline.actors import retrieval_server
 from draftline.actors.retrieval_server import RetrievalServer
 from draftline.cluster.links.tls_files import TlsFiles
 from draftline.cluster.retrieval.client import GrpcLookup
@@ -21,6 +22,7 @@ from draftline.core.errors import CapacityError, ConfigError, DrafterError, Prot
 from draftline.retrieval_store.directory_store.store import DirectoryStore
 from draftline.retrieval_store.retrieval_pb2 import Context, LookupReply, LookupRequest, Subtree
 from draftline.retrieval_store.search.lookup import SegmentLookup
+from draftline.retrieval_store.search.lookup_queue import LookupQueue
 from draftline.retrieval_store.wire import (
     MAX_NODES,
     METHOD,
@@ -86,24 +88,30 @@ async def test_mutual_tls_serves_those_with_a_certificate_only(tmp_path: Path) -
 
 
 class SlowLookup:
-    """Takes a second for its first batch, so that later ones are thought to."""
+    """Takes 1000 s of its own clock for its first batch, so that later ones are thought to."""
+
+    now = 0.0
 
     def lookup(self, *arguments: Any) -> list[Any]:
-        if not self.was_asked:
-            self.was_asked = True
-            time.sleep(1.0)
+        self.now = 1000.0
         return LOOKUP.lookup(*arguments)
 
-    was_asked = False
+    def clock(self) -> float:
+        return self.now
 
 
-async def test_a_batch_that_would_be_late_is_refused_and_nothing_is_found() -> None:
-    server = RetrievalServer(SlowLookup())
-    client = GrpcLookup(f"127.0.0.1:{await server.start()}", timeout_s=30)
-    replicas = ReplicatedLookup([client], timeout_s=0.2)
+async def test_a_batch_that_would_be_late_is_refused_and_nothing_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookup = SlowLookup()
+    queue = partial(LookupQueue, clock=lookup.clock)
+    monkeypatch.setattr(retrieval_server, "LookupQueue", queue)
+    server = RetrievalServer(lookup)
+    client = GrpcLookup(f"127.0.0.1:{await server.start()}", timeout_s=3600)
+    replicas = ReplicatedLookup([client], timeout_s=30)
     assert len(await asyncio.to_thread(client.lookup, *ARGUMENTS)) == 3
     with pytest.raises(CapacityError, match="RESOURCE_EXHAUSTED refused: too late"):
-        await asyncio.to_thread(client.lookup, *ARGUMENTS, timeout_s=0.2)
+        await asyncio.to_thread(client.lookup, *ARGUMENTS, timeout_s=30)
     found = await asyncio.to_thread(replicas.lookup, *ARGUMENTS)
     assert [len(subtree.tokens) for subtree in found] == [0, 0, 0]
     assert len(await asyncio.to_thread(client.lookup, *ARGUMENTS)) == 3

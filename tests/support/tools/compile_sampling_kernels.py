@@ -27,7 +27,9 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = (
     dict.fromkeys(("logits", "bests", "winners", "temperatures", "top_p", "floors"), "*fp32")
     | dict.fromkeys(("biases", "factors", "scale", "out"), "*fp32")
-    | dict.fromkeys(("best_ids", "winner_ids", "histogram", "found", "top_k", "rows"), "*i32")
+    | dict.fromkeys(
+        ("best_ids", "winner_ids", "histogram", "num_gathered", "top_k", "rows"), "*i32"
+    )
     | dict.fromkeys(("masks", "bias_tokens", "tokens", "times", "path"), "*i32")
     | dict.fromkeys(("sums", "candidates", "thresholds", "keys"), "*i64")
     | dict.fromkeys(("x", "residual", "heads", "cos", "sin", "gate_up"), "*bf16")
