@@ -64,7 +64,6 @@ class KernelOps:
     paged_attention: Callable[..., None]
     write_kv: Callable[..., None]
     move_kv: Callable[[Tensor, Tensor], None]
-    copy_blocks: Callable[[Tensor, Tensor, int], None]
 
 
 def choose_attention(
@@ -126,7 +125,7 @@ def load_ops(name: str) -> KernelOps:
     else:
         from .attention import paged_attention as attention  # noqa: PLC0415
         from .kv import ops as kv  # noqa: PLC0415
-    return KernelOps(attention.paged_attention, kv.write_kv, kv.move_kv, kv.copy_blocks)
+    return KernelOps(attention.paged_attention, kv.write_kv, kv.move_kv)
 
 
 def _best(machine: Machine, obstacles: dict[str, str | None]) -> AttentionChoice:

@@ -72,10 +72,10 @@ class RequestFactory:
         return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
 
     def prompt_ids(self, prompt: Prompt) -> Int32:
-        """Token ids of a text or checked token ids; never empty."""
-        if isinstance(prompt, str):
-            prompt = self.tokenizer(prompt, verbose=False)["input_ids"]
-        return checked_prompt(prompt, self.info.vocab_size)
+        """Token ids of a text, or the given ones, checked."""
+        is_text = isinstance(prompt, str)
+        ids = self.tokenizer(prompt, verbose=False)["input_ids"] if is_text else prompt
+        return checked_prompt(ids, self.info.vocab_size)
 
     def _check_tokens(self, params: SamplingParams) -> None:
         """Raises `RequestError` for tokens beyond the vocabulary, or if none is left to choose."""

@@ -64,13 +64,6 @@ class TextCodec:
             return self.template.render(messages, options)
         return await off_loop(self.template.render, messages, options, timeout_s=TEMPLATE_TIMEOUT_S)
 
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
-    ) -> tuple[int, ...]:
-        """Token ids of a chat. Raises `RequestError` as `ChatTemplate.render` does."""
-        text = await self.render_chat(messages, options or ChatOptions())
-        return await self.encode(text, special=False)
-
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included. Raises `RequestError` for unknown ids."""
 

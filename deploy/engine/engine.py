@@ -23,7 +23,6 @@ from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule
 from ...core.verify.rules import COUPLED
-from ...models.load.model_info import ModelInfo
 from ...models.text.grammar import GrammarConstraint
 from .delta_queue import DeltaQueue
 from .placement import Placement, stages_have_gpu
@@ -71,11 +70,6 @@ class _Replica:
         self._assembly: Assembly | None = None
         self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
         self._rate = FinishRate()
-
-    @property
-    def model_info(self) -> ModelInfo:
-        """Sizes and special tokens of the target."""
-        return self._plan.info
 
     @property
     def max_model_len(self) -> int:

@@ -25,9 +25,3 @@ def packed_linear(x: Tensor, weight: Tensor, outputs: int) -> Tensor:
     Needs `kernels.cpu.build.load_cpu_ops` first.
     """
     return torch.ops.draftline.packed_linear(x, weight, outputs)
-
-
-def packed_linear_reference(x: Tensor, weight: Tensor, outputs: int) -> Tensor:
-    """The torch implementation of `packed_linear`: equal but for rounding."""
-    panels, inputs, panel = weight.shape
-    return (x @ weight.transpose(0, 1).reshape(inputs, panels * panel))[:, :outputs]

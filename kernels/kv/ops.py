@@ -45,12 +45,6 @@ def move_kv(data: Tensor, moves: Tensor) -> None:
     _copy(between, slots, moves, from_list=False, to_list=True)
 
 
-def copy_blocks(data: Tensor, copies: Tensor, block_size: int) -> None:
-    """Copy blocks of a cache in all layers, as `kernels/kv/reference.py` says."""
-    blocks = _as_rows(data, block_size)
-    _copy(blocks, blocks, copies, from_list=True, to_list=True)
-
-
 def _as_rows(data: Tensor, slots_per_row: int) -> Tensor:
     """The cache as integers of up to four bytes, [layers, rows, numbers]."""
     assert data.is_contiguous()

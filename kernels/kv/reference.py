@@ -40,16 +40,5 @@ def move_kv(data: Tensor, moves: Tensor) -> None:
     raw[:, moves[:, 1]] = raw[:, moves[:, 0]]
 
 
-def copy_blocks(data: Tensor, copies: Tensor, block_size: int) -> None:
-    """Copy blocks in all layers; `copies` int [m, 2] (from, to; -1: no copy).
-
-    No block is both read and written. `data` as for `move_kv`.
-    """
-    copies = copies[copies[:, 0] >= 0].long()
-    raw = _raw(data)
-    blocks = raw.view(raw.shape[0], -1, block_size, *raw.shape[2:])
-    blocks[:, copies[:, 1]] = blocks[:, copies[:, 0]]
-
-
 def _raw(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

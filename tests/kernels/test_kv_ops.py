@@ -89,16 +89,3 @@ def test_moves_read_all_before_they_write(
         expected[:, target] = bits(data)[:, source]
     load_ops(name).move_kv(data, torch.tensor(moves, device=DEVICE).T)
     np.testing.assert_array_equal(bits(data), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["reference", "triton"])
-def test_blocks_are_copied_whole(name: str, dtype: torch.dtype) -> None:
-    # A block is longer than what one program copies.
-    data = cache(dtype, slots=24, heads=5, dim=40)
-    expected = bits(data).copy()
-    expected[:, 20:24] = expected[:, 0:4]
-    expected[:, 4:8] = expected[:, 12:16]
-    copies = torch.tensor([[0, 5], [-1, 2], [3, 1]], dtype=torch.int32, device=DEVICE)
-    load_ops(name).copy_blocks(data, copies, 4)
-    np.testing.assert_array_equal(bits(data), expected)

@@ -18,7 +18,7 @@ from draftline.models.load.partition import LayerSpan
 from draftline.models.text.fingerprint import model_hash
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from support.tools.tiny_models import SIZES, VOCAB_SIZE, save_tiny_model
+from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
 
 WHOLE = LayerSpan(0, 4, 4)
 NORM = "model.layers.2.input_layernorm.weight"
@@ -188,9 +188,6 @@ def test_model_info_tells_sizes_and_special_tokens(folder: Path) -> None:
     info = read_model_info(folder)
     assert (info.vocab_size, info.num_layers, info.max_context_len) == (VOCAB_SIZE, 4, 256)
     assert (info.bos_token_id, info.eos_token_ids) == (0, (1,))
-    heads = SIZES["num_key_value_heads"] * SIZES["head_dim"]
-    assert info.kv_bytes_per_token() == 4 * 2 * heads * 4
-    assert info.kv_bytes_per_token(num_layers=1, itemsize=2) == 2 * heads * 2
 
 
 def test_the_generation_config_decides_which_tokens_end_an_answer(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 
 from draftline.cluster.drafting.stats import DrafterStats
 from draftline.core.errors import CapacityError, RequestError
@@ -47,12 +46,6 @@ def log_probs(tokens: Sequence[int], num_top: int | None) -> tuple[TokenLogProb,
     return tuple(TokenLogProb(token, -0.25, top, values) for token in tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class FakeModelInfo:
-    vocab_size: int = 256
-    max_context_len: int = 128
-
-
 def engine_stats(engine_id: str = "0", num_running: int = 0, num_steps: int = 0) -> EngineStats:
     """Stats of an engine with one drafter; no two of its figures are equal."""
     drafter = DrafterStats(
@@ -89,8 +82,7 @@ class FakeEngine:
         stop_reason: str | int | None = None,
     ) -> None:
         self._stop_reason = stop_reason
-        self.model_info = FakeModelInfo()
-        self.max_model_len = self.model_info.max_context_len
+        self.max_model_len = 128
         self.tokenizer = byte_tokenizer(chat=chat)
         self.calls: list[tuple[tuple[int, ...], SamplingParams, RequestOptions]] = []
         self.arrivals: asyncio.Queue[str] = asyncio.Queue()

@@ -42,7 +42,7 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> str
         ("prompt", [True], "token id"),
         ("prompt", [HUGE], "token id"),
         ("prompt", [300], "vocabulary"),
-        ("prompt", "x" * 128, "context of 128 tokens"),
+        ("prompt", "x" * 128, "context of 128"),
         ("prompt", ["x"] * 257, "257 prompts; at most 256"),
         ("max_tokens", 0, "at least 1"),
         ("max_tokens", -5, "0 or more"),
