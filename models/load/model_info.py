@@ -24,6 +24,8 @@ class ModelInfo:
     vocab_size: int
     hidden_size: int
     num_layers: int
+    num_kv_heads: int
+    head_dim: int
     max_context_len: int
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
@@ -40,6 +42,8 @@ def read_model_info(model: str | Path) -> ModelInfo:
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
+        num_kv_heads=num_kv_heads(config),
+        head_dim=head_dim(config),
         max_context_len=config.max_position_embeddings,
         eos_token_ids=_eos_token_ids(folder, config),
         bos_token_id=config.bos_token_id,
