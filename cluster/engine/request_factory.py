@@ -126,9 +126,9 @@ class RequestFactory:
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams, num_kv_slots: int | None) -> int:
         """Most tokens of the answer: what is asked for, or as many as fit."""
-        most, holder = self.max_model_len, "this model's context"
+        most, holder = self.max_model_len, ""
         if num_kv_slots is not None and num_kv_slots < most:
-            most, holder = num_kv_slots, "the KV cache (kv_cache_tokens)"
+            most, holder = num_kv_slots, f"the KV cache of {num_kv_slots} (kv_cache_tokens)"
         limits = {"max_tokens": params.max_tokens, "min_tokens": params.min_tokens}
         room = answer_room(prompt_len, most, limits, holder)
         return room if params.max_tokens is None else params.max_tokens

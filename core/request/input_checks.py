@@ -35,29 +35,29 @@ def answer_room(
     prompt_len: int,
     most: int,
     limits: Mapping[str, int | None],
-    holder: str = "this model's context",
+    holder: str = "",
 ) -> int:
     """How many tokens an answer may have: what a prompt leaves of `most` tokens.
 
     limits  numbers of tokens that the request asks for, by field; None: as many as there is room
             for. Where the first is 0, only the prompt is to be computed, and no room is needed
-    holder  what has room for `most` tokens
+    holder  what has room for `most` tokens, with their number; the model's context by default
 
     Raises `RequestError` naming the prompt, or the limit that does not fit.
     """
     if not prompt_len:
         raise RequestError("prompt", "must not be empty")
     room = most - prompt_len
+    holder = holder or f"this model's context of {most}"
     if room < (next(iter(limits.values())) != 0):
         raise RequestError(
             "prompt",
-            f"has {prompt_len} tokens, which leave no room for an answer in {holder} of {most}",
+            f"has {prompt_len} tokens, which leave no room for an answer in {holder}",
         )
     for field, limit in limits.items():
         if limit is not None and limit > room:
             raise RequestError(
                 field,
-                f"{limit} and the prompt's {prompt_len} tokens exceed {holder} of {most}; at most "
-                f"{room} fit",
+                f"{limit} and the prompt's {prompt_len} tokens exceed {holder}; at most {room} fit",
             )
     return room

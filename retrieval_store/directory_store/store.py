@@ -52,12 +52,14 @@ class DirectoryStore(SegmentStore):
     def manifest(self) -> Manifest:
         """The segments stored now. Raises `StoreError`, also for a damaged file."""
         path = self._folder / MANIFEST
-        try:
-            text = path.read_bytes()
-        except FileNotFoundError:
-            return Manifest(is_broken=any(self._folder.glob("[!.]*/*.segment")))
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read ({error})") from error
+        text = _read_if_there(path)
+        if text is None:
+            if not any(self._folder.glob("[!.]*/*.segment")):
+                return Manifest()
+            # Both may have been written in between, the manifest first.
+            text = _read_if_there(path)
+        if text is None:
+            return Manifest(is_broken=True)
         try:
             return _decode(text, str(path))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -161,6 +163,15 @@ class DirectoryStore(SegmentStore):
             if not lock_file(file, seconds):
                 raise StoreError(f"{path}: another writer has held this lock for {seconds:.0f} s")
             yield
+
+
+def _read_if_there(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
 
 
 def _encode(sizes: Mapping[str, Mapping[str, int]], origin: str) -> bytes:

@@ -63,4 +63,4 @@ def test_every_limit_is_named_by_its_own_field() -> None:
     with pytest.raises(
         RequestError, match="9 and the prompt's 4 tokens exceed the cache of 12; at most 8"
     ):
-        answer_room(4, 12, {"max_tokens": 8, "min_tokens": 9}, "the cache")
+        answer_room(4, 12, {"max_tokens": 8, "min_tokens": 9}, "the cache of 12")

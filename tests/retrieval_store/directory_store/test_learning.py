@@ -239,3 +239,22 @@ def test_the_bundled_store_is_never_written() -> None:
         open_eraser("demo")
     with pytest.raises(ConfigError, match="bundled store is not written"):
         open_delta_log("demo", FINGERPRINT, LearningSettings())
+
+
+def test_a_store_that_begins_while_it_is_looked_at_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = Replica(str(tmp_path)), Replica(str(tmp_path))
+    read_bytes = Path.read_bytes
+
+    def begin_after_the_first_look(path: Path) -> bytes:
+        monkeypatch.undo()
+        with pytest.raises(FileNotFoundError) as missing:
+            read_bytes(path)
+        writer.learn("tenant", 1, 2, 3)
+        writer.folder.fold("tenant", must=True)
+        raise missing.value
+
+    monkeypatch.setattr(Path, "read_bytes", begin_after_the_first_look)
+    assert reader.store.manifest().written
+    assert not reader.store.manifest().is_broken
