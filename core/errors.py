@@ -1,4 +1,4 @@
-"""All errors that draftline raises on purpose, in one tree.
+"""All errors that draftline raises on purpose, the checks that raise them, and what is logged.
 
 A message says what is wrong and how to mend it; `field` names the offending input, where there
 is one. The HTTP status that each class maps to is decided in `deploy/`.

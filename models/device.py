@@ -1,4 +1,4 @@
-"""Copies between the host and a device that nobody waits for before the numbers are needed."""
+"""A model's device and arithmetic, and copies that nobody waits for before they are needed."""
 
 from __future__ import annotations
 

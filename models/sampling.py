@@ -1,4 +1,4 @@
-"""The implementation that edits a stage's logits and chooses tokens, chosen at the start."""
+"""Edits a stage's logits and chooses tokens: in torch, or by the kernels chosen at the start."""
 
 from __future__ import annotations
 

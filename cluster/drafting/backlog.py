@@ -1,4 +1,4 @@
-"""What one drafter has not been told yet."""
+"""A request's committed tokens, and what of them one drafter has not been told yet."""
 
 from __future__ import annotations
 

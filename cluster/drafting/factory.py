@@ -1,4 +1,4 @@
-"""Builds the drafter that a `DrafterConfig` describes."""
+"""Builds the drafter that a `DrafterConfig` describes, and compiles its loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request: what was asked, and where its answer stands."""
+"""One request: what was asked, where its answer stands, and the names of its KV blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule that chooses a target token, in numpy: the reference of `models/sampling.py`.
+"""The rule that edits logits and chooses a target token, in numpy: as `models/sampling.py` has it.
 
 See docs/algorithms/sampling.md.
 """

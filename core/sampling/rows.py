@@ -1,4 +1,4 @@
-"""The sampling parameters of some requests, row by row."""
+"""The sampling parameters of some requests and their changes to logits, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step on its way through the pipeline."""
+"""A step on its way through the pipeline, and how long it may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the errors that a client should see."""
+"""Text to token ids and back, with the errors that a client should see; the bytes of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine counts, for metrics."""
+"""What an engine counts, for metrics and for clients that should come back later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine deployment asks of Ray Serve; pure, so that it is tested without Ray."""
+"""What the engine deployment asks of Ray Serve, and when a replica is replaced; without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client saw of one request."""
+"""What a client saw of one request, and the machine that it was measured on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many KV blocks a stage's GPU has room for, found by running the largest step."""
+"""A stage's KV cache, and how many blocks a GPU has room for: found by running the largest step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts damaged entries and texts that were passed over, and logs each once."""
+"""What is damaged in a store is counted, passed over and logged once; a lost store is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learned texts of one namespace, each with a weight that use raises and time decays.
+"""Learned texts of one namespace, weighted by use and time, and as segments.
 
 Formula: docs/algorithms/retrieval_store.md, "Learning".
 """

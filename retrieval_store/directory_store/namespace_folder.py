@@ -1,4 +1,4 @@
-"""Names of the folders in which a `DirectoryStore` keeps its namespaces.
+"""The folders in which a `DirectoryStore` keeps its namespaces, and files replaced at once.
 
 Lower-case letters, digits, `_` and `-` stand for themselves, every other character for `=` and its
 two hexadecimal digits. So no folder has the name of a file of the store, and no two namespaces

@@ -1,4 +1,4 @@
-"""Deletes all that a store keeps of a namespace, at once, and looks whether anything is left."""
+"""Which namespaces are not learned, and how all that is kept of one is deleted, at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to Redis, and a client with the names of a store's keys.
+"""Connections to Redis, a client with the names of a store's keys, and room for uploads.
 
 URL, TLS, user and password; errors tell no secret. In a cluster: at the node that holds the keys.
 """

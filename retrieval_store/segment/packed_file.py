@@ -1,4 +1,4 @@
-"""A checked container of named arrays: one block of bytes, ready to be memory-mapped.
+"""A checked container of named arrays: one block of bytes, to be memory-mapped or sent sealed.
 
 Layout, integers little-endian:
 

@@ -1,4 +1,4 @@
-"""What happens around every route: request ids, limits on bodies."""
+"""What happens around every route: request ids, limits on bodies, draining."""
 
 from __future__ import annotations
 

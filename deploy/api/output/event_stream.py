@@ -1,4 +1,4 @@
-"""Server-sent events, and work that ends when its client goes away."""
+"""Server-sent events, the JSON in them, and work that ends when its client goes away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, the same way for every route."""
+"""Reads the bodies of requests and the model that they name, the same way for every route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request body shares: strict parsing, errors that name the field, JSON schemas."""
+"""What all bodies share: JSON read in turns, strict fields, errors that name them, schemas."""
 
 from __future__ import annotations
 

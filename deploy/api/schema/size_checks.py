@@ -1,4 +1,4 @@
-"""Checks a body against the limits, before anything else is done with it."""
+"""Checks a body against the limits and for what is refused by name, before all else."""
 
 from __future__ import annotations
 
