@@ -103,7 +103,7 @@ class FormQueue:
 
 
 async def _wait(pending: Sequence[_Pending], seconds: float, *, for_any: bool = False) -> None:
-    late = [one.form for one in pending if not one.form.done()]
+    late = [mask.form for mask in pending if not mask.form.done()]
     if late:
         until = asyncio.FIRST_COMPLETED if for_any else asyncio.ALL_COMPLETED
         await asyncio.wait(late, timeout=seconds, return_when=until)

@@ -67,8 +67,8 @@ class DraftDistributions:
         # A NaN fails every comparison.
         if not (self.probs >= 0).all() or not (abs(sums[is_draw] - 1) < DISTRIBUTION_SLACK).all():
             raise ProtocolError("distributions: probabilities do not add up to 1")
-        own = np.where(self.ids == tokens[:, None], self.probs, 0.0).sum(axis=1)
-        if not (own[is_draw] > 0).all():
+        drawn = np.where(self.ids == tokens[:, None], self.probs, 0.0).sum(axis=1)
+        if not (drawn[is_draw] > 0).all():
             raise ProtocolError("distributions: a token was drawn that its distribution excludes")
 
 

@@ -158,7 +158,7 @@ class Answer:
             text="".join(delta.text for delta in self.deltas),
             finish_reason=last.finish_reason,
             metrics=last.metrics,
-            log_probs=tuple(one for delta in self.deltas for one in delta.log_probs),
+            log_probs=tuple(entry for delta in self.deltas for entry in delta.log_probs),
             prompt_log_probs=self.deltas[0].prompt_log_probs,
             stop_reason=last.stop_reason,
         )

@@ -91,14 +91,14 @@ def _penalties(logits_params: LogitsParams, counts: TokenCounts, tree: TokenTree
     times = counts.times
     # Tokens that only stand in the tree count where they are on a row's path.
     distinct = dict.fromkeys(chain(times, tree.tokens.tolist()))
-    place = {token: index for index, token in enumerate(distinct)}
-    num_new = len(place) - len(times)
-    paths = _paths(tree, place)
+    index_of = {token: index for index, token in enumerate(distinct)}
+    num_new = len(index_of) - len(times)
+    paths = _paths(tree, index_of)
     lengths = [len(path) for path in paths]
     return Penalties(
-        tokens=np.fromiter(place, dtype=np.int32, count=len(place)),
+        tokens=np.fromiter(index_of, dtype=np.int32, count=len(index_of)),
         counts=np.array([*times.values(), *[0] * num_new], dtype=np.int32),
-        in_prompt=np.arange(len(place)) < counts.num_in_prompt,
+        in_prompt=np.arange(len(index_of)) < counts.num_in_prompt,
         path_rows=np.repeat(np.arange(1, 1 + len(tree), dtype=np.int32), lengths),
         path_tokens=np.fromiter(chain.from_iterable(paths), dtype=np.int32, count=sum(lengths)),
         repetition=logits_params.repetition_penalty,
@@ -107,10 +107,10 @@ def _penalties(logits_params: LogitsParams, counts: TokenCounts, tree: TokenTree
     )
 
 
-def _paths(tree: TokenTree, place: dict[int, int]) -> list[list[int]]:
-    """For each node, the places of its own token and of those above it."""
+def _paths(tree: TokenTree, index_of: dict[int, int]) -> list[list[int]]:
+    """For each node, the indices of its own token and of those above it."""
     paths: list[list[int]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         above = [] if parent == ROOT else paths[parent]
-        paths.append([*above, place[token]])
+        paths.append([*above, index_of[token]])
     return paths

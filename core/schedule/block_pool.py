@@ -56,13 +56,13 @@ class BlockPool:
 
     def num_shared(self, keys: Sequence[bytes]) -> tuple[int, int]:
         """How many of these blocks, from the first on, are registered; how many of them idle."""
-        found = []
+        shared = []
         for key in keys:
             block = self._by_key.get(key)
             if block is None:
                 break
-            found.append(block)
-        return len(found), sum(block in self._idle for block in found)
+            shared.append(block)
+        return len(shared), sum(block in self._idle for block in shared)
 
     def share(self, keys: Sequence[bytes]) -> list[int]:
         """Hold the registered blocks of all these keys, too."""

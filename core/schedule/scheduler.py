@@ -230,8 +230,8 @@ class Scheduler:
             return False
         for state in self.running.values():
             if state.keys is not None and (state.num_prefill_left or state.in_flight):
-                own = state.keys.upto(state.token_ids, state.prefill_len)
-                if own[state.num_shared :] and keys[0] in own[state.num_shared :]:
+                others = state.keys.upto(state.token_ids, state.prefill_len)
+                if others[state.num_shared :] and keys[0] in others[state.num_shared :]:
                     return True
         return False
 

@@ -77,8 +77,8 @@ class StepAnswers:
             for index in range(chunk.num_scored):
                 position = chunk.start + index + 1
                 token = int(state.request.prompt_ids[position])
-                found = _token(token, scores, top, first + index, num_top)
-                state.prompt_log_probs[position] = found
+                log_prob = _token(token, scores, top, first + index, num_top)
+                state.prompt_log_probs[position] = log_prob
         return self._chosen(int(chunk.wants_token))
 
     def _probe_ids(self, step: TreeStep) -> dict[str, Int32]:

@@ -86,9 +86,11 @@ class TreeStep:
     @property
     def num_rows(self) -> int:
         """Rows in the step."""
-        own = 1 + len(self.tree)
+        num_chosen = self.num_chosen
         # Nearly never any: a property that every step reads several times for every request.
-        return own + sum(len(p.tokens) for p in self.probes.values()) if self.probes else own
+        if not self.probes:
+            return num_chosen
+        return num_chosen + sum(len(probe.tokens) for probe in self.probes.values())
 
     @property
     def num_chosen(self) -> int:
@@ -122,7 +124,7 @@ def kv_moves(state: RequestState, rows: Sequence[int], block_size: int) -> list[
 def block_tables(blocks: Sequence[Sequence[int]]) -> Int32:
     """int32 [requests, most blocks]: the blocks of each, with zeros behind them."""
     width = max(map(len, blocks))
-    rows = [[*own, *[0] * (width - len(own))] for own in blocks]
+    rows = [[*held, *[0] * (width - len(held))] for held in blocks]
     return np.array(rows, dtype=np.int32)
 
 
@@ -164,7 +166,7 @@ def build_step(
         trees=_tree_rows(trees, starts, slots, positions) + (None,) * len(chunks),
         logits_rows=logits_rows,
         sampling=sampling_rows(
-            [one.temperature for one in params],
+            [p.temperature for p in params],
             params,
             [state.request.seed for state in states],
             positions[logits_rows].astype(np.int64) + 1,
@@ -174,10 +176,10 @@ def build_step(
         probe_top_k=_probe_top_k(trees),
         scored_rows=runs(starts[len(trees) : -1], num_scored),
         scored_tokens=_scored_tokens(chunks),
-        with_log_probs=any(one.logprobs is not None for one in params),
+        with_log_probs=any(p.logprobs is not None for p in params),
         verification=_verification(trees),
         edits=_placed(parts, edits),
-        num_top=max(max(one.logprobs or 0, one.prompt_logprobs or 0) for one in params),
+        num_top=max(max(p.logprobs or 0, p.prompt_logprobs or 0) for p in params),
     )
 
 
@@ -224,21 +226,21 @@ def _tree_rows(
     trees: Sequence[TreeStep], starts: Int32, slots: Int32, positions: Int32
 ) -> tuple[TreeRows | None, ...]:
     ends = starts.tolist()
-    own = ancestor_bits([step.tree for step in trees])
+    masks = ancestor_bits([step.tree for step in trees])
     return tuple(
         TreeRows(_with_probes(bits, step), slots[first:end], positions[first:end])
-        for step, bits, first, end in zip(trees, own, ends, ends[1:], strict=False)
+        for step, bits, first, end in zip(trees, masks, ends, ends[1:], strict=False)
     )
 
 
-def _with_probes(own: UInt64, step: TreeStep) -> UInt64:
+def _with_probes(bits: UInt64, step: TreeStep) -> UInt64:
     """The bits of a tree, and of probe rows, which see the root and their own probe."""
     if not step.probes:
-        return own
+        return bits
     size, start = step.num_rows, step.num_chosen
     mask = np.zeros((size, size), dtype=np.bool_)
     mask[:, 0] = True
-    mask[:start, :start] = unpack(own, start)
+    mask[:start, :start] = unpack(bits, start)
     for probe in step.probes.values():
         end = start + len(probe.tokens)
         mask[start:end, start:end] = probe.mask
@@ -302,13 +304,13 @@ def edits_for(part: TreeStep | PromptChunk) -> LogitEdits | None:
 def _placed(
     parts: Sequence[TreeStep | PromptChunk], edits: Sequence[LogitEdits | None]
 ) -> tuple[LogitEdits, ...]:
-    found = []
+    placed = []
     first_row = 0
-    for part, own in zip(parts, edits, strict=True):
-        if own is not None:
-            found.append(replace(own, first_row=first_row))
+    for part, edit in zip(parts, edits, strict=True):
+        if edit is not None:
+            placed.append(replace(edit, first_row=first_row))
         first_row += part.num_chosen
-    return tuple(found)
+    return tuple(placed)
 
 
 def load_kernels() -> None:
@@ -341,10 +343,10 @@ def lay_out(
     row = 0
     for request in range(len(counts)):
         context_len = context_lens[request]
-        for own in range(counts[request]):
-            place = context_len + own
+        for index in range(counts[request]):
+            place = context_len + index
             block = block_tables[request, place // block_size]
             slots[row] = block * block_size + place % block_size
-            positions[row] = context_len + (offsets[row] if row < len(offsets) else own)
+            positions[row] = context_len + (offsets[row] if row < len(offsets) else index)
             row += 1
     return slots, positions

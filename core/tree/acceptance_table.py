@@ -45,12 +45,12 @@ class AcceptanceTable:
 
     def source_id(self, name: str) -> int:
         """The id of a drafter, which is new if it has none."""
-        found = self._ids.get(name)
-        if found is None:
-            found = self._ids[name] = len(self.names)
+        source_id = self._ids.get(name)
+        if source_id is None:
+            source_id = self._ids[name] = len(self.names)
             self.names = (*self.names, name)
             self.counts = np.concatenate([self.counts, np.zeros((1, NUM_BINS + 1, 2))])
-        return found
+        return source_id
 
     def estimate(self, source: str, log_prob: float, depth: int, rank: int) -> float:
         """The probability of such a node, above 0 and below 1."""

@@ -191,20 +191,20 @@ def ancestor_bits(nodes: Int32, ends: Int64) -> UInt64:
     for end in ends:
         total += (end - first + 1) * ((end - first) // WORD_BITS + 1)
         first = end
-    found = np.zeros(total, dtype=np.uint64)
+    bits = np.zeros(total, dtype=np.uint64)
     start, first = 0, 0
     for end in ends:
         words = (end - first) // WORD_BITS + 1
         for row in range(end - first + 1):
-            own = start + row * words
+            first_word = start + row * words
             if row:
-                its = start + (nodes[first + row - 1, PARENT] + 1) * words
+                parent_word = start + (nodes[first + row - 1, PARENT] + 1) * words
                 for word in range(words):
-                    found[own + word] = found[its + word]
-            found[own + row // WORD_BITS] |= np.uint64(1) << np.uint64(row % WORD_BITS)
+                    bits[first_word + word] = bits[parent_word + word]
+            bits[first_word + row // WORD_BITS] |= np.uint64(1) << np.uint64(row % WORD_BITS)
         start += (end - first + 1) * words
         first = end
-    return found
+    return bits
 
 
 @compiled
@@ -215,26 +215,26 @@ def follow(nodes: Int32, ends: Int64, targets: Int32) -> tuple[Int32, Int64]:
     the target chose after them, and the sources of these tokens, of which the last is no node's:
     -1. And int64 [trees]: where those of each tree end.
     """
-    found = np.empty((3, len(targets)), dtype=np.int32)
-    found_ends = np.empty(len(ends), dtype=np.int64)
+    steps = np.empty((3, len(targets)), dtype=np.int32)
+    step_ends = np.empty(len(ends), dtype=np.int64)
     count, first, root = 0, 0, 0
     for tree in range(len(ends)):
         last = 0
-        found[0, count] = 0
+        steps[0, count] = 0
         for node in range(first, ends[tree]):
             if nodes[node, PARENT] + 1 == last and nodes[node, TOKEN] == targets[root + last]:
                 last = node - first + 1
-                found[1, count] = nodes[node, TOKEN]
-                found[2, count] = nodes[node, SOURCE]
+                steps[1, count] = nodes[node, TOKEN]
+                steps[2, count] = nodes[node, SOURCE]
                 count += 1
-                found[0, count] = last
-        found[1, count] = targets[root + last]
-        found[2, count] = -1
+                steps[0, count] = last
+        steps[1, count] = targets[root + last]
+        steps[2, count] = -1
         count += 1
-        found_ends[tree] = count
+        step_ends[tree] = count
         root += ends[tree] - first + 1
         first = ends[tree]
-    return found[:, :count], found_ends
+    return steps[:, :count], step_ends
 
 
 @compiled
@@ -311,13 +311,13 @@ def attribute(
 @compiled
 def runs(firsts: Int32, counts: Int32) -> Int32:
     """`counts[i]` whole numbers from `firsts[i]` on, for every i."""
-    found = np.empty(counts.sum(), dtype=np.int32)
+    numbers = np.empty(counts.sum(), dtype=np.int32)
     index = 0
     for run in range(len(counts)):
-        for own in range(counts[run]):
-            found[index] = firsts[run] + own
+        for index_in_run in range(counts[run]):
+            numbers[index] = firsts[run] + index_in_run
             index += 1
-    return found
+    return numbers
 
 
 def pack(mask: Bool) -> UInt64:

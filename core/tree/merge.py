@@ -43,17 +43,17 @@ def merge_all(
     most nodes or depth is cut, with its descendants. `table` estimates what a node is worth, by the
     highest of the drafters that proposed it; without it all are worth the same.
     """
-    found = list(chain.from_iterable(requests))
-    if not found:
+    proposals = list(chain.from_iterable(requests))
+    if not proposals:
         return [NO_TREE] * len(requests)
     ids = table if table is not None else AcceptanceTable()
-    sources = [ids.source_id(proposal.source) for proposal in found]
-    ends = list(accumulate(len(proposal.tokens) for proposal in found))
+    sources = [ids.source_id(proposal.source) for proposal in proposals]
+    ends = list(accumulate(len(proposal.tokens) for proposal in proposals))
     request_ends = list(accumulate(map(len, requests)))
     nodes, values, attributions, log_probs, sizes = tree_kernels.merge_nodes(
-        np.concatenate([proposal.tokens for proposal in found]),
-        np.concatenate([proposal.parents for proposal in found]),
-        np.concatenate([proposal.log_probs for proposal in found]),
+        np.concatenate([proposal.tokens for proposal in proposals]),
+        np.concatenate([proposal.parents for proposal in proposals]),
+        np.concatenate([proposal.log_probs for proposal in proposals]),
         np.array(ends, dtype=np.int64),
         np.array(sources, dtype=np.int32),
         np.array(request_ends, dtype=np.int64),

@@ -110,7 +110,7 @@ def keep_all(trees: Sequence[TokenTree], kept: Bool) -> list[TokenTree]:
     nodes, values, attributions, log_probs, ends = tree_kernels.keep_nodes(
         stacked_nodes(trees),
         np.concatenate([tree.values for tree in trees]),
-        stacked_claims(trees),
+        stacked_attributions(trees),
         np.concatenate([tree.attribution_log_probs for tree in trees]),
         node_ends(trees),
         attribution_ends(trees),
@@ -170,10 +170,10 @@ def attribute(
         return [0] * len(costs)
     row_ends = np.array(list(accumulate(map(len, rows))), dtype=np.int64)
     flat_rows = np.array(list(chain.from_iterable(rows)), dtype=np.int32)
-    found = tree_kernels.attribute(
-        stacked_claims(trees), attribution_ends(trees), flat_rows, row_ends, costs
+    credits = tree_kernels.attribute(
+        stacked_attributions(trees), attribution_ends(trees), flat_rows, row_ends, costs
     )
-    return found.tolist()
+    return credits.tolist()
 
 
 def stacked_nodes(trees: Sequence[TokenTree]) -> Int32:
@@ -181,8 +181,8 @@ def stacked_nodes(trees: Sequence[TokenTree]) -> Int32:
     return np.concatenate([tree.nodes for tree in trees])
 
 
-def stacked_claims(trees: Sequence[TokenTree]) -> Int32:
-    """The claims likewise."""
+def stacked_attributions(trees: Sequence[TokenTree]) -> Int32:
+    """The attributions likewise."""
     return np.concatenate([tree.attributions for tree in trees])
 
 
@@ -192,7 +192,7 @@ def node_ends(trees: Sequence[TokenTree]) -> Int64:
 
 
 def attribution_ends(trees: Sequence[TokenTree]) -> Int64:
-    """Where the claims of each tree end among those of all."""
+    """Where the attributions of each tree end among those of all."""
     return np.array(list(accumulate(len(tree.attributions) for tree in trees)), dtype=np.int64)
 
 

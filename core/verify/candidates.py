@@ -99,13 +99,13 @@ def candidates_of(
     rows: list[tuple[int, int, int]] = []
     places: list[tuple[Proposal, int]] = []
     for proposal in proposals:
-        found: list[int | None] = []
-        own = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
-        for index, (own_parent, token) in enumerate(own):
-            parent = ROOT if own_parent == ROOT else found[own_parent]
+        merged: list[int | None] = []
+        edges = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
+        for index, (drafted_parent, token) in enumerate(edges):
+            parent = ROOT if drafted_parent == ROOT else merged[drafted_parent]
             is_full = len(used) >= max_nodes
             node = None if parent is None or is_full else placed.get((parent, token))
-            found.append(node)
+            merged.append(node)
             if node is not None and parent is not None:
                 used.add(node)
                 rows.append((parent, node, token))
@@ -144,9 +144,9 @@ def _distributions(places: Sequence[tuple[Proposal, int]]) -> tuple[Int32, Float
     probs = np.zeros((len(places), width), dtype=np.float32)
     for row, (proposal, index) in enumerate(places):
         if proposal.distributions is not None:
-            own = proposal.distributions.ids.shape[1]
-            ids[row, :own] = proposal.distributions.ids[index]
-            probs[row, :own] = proposal.distributions.probs[index]
+            num_ids = proposal.distributions.ids.shape[1]
+            ids[row, :num_ids] = proposal.distributions.ids[index]
+            probs[row, :num_ids] = proposal.distributions.probs[index]
     return ids, probs
 
 

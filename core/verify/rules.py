@@ -88,6 +88,6 @@ class SeededRng:
     def draw(self, distribution: Float64) -> int:
         """See `Rng`."""
         sums = np.cumsum(distribution)
-        place = np.searchsorted(sums, self.uniform() * sums[-1], side="right")
+        token = np.searchsorted(sums, self.uniform() * sums[-1], side="right")
         # Rounding must not choose a token behind the last possible one.
-        return int(min(place, np.flatnonzero(distribution)[-1]))
+        return int(min(token, np.flatnonzero(distribution)[-1]))

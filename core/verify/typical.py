@@ -71,5 +71,7 @@ def _typical(
     least = least_likelihood(
         -float(np.sum(distribution * np.log(distribution + LEAST))), epsilon, alpha
     )
-    found = [(candidate.node, float(distribution[candidate.token])) for candidate in candidates]
-    return [one for one in found if one[1] > least]
+    likelihoods = [
+        (candidate.node, float(distribution[candidate.token])) for candidate in candidates
+    ]
+    return [pair for pair in likelihoods if pair[1] > least]
