@@ -14,8 +14,8 @@ from .request.request import RequestState
 from .request.stop import Advance
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
-from .step.answers import Chosen, TreeAnswers
 from .step.builder import PromptChunk, TreeStep, kv_moves
+from .step.outputs import Chosen, TreeOutput
 from .verify.walk import Walk
 
 
@@ -46,7 +46,7 @@ class Committing:
         self._finish = finish
 
     def commit_tree(
-        self, step: TreeStep, walk: Walk, answer: TreeAnswers, outcome: StepOutcome
+        self, step: TreeStep, walk: Walk, answer: TreeOutput, outcome: StepOutcome
     ) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""
         state = step.state

@@ -21,9 +21,9 @@ from .request.request import Request, RequestState
 from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
-from .step.answers import Chosen, TreeAnswers
 from .step.builder import PromptChunk, TreeStep, build_step, edits_for
 from .step.in_flight import StepDeadline, StepInFlight
+from .step.outputs import Chosen, TreeOutput
 from .step.trace import StepTrace
 from .steps import LogitEdits, StepInput
 from .verify.rules import COUPLED
@@ -217,7 +217,7 @@ class EngineCore:
 
     async def _verify(
         self, in_flight: StepInFlight
-    ) -> tuple[list[Walk], list[TreeAnswers], list[Chosen]] | None:
+    ) -> tuple[list[Walk], list[TreeOutput], list[Chosen]] | None:
         """The walks through the step's trees and what was chosen; None if the step failed."""
         try:
             output = await in_flight.wait(self._answered_at, self._clock, self.deadline.limit_s)
@@ -237,7 +237,7 @@ class EngineCore:
         self,
         in_flight: StepInFlight,
         walks: list[Walk],
-        answers: list[TreeAnswers],
+        answers: list[TreeOutput],
         chosen: list[Chosen],
     ) -> None:
         """Take a step's results into its requests."""

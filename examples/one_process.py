@@ -12,7 +12,7 @@ from draftline.cluster.config import EngineConfig
 from draftline.cluster.engine.assembly import Assembly, local_pipeline, plan_model
 from draftline.cluster.engine.engine_thread import EngineThread
 from draftline.cluster.links.link import InprocLink
-from draftline.core.request.output import Answer
+from draftline.core.request.output import OutputCollector
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.drafters.model.drafter import load_model_drafter
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter
@@ -38,7 +38,7 @@ def main() -> None:
     try:
         outputs = []
         for speculative in (False, True):
-            answer = Answer("speculative" if speculative else "plain")
+            answer = OutputCollector("speculative" if speculative else "plain")
             options = RequestOptions(speculative=speculative)
             engine.add(
                 *requests.build(answer.request_id, PROMPT, params, answer.on_output, options)

@@ -17,7 +17,7 @@ from ...cluster.links.link import InprocLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.arrays import ROOT
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
-from ...core.request.output import Answer
+from ...core.request.output import OutputCollector
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.steps import StepInput, StepOutput
 from ...measure.replay.tapped_pipeline import PassingPipeline
@@ -101,7 +101,7 @@ def measure_overhead(num_nodes: int) -> StepOverhead:
 
     engine = EngineThread(build)
     engine.start()
-    answer = Answer("overhead")
+    answer = OutputCollector("overhead")
     params = SamplingParams(max_tokens=NUM_STEPS, temperature=0.0, ignore_eos=True)
     prompt = list(range(1, 65))
     engine.add(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...cluster.transport.messages import decode_answer, decode_step, encode_answer, encode_step
+from ...cluster.transport.messages import decode_result, decode_step, encode_result, encode_step
 from ...core.steps import SamplingRows, StepInput, StepOutput, TreeRows
 from ...measure.records.record import machine
 
@@ -55,14 +55,14 @@ def main() -> None:
         step = build_step(num_rows, num_trees)
         output = StepOutput(0, step.token_ids, step.moves, step.sampling.temperature)
         size = (num_rows, num_trees)
-        step_data, answer_data = encode_step(0, step), encode_answer(0, output)
+        step_data, answer_data = encode_step(0, step), encode_result(0, output)
         times += [
             _measure(("step", *size), step, len(step_data), rounds,
                      lambda step=step: encode_step(0, step),
                      lambda data=step_data: decode_step(data)),
             _measure(("answer", *size), output, len(answer_data), rounds,
-                     lambda output=output: encode_answer(0, output),
-                     lambda data=answer_data: decode_answer(data)),
+                     lambda output=output: encode_result(0, output),
+                     lambda data=answer_data: decode_result(data)),
         ]  # fmt: skip
     for row in times:
         print("  ".join(f"{name} {value}" for name, value in asdict(row).items()))

@@ -36,7 +36,7 @@ from ...measure.records.record import machine
 from ...models.load.partition import LayerSpan
 
 if TYPE_CHECKING:
-    from ...models.stage.answer import Answer
+    from ...models.stage.pending_output import PendingOutput
 
 RESULTS = Path(__file__).parents[1] / "results"
 HIDDEN_SIZE = 256
@@ -59,7 +59,7 @@ class EchoStage:
     def reset(self) -> None:
         """Nothing is kept."""
 
-    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
+    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:
         """Nothing is computed; a step id of `DEATH` kills the last stage."""
         if not self.is_last:
             return torch.zeros(len(step.token_ids), HIDDEN_SIZE) if hidden is None else hidden

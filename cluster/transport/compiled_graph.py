@@ -18,7 +18,7 @@ from ...core.errors import ProtocolError
 from ...core.steps import StepInput
 from ..loop_calls import call_on_loop, in_daemon_thread
 from .in_flight import InFlightSteps
-from .messages import decode_answer, encode_step
+from .messages import decode_result, encode_step
 from .stage_worker import WARM_UP
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class CompiledGraphTransport:
     def _read(self, loop: asyncio.AbstractEventLoop, steps: InFlightSteps) -> None:
         while (reference := self._sent.get()) is not None:
             try:
-                sequence, answer = decode_answer(reference.get(timeout=-1))
+                sequence, answer = decode_result(reference.get(timeout=-1))
             except RayError as error:
                 call_on_loop(loop, steps.lose, self._reason(error))
                 return

@@ -16,7 +16,7 @@ from ...core.steps import StepInput
 from .distributed_stage import StageLink
 from .hidden_link import Backend
 from .in_flight import InFlightSteps
-from .messages import FrameBuffer, decode_answer, encode_frame, encode_step
+from .messages import FrameBuffer, decode_result, encode_frame, encode_step
 from .stage_place import StagePlace
 
 LOOPBACK = "127.0.0.1"
@@ -132,7 +132,7 @@ class _StageConnection(asyncio.Protocol):
             data = self._greeted(data)
         try:
             for message in self._frames.feed(data):
-                self._steps.answer(*decode_answer(message))
+                self._steps.answer(*decode_result(message))
         except ProtocolError as error:
             self._steps.lose(f"stage {self._index} sent what is no answer: {error}")
             self._transport.abort()

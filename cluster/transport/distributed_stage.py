@@ -19,13 +19,13 @@ from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ...models.device import HostCopy
 from .hidden_link import Backend, HiddenLink, open_group
-from .messages import FrameSender, decode_step, encode_answer, receive_frame
+from .messages import FrameSender, decode_step, encode_result, receive_frame
 from .stage_failure import end_process
 from .stage_spans import Spans, run_traced
 from .stage_spec import StageRunner, StageSpec, launch_stage
 
 if TYPE_CHECKING:
-    from ...models.stage.answer import Answer
+    from ...models.stage.pending_output import PendingOutput
 import queue
 import threading
 from collections.abc import Callable
@@ -178,7 +178,7 @@ class DistributedStage:
         event = "device_lost" if is_device else event
         logger.warning("event=%s stage=%d reason=%r", event, self._index, str(error))
         with contextlib.suppress(ConnectionError):  # the coordinator gave up before
-            self._answers.send(encode_answer(0, error))
+            self._answers.send(encode_result(0, error))
         if is_device:
             end_process()
 
@@ -197,13 +197,13 @@ class DistributedStage:
         if isinstance(result, torch.Tensor):
             self._hand_on(result, spans)
             return
-        self._deliveries.add(lambda: self._answers.send(encode_answer(sequence, _settled(result))))
+        self._deliveries.add(lambda: self._answers.send(encode_result(sequence, _settled(result))))
         if not self._is_last:
             self._hand_on(torch.zeros(len(step.token_ids), self._spec.hidden_size), spans)
 
     def _launch(
         self, stage: StageRunner, step: StepInput
-    ) -> tuple[torch.Tensor | Answer | StageError, Spans]:
+    ) -> tuple[torch.Tensor | PendingOutput | StageError, Spans]:
         """What the stage gave, and the spans of a traced step."""
         num_rows = len(step.token_ids)
         hidden, spans = None, ()
@@ -222,8 +222,8 @@ class DistributedStage:
         return self._checked(result, num_rows), spans
 
     def _checked(
-        self, result: torch.Tensor | StepOutput | Answer, num_rows: int
-    ) -> torch.Tensor | Answer | StageError:
+        self, result: torch.Tensor | StepOutput | PendingOutput, num_rows: int
+    ) -> torch.Tensor | PendingOutput | StageError:
         if isinstance(result, StepOutput):
             return lambda: result
         expected = (num_rows, self._spec.hidden_size)
@@ -251,7 +251,7 @@ class DistributedStage:
         return hidden
 
 
-def _settled(result: Answer | StageError) -> StepOutput | StageError:
+def _settled(result: PendingOutput | StageError) -> StepOutput | StageError:
     if isinstance(result, StageError):
         return result
     try:

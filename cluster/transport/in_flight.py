@@ -7,7 +7,7 @@ import logging
 
 from ...core.errors import CapacityError, StageError, StageLost
 from ...core.steps import StepOutput
-from .messages import StageAnswer
+from .messages import StageResult
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class InFlightSteps:
         self._futures[sequence] = future
         return sequence, future
 
-    def answer(self, sequence: int, answer: StageAnswer) -> None:
+    def answer(self, sequence: int, answer: StageResult) -> None:
         """Settle a step; the second answer to it and answers after a loss are ignored.
 
         A `StageLost` in the place of an answer is of no step: see `lose`.

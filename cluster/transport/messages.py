@@ -23,7 +23,7 @@ from ...core.steps import StepInput, StepOutput
 
 T = TypeVar("T")
 
-StageAnswer = StepOutput | StageError | StageLost
+StageResult = StepOutput | StageError | StageLost
 
 # Arrays of steps have so many dimensions.
 DIMS = (1, 2)
@@ -49,7 +49,7 @@ class Failure(NamedTuple):
     reason: str
 
 
-class AnswerMessage(NamedTuple):
+class ResultMessage(NamedTuple):
     """From a stage: what became of step `sequence`. A loss is of the stage, whatever the step."""
 
     sequence: int
@@ -77,22 +77,22 @@ def decode_step(data: bytes | bytearray) -> StepMessage:
     return _decode(_steps, data)
 
 
-def encode_answer(sequence: int, answer: StageAnswer) -> bytes:
+def encode_result(sequence: int, answer: StageResult) -> bytes:
     """A stage's answer to a step.
 
     An output whose values have no encoding goes as a `StageError`, which ends that step alone.
     """
     if isinstance(answer, StepOutput):
         try:
-            return _encoder.encode(AnswerMessage(sequence, answer))
+            return _encoder.encode(ResultMessage(sequence, answer))
         except (TypeError, OverflowError) as error:
             answer = StageError(f"the answer to step {answer.step_id} has no encoding: {error}")
     kind = KINDS[type(answer)]
-    return _encoder.encode(AnswerMessage(sequence, Failure(kind, str(answer))))
+    return _encoder.encode(ResultMessage(sequence, Failure(kind, str(answer))))
 
 
-def decode_answer(data: bytes | bytearray) -> tuple[int, StageAnswer]:
-    """What `encode_answer` was given, errors of the same class and text.
+def decode_result(data: bytes | bytearray) -> tuple[int, StageResult]:
+    """What `encode_result` was given, errors of the same class and text.
 
     Raises `ProtocolError`, which names the field, for other bytes.
     """
@@ -136,7 +136,7 @@ def _dtype(kind: Any) -> np.dtype:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
 _steps = msgspec.msgpack.Decoder(StepMessage, dec_hook=_unpack)
-_answers = msgspec.msgpack.Decoder(AnswerMessage, dec_hook=_unpack)
+_answers = msgspec.msgpack.Decoder(ResultMessage, dec_hook=_unpack)
 
 
 def encode_frame(message: bytes) -> bytes:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from ...models.load.partition import LayerSpan
-    from ...models.stage.answer import Answer
     from ...models.stage.options import StageOptions
+    from ...models.stage.pending_output import PendingOutput
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class StageRunner(Protocol):
         """Forget all steps: the KV cache is empty again."""
         ...
 
-    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
+    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:
         """Begin one step: hidden states [rows, hidden size], or the answer on the last stage.
 
         `hidden` is the previous stage's result, None on the first stage. A device that computes
@@ -147,7 +147,7 @@ class RestartablePipeline(Pipeline, Protocol):
 
 def launch_stage(
     index: int, stage: StageRunner, step: StepInput, hidden: torch.Tensor | None
-) -> torch.Tensor | Answer:
+) -> torch.Tensor | PendingOutput:
     """Launch a step.
 
     Whatever that or its answer raises is logged, and raised as `StageError`, or as `DeviceLost`

@@ -13,7 +13,7 @@ import ray
 
 from ...core.errors import DeviceLost, StageError, StageLost
 from ...core.steps import StepOutput
-from .messages import decode_step, encode_answer
+from .messages import decode_step, encode_result
 from .stage_failure import end_process
 from .stage_place import StagePlace
 from .stage_spans import Spans, run_traced
@@ -104,7 +104,7 @@ class StageWorker:
     def run_payload(
         self, payload: bytes, carried: Carried | bytes | None = None
     ) -> Carried | bytes:
-        """One step of a compiled graph, of `encode_step`; the last stage gives an `encode_answer`.
+        """One step of a compiled graph, of `encode_step`; the last stage gives an `encode_result`.
 
         A failure travels on in the place of the hidden states, encoded already. Raises
         `ProtocolError` for a payload that is no step.
@@ -153,12 +153,12 @@ class StageWorker:
             else:
                 result = run_stage(self._index, self._stage, step, hidden)
         except StageError as error:
-            return encode_answer(sequence, error)
+            return encode_result(sequence, error)
         except DeviceLost:
             # Whoever watches this process learns of it and replaces it.
             end_process()
         if isinstance(result, StepOutput):
-            return encode_answer(sequence, result)
+            return encode_result(sequence, result)
         return (result, spans) if step.is_traced else result
 
 

@@ -124,7 +124,7 @@ class RequestOutput:
 
 
 @dataclass(slots=True)
-class Answer:
+class OutputCollector:
     """A sink (`core/request/request.py`): the engine's thread fills it, another waits for it."""
 
     request_id: str

@@ -12,8 +12,8 @@ from ..proposals import DraftBatch
 from ..request.request import RequestState
 from ..steps import StepOutput
 from ..verify.walk import Walk, walks_of
-from .answers import Chosen, StepAnswers, TreeAnswers
 from .builder import PromptChunk, TreeStep
+from .outputs import Chosen, StepOutputReader, TreeOutput
 from .trace import TracedStep
 
 # A step that takes so many times what steps take now and then is no slow step any more.
@@ -56,13 +56,13 @@ class StepInFlight:
             return answer.result()
         raise StageLost(f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs")
 
-    def read(self, output: StepOutput) -> tuple[list[Walk], list[TreeAnswers], list[Chosen]]:
+    def read(self, output: StepOutput) -> tuple[list[Walk], list[TreeOutput], list[Chosen]]:
         """The answer, cut into those of the trees and the chunks, in this order."""
         has_rule = any(step.candidates is not None for step in self.trees)
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"
         )
-        answers = StepAnswers(output)
+        answers = StepOutputReader(output)
         return (
             walks_of([step.tree for step in self.trees], output),
             [answers.of_tree(step) for step in self.trees],

@@ -18,7 +18,7 @@ from ...cluster.engine.engine_thread import EngineThread, Health
 from ...cluster.engine.request_factory import Prompt, RequestFactory
 from ...cluster.loop_calls import off_loop
 from ...core.errors import CapacityError, RequestError, shortened
-from ...core.request.output import Answer, Delta, RequestOutput
+from ...core.request.output import Delta, OutputCollector, RequestOutput
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule
@@ -213,7 +213,7 @@ class Engine(_Replica):
         answers = []
         with _cancelling(self._thread) as running:
             for prompt in prompts:
-                answer = Answer(f"request-{uuid.uuid4().hex}")
+                answer = OutputCollector(f"request-{uuid.uuid4().hex}")
                 preparing = self._constraint(params)
                 answer.prompt_ids = self._add(
                     answer.request_id,
@@ -319,7 +319,7 @@ class AsyncEngine(_Replica):
         request_id: str | None = None,
     ) -> RequestOutput:
         """The whole answer of one prompt; as `stream`."""
-        answer = Answer(request_id or f"request-{uuid.uuid4().hex}")
+        answer = OutputCollector(request_id or f"request-{uuid.uuid4().hex}")
         ids = await off_loop(self._factory.prompt_ids, prompt)
         answer.prompt_ids = tuple(ids.tolist())
         async for delta in self.stream(

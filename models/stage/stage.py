@@ -20,10 +20,10 @@ from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, load_slice, run_layers
 from ..load.partition import LayerSpan
 from ..sampling import choose_sampler, uses_fused_modules
-from .answer import Answer, launch_answer, wanted_rows
 from .graph_runner import Capture, CudaCapture, GraphRunner
 from .memory import CudaMemory, fitting_blocks, make_kv
 from .options import GraphOptions, StageOptions
+from .pending_output import PendingOutput, launch_answer, wanted_rows
 from .warm_up import capture, warm_up
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Stage:
         return result if isinstance(result, Tensor) else result()
 
     @torch.inference_mode()
-    def launch(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | Answer:
+    def launch(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | PendingOutput:
         """The hidden states of `run`; on the last stage a function that waits for its result.
 
         On a GPU the host may launch the next step before it waits; the function may be called by

@@ -9,7 +9,7 @@ from ....cluster.config import EngineConfig
 from ....cluster.engine.assembly import Assembly, ModelPlan, local_pipeline, plan_model
 from ....cluster.engine.engine_thread import EngineThread
 from ....cluster.links.link import InprocLink
-from ....core.request.output import Answer, RequestOutput
+from ....core.request.output import OutputCollector, RequestOutput
 from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.demo.held_out_prompts import held_out_prompts
 from ....drafters.model.drafter import load_model_drafter
@@ -78,7 +78,7 @@ def _decode(
     outputs = []
     start = time.perf_counter()
     for number, prompt in enumerate(prompts):
-        answer = Answer(f"{'drafted' if speculative else 'plain'}-{number}-{tokens}")
+        answer = OutputCollector(f"{'drafted' if speculative else 'plain'}-{number}-{tokens}")
         engine.add(*requests.build(answer.request_id, prompt, params, answer.on_output, options))
         outputs.append(answer.wait())
     return Run(time.perf_counter() - start, tuple(outputs))

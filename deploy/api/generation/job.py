@@ -43,12 +43,12 @@ class Job:
     wants_usage: bool = False
     pace: Pace | None = None
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[CompletionOutput]:
         """An empty answer for each prompt."""
         echo = self.echo or [None] * len(self.prompts)
         parts = zip(self.prompts, self.params, echo, strict=True)
         return [
-            Answer(
+            CompletionOutput(
                 prompt_ids=prompt,
                 params=params,
                 echo=text,
@@ -94,7 +94,7 @@ class Piece:
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
+class CompletionOutput:
     """The answer to one prompt so far. `echo` is the text that it begins with."""
 
     prompt_ids: Sequence[int]

@@ -13,7 +13,7 @@ from ....core.request.output import Delta
 from ....models.text.tokenizer import TextStream
 from ..engine_client import EngineClient
 from ..errors import to_api_error
-from ..generation.job import Answer, Job, Piece, run_job
+from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import ServerMetrics
 from .completions import Extra, ResponseFormat, metrics_block
 from .event_stream import DONE
@@ -38,7 +38,7 @@ async def whole_answer(
 
 
 def _body(
-    engine_client: EngineClient, job: Job, form: ResponseFormat, answers: Sequence[Answer]
+    engine_client: EngineClient, job: Job, form: ResponseFormat, answers: Sequence[CompletionOutput]
 ) -> bytes:
     extra = metrics_block(answers)
     if job.report:

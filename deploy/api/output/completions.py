@@ -24,7 +24,7 @@ from openai.types.completion_usage import PromptTokensDetails
 
 from ....core.request.output import RequestMetrics
 from ....core.verify.rules import LOSSY
-from ..generation.job import Answer, Piece
+from ..generation.job import CompletionOutput, Piece
 from .event_stream import ChunkTemplate, write_json
 from .logprob_bodies import BytesOf, chat_logprobs, completion_logprobs, prompt_logprobs
 
@@ -53,7 +53,7 @@ class Heading:
 class ResponseFormat(Protocol):
     """One endpoint's spelling of answers; texts are JSON."""
 
-    def body(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
+    def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra) -> str:
         """The whole answer; `num_choices` answers stand for one prompt."""
         ...
 
@@ -61,7 +61,9 @@ class ResponseFormat(Protocol):
         """A part of a stream: the next piece of choice `index`; empty: nothing can be told yet."""
         ...
 
-    def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
+    def last_chunk(
+        self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra
+    ) -> str:
         """The usage chunk that ends a stream; it has no choices."""
         ...
 
@@ -73,7 +75,7 @@ class CompletionFormat:
         self.heading = heading
         self._bytes_of = bytes_of
 
-    def body(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
+    def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra) -> str:
         """The whole answer."""
         choices = [self._choice(index, answer.whole()) for index, answer in enumerate(answers)]
         return self._completion(choices, usage(answers, num_choices), extra)
@@ -90,7 +92,9 @@ class CompletionFormat:
             lambda index, piece: self._completion([self._choice(index, piece)], None, {})
         )
 
-    def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
+    def last_chunk(
+        self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra
+    ) -> str:
         """The usage chunk that ends a stream."""
         return self._completion([], usage(answers, num_choices), extra)
 
@@ -126,7 +130,7 @@ class ChatFormat:
         self.heading = heading
         self._bytes_of = bytes_of
 
-    def body(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
+    def body(self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra) -> str:
         """The whole answer."""
         pieces = [answer.whole() for answer in answers]
         choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
@@ -188,7 +192,9 @@ class ChatFormat:
         )
         return self._chunk([choice], usage_so_far(piece), extra | self._prompt_ids(piece))
 
-    def last_chunk(self, answers: Sequence[Answer], num_choices: int, extra: Extra) -> str:
+    def last_chunk(
+        self, answers: Sequence[CompletionOutput], num_choices: int, extra: Extra
+    ) -> str:
         """The usage chunk that ends a stream."""
         return self._chunk([], usage(answers, num_choices), extra)
 
@@ -233,7 +239,7 @@ def usage_so_far(piece: Piece) -> CompletionUsage | None:
     )
 
 
-def usage(answers: Sequence[Answer], num_choices: int) -> CompletionUsage:
+def usage(answers: Sequence[CompletionOutput], num_choices: int) -> CompletionUsage:
     """Tokens of all prompts, each of which counts once, and of all answers."""
     prompts = _finished(answers[::num_choices])
     prompt = sum(request.prompt_tokens for request in prompts)
@@ -248,7 +254,7 @@ def usage(answers: Sequence[Answer], num_choices: int) -> CompletionUsage:
     )
 
 
-def metrics_block(answers: Sequence[Answer]) -> Extra:
+def metrics_block(answers: Sequence[CompletionOutput]) -> Extra:
     """`{"metrics": {"speculative_decoding": ...}}` over all answers of a response.
 
     `acceptance_histogram[n]` counts verification steps that accepted n drafted tokens.
@@ -290,5 +296,5 @@ def _by_source(metrics: Sequence[RequestMetrics]) -> dict[str, dict[str, int]]:
     }
 
 
-def _finished(answers: Sequence[Answer]) -> list[RequestMetrics]:
+def _finished(answers: Sequence[CompletionOutput]) -> list[RequestMetrics]:
     return [answer.metrics for answer in answers if answer.metrics is not None]

@@ -15,7 +15,7 @@ from ....cluster.loop_calls import off_loop
 from ....core.errors import RequestError
 from ..engine_client import EngineClient
 from ..errors import ApiError, to_api_error
-from ..generation.job import Answer, Job, Piece, run_job
+from ..generation.job import CompletionOutput, Job, Piece, run_job
 from ..http.metrics import ServerMetrics
 from ..output.completions import Heading, metrics_block
 from ..output.event_stream import FramedEventStream, until_disconnect, write_json
@@ -94,7 +94,7 @@ class _AnswerWriter:
         self._job = job
         self._parser = parser
         self._response = response
-        self._answer: Answer = job.answers()[0]
+        self._answer: CompletionOutput = job.answers()[0]
 
     async def whole(self, metrics: ServerMetrics) -> bytes:
         """The body as JSON. Raises what `run_job` raises."""

@@ -17,7 +17,7 @@ from draftline.core.steps import StepInput
 from support.fakes.fake_stage import FakeStage
 
 if TYPE_CHECKING:
-    from draftline.models.stage.answer import Answer
+    from draftline.models.stage.pending_output import PendingOutput
 
 
 async def test_the_smallest_cache_counts_and_stays_as_large() -> None:
@@ -27,7 +27,9 @@ async def test_the_smallest_cache_counts_and_stays_as_large() -> None:
     num_rows: list[int] = []
 
     class Stage(FakeStage):
-        def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
+        def launch(
+            self, step: StepInput, hidden: torch.Tensor | None
+        ) -> torch.Tensor | PendingOutput:
             num_rows.append(len(step.token_ids))
             return super().launch(step, hidden)
 

@@ -13,8 +13,8 @@ from draftline.cluster.transport.messages import (
     LENGTH,
     MAX_FRAME_BYTES,
     FrameBuffer,
-    encode_answer,
     encode_frame,
+    encode_result,
 )
 from draftline.core.errors import ProtocolError, StageError, StageLost
 from draftline.core.steps import StepOutput
@@ -82,7 +82,7 @@ async def test_a_stranger_is_cut_off_before_anything_is_decoded(greeting: bytes)
     steps = InFlightSteps(1)
     connection = _StageConnection(SECRET, 2, join, steps)
     connection.connection_made(transport)
-    connection.data_received(greeting + encode_frame(encode_answer(0, StageLost("not yours"))))
+    connection.data_received(greeting + encode_frame(encode_result(0, StageLost("not yours"))))
     connection.connection_lost(None)
     transport.abort.assert_called_once()
     join.assert_not_called()
@@ -95,7 +95,7 @@ async def test_a_greeting_may_come_in_pieces() -> None:
     sequence, future = steps.add()
     connection = _StageConnection(SECRET, 2, join, steps)
     connection.connection_made(transport)
-    for byte in SECRET + b"\1" + encode_frame(encode_answer(sequence, output(9))):
+    for byte in SECRET + b"\1" + encode_frame(encode_result(sequence, output(9))):
         connection.data_received(bytes([byte]))
     join.assert_called_once_with(1, transport)
     assert (await future).step_id == 9

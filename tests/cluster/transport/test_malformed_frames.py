@@ -16,9 +16,9 @@ from draftline.cluster.transport.in_flight import InFlightSteps
 from draftline.cluster.transport.messages import (
     LENGTH,
     MAX_FRAME_BYTES,
-    decode_answer,
-    encode_answer,
+    decode_result,
     encode_frame,
+    encode_result,
     encode_step,
     receive_frame,
 )
@@ -34,7 +34,7 @@ MALFORMED = {
     "empty": encode_frame(b""),
     "truncated": encode_frame(STEP[:-5]),
     "too_long": LENGTH.pack(MAX_FRAME_BYTES + 1) + b"\0",
-    "wrong_way": encode_frame(encode_answer(0, StageError("an answer is no step"))),
+    "wrong_way": encode_frame(encode_result(0, StageError("an answer is no step"))),
 }
 
 
@@ -93,7 +93,7 @@ async def test_answers_before_a_malformed_one_count(coordinator: Coordinator) ->
     step = fake_step(5)
     output = StepOutput(5, step.token_ids, step.moves, step.sampling.temperature)
     _, writer = await coordinator.connect(0)
-    writer.write(encode_frame(encode_answer(first, output)) + MALFORMED["garbage"])
+    writer.write(encode_frame(encode_result(first, output)) + MALFORMED["garbage"])
     async with asyncio.timeout(TIMEOUT_S):
         assert (await answered).step_id == 5
         with pytest.raises(StageLost, match="stage 0 sent what is no answer"):
@@ -129,8 +129,8 @@ def test_a_stage_that_is_sent_no_step_says_so_and_ends(
 ) -> None:
     connection, thread = served
     connection.sendall(encode_frame(STEP) + MALFORMED[kind])
-    assert isinstance(decode_answer(receive_frame(connection))[1], StepOutput)
-    _, error = decode_answer(receive_frame(connection))
+    assert isinstance(decode_result(receive_frame(connection))[1], StepOutput)
+    _, error = decode_result(receive_frame(connection))
     assert isinstance(error, StageLost)
     assert "stage 0 was sent what is no step" in str(error)
     thread.join(TIMEOUT_S)

@@ -14,9 +14,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 from draftline.cluster.transport.messages import (
-    decode_answer,
+    decode_result,
     decode_step,
-    encode_answer,
+    encode_result,
     encode_step,
 )
 from draftline.core.errors import DeviceLost, ProtocolError, StageError, StageLost
@@ -82,21 +82,21 @@ def test_all_of_a_step_comes_back(sequence: int, step: StepInput) -> None:
 
 @given(st.integers(0, 2**63), outputs)
 def test_all_of_an_answer_comes_back(sequence: int, output: StepOutput) -> None:
-    got, answer = decode_answer(bytearray(encode_answer(sequence, output)))
+    got, answer = decode_result(bytearray(encode_result(sequence, output)))
     assert got == sequence
     assert_same(answer, output)
 
 
 @pytest.mark.parametrize("kind", [StageError, StageLost, DeviceLost])
 def test_errors_come_back_as_what_they_were(kind: type[StageError | StageLost]) -> None:
-    sequence, error = decode_answer(encode_answer(7, kind("stage 1 failed on step 5: \u2620")))
+    sequence, error = decode_result(encode_result(7, kind("stage 1 failed on step 5: \u2620")))
     assert (sequence, type(error), str(error)) == (7, kind, "stage 1 failed on step 5: \u2620")
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
     result = VerificationResult([1], typing.cast("int", np.int32(9)))
     output = replace(output_of(fake_step(3)), verification_results=(result,))
-    _, answer = decode_answer(encode_answer(0, output))
+    _, answer = decode_result(encode_result(0, output))
     assert isinstance(answer, StepOutput)
     assert answer.verification_results == (VerificationResult([1], 9),)
 
@@ -112,9 +112,9 @@ def output_of(step: StepInput) -> StepOutput:
 
 
 STEP = encode_step(4, fake_step(1))
-ANSWER = encode_answer(4, output_of(fake_step(1)))
-FAILURE = encode_answer(4, StageError("no"))
-DECODERS: list[Callable[[bytes], object]] = [decode_step, decode_answer]
+ANSWER = encode_result(4, output_of(fake_step(1)))
+FAILURE = encode_result(4, StageError("no"))
+DECODERS: list[Callable[[bytes], object]] = [decode_step, decode_result]
 
 
 @given(st.sampled_from(DECODERS), st.binary(max_size=64))
@@ -125,7 +125,7 @@ def test_garbage_is_a_protocol_error(decode: Callable[[bytes], object], data: by
 
 @pytest.mark.parametrize("whole", [STEP, ANSWER, FAILURE])
 def test_a_truncated_message_is_a_protocol_error(whole: bytes) -> None:
-    decode = decode_step if whole is STEP else decode_answer
+    decode = decode_step if whole is STEP else decode_result
     decode(whole)
     for end in range(len(whole)):
         with pytest.raises(ProtocolError):
@@ -139,7 +139,7 @@ def test_a_damaged_message_is_a_protocol_error_or_decodes(whole: bytes, data: st
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    for decode in (decode_step, decode_answer):
+    for decode in (decode_step, decode_result):
         try:
             decode(damaged)
         except ProtocolError:
@@ -160,7 +160,7 @@ def test_a_damaged_message_is_a_protocol_error_or_decodes(whole: bytes, data: st
     ids=["field", "dtype", "kind", "depth", "key", "length", "text"],
 )
 def test_what_only_looks_like_a_message_is_a_protocol_error(data: bytes) -> None:
-    for decode in (decode_step, decode_answer):
+    for decode in (decode_step, decode_result):
         with pytest.raises(ProtocolError):
             decode(data)
 
@@ -215,7 +215,7 @@ def test_a_step_that_has_no_encoding_is_refused() -> None:
 @pytest.mark.parametrize("token", [2**70, object()])
 def test_an_answer_that_has_no_encoding_ends_its_step_alone(token: Any) -> None:
     output = replace(output_of(fake_step(6)), verification_results=(VerificationResult([], token),))
-    sequence, answer = decode_answer(encode_answer(3, output))
+    sequence, answer = decode_result(encode_result(3, output))
     assert sequence == 3
     assert isinstance(answer, StageError)
     assert "answer to step 6 has no encoding" in str(answer)

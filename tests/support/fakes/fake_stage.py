@@ -16,7 +16,7 @@ from draftline.core.steps import StepInput, StepOutput
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 
 if TYPE_CHECKING:
-    from draftline.models.stage.answer import Answer
+    from draftline.models.stage.pending_output import PendingOutput
 
 HIDDEN_SIZE = 256
 
@@ -55,7 +55,7 @@ class FakeStage:
     checksum: int = FIRST_CHECKSUM
     num_blocks: int = 1
 
-    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | Answer:
+    def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:
         """Checksum of the own past, the step's tokens and the hidden states."""
         assert (hidden is None) == (self.index == 0)
         self._misbehave(step)

@@ -15,7 +15,7 @@ from ..sampling import Sampler
 from ..verify.apply import verification_results, with_verification_results
 
 # Waits for the answer of a step that was launched; called once, in any thread.
-Answer = Callable[[], StepOutput]
+PendingOutput = Callable[[], StepOutput]
 
 
 def wanted_rows(step: StepInput) -> Int32:
@@ -26,7 +26,7 @@ def wanted_rows(step: StepInput) -> Int32:
     return np.unique(np.concatenate((*wanted, np.empty(0, dtype=np.int32))))
 
 
-def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler) -> Answer:
+def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler) -> PendingOutput:
     """Enqueue all that the answer needs, and one copy of it to the host.
 
     logits  float32 [rows, vocabulary], unprocessed, of `wanted_rows`

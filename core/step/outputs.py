@@ -1,4 +1,4 @@
-"""Cuts a step's answer into those of its requests."""
+"""Cuts a step's output into those of its requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Chosen(NamedTuple):
         )
 
 
-class TreeAnswers(NamedTuple):
+class TreeOutput(NamedTuple):
     """What a step answered to a request's tree.
 
     chosen           after the root and each node
@@ -48,7 +48,7 @@ class TreeAnswers(NamedTuple):
     top_next_tokens: Mapping[str, TopNextTokens]
 
 
-class StepAnswers:
+class StepOutputReader:
     """Takes the answers in the order in which `build_step` asked."""
 
     __slots__ = ("_next_chosen", "_next_probe", "_next_scored", "_output")
@@ -57,14 +57,14 @@ class StepAnswers:
         self._output = output
         self._next_chosen = self._next_probe = self._next_scored = 0
 
-    def of_tree(self, step: TreeStep) -> TreeAnswers:
+    def of_tree(self, step: TreeStep) -> TreeOutput:
         """What was chosen after the root and each node, and what drafters asked for.
 
         To be called before the commit: the request's last token is the root.
         """
         top_next_tokens = self._top_next_tokens(step) if step.num_top_next_tokens else {}
         probe_ids = self._probe_ids(step) if step.probes else {}
-        return TreeAnswers(self._chosen(step.num_chosen), probe_ids, top_next_tokens)
+        return TreeOutput(self._chosen(step.num_chosen), probe_ids, top_next_tokens)
 
     def of_chunk(self, chunk: PromptChunk) -> Chosen:
         """What was chosen after the chunk, if it asked; keeps its tokens' log-probabilities."""
