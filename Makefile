@@ -19,7 +19,7 @@ test: $(READY) redis compiler ## lint, types and tests
 test-full: $(READY) redis compiler ## the same with the whole matrix of the lossless tests
 	@scripts/test.sh $(ARGS)
 
-lint: $(READY) ## style, formatting, spelling, layers of imports
+lint: $(READY) ## style, formatting, spelling, layers of imports, sizes
 	@scripts/lint.sh
 
 types: $(READY) ## types
