@@ -134,16 +134,21 @@ def test_a_truncated_message_is_a_protocol_error(whole: bytes) -> None:
         decode(whole + b"\0")
 
 
+RESULTS = (StepOutput, StageError, StageLost)
+
+
 @given(st.sampled_from([STEP, ANSWER, FAILURE]), st.data())
 def test_a_damaged_message_is_a_protocol_error_or_decodes(whole: bytes, data: st.DataObject):
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    for decode in (decode_step, decode_result):
+    for decode, kinds in ((decode_step, StepInput), (decode_result, RESULTS)):
         try:
-            decode(damaged)
+            sequence, value = decode(damaged)
         except ProtocolError:
             continue
+        assert isinstance(sequence, int)
+        assert isinstance(value, kinds)
 
 
 @pytest.mark.parametrize(
