@@ -7,15 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ..arrays import Int32
-from ..errors import RequestError, is_whole, shortened
+from ..errors import RequestError, is_whole, require, shortened
 
 
 def checked_prompt(token_ids: Sequence[int], vocab_size: int) -> Int32:
     """int32 [len(token_ids)]. Raises `RequestError` naming the first that is no token id."""
     # Prompts may be long: one by one only where something is wrong.
     if not set(map(type, token_ids)) <= {int}:
-        index = next(index for index, token in enumerate(token_ids) if not is_whole(token))
-        raise RequestError(f"prompt[{index}]", "must be a token id, a whole number")
+        for index, token in enumerate(token_ids):
+            require(is_whole(token), f"prompt[{index}]", "must be a token id, a whole number")
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         index = next(i for i, token in enumerate(token_ids) if not 0 <= token < vocab_size)
         check_vocabulary(f"prompt[{index}]", [token_ids[index]], vocab_size)

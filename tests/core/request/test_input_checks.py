@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,10 @@ def test_the_first_bad_id_is_named(bad: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message) as raised:
         checked_prompt([1, 2, bad, 3, bad], VOCAB)
     assert raised.value.field == "prompt[2]"
+
+
+def test_other_whole_numbers_are_token_ids() -> None:
+    assert checked_prompt([1, HTTPStatus.OK], 300).tolist() == [1, 200]
 
 
 def test_a_list_is_checked_at_both_ends() -> None:
