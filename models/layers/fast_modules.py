@@ -178,6 +178,7 @@ class FastRmsNorm(nn.Module):
         super().__init__()
         weight = norm.weight.detach()
         eps = getattr(norm, "variance_epsilon", None) or norm.eps
+        self.eps: float = eps
         self.scale = (weight + NORMS[type(norm)]) * len(weight) ** 0.5
         self.floor = torch.tensor([(len(weight) * eps) ** 0.5])
 
@@ -197,6 +198,7 @@ class FastGatedMlp(nn.Module):
         self.gate = FastLinear(mlp.gate_proj)
         self.up = FastLinear(mlp.up_proj)
         self.down = FastLinear(mlp.down_proj)
+        self.activation: nn.Module = mlp.act_fn
         self.act = mlp.act_fn.forward
 
     def forward(self, x: Tensor) -> Tensor:
