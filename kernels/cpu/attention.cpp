@@ -32,11 +32,6 @@ constexpr int64_t CHUNK = LANES == 16 ? 16 : 8;
 // Columns whose scores are summed at once, one query a lane.
 constexpr int64_t ABREAST = LANES == 16 ? 4 : 2;
 
-Vector capped(Vector x, float cap) {  // cap * tanh(x / cap)
-  const Vector twice = exp_of(x * (2.0f / cap));
-  return cap - (2.0f * cap) / (twice + 1.0f);
-}
-
 // Room for `count` values, the thread's own, until its next call.
 template <typename T>
 T* scratch(int64_t count) {

@@ -259,6 +259,15 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return out;
 }
 
+at::Tensor soft_cap(const at::Tensor& x, double cap) {
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  const float* from = checked(x);
+  float* to = out.data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); i += LANES)
+    store_some(to + i, capped(load_some(from + i, x.numel() - i), cap), x.numel() - i);
+  return out;
+}
+
 }  // namespace
 }  // namespace draftline
 
@@ -267,9 +276,11 @@ TORCH_LIBRARY_FRAGMENT(draftline, library) {
       "run_layers(Tensor states, Tensor[] tensors, int[] shapes, float[] numbers, Tensor[] rotations)"
       " -> Tensor");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("soft_cap(Tensor x, float cap) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {
   library.impl("run_layers", &draftline::run_layers);
   library.impl("rms_norm", &draftline::rms_norm);
+  library.impl("soft_cap", &draftline::soft_cap);
 }

@@ -71,6 +71,11 @@ inline Vector exp_of(Vector x) {  // Cephes' polynomial
   return y * (Vector)power;
 }
 
+inline Vector capped(Vector x, float cap) {  // cap * tanh(x / cap)
+  const Vector twice = exp_of(x * (2.0f / cap));
+  return cap - (2.0f * cap) / (twice + 1.0f);
+}
+
 namespace detail {
 
 // Lane `lane` of the halves of groups of G lanes of two vectors, one behind the other.

@@ -89,9 +89,13 @@ class RotaryTable:
 
         `largest` is the largest of them, known to the caller without waiting for a device.
         """
+        return self.look_up(self.tables_of(largest), positions)
+
+    def tables_of(self, largest: int) -> Mapping[str | None, Rotation]:
+        """Cosines and sines of all positions up to `largest`, and perhaps of more, by layer type."""
         if largest >= self._num_positions:
             self._grow(max(2 * self._num_positions, largest + 1, 256))
-        return self.look_up(self.tables, positions)
+        return self.tables
 
     def look_up(
         self, tables: Mapping[str | None, Rotation], positions: Tensor

@@ -7,7 +7,7 @@ inputs, attention in the order of positions, and nothing else looks beyond its r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ class OwnLayers:
         self._numbers = [value for layer in layers for value in layer.numbers]
         self._norm, self._head = _take_norm(part.norm), _take_head(part.head)
 
-    def __call__(self, states: Tensor, tables: dict[str | None, Rotation]) -> Tensor:
+    def __call__(self, states: Tensor, tables: Mapping[str | None, Rotation]) -> Tensor:
         """Hidden states [rows, hidden_size], in and out; within `attending`.
 
         `tables` are those of a flat `RotaryTable`, of all positions.
@@ -118,14 +118,19 @@ class OwnLayers:
             states.contiguous(), self._tensors, self._shapes, self._numbers, rotations
         )
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, vocabulary] of the last layer's states [rows, hidden_size]."""
+    def logits(self, hidden: Tensor, softcap: float | None = None) -> Tensor:
+        """float32 [rows, vocabulary] of the last layer's states [rows, hidden_size].
+
+        `softcap` bounds them by tanh, as Gemma 2 does.
+        """
         assert self._norm is not None
         assert self._head is not None
         normed = torch.ops.draftline.rms_norm(hidden.contiguous(), *self._norm)
         weight, outputs, bias = self._head
         out = packed_linear(normed, weight, outputs)
-        return out if bias is None else out.add_(bias)
+        if bias is not None:
+            out.add_(bias)
+        return out if softcap is None else torch.ops.draftline.soft_cap(out, softcap)
 
 
 def _take_layer(layer: Any, rotation: int) -> _Layer:
