@@ -25,6 +25,8 @@ namespace {
 constexpr int64_t FEW = 4;
 // At least so many queries are computed one a lane.
 constexpr int64_t MANY = LANES / 2 + 1;
+// Columns that are fetched at once; floats of a cache line.
+constexpr int64_t AHEAD = 64, LINE = 16;
 // Vectors of a head whose sums stay in registers, for FEW queries.
 constexpr int64_t SPAN = LANES == 16 ? 4 : 2;
 // Values of a head whose sums stay in registers, one query a lane.
@@ -133,6 +135,13 @@ struct FewQueries : Block {
     return sums_of(sums);
   }
 
+  // Reads a slot in the order of its addresses, with the heads that come next: a processor fetches
+  // ahead where it sees a stream, which the keys of one head, some lines of a slot each, are not.
+  void touch(int64_t column) const {
+    const volatile float* pair = key(column);
+    for (int64_t d = 0; d < 2 * call->kv_heads * call->head_dim; d += LINE) (void)pair[d];
+  }
+
   void score(float* queries, float* scores, int64_t first, int64_t last, int64_t width) const {
     const int64_t dim = call->head_dim;
     for (int64_t q = 0; q < count; ++q) {
@@ -142,6 +151,8 @@ struct FewQueries : Block {
     for (int64_t c = first; c < last; c += LANES) {
       const float* keys[LANES];
       for (int64_t i = 0; i < LANES; ++i) keys[i] = key(std::min(c + i, last - 1));
+      if (kv_head == 0 && (c - first) % AHEAD == 0)
+        for (int64_t i = c; i < std::min(c + AHEAD, last); ++i) touch(i);
       for (int64_t q = 0; q < count; ++q) {
         Vector value = score_group(queries + q * dim, keys);
         if (call->softcap) value = capped(value, *call->softcap);
@@ -156,7 +167,7 @@ struct FewQueries : Block {
 
   // Scores become weights; their total.
   float weigh(float* scores, int64_t first, int64_t last, int64_t width) const {
-    Vector largest = Vector{} + HIDDEN, totals{};
+    Vector largest = all(HIDDEN), totals{};
     for (int64_t c = 0; c < width; c += LANES) {
       const Vector value = load(scores + c);
       largest = value > largest ? value : largest;
@@ -176,26 +187,39 @@ struct FewQueries : Block {
     return sum_of_lanes(totals);
   }
 
+  // Adds the values of dimensions d, ..., d + span - 1.
+  template <int Q, bool WHOLE>
+  void mix_span(const float* weights, const float* totals, int64_t first, int64_t last,
+                int64_t width, int64_t d, int64_t span) const {
+    Vector sums[Q][SPAN] = {};
+    for (int64_t c = first; c < last; ++c) {
+      const float* v = value(c) + d;
+      Vector parts[SPAN] = {};
+      for (int64_t i = 0; i < SPAN; ++i) {
+        if (WHOLE)
+          parts[i] = load(v + i * LANES);
+        else if (span > i * LANES)
+          parts[i] = load_some(v + i * LANES, span - i * LANES);
+      }
+      for (int64_t q = 0; q < Q; ++q)
+        for (int64_t i = 0; i < SPAN; ++i)
+          sums[q][i] = fma(parts[i], weights[q * width + c - first], sums[q][i]);
+    }
+    for (int64_t q = 0; q < Q; ++q)
+      for (int64_t i = 0; i < SPAN; ++i)
+        if (span > i * LANES)
+          store_some(out(q) + d + i * LANES, sums[q][i] / totals[q], span - i * LANES);
+  }
+
   template <int Q>
   void mix(const float* weights, const float* totals, int64_t first, int64_t last,
            int64_t width) const {
     for (int64_t d = 0; d < call->head_dim; d += SPAN * LANES) {
-      Vector sums[Q][SPAN] = {};
       const int64_t span = std::min(SPAN * LANES, call->head_dim - d);
-      for (int64_t c = first; c < last; ++c) {
-        const float* v = value(c) + d;
-        Vector parts[SPAN];
-        for (int64_t i = 0; i < SPAN; ++i)
-          parts[i] = span == SPAN * LANES ? load(v + i * LANES)
-              : span > i * LANES ? load_some(v + i * LANES, span - i * LANES) : Vector{};
-        for (int64_t q = 0; q < Q; ++q)
-          for (int64_t i = 0; i < SPAN; ++i)
-            sums[q][i] = fma(parts[i], weights[q * width + c - first], sums[q][i]);
-      }
-      for (int64_t q = 0; q < Q; ++q)
-        for (int64_t i = 0; i < SPAN; ++i)
-          if (span > i * LANES)
-            store_some(out(q) + d + i * LANES, sums[q][i] / totals[q], span - i * LANES);
+      if (span == SPAN * LANES)
+        mix_span<Q, true>(weights, totals, first, last, width, d, span);
+      else
+        mix_span<Q, false>(weights, totals, first, last, width, d, span);
     }
   }
 
@@ -223,7 +247,7 @@ struct ManyQueries : Block {
   // Scores of N columns, in the order of `FewQueries::score_group`: dimensions d, d + LANES, ...
   // have a sum of their own, and four of these sums, a quarter of the lanes apart, are taken at
   // once.
-  template <int64_t N>
+  template <int64_t N, bool WHOLE>
   void score_columns(const Vector* query, int64_t column, Vector* to) const {
     const float* keys[N];
     for (int64_t n = 0; n < N; ++n) keys[n] = key(column + n);
@@ -232,7 +256,7 @@ struct ManyQueries : Block {
       Vector sums[N][4] = {};
       for (int64_t d = j; d < call->head_dim; d += LANES)
         for (int64_t part = 0; part < 4; ++part)
-          if (const int64_t at = d + part * QUARTER; at < call->head_dim)
+          if (const int64_t at = d + part * QUARTER; WHOLE || at < call->head_dim)
             for (int64_t n = 0; n < N; ++n)
               sums[n][part] = fma(query[at], keys[n][at], sums[n][part]);
       for (int64_t n = 0; n < N; ++n)
@@ -245,23 +269,31 @@ struct ManyQueries : Block {
     }
   }
 
+  template <bool WHOLE>
+  void score_all(const Vector* queries, Vector* scores, int64_t first, int64_t last) const {
+    int64_t c = first;
+    for (; c + ABREAST <= last; c += ABREAST)
+      score_columns<ABREAST, WHOLE>(queries, c, scores + c - first);
+    for (; c < last; ++c) score_columns<1, WHOLE>(queries, c, scores + c - first);
+  }
+
   void score(Vector* queries, Vector* scores, int64_t first, int64_t last) const {
     for (int64_t lane = 0; lane < LANES; ++lane) {
       const float* from = query(std::min(lane, count - 1));
       for (int64_t d = 0; d < call->head_dim; ++d) queries[d][lane] = call->scaling * from[d];
     }
-    int64_t c = first;
-    for (; c + ABREAST <= last; c += ABREAST)
-      score_columns<ABREAST>(queries, c, scores + c - first);
-    for (; c < last; ++c) score_columns<1>(queries, c, scores + c - first);
+    if (call->head_dim % LANES)
+      score_all<false>(queries, scores, first, last);
+    else
+      score_all<true>(queries, scores, first, last);
     if (call->softcap)
-      for (c = 0; c < last - first; ++c) scores[c] = capped(scores[c], *call->softcap);
+      for (int64_t c = 0; c < last - first; ++c) scores[c] = capped(scores[c], *call->softcap);
     hide_unseen(first, last,
                 [&](int64_t q, int64_t column) { scores[column - first][q] = HIDDEN; });
   }
 
   Vector weigh(Vector* scores, int64_t first, int64_t last) const {
-    Vector largest = Vector{} + HIDDEN, totals[LANES] = {};
+    Vector largest = all(HIDDEN), totals[LANES] = {};
     for (int64_t c = 0; c < last - first; ++c)
       largest = scores[c] > largest ? scores[c] : largest;
     for (int64_t c = first; c < last; ++c) {
@@ -273,22 +305,31 @@ struct ManyQueries : Block {
     return sum_in_halves(totals);
   }
 
+  // Adds the values of dimensions d, ..., d + width - 1; all CHUNK where WHOLE.
+  template <bool WHOLE>
+  void mix_chunk(const Vector* weights, Vector total, int64_t first, int64_t last, int64_t d,
+                 int64_t width) const {
+    Vector sums[CHUNK] = {};
+    for (int64_t c = first; c < last; ++c) {
+      const float* v = value(c) + d;
+      const Vector weight = weights[c - first];
+      for (int64_t i = 0; i < CHUNK; ++i)
+        if (WHOLE || i < width) sums[i] = fma(weight, v[i], sums[i]);
+    }
+    for (int64_t i = 0; i < CHUNK; ++i) sums[i] = sums[i] / total;
+    for (int64_t lane = 0; lane < count; ++lane) {
+      float* to = out(lane) + d;
+      for (int64_t i = 0; i < (WHOLE ? CHUNK : width); ++i) to[i] = ((const float*)&sums[i])[lane];
+    }
+  }
+
   void mix(const Vector* weights, Vector total, int64_t first, int64_t last) const {
     for (int64_t d = 0; d < call->head_dim; d += CHUNK) {
       const int64_t width = std::min(CHUNK, call->head_dim - d);
-      Vector sums[CHUNK] = {};
-      for (int64_t c = first; c < last; ++c) {
-        const float* v = value(c) + d;
-        const Vector weight = weights[c - first];
-        if (width == CHUNK)
-          for (int64_t i = 0; i < CHUNK; ++i) sums[i] = fma(weight, v[i], sums[i]);
-        else
-          for (int64_t i = 0; i < width; ++i) sums[i] = fma(weight, v[i], sums[i]);
-      }
-      for (int64_t i = 0; i < width; ++i) {
-        const Vector result = sums[i] / total;
-        for (int64_t lane = 0; lane < count; ++lane) out(lane)[d + i] = result[lane];
-      }
+      if (width == CHUNK)
+        mix_chunk<true>(weights, total, first, last, d, width);
+      else
+        mix_chunk<false>(weights, total, first, last, d, width);
     }
   }
 

@@ -25,6 +25,9 @@ constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4)));
 
+// `value` in all lanes: a difference, since -0 + 0 is 0 and would have to be computed.
+inline Vector all(float value) { return value - Vector{}; }
+
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 
 inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
@@ -54,18 +57,18 @@ inline Vector fma(Vector x, Vector y, Vector z) {
 #endif
 }
 
-inline Vector fma(Vector x, float y, Vector z) { return fma(x, Vector{} + y, z); }
+inline Vector fma(Vector x, float y, Vector z) { return fma(x, all(y), z); }
 
 inline Vector exp_of(Vector x) {  // Cephes' polynomial
-  x = x < -87.0f ? Vector{} - 87.0f : x;
-  x = x > 88.0f ? Vector{} + 88.0f : x;
-  const Vector n = fma(x, 1.44269504088896341f, Vector{} + 12582912.0f) - 12582912.0f;
+  x = x < -87.0f ? all(-87.0f) : x;
+  x = x > 88.0f ? all(88.0f) : x;
+  const Vector n = fma(x, 1.44269504088896341f, all(12582912.0f)) - 12582912.0f;
   const Vector r = fma(n, 2.12194440e-4f, fma(n, -0.693359375f, x));
-  Vector y = fma(r, 1.9875691500e-4f, Vector{} + 1.3981999507e-3f);
-  y = fma(y, r, Vector{} + 8.3334519073e-3f);
-  y = fma(y, r, Vector{} + 4.1665795894e-2f);
-  y = fma(y, r, Vector{} + 1.6666665459e-1f);
-  y = fma(y, r, Vector{} + 5.0000001201e-1f);
+  Vector y = fma(r, 1.9875691500e-4f, all(1.3981999507e-3f));
+  y = fma(y, r, all(8.3334519073e-3f));
+  y = fma(y, r, all(4.1665795894e-2f));
+  y = fma(y, r, all(1.6666665459e-1f));
+  y = fma(y, r, all(5.0000001201e-1f));
   y = fma(y, r * r, r) + 1.0f;
   const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
   return y * (Vector)power;
