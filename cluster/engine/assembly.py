@@ -13,6 +13,7 @@ from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget, StepCost
+from ...core.schedule.prefill_share import PrefillShare
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.step.builder import load_kernels
 from ...core.step.trace import StepTrace
@@ -116,6 +117,9 @@ class Assembly:
         self.pipeline = make_pipeline(plan.specs)
         # Stages that size their caches themselves are heard when they have started.
         self._pool = BlockPool(plan.specs[0].num_blocks or 1, config.block_size)
+        # Nodes that were drawn may not be cut by their value.
+        is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
+        self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
         self.scheduler = Scheduler(
             self._pool,
             SchedulerLimits(
@@ -127,10 +131,8 @@ class Assembly:
                 share_prefixes=config.enable_prefix_caching,
                 num_groups=self.pipeline.max_in_flight,
             ),
+            PrefillShare(config.prefill_share, self._step_s, self.pipeline.num_stages),
         )
-        # Nodes that were drawn may not be cut by their value.
-        is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
-        self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
         trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
         self.core = EngineCore(
             self.pipeline,
@@ -163,6 +165,9 @@ class Assembly:
             time.monotonic,
         )
         await self.hub.start(DRAFTERS_START_S)
+
+    def _step_s(self, num_rows: int) -> float:
+        return float(self.budget.cost.seconds(num_rows))
 
     async def recover(self) -> None:
         """Replace what of the pipeline is lost. Drafters stay connected."""
