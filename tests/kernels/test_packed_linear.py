@@ -61,13 +61,16 @@ def test_a_missing_compiler_is_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"compile: .*no-such-compiler.*apt install g\+\+"):
-        cpu_build._compiler()
+        cpu_build.find_compiler()
 
 
-def test_a_failing_compiler_is_an_error_that_quotes_it(tmp_path: Path) -> None:
+def test_a_failing_compiler_is_an_error_that_quotes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "fails"
     compiler.write_text("#!/bin/sh\necho 'error: no such flag' >&2\nexit 1\n")
     compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(ConfigError, match=r"compile: .*error: no such flag"):
-        cpu_build._build([str(compiler)], tmp_path / "library.so")
+        cpu_build.build(tmp_path / "library.so")
     assert not (tmp_path / "library.so").exists()
