@@ -221,6 +221,7 @@ HOST = (
     Load(stages=1, stage_ms=0.0, requests=1, nodes=60),
     Load(stages=1, stage_ms=0.0, requests=8, nodes=16),
     Load(stages=1, stage_ms=0.0, requests=64, nodes=16),
+    Load(stages=1, stage_ms=0.0, requests=256, nodes=4),
 )
 STAGES = tuple(
     Load(stages=stages, stage_ms=5.0, requests=requests, nodes=16)
@@ -237,12 +238,14 @@ def _rounds(load: Load, count: int) -> Rounds:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Runs of each load; the median counts.")] = 5,
+    host_only: Annotated[bool, typer.Option(help="Only stages that take no time.")] = False,
     output: Annotated[Path, typer.Option(help="Where the JSON goes.")] = RESULTS,
 ) -> None:
     """Measure the engine over simulated stages."""
     console = Console(highlight=False)
     load_kernels()
-    results = [_rounds(load, rounds) for load in (*HOST, *STAGES)]
+    loads = HOST if host_only else (*HOST, *STAGES)
+    results = [_rounds(load, rounds) for load in loads]
     table = Table("stages", "ms each", "requests", "nodes", "step ms", "range", "busy", box=None)
     for found in results:
         one, load = found.median, found.median.load
