@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .drafting import DraftedTree
 from .errors import Contained, DraftlineError
 from .request.constraint import Constraint, TreeForm
 from .request.request import RequestState
+from .step.drafted_trees import DraftedTree, DraftedTrees
 
 # How long a step that only late requests could take part in waits before it looks for others.
 IDLE_WAIT_S = 0.01
@@ -50,8 +50,8 @@ class FormQueue:
             pending.form.cancel()
 
     async def join(
-        self, drafted: Sequence[DraftedTree], patience_s: float, most_nodes: int, *, is_idle: bool
-    ) -> list[DraftedTree]:
+        self, drafted: DraftedTrees, patience_s: float, most_nodes: int, *, is_idle: bool
+    ) -> DraftedTrees:
         """The requests of a step, in order, whose token masks are there within `patience_s`.
 
         A request without a structured output needs none.
@@ -59,15 +59,18 @@ class FormQueue:
         most_nodes  of one tree in this step; a tree whose form was late is of an earlier one
         is_idle     there is nothing to do but these
         """
-        constrained = [part.state for part in drafted if _constraint(part.state) is not None]
-        for part in drafted:
+        if not self._pending and not any(map(_has_rules, drafted.states)):
+            return drafted
+        parts = drafted.parts()
+        constrained = [part.state for part in parts if _constraint(part.state) is not None]
+        for part in parts:
             self._ask(part)
         await _wait([self._pending[s.request_id] for s in constrained if self._has(s)], patience_s)
-        joined = [self._joined(part, most_nodes) for part in drafted]
+        joined = [self._joined(part, most_nodes) for part in parts]
         ready = [part for part in joined if part is not None]
         if is_idle and not ready:
             await _wait(list(self._pending.values()), IDLE_WAIT_S, for_any=True)
-        return ready
+        return DraftedTrees.of(ready)
 
     def _has(self, state: RequestState) -> bool:
         return state.request_id in self._pending
@@ -107,6 +110,10 @@ async def _wait(pending: Sequence[_Pending], seconds: float, *, for_any: bool = 
     if late:
         until = asyncio.FIRST_COMPLETED if for_any else asyncio.ALL_COMPLETED
         await asyncio.wait(late, timeout=seconds, return_when=until)
+
+
+def _has_rules(state: RequestState) -> bool:
+    return state.request.allowed_tokens is not None
 
 
 def _constraint(state: RequestState) -> Constraint | None:

@@ -152,13 +152,12 @@ class Scheduler:
         missing = self._pool.blocks_for(num_slots) - len(state.blocks)
         if missing > self._pool.num_free:
             return False
-        if missing >= 0:
-            state.blocks += self._pool.allocate(missing)
-        else:
+        if missing > 0:
+            state.take_blocks(self._pool.allocate(missing))
+        elif missing < 0:
             # Scratch of an earlier tree. KV that is still to be moved out of it goes first in the
             # step that this is for.
-            self._pool.free(state.blocks[missing:])
-            del state.blocks[missing:]
+            self._pool.free(state.drop_blocks(-missing))
         return True
 
     def make_room(self, state: RequestState, num_slots: int) -> bool:
