@@ -203,8 +203,11 @@ def _has_wishes(proposals: Sequence[Proposal]) -> bool:
 
 def _query_size(state: RequestState, most: int) -> int:
     """Nodes to ask for; 0 or less where the request takes none."""
-    is_drafted = state.request.options.speculative
-    return min(_max_nodes(state, most), _max_depth(state)) if is_drafted else 0
+    options = state.request.options
+    if not options.speculative:
+        return 0
+    limit = options.max_nodes
+    return min(most if limit is None else min(most, limit), _max_depth(state))
 
 
 def _max_nodes(state: RequestState, most: int) -> int:

@@ -135,7 +135,8 @@ class RequestState:
     @property
     def is_decoding(self) -> bool:
         """Whether the next step verifies a tree: all before the last token is cached."""
-        return self.has_answer and bool(self.blocks) and not self.num_prefill_left
+        has_answer = len(self.token_ids) > self.prompt_len
+        return has_answer and bool(self.blocks) and self.num_scheduled == self.prefill_len
 
     def begin(self, blocks: list[int], num_cached: int) -> None:
         """Take KV blocks, the first of which hold `num_cached` tokens already."""
@@ -205,9 +206,10 @@ class RequestState:
         """
         for source, count in drafted.items():
             self.drafted_by_source[source] += count
-        accepted = [source for source in sources if source != TARGET_SOURCE]
-        self.accepted_lengths.append(len(accepted))
-        for source in accepted:
+        # The last token is the target's own, but for an end before it.
+        num_accepted = len(sources) - (sources[-1:] == [TARGET_SOURCE])
+        self.accepted_lengths.append(num_accepted)
+        for source in sources[:num_accepted]:
             self.accepted_by_source[source] += 1
 
     def wasted_by_source(self) -> Counter[str]:

@@ -86,7 +86,8 @@ def build_step(
     the requests' last commits left.
     """
     states = [*trees.states, *(chunk.state for chunk in chunks)]
-    params = [state.request.params for state in states]
+    params = (state.request.params for state in states)
+    num_tops = {(own.logprobs, own.prompt_logprobs) for own in params}
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]
     contexts = np.array(context_lens, dtype=np.int32)
@@ -119,10 +120,10 @@ def build_step(
         probe_top_k=_probe_top_k(trees),
         scored_rows=_scored_rows(chunks, starts_of_chunks),
         scored_tokens=_scored_tokens(chunks),
-        with_log_probs=any(p.logprobs is not None for p in params),
+        with_log_probs=any(num is not None for num, _ in num_tops),
         verification=_verification(trees, context_lens),
         edits=_placed(chosen, edits),
-        num_top=max(max(p.logprobs or 0, p.prompt_logprobs or 0) for p in params),
+        num_top=max(max(num or 0, of_prompt or 0) for num, of_prompt in num_tops),
     )
 
 

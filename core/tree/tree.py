@@ -169,7 +169,9 @@ class TreeBatch(Sequence[TokenTree]):
     @property
     def sizes(self) -> Int64:
         """int64 [trees]: nodes of each."""
-        return np.diff(self.ends[0], prepend=0)
+        sizes = self.ends[0].copy()
+        sizes[1:] -= self.ends[0, :-1]
+        return sizes
 
     def keep(self, kept: Bool) -> TreeBatch:
         """`TokenTree.keep` of all trees; `kept` is bool, of the nodes of all."""
