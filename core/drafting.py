@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .arrays import UInt32
 from .interfaces import ProposalSource
@@ -21,6 +22,14 @@ from .verify.rules import COUPLED, rule_for
 
 # A budget can only choose where more is offered than a tree may hold.
 OFFERED_TREES = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftingGroup:
+    """Requests whose drafters are being asked, and the answer to come."""
+
+    states: Sequence[RequestState]
+    answer: asyncio.Future[DraftBatch | None]
 
 
 class Drafting:
@@ -61,6 +70,10 @@ class Drafting:
     def note_commit(self, commit: StepCommit) -> None:
         """Keep a commit for the next message to the drafters."""
         self._commits.append(commit)
+
+    def start(self, states: Sequence[RequestState]) -> DraftingGroup:
+        """Begin to ask the drafters about requests that decode; see `ask`."""
+        return DraftingGroup(states, asyncio.ensure_future(self.ask(states)))
 
     async def ask(self, states: Sequence[RequestState]) -> DraftBatch | None:
         """Proposals by request id; None where drafting is not worth its time now.

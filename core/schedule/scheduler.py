@@ -22,7 +22,8 @@ class SchedulerLimits:
     max_step_rows   rows of a step, tree nodes and prompt tokens together
     max_tree_nodes  nodes of one request's tree
     max_probe_rows  rows that one request's drafters may probe with in a step
-    num_groups      steps in flight that the requests are spread over, one a pipeline stage
+    num_groups      steps in flight that the requests are spread over: one a stage of the pipeline, and
+                    one that waits for the first stage
     share_prefixes  whether requests share the KV of equal prefixes
     """
 
