@@ -1,0 +1,53 @@
+"""The text of an answer from its tokens, for whoever gets the tokens alone.
+
+The engine commits tokens, and needs their text only where a stop text is looked for. Otherwise the
+process that answers the client makes the text: `SilentStream` stands in the engine for the text
+that is not made, and `AnswerText` makes it where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .output import FinishReason
+from .sampling_params import SamplingParams
+from .stop import TextStream
+
+
+class SilentStream:
+    """A `TextStream` that gives no text."""
+
+    __slots__ = ()
+
+    def push(self, token_id: int) -> str:  # noqa: ARG002 - the interface
+        """No text."""
+        return ""
+
+    def flush(self) -> str:
+        """No text."""
+        return ""
+
+
+class AnswerText:
+    """Text of one answer's deltas, equal to that of a `StopRule` over the same stream.
+
+    For answers without stop texts only: those are cut where they are looked for.
+    """
+
+    __slots__ = ("_includes_stop", "_stream")
+
+    def __init__(self, params: SamplingParams, stream: TextStream) -> None:
+        """`stream` begins after the prompt."""
+        assert not params.stop, "a stop text is cut where the tokens are committed"
+        self._includes_stop = params.include_stop_str_in_output
+        self._stream = stream
+
+    def advance(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> str:
+        """Text that the tokens of one delta make final; with `finish_reason` they are the last."""
+        if finish_reason is None:
+            return "".join(map(self._stream.push, token_ids))
+        # Without stop texts, only a token stops an answer, and it is the last one.
+        is_hidden = finish_reason == "stop" and not self._includes_stop
+        text = "".join(map(self._stream.push, token_ids[:-1] if is_hidden else token_ids))
+        # An answer that was cancelled, or of which only the prompt was computed, has no rest.
+        return text if finish_reason == "cancelled" or not token_ids else text + self._stream.flush()
