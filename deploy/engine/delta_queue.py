@@ -9,6 +9,8 @@ from typing import Generic, Protocol, TypeVar
 from ...core.errors import DraftlineError, ReaderTooSlow
 from ...core.request.output import TokenLogProb
 
+# What may wait for the reader of a stream, where nobody says otherwise.
+MAX_UNREAD_BYTES = 8 * 1024 * 1024
 # About what Python keeps for a delta, for a token of it, and for an alternative of a token.
 DELTA_BYTES = 500
 TOKEN_BYTES = 100

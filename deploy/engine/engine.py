@@ -24,14 +24,13 @@ from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule
 from ...core.verify.rules import COUPLED
 from ...models.text.grammar import GrammarConstraint
-from .delta_queue import DeltaQueue
+from .delta_queue import MAX_UNREAD_BYTES, DeltaQueue
 from .placement import Placement, stages_have_gpu
 from .stats import EngineStats, FinishRate, retry_after_s
 
 if TYPE_CHECKING:
     from ...actors.kept_actors import KeeperClient
 
-MAX_UNREAD_BYTES = 8 * 1024 * 1024
 # To look at so many ids takes well under a millisecond, as long as handing the work over.
 LIGHT_TOKENS = 2_000
 
@@ -341,14 +340,20 @@ class AsyncEngine(_Replica):
 
         def on_output(event: Delta | DraftlineError) -> None:
             if isinstance(event, CapacityError):
-                event.retry_after_s = self._retry_after_s()
+                event.retry_after_s = self.retry_after_s()
             elif isinstance(event, Delta) and event.finish_reason is not None:
                 self._rate.finished(time.monotonic())
             sink(event)
 
         return on_output
 
-    def _retry_after_s(self) -> int:
+    @property
+    def capacity(self) -> int:
+        """Most requests that run or wait."""
+        return self.config.max_num_seqs + self.config.max_queued_requests
+
+    def retry_after_s(self) -> int:
+        """Seconds until a full queue has probably room."""
         stats, rate = self.stats(), self._rate.per_second(time.monotonic())
         return retry_after_s(stats.num_waiting, stats.num_running, rate)
 
