@@ -131,7 +131,8 @@ class SocketEngineClient:
         """
         self._check_engine()
         number = next(self._numbers)
-        texts = None if params.stop else self._texts(prompt, params)
+        # Made when the engine has found that the prompt's ids have texts.
+        texts: AnswerText | None = None
         packed = packed_prompt(prompt)
         deltas = DeltaQueue[NextTokens](
             asyncio.get_running_loop(),
@@ -145,7 +146,8 @@ class SocketEngineClient:
                 tokens = await deltas.next()
                 is_last = tokens.finish_reason is not None
                 text = tokens.text
-                if texts is not None:
+                if not params.stop:
+                    texts = texts or self._texts(prompt, params)
                     text = texts.advance(tokens.token_ids, tokens.finish_reason)
                 yield tokens.delta(request_id, text)
                 if is_last:
