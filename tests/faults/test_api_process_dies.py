@@ -72,6 +72,7 @@ async def streams(served: ServedModel) -> AsyncIterator[list[Stream]]:
     assert len(pids) == 2
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=served.url, timeout=WAIT_S, limits=limits) as client:
+        await both_take_connections(pids, port)
         running: list[Stream] = []
         while len(running) < 4 or not all(num_connections(pid, port) for pid in pids):
             assert len(running) < 24, "one of the processes takes no connections"
@@ -80,6 +81,18 @@ async def streams(served: ServedModel) -> AsyncIterator[list[Stream]]:
         yield running
         for one in running:
             one.task.cancel()
+
+
+async def both_take_connections(pids: list[int], port: int) -> None:
+    """Wait for those that import their libraries still; leaves no connection open."""
+    open_ones = []
+    async with asyncio.timeout(WAIT_S):
+        while not all(num_connections(pid, port) for pid in pids):
+            open_ones.append(await asyncio.open_connection("127.0.0.1", port))
+            await asyncio.sleep(0.2)
+    for _, writer in open_ones:
+        writer.close()
+    await until(lambda: not any(num_connections(pid, port) for pid in pids))
 
 
 def port_of(served: ServedModel) -> int:
