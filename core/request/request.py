@@ -42,6 +42,7 @@ class Request:
     allowed_tokens: AllowedTokens | None = None
     keys: PrefixKeys | None = None
 
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """The only mutable state of a running request.

@@ -51,7 +51,7 @@ RESPONSE_PATHS = (
 )
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - most are keywords
     engine_client: EngineClient,
     config: ServerConfig,
     model_name: str,

@@ -18,7 +18,7 @@ ALTERNATIVE_BYTES = 100
 
 
 class TokenDelta(Protocol):
-    """What takes memory of a delta: `core.request.output.Delta`, or a message of the same fields."""
+    """What takes memory of a `core.request.output.Delta`, or of a message with the same fields."""
 
     @property
     def text(self) -> str:

@@ -148,7 +148,7 @@ class _Replica:
             )
         return self._factory.constraint(params)
 
-    def _prepare(  # noqa: PLR0917 - the parts of a request
+    def _prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
         request_id: str,
         prompt: Prompt,
@@ -253,7 +253,7 @@ class AsyncEngine(_Replica):
         """End all requests and free everything; a second call does nothing."""
         await asyncio.to_thread(self._stop)
 
-    async def add(  # noqa: PLR0913 - the parts of a request
+    async def add(
         self,
         request_id: str,
         prompt: Prompt,

@@ -11,14 +11,14 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ...cluster.loop_calls import spare_collector
 from ...core.errors import DraftlineError, EngineClosed, EngineFailed, StageLost
 from ...core.request.answer_text import AnswerText
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...models.text.tokenizer import LOOKBACK, TextStream, load_tokenizer
+from ...models.text.tokenizer import load_tokenizer
 from ..api.engine_client import EngineClient
 from ..api.text_codec import TextCodec
 from ..engine.delta_queue import MAX_UNREAD_BYTES, DeltaQueue
@@ -44,6 +44,8 @@ from .messages import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # An engine's process that does not answer for so long is stopped or gone.
 CONTROL_TIMEOUT_S = 5.0
@@ -145,10 +147,8 @@ class SocketEngineClient:
             while True:
                 tokens = await deltas.next()
                 is_last = tokens.finish_reason is not None
-                text = tokens.text
-                if not params.stop:
-                    texts = texts or self._texts(prompt, params)
-                    text = texts.advance(tokens.token_ids, tokens.finish_reason)
+                texts = texts or self._codec.answer_text(prompt, params)
+                text = texts.advance(tokens.token_ids, tokens.finish_reason, tokens.text)
                 yield tokens.delta(request_id, text)
                 if is_last:
                     return
@@ -192,11 +192,6 @@ class SocketEngineClient:
         if self._connection.is_silent or self._connection.is_full:
             raise StageLost("the engine's process gives no sign of life")
 
-    def _texts(self, prompt: Sequence[int], params: SamplingParams) -> AnswerText:
-        tokenizer, last_ids = self._codec.tokenizer, list(prompt[-LOOKBACK:])
-        skips = params.skip_special_tokens
-        return AnswerText(params, TextStream(tokenizer, last_ids, skip_special_tokens=skips))
-
     async def _ask(self, what: Literal["stats", "metrics"]) -> Reply:
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
@@ -213,18 +208,14 @@ class SocketEngineClient:
             case NextTokens():
                 self._on_tokens(message)
             case Failed():
-                if (deltas := self._streams.pop(message.number, None)) is not None:
-                    deltas.put(message.error())
+                self._on_failed(message)
             case Health():
                 self._is_healthy = message.is_healthy
             case Reply():
-                reply = self._replies.get(message.question)
-                if reply is not None and not reply.done():
-                    reply.set_result(message)
+                _settle(self._replies.get(message.question), message)
             case Hello():
                 self._is_healthy = True
-                if not self._hello.done():
-                    self._hello.set_result(message)
+                _settle(self._hello, message)
             case Drain():
                 self._connection.send(Draining(self._on_drain()))
             case Setup():
@@ -239,6 +230,11 @@ class SocketEngineClient:
             del self._streams[message.number]
         deltas.put(message)
 
+    def _on_failed(self, message: Failed) -> None:
+        deltas = self._streams.pop(message.number, None)
+        if deltas is not None:
+            deltas.put(message.error())
+
     def _on_silence(self) -> None:
         if self._streams:
             logger.error("event=engine_process_silent seconds=%g", self._silence_s)
@@ -251,10 +247,14 @@ class SocketEngineClient:
         error = EngineFailed(LOST)
         self.end_requests(error)
         for reply in self._replies.values():
-            if not reply.done():
-                reply.set_result(Reply(0))
+            _settle(reply, Reply(0))
         if not self._is_closed and not self.lost.done():
             self.lost.set_result(LOST)
+
+
+def _settle(future: asyncio.Future[T] | None, value: T) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)
 
 
 class EngineMetrics:

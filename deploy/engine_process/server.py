@@ -55,7 +55,7 @@ class ServedEngine(Protocol):
         """Most requests that run or wait."""
         ...
 
-    async def add(  # noqa: PLR0913 - the parts of a request
+    async def add(
         self,
         request_id: str,
         prompt: list[int],
@@ -114,7 +114,7 @@ class EngineServer:
         self.is_loaded = False
 
     async def connect(self, end: socket.socket, first: FromEngine | None = None) -> ApiSession:
-        """Serve the API process at the other end of a socket; `first` is told it before all else."""
+        """Serve the API process at the other end of a socket; `first` is told before all else."""
         session = ApiSession(self, self._silence_s)
         session.closed.add_done_callback(lambda _: self._sessions.discard(session))
         loop = asyncio.get_running_loop()

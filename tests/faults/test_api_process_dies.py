@@ -1,4 +1,4 @@
-"""The engine's process and API processes are killed and paused under load: nobody waits for ever."""
+"""The engine's process and API processes, killed and paused under load: nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_the_engines_process_is_paused(served: ServedModel) -> None:
         finally:
             os.kill(served.process.pid, signal.SIGCONT)
     async with asyncio.timeout(WAIT_S):
-        while await answers(served) != 200:
+        while await answers(served) != 200:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0.2)
     assert await num_running(served) == 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -113,28 +113,22 @@ def test_a_prompt_is_whole_numbers() -> None:
         with pytest.raises(RequestError, match="prompt"):
             packed_prompt(wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ProtocolError):
-        replace_prompt(b"abc").prompt_ids()
-
-
-def replace_prompt(prompt: bytes) -> Add:
-    return Add(1, "a", prompt, PARAMS, OPTIONS)
+        Add(1, "a", b"abc", PARAMS, OPTIONS).prompt_ids()
 
 
 def test_parameters_are_checked_again() -> None:
     data = msgspec.msgpack.decode(encode_messages(FROM_API[:1]))
     data[0][4]["temperature"] = -1.0
-    with pytest.raises(ProtocolError):
+    # What was in the frame is nobody's to read.
+    with pytest.raises(ProtocolError, match=r"^not a message between the engine and its API$"):
         decode_from_api(msgspec.msgpack.encode(data))
-    assert replace(PARAMS, temperature=1.0) != PARAMS
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(data: bytes) -> None:
     for decode in (decode_from_api, decode_from_engine):
-        try:
+        with suppress(ProtocolError):
             assert isinstance(decode(data), list)
-        except ProtocolError:
-            pass
 
 
 @given(st.data())
@@ -146,10 +140,7 @@ def test_a_damaged_frame_is_refused_or_messages(data: st.DataObject) -> None:
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     end = data.draw(st.integers(0, len(frame)))
     for damaged in (bytes(frame), bytes(frame[:end])):
-        try:
+        found = []
+        with suppress(ProtocolError):
             found = decode(damaged)
-        except ProtocolError as error:
-            # What was in the frame is nobody's to read.
-            assert str(error) == "not a message between the engine and its API"
-        else:
-            assert {type(message) for message in found} <= {type(m) for m in messages}
+        assert {type(message) for message in found} <= {type(m) for m in messages}

@@ -45,7 +45,7 @@ class SteppedEngine:
         self.healthy = True
         self._after: list[Callable[[], object]] = []
 
-    async def add(  # noqa: PLR0913
+    async def add(
         self, request_id: str, prompt: Any, params: Any, options: Any, sink: Any, *, with_text: bool
     ) -> None:
         assert not with_text
@@ -83,7 +83,7 @@ class SteppedEngine:
 
         thread = threading.Thread(target=commit)
         thread.start()
-        while thread.is_alive():
+        while thread.is_alive():  # noqa: ASYNC110 - the loop is to run meanwhile
             await asyncio.sleep(0)
 
 
@@ -223,7 +223,7 @@ async def test_a_silent_engine_ends_requests_until_it_speaks_again(
             await anext(stream(split.client, "late"))
         transport.resume_reading()
         async with asyncio.timeout(20):
-            while not await split.client.is_healthy():
+            while not await split.client.is_healthy():  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0.01)
         assert sorted(engine.cancelled) == ["r0", "r1"]
 
@@ -257,7 +257,7 @@ async def test_health_is_what_the_engine_said_last(
         assert await split.client.is_healthy()
         engine.healthy = False
         async with asyncio.timeout(20):
-            while await split.client.is_healthy():
+            while await split.client.is_healthy():  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0.01)
 
 
