@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,14 @@ class DraftedTree:
     proposals: Sequence[Proposal]
     max_nodes: int
     form: UInt32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftingGroup:
+    """Requests whose drafters are being asked, and the answer to come."""
+
+    states: Sequence[RequestState]
+    answer: asyncio.Future[DraftBatch | None]
 
 
 class Drafting:
@@ -76,6 +85,10 @@ class Drafting:
     def note_commit(self, commit: StepCommit) -> None:
         """Keep a commit for the next message to the drafters."""
         self._commits.append(commit)
+
+    def start(self, states: Sequence[RequestState]) -> DraftingGroup:
+        """Begin to ask the drafters about requests that decode; see `ask`."""
+        return DraftingGroup(states, asyncio.ensure_future(self.ask(states)))
 
     async def ask(self, states: Sequence[RequestState]) -> DraftBatch | None:
         """Proposals by request id; None where drafting is not worth its time now.

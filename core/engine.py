@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import Counter, deque
@@ -11,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from .committing import Committing
-from .drafting import Drafting
+from .drafting import Drafting, DraftingGroup
 from .errors import Contained, DraftlineError, RequestError, StageLost, as_request_failure, place_of
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
@@ -28,12 +29,15 @@ from .step.trace import StepTrace
 from .steps import LogitEdits, StepInput
 from .verify.rules import COUPLED
 from .verify.walk import Walk
+from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
 # So many steps of a request may be lost with a stage, one after the other, before it is taken for
 # the cause and ends.
 MAX_LOSSES = 1
+# How long a wait may last that no answer of a stage ends.
+IDLE_WAIT_S = 0.05
 
 
 class EngineCore:
@@ -69,9 +73,11 @@ class EngineCore:
         self._clock = clock
         self._acceptance = acceptance
         self._trace = trace
-        self._forms = FormQueue(self._drafting.allow, self._fail)
+        self._wakeup = Wakeup()
+        self._forms = FormQueue(self._drafting.allow, self._fail, self._wakeup.notify)
         self.deadline = StepDeadline(step_timeout_s)
         self._in_flight: deque[StepInFlight] = deque()
+        self._asking: DraftingGroup | None = None
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
@@ -95,6 +101,7 @@ class EngineCore:
         state = RequestState(request, stop, blocks=[], arrival_time=self._clock())
         self._scheduler.add(state)
         self._states[request.request_id] = state
+        self._wakeup.notify()
 
     def cancel(self, request_id: str) -> None:
         """End a request now, wherever it stands; an unknown id is ignored."""
@@ -126,27 +133,28 @@ class EngineCore:
             self._tell(state, error)
 
     async def step(self) -> None:
-        """Admit, draft, merge, build and submit a step; else verify and commit the oldest.
+        """Commit what is answered; admit, draft, merge, build and submit a step; else wait.
 
-        A step is submitted where there is room for it and something to compute. What goes wrong
-        with a request ends that request; what no request can be blamed for ends those that run.
-        Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or all requests
-        ended (`fail_all`).
+        What is waited for is the first event: an answer, proposals, token masks, a new request, a
+        cancellation. What goes wrong with a request ends that request; what no request can be
+        blamed for ends those that run. Raises `StageLost`: the pipeline must be replaced then
+        (`use_pipeline`), or all requests ended (`fail_all`).
         """
         with self._supervised():
-            if len(self._in_flight) < self._pipeline.max_in_flight:
-                decoding = self._admit()
-                draft_batch = await self._drafting.ask(decoding)
-                trees = await self._merge(decoding, draft_batch)
+            self._wakeup.clear()
+            while (in_flight := self._answered()) is not None:
+                results = self._verify(in_flight)
+                if results is not None:
+                    self._commit(in_flight, *results)
+            self._admit()
+            await self._draft()
+            if self._has_room:
+                draft_batch, trees = await self._merge()
                 trees, chunks, step = self._build(trees)
                 if step is not None:
                     self._submit(step, trees, chunks, draft_batch)
                     return
-            if self._in_flight:
-                in_flight = self._in_flight.popleft()
-                results = await self._verify(in_flight)
-                if results is not None:
-                    self._commit(in_flight, *results)
+            await self._wait()
 
     @contextmanager
     def _supervised(self) -> Iterator[None]:
@@ -159,28 +167,59 @@ class EngineCore:
         except Exception as error:  # noqa: BLE001 - it supervises: the engine goes on
             self._fail_running(error)
 
-    def _admit(self) -> list[RequestState]:
-        """Start the requests that have room; those that a tree can be verified for, in order."""
-        if self._trace is not None:
-            self._trace.planning()
+    def _answered(self) -> StepInFlight | None:
+        """The oldest step, if its answer is there."""
+        if self._in_flight and self._in_flight[0].answer.done():
+            return self._in_flight[0]
+        return None
+
+    def _admit(self) -> None:
+        """Start the requests that have room."""
         for state in self._scheduler.admit():
             with self._contain(state):
                 state.start_time = state.start_time or self._clock()
                 self._drafting.open(state)
-        return self._scheduler.decoding(self._forms.late())
 
-    async def _merge(
-        self, decoding: Sequence[RequestState], draft_batch: DraftBatch | None
-    ) -> list[TreeStep]:
-        """Every request's tree, cut to the nodes that are allowed and worth their time."""
-        # Some may have been cancelled while the drafters were asked, or while forms are awaited.
-        drafted = self._drafting.merge([s for s in decoding if self._is_alive(s)], draft_batch)
+    async def _draft(self) -> None:
+        """Ask the drafters about requests whose commits are known, one group of them at a time.
+
+        Other steps are answered and submitted while drafters of other processes work.
+        """
+        if self._asking is not None:
+            return
+        if self._trace is not None:
+            self._trace.planning()
+        if len(self._in_flight) < self._pipeline.max_in_flight:
+            decoding = self._scheduler.decoding(self._forms.late())
+            if decoding:
+                self._asking = self._drafting.start(decoding)
+                # Drafters of this process alone have answered after one turn of the loop.
+                await asyncio.sleep(0)
+                self._asking.answer.add_done_callback(self._wakeup.notify)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a step may go out now. A group that is being drafted for keeps its place."""
+        is_late = self._asking is not None and not self._asking.answer.done()
+        return len(self._in_flight) + is_late < self._pipeline.max_in_flight
+
+    async def _merge(self) -> tuple[DraftBatch | None, list[TreeStep]]:
+        """The proposals that are there, and every request's tree of them, cut to the nodes that
+        are allowed and worth their time."""
+        if self._asking is None or not self._asking.answer.done():
+            return None, []
+        asking, self._asking = self._asking, None
+        draft_batch = asking.answer.result()
+        drafted = self._drafting.merge([s for s in asking.states if self._is_ready(s)], draft_batch)
         most = self._scheduler.nodes_each(len(drafted))
-        is_idle = not self._in_flight and not self._scheduler.num_prefill_rows(0)
-        patience_s = self.deadline.patience_s
-        drafted = await self._forms.join(drafted, patience_s, most, is_idle=is_idle)
-        drafted = [part for part in drafted if self._is_alive(part.state)]
-        return self._drafting.choose(drafted, draft_batch)
+        drafted = await self._forms.join(drafted, self.deadline.patience_s, most)
+        drafted = [part for part in drafted if self._is_ready(part.state)]
+        return draft_batch, self._drafting.choose(drafted, draft_batch)
+
+    def _is_ready(self, state: RequestState) -> bool:
+        """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters
+        were asked or masks awaited."""
+        return self._is_alive(state) and state.is_decoding and not state.in_flight
 
     def _build(
         self, trees: Sequence[TreeStep]
@@ -206,7 +245,8 @@ class EngineCore:
             step = replace(step, is_traced=True)
             traced = self._trace.submitting(step, trees, chunks, draft_batch)
         sent_at = self._clock()
-        answer = self._pipeline.submit(step)
+        answer = asyncio.ensure_future(self._pipeline.submit(step))
+        answer.add_done_callback(self._wakeup.notify)
         in_flight = StepInFlight(
             trees, chunks, answer, draft_batch, len(step.token_ids), sent_at, traced
         )
@@ -215,23 +255,38 @@ class EngineCore:
         self._in_flight.append(in_flight)
         self.num_steps += 1
 
-    async def _verify(
+    def _verify(
         self, in_flight: StepInFlight
     ) -> tuple[list[Walk], list[TreeOutput], list[Chosen]] | None:
         """The walks through the step's trees and what was chosen; None if the step failed."""
         try:
-            output = await in_flight.wait(self._answered_at, self._clock, self.deadline.limit_s)
+            output = in_flight.answer.result()
             results = in_flight.read(output)
         except StageLost:
-            # It is among those that the loss is told of.
-            self._in_flight.appendleft(in_flight)
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
+            self._in_flight.popleft()
             self._fail_step(in_flight, error)
             return None
+        self._in_flight.popleft()
         if in_flight.traced is not None:
             in_flight.traced.answered(output)
         return results
+
+    async def _wait(self) -> None:
+        """Wait for the first event. Raises `StageLost` where the oldest step has no answer in time.
+
+        Where nothing is under way, the caller looks again at once.
+        """
+        if self._in_flight:
+            limit_s = self.deadline.limit_s
+            left_s = self._in_flight[0].seconds_left(limit_s, self._answered_at, self._clock())
+            if not await self._wakeup.wait(left_s) and self._answered() is None:
+                raise StageLost(
+                    f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs"
+                )
+        elif self._asking is not None or self._forms.late():
+            await self._wakeup.wait(IDLE_WAIT_S)
 
     def _commit(
         self,
@@ -290,6 +345,13 @@ class EngineCore:
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
+        num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
+        self._scheduler.note_step(
+            in_flight.num_rows - num_prompt_rows,
+            num_prompt_rows,
+            seconds,
+            1 + len(self._in_flight),
+        )
         draft_batch = in_flight.draft_batch
         if draft_batch is None:
             return StepOutcome(in_flight.num_rows, seconds, frozenset(), {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ...core.errors import place_of
 from ...core.steps import StepInput, StepOutput
@@ -128,20 +128,16 @@ class Pipeline(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Stop all stages and free what they hold, in bounded time; twice is once."""
-        ...
-
-
-@runtime_checkable
-class RestartablePipeline(Pipeline, Protocol):
-    """A pipeline that can replace what it has lost."""
-
     async def restart(self) -> None:
         """End unanswered steps and replace what is lost, with empty KV caches.
 
-        Raises `StageLost` if it does not come up, and leaves nothing running then.
+        Raises `StageLost` if it does not come up, and leaves nothing running then; `DeviceLost`
+        where only another process can go on.
         """
+        ...
+
+    async def close(self) -> None:
+        """Stop all stages and free what they hold, in bounded time; twice is once."""
         ...
 
 

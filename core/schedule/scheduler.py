@@ -10,6 +10,7 @@ from ..errors import CapacityError, RequestError
 from ..request.request import PrefixKeys, RequestState
 from ..step.builder import PromptChunk
 from .block_pool import BlockPool
+from .prefill_share import PrefillShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,8 @@ class SchedulerLimits:
     max_step_rows   rows of a step, tree nodes and prompt tokens together
     max_tree_nodes  nodes of one request's tree
     max_probe_rows  rows that one request's drafters may probe with in a step
-    num_groups      steps in flight that the requests are spread over, one a pipeline stage
+    num_groups      steps in flight that the requests are spread over: one a pipeline stage, and one
+                    that waits for the first of them
     share_prefixes  whether requests share the KV of equal prefixes
     """
 
@@ -43,12 +45,16 @@ class Scheduler:
     """
 
     __slots__ = (
-        "_limits", "_num_added", "_pool", "num_preemptions", "num_prefix_hits",
+        "_limits", "_num_added", "_pool", "_prefill_share", "num_preemptions", "num_prefix_hits",
         "num_prefix_queries", "running", "waiting",
     )  # fmt: skip
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, pool: BlockPool, limits: SchedulerLimits, prefill_share: PrefillShare | None = None
+    ) -> None:
+        """`prefill_share`: of a step's time; without it, prompts take all rows that trees leave."""
         self._pool = pool
+        self._prefill_share = prefill_share
         self._limits = limits
         self._num_added = 0
         self.num_preemptions = 0
@@ -144,7 +150,7 @@ class Scheduler:
     def num_prefill_rows(self, num_decoding: int) -> int:
         """Prompt rows that will go into a step beside so many roots."""
         wanted = sum(state.num_prefill_left for state in self.running.values())
-        return max(0, min(wanted, self._limits.max_step_rows - num_decoding))
+        return min(wanted, self._prompt_room(num_decoding)) if wanted else 0
 
     def reserve(self, state: RequestState, num_slots: int) -> bool:
         """Give a request exactly the blocks of this many slots; False if too few are free."""
@@ -173,8 +179,10 @@ class Scheduler:
         return True
 
     def prompt_chunks(self, num_tree_rows: int) -> list[PromptChunk]:
-        """Fill the rows that trees leave with prompts, in order; counts them as scheduled."""
-        left = self._limits.max_step_rows - num_tree_rows
+        """Fill the rows that trees leave to prompts, in order; counts them as scheduled."""
+        if not any(state.num_prefill_left for state in self.running.values()):
+            return []
+        left = self._prompt_room(num_tree_rows)
         chunks = []
         for state in self._in_order():
             size = min(left, state.num_prefill_left)
@@ -185,6 +193,25 @@ class Scheduler:
                 chunks.append(PromptChunk(state, start, end, wants_token))
                 left -= size
         return chunks
+
+    def _prompt_room(self, num_tree_rows: int) -> int:
+        """Rows that prompts may take in a step."""
+        room = max(0, self._limits.max_step_rows - num_tree_rows)
+        if self._prefill_share is None:
+            return room
+        running = self.running.values()
+        num_prompts = sum(state.num_prefill_left > 0 for state in running)
+        num_answering = sum(state.has_answer for state in running)
+        return self._prefill_share.max_rows(
+            num_tree_rows, room, num_prompts=num_prompts, num_answering=num_answering
+        )
+
+    def note_step(
+        self, num_tree_rows: int, num_prompt_rows: int, seconds: float, num_in_flight: int
+    ) -> None:
+        """Learn what a step took; see `PrefillShare.note_step`."""
+        if self._prefill_share is not None:
+            self._prefill_share.note_step(num_tree_rows, num_prompt_rows, seconds, num_in_flight)
 
     def share(self, state: RequestState, num_tokens: int) -> None:
         """Let others share the KV of a request's first `num_tokens` tokens, which is final."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ..errors import StageLost
 from ..proposals import DraftBatch
 from ..request.request import RequestState
 from ..steps import StepOutput
@@ -30,7 +28,7 @@ class StepInFlight:
 
     trees: list[TreeStep]
     chunks: list[PromptChunk]
-    answer: Awaitable[StepOutput]
+    answer: asyncio.Future[StepOutput]
     draft_batch: DraftBatch | None
     num_rows: int
     sent_at: float
@@ -41,20 +39,14 @@ class StepInFlight:
         """Its requests; those that were cancelled meanwhile, too."""
         return [part.state for part in (*self.trees, *self.chunks)]
 
-    async def wait(
-        self, answered_at: float, clock: Callable[[], float], limit_s: float
-    ) -> StepOutput:
-        """The answer. Raises what the pipeline raises; `StageLost` where it takes too long.
+    def seconds_left(self, limit_s: float, answered_at: float, now: float) -> float | None:
+        """How long its answer may still take; None: for ever.
 
         `limit_s` counts from when it was sent, or the step before it was answered (`answered_at`).
         """
-        answer = asyncio.ensure_future(self.answer)
-        if not answer.done():
-            left = max(self.sent_at, answered_at) + limit_s - clock()
-            await asyncio.wait([answer], timeout=None if math.isinf(left) else max(left, 0.0))
-        if answer.done():
-            return answer.result()
-        raise StageLost(f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs")
+        if math.isinf(limit_s):
+            return None
+        return max(0.0, max(self.sent_at, answered_at) + limit_s - now)
 
     def read(self, output: StepOutput) -> tuple[list[Walk], list[TreeOutput], list[Chosen]]:
         """The answer, cut into those of the trees and the chunks, in this order."""
@@ -71,7 +63,7 @@ class StepInFlight:
 
     def give_up(self) -> None:
         """Nobody waits for the answer any more; whatever it raises has been told."""
-        asyncio.ensure_future(self.answer).add_done_callback(_ignore)
+        self.answer.add_done_callback(_ignore)
 
 
 def _ignore(answer: asyncio.Future[StepOutput]) -> None:
