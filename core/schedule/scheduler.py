@@ -106,8 +106,7 @@ class Scheduler:
         self._num_added += 1
         # A prompt whose log-probabilities are wanted is computed anew.
         if self._limits.share_prefixes and state.prompt_log_probs is None:
-            salt = f"{options.namespace}\0{options.cache_salt}"
-            state.keys = PrefixKeys(salt, self._pool.block_size)
+            state.keys = state.request.keys or PrefixKeys(options.salt, self._pool.block_size)
         self._queue(state)
 
     def admit(self) -> list[RequestState]:
