@@ -88,7 +88,6 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
             device=device,
             num_cpus=config.cpus_per_stage,
             num_gpus=config.gpus_per_stage if device == "cuda" else 0.0,
-            compile_cache=config.compile_cache if config.compile == "on" else None,
             options=_stage_options(config, max_model_len, (index + 1) / num_stages),
         )
         for index, span in enumerate(partition_layers(info.path, num_stages))
@@ -214,6 +213,9 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         quantization=config.quantization,
         gpu_memory_utilization=config.gpu_memory_utilization * (share if in_one_process else 1),
         max_rows=max_rows,
+        compile=config.compile,
+        compile_cache=config.compile_cache,
+        batch_invariant=config.batch_invariant,
         graphs=None if config.enforce_eager else graphs,
     )
 
