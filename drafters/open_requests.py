@@ -187,7 +187,11 @@ class BatchedDrafter(ABC, Generic[G]):
             self._extend_all([state], [piece])
         self._requests.put(request.request_id, state)
 
-    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> Sequence[Proposal]:  # noqa: ARG002
+    def propose(
+        self,
+        queries: Sequence[Query],
+        deadline: float | None = None,  # noqa: ARG002
+    ) -> Sequence[Proposal]:
         """One proposal a query; ignores the deadline, since it needs microseconds.
 
         Raises `DrafterError` for an unknown request or another length.
@@ -222,7 +226,7 @@ class BatchedDrafter(ABC, Generic[G]):
 
     @abstractmethod
     def _extend_all(self, states: Sequence[G], tokens: Sequence[Int32]) -> None:
-        """Append tokens, for which there is room, to the text of each state; some may come twice."""
+        """Append tokens, for which there is room, to each state's text; some may come twice."""
 
     @abstractmethod
     def _propose_all(self, states: Sequence[G], max_nodes: Sequence[int]) -> Sequence[Proposal]:

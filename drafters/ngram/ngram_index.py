@@ -84,7 +84,7 @@ def _slot(text: Int32, table: Int32, end: int, length: int) -> int:
         if index == length:
             break
         slot = (slot + 1) & (len(table) - 1)
-    return slot
+    return int(slot)
 
 
 @compiled

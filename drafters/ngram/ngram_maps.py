@@ -145,7 +145,7 @@ def _slot(ngrams: NgramMap, ngram: Int32) -> int:
             if place == len(ngram):
                 break
         slot = (slot + 1) & (len(table) - 1)
-    return slot
+    return int(slot)
 
 
 @compiled
@@ -154,4 +154,4 @@ def _hash(ngram: Int32) -> int:
     for token in ngram:
         mixed = (mixed ^ np.int64(token)) * FACTOR
         mixed ^= mixed >> 29
-    return mixed
+    return int(mixed)

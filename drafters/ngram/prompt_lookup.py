@@ -120,7 +120,7 @@ class _Text:
         return np.full((self._num_lengths, slots), NO_MATCH, dtype=np.int32)
 
     def _hold(self) -> None:
-        text, previous, table, cursor = self._arrays
+        text, _, table, cursor = self._arrays
         self._room = table.shape[1] // 2 - int(cursor[1:].max()) - self._num_pending
         addresses = map(address_of, self._arrays)
         self.row = (*addresses, len(text), table.shape[1], self._num_lengths, self._max_ngram)

@@ -249,11 +249,10 @@ class SpectraDrafter(BatchedDrafter[_Request]):
         finally:
             self._learn_batch(batch)
 
-    def _learn_batch(
-        self, batch: dict[int, tuple[_Request, list[tuple[int, ...]], Int32]]
-    ) -> None:
+    def _learn_batch(self, batch: dict[int, tuple[_Request, list[tuple[int, ...]], Int32]]) -> None:
         if batch:
-            self._learn_all(*zip(*batch.values(), strict=True), self._options.learn_committed)
+            states, ngrams, tokens = zip(*batch.values(), strict=True)
+            self._learn_all(states, ngrams, tokens, self._options.learn_committed)
         batch.clear()
 
     def _learn_all(
@@ -289,9 +288,7 @@ class SpectraDrafter(BatchedDrafter[_Request]):
             state.pool.probe(self._options.explore_top_k) if state.pool and most else None
             for state, most in zip(states, max_nodes, strict=True)
         ]
-        return ProposalBatch(
-            self._name, *guess_all(_rows(states), limits, self._settings), probes
-        )
+        return ProposalBatch(self._name, *guess_all(_rows(states), limits, self._settings), probes)
 
 
 def _rows(states: Sequence[_Request]) -> Int64:

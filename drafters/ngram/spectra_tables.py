@@ -69,7 +69,7 @@ def tables_at(rows: Int64, place: int) -> Tables:
 
 
 @compiled
-def learn_all(
+def learn_all(  # noqa: PLR0917 - compiled functions take no options by name
     rows: Int64, ngrams: Int32, ngram_ends: Int64, tokens: Int32, ends: Int64, settings: Int64
 ) -> None:
     """Learn n-grams of the pool and then the text of each request.
@@ -169,11 +169,7 @@ def _known(entry: Int32, continuations: Int32, path: Int32) -> int:
     while known != NONE:
         row = continuations[known]
         shared = 0
-        while (
-            shared < len(path)
-            and shared < row[LENGTH]
-            and row[PATH + shared] == path[shared]
-        ):
+        while shared < len(path) and shared < row[LENGTH] and row[PATH + shared] == path[shared]:
             shared += 1
         if shared == len(path) - 1 and row[LENGTH] == shared:
             prefix = known
