@@ -334,6 +334,13 @@ class EngineCore:
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
+        num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
+        self._scheduler.note_step(
+            in_flight.num_rows - num_prompt_rows,
+            num_prompt_rows,
+            seconds,
+            1 + len(self._in_flight),
+        )
         draft_batch = in_flight.draft_batch
         if draft_batch is None:
             return StepOutcome(in_flight.num_rows, seconds, frozenset(), {})

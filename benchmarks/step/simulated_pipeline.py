@@ -49,28 +49,33 @@ PROMPT_LEN = 64
 # Nodes on the right path; the rest of a tree is wrong.
 NUM_RIGHT = 3
 NEWCOMERS = 20
+# Attention makes a row of a long text dearer.
+DOUBLE_AT = 16384
 
 
 class SimulatedPipeline:
     """`num_stages` stages, each of which takes `stage_s` seconds for every step, in order.
 
-    Its target counts: after token t comes t + 1.
+    And `row_s` for each of its rows, twice as much for one that stands `DOUBLE_AT` tokens into its
+    text. Its target counts: after token t comes t + 1.
     """
 
-    def __init__(self, num_stages: int, stage_s: float) -> None:
+    def __init__(self, num_stages: int, stage_s: float, row_s: float = 0.0) -> None:
         self.max_in_flight = num_stages + (num_stages > 1)
         self.busy_s = 0.0
         self._stage_s = stage_s
+        self._row_s = row_s
         self._free_at = [0.0] * num_stages
 
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
         """Answer when the last stage would."""
         loop = asyncio.get_running_loop()
         ready = loop.time()
+        seconds = self._stage_s + self._row_s * float((1.0 + step.positions / DOUBLE_AT).sum())
         for stage, free_at in enumerate(self._free_at):
-            ready = max(ready, free_at) + self._stage_s
+            ready = max(ready, free_at) + seconds
             self._free_at[stage] = ready
-        self.busy_s += self._stage_s
+        self.busy_s += seconds
         answer: asyncio.Future[StepOutput] = loop.create_future()
         loop.call_at(ready, answer.set_result, _count_on(step))
         return answer
@@ -125,11 +130,15 @@ class CountingDrafters:
         return Proposal("counting", tokens, self._parents, self._log_probs)
 
 
-class _NoText:
+class NoText:
+    """A text that nobody reads."""
+
     def push(self, token_id: int) -> str:  # noqa: ARG002
+        """Nothing."""
         return ""
 
     def flush(self) -> str:
+        """Nothing."""
         return ""
 
 
@@ -204,7 +213,7 @@ class Bench:
             max_tokens=tokens,
             sink=sink,
         )
-        self.core.add(request, StopRule(params, (), tokens, _NoText()))
+        self.core.add(request, StopRule(params, (), tokens, NoText()))
 
     async def newcomers(self, count: int, apart_s: float) -> list[float]:
         """Seconds to the first token of `count` requests that come one after the other."""

@@ -13,6 +13,7 @@ from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget, StepCost
+from ...core.schedule.prefill_share import PrefillShare
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.step.builder import load_kernels
 from ...core.step.trace import StepTrace
@@ -59,7 +60,8 @@ class ModelPlan:
         """Validates this model's requests."""
         tokenizer = load_tokenizer(self.info.path)
         grammars = GrammarFactory(tokenizer, self.info.vocab_size, self.info.eos_token_ids)
-        return RequestFactory(tokenizer, self.info, self.max_model_len, grammars)
+        block_size = self.config.block_size if self.config.enable_prefix_caching else None
+        return RequestFactory(tokenizer, self.info, self.max_model_len, grammars, block_size)
 
 
 def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPlan:
@@ -86,7 +88,6 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
             device=device,
             num_cpus=config.cpus_per_stage,
             num_gpus=config.gpus_per_stage if device == "cuda" else 0.0,
-            compile_cache=config.compile_cache if config.compile == "on" else None,
             options=_stage_options(config, max_model_len, (index + 1) / num_stages),
         )
         for index, span in enumerate(partition_layers(info.path, num_stages))
@@ -116,6 +117,9 @@ class Assembly:
         self.pipeline = make_pipeline(plan.specs)
         # Stages that size their caches themselves are heard when they have started.
         self._pool = BlockPool(plan.specs[0].num_blocks or 1, config.block_size)
+        # Nodes that were drawn may not be cut by their value.
+        is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
+        self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
         self.scheduler = Scheduler(
             self._pool,
             SchedulerLimits(
@@ -127,10 +131,8 @@ class Assembly:
                 share_prefixes=config.enable_prefix_caching,
                 num_groups=self.pipeline.max_in_flight,
             ),
+            PrefillShare(config.prefill_share, self._step_s, self.pipeline.num_stages),
         )
-        # Nodes that were drawn may not be cut by their value.
-        is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
-        self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
         trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
         self.core = EngineCore(
             self.pipeline,
@@ -163,6 +165,9 @@ class Assembly:
             time.monotonic,
         )
         await self.hub.start(DRAFTERS_START_S)
+
+    def _step_s(self, num_rows: int) -> float:
+        return float(self.budget.cost.seconds(num_rows))
 
     async def recover(self) -> None:
         """Replace what of the pipeline is lost. Drafters stay connected."""
@@ -208,6 +213,9 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         quantization=config.quantization,
         gpu_memory_utilization=config.gpu_memory_utilization * (share if in_one_process else 1),
         max_rows=max_rows,
+        compile=config.compile,
+        compile_cache=config.compile_cache,
+        batch_invariant=config.batch_invariant,
         graphs=None if config.enforce_eager else graphs,
     )
 

@@ -51,7 +51,6 @@ class StageSpec:
 
     num_blocks   KV blocks of the stage's cache, each of `block_size` slots; None: what fits
     hidden_size  columns of the hidden states between stages
-    compile_cache  folder of its compiled graph; None: not compiled
     options      how it computes; None: by default
     num_cpus, num_gpus  Ray resources that the stage's actor reserves
     """
@@ -65,7 +64,6 @@ class StageSpec:
     device: str = "cpu"
     num_cpus: float = 1.0
     num_gpus: float = 0.0
-    compile_cache: str | None = None
     options: StageOptions | None = None
 
     @property
@@ -85,7 +83,6 @@ class StageSpec:
             self.block_size,
             dtype=self.dtype,
             device=self.device,
-            compile_cache=self.compile_cache,
             options=self.options,
         )
 

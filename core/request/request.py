@@ -30,7 +30,8 @@ class Request:
     """A validated request.
 
     `seed` is the resolved one, `max_tokens` fits the context; without `allowed_tokens` every token
-    may be chosen.
+    may be chosen. `keys` of the prompt's blocks, where they were computed with the request: that
+    takes milliseconds for a long prompt, which the engine's loop is spared.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class Request:
     sink: Sink
     options: RequestOptions = field(default_factory=RequestOptions)
     allowed_tokens: AllowedTokens | None = None
+    keys: PrefixKeys | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -276,14 +278,15 @@ class PrefixKeys:
         self._last = hashlib.blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
         self._keys: list[bytes] = []
 
-    def upto(self, token_ids: Sequence[int], num_tokens: int) -> list[bytes]:
+    def upto(self, token_ids: Sequence[int] | Int32, num_tokens: int) -> list[bytes]:
         """Keys of the full blocks among the first `num_tokens`; earlier tokens never change."""
-        count = num_tokens // self._block_size
-        while len(self._keys) < count:
-            start = len(self._keys) * self._block_size
-            tokens = np.array(token_ids[start : start + self._block_size], dtype="<i4")
-            self._last = hashlib.blake2b(
-                self._last + tokens.tobytes(), digest_size=KEY_BYTES
-            ).digest()
+        size, count = self._block_size, num_tokens // self._block_size
+        first = len(self._keys) * size
+        # At once: a prompt may have thousands of blocks.
+        data = np.array(token_ids[first : count * size], dtype="<i4").tobytes()
+        num_bytes = 4 * size
+        for start in range(0, len(data), num_bytes):
+            block = data[start : start + num_bytes]
+            self._last = hashlib.blake2b(self._last + block, digest_size=KEY_BYTES).digest()
             self._keys.append(self._last)
         return self._keys[:count]

@@ -11,6 +11,7 @@ from ..errors import CapacityError, RequestError
 from ..request.request import PrefixKeys, RequestState
 from ..step.prompt_chunk import PromptChunk
 from .block_pool import BlockPool
+from .prefill_share import PrefillShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,8 @@ class SchedulerLimits:
     max_step_rows   rows of a step, tree nodes and prompt tokens together
     max_tree_nodes  nodes of one request's tree
     max_probe_rows  rows that one request's drafters may probe with in a step
-    num_groups      steps in flight that the requests are spread over: one a stage of the pipeline, and
-                    one that waits for the first stage
+    num_groups      steps in flight that the requests are spread over: one a pipeline stage, and one
+                    that waits for the first of them
     share_prefixes  whether requests share the KV of equal prefixes
     """
 
@@ -45,12 +46,16 @@ class Scheduler:
     """
 
     __slots__ = (
-        "_limits", "_num_added", "_pool", "_prefilling", "num_preemptions", "num_prefix_hits",
-        "num_prefix_queries", "running", "waiting",
+        "_limits", "_num_added", "_pool", "_prefill_share", "_prefilling", "num_preemptions",
+        "num_prefix_hits", "num_prefix_queries", "running", "waiting",
     )  # fmt: skip
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, pool: BlockPool, limits: SchedulerLimits, prefill_share: PrefillShare | None = None
+    ) -> None:
+        """`prefill_share`: of a step's time; without it, prompts take all rows that trees leave."""
         self._pool = pool
+        self._prefill_share = prefill_share
         self._limits = limits
         self._num_added = 0
         self.num_preemptions = 0
@@ -101,8 +106,7 @@ class Scheduler:
         self._num_added += 1
         # A prompt whose log-probabilities are wanted is computed anew.
         if self._limits.share_prefixes and state.prompt_log_probs is None:
-            salt = f"{options.namespace}\0{options.cache_salt}"
-            state.keys = PrefixKeys(salt, self._pool.block_size)
+            state.keys = state.request.keys or PrefixKeys(options.salt, self._pool.block_size)
         self._queue(state)
 
     def admit(self) -> list[RequestState]:
@@ -151,7 +155,7 @@ class Scheduler:
     def num_prefill_rows(self, num_decoding: int) -> int:
         """Prompt rows that will go into a step beside so many roots."""
         wanted = sum(state.num_prefill_left for state in self._prefilling.values())
-        return max(0, min(wanted, self._limits.max_step_rows - num_decoding))
+        return min(wanted, self._prompt_room(num_decoding)) if wanted else 0
 
     def reserve(self, state: RequestState, num_slots: int) -> bool:
         """Give a request exactly the blocks of this many slots; False if too few are free."""
@@ -181,8 +185,10 @@ class Scheduler:
         return True
 
     def prompt_chunks(self, num_tree_rows: int) -> list[PromptChunk]:
-        """Fill the rows that trees leave with prompts, in order; counts them as scheduled."""
-        left = self._limits.max_step_rows - num_tree_rows
+        """Fill the rows that trees leave to prompts, in order; counts them as scheduled."""
+        if not self._prefilling:
+            return []
+        left = self._prompt_room(num_tree_rows)
         chunks = []
         for state in _in_order(self._prefilling):
             size = min(left, state.num_prefill_left)
@@ -195,6 +201,25 @@ class Scheduler:
                 chunks.append(PromptChunk(state, start, end, wants_token))
                 left -= size
         return chunks
+
+    def _prompt_room(self, num_tree_rows: int) -> int:
+        """Rows that prompts may take in a step."""
+        room = max(0, self._limits.max_step_rows - num_tree_rows)
+        if self._prefill_share is None:
+            return room
+        return self._prefill_share.max_rows(
+            num_tree_rows,
+            room,
+            num_prompts=len(self._prefilling),
+            num_answering=sum(state.has_answer for state in self.running.values()),
+        )
+
+    def note_step(
+        self, num_tree_rows: int, num_prompt_rows: int, seconds: float, num_in_flight: int
+    ) -> None:
+        """Learn what a step took; see `PrefillShare.note_step`."""
+        if self._prefill_share is not None:
+            self._prefill_share.note_step(num_tree_rows, num_prompt_rows, seconds, num_in_flight)
 
     def share(self, state: RequestState, num_tokens: int) -> None:
         """Let others share the KV of a request's first `num_tokens` tokens, which is final."""

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Self
 
 from transformers import PreTrainedTokenizerBase
@@ -17,21 +17,22 @@ from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_m
 from ...cluster.engine.engine_thread import EngineThread, Health
 from ...cluster.engine.request_factory import Prompt, RequestFactory
 from ...cluster.loop_calls import off_loop
-from ...core.errors import CapacityError, RequestError, shortened
+from ...core.errors import CapacityError, DraftlineError, RequestError, shortened
 from ...core.request.output import Delta, OutputCollector, RequestOutput
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule
 from ...core.verify.rules import COUPLED
 from ...models.text.grammar import GrammarConstraint
-from .delta_queue import DeltaQueue
+from .delta_queue import MAX_UNREAD_BYTES, DeltaQueue
 from .placement import Placement, stages_have_gpu
 from .stats import EngineStats, FinishRate, retry_after_s
 
 if TYPE_CHECKING:
     from ...actors.kept_actors import KeeperClient
 
-MAX_UNREAD_BYTES = 8 * 1024 * 1024
+# To look at so many ids takes well under a millisecond, as long as handing the work over.
+LIGHT_TOKENS = 2_000
 
 
 class _Replica:
@@ -147,7 +148,7 @@ class _Replica:
             )
         return self._factory.constraint(params)
 
-    def _prepare(  # noqa: PLR0917 - the parts of a request
+    def _prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
         request_id: str,
         prompt: Prompt,
@@ -155,6 +156,8 @@ class _Replica:
         sink: Sink,
         options: RequestOptions,
         constraint: GrammarConstraint | None,
+        *,
+        with_text: bool = True,
     ) -> tuple[Request, StopRule]:
         """A request that this engine can run. Raises `RequestError`."""
         self._check_drafters(options)
@@ -166,6 +169,7 @@ class _Replica:
             options,
             constraint=constraint,
             num_kv_slots=self._num_kv_slots,
+            with_text=with_text,
         )
 
     @property
@@ -249,6 +253,39 @@ class AsyncEngine(_Replica):
         """End all requests and free everything; a second call does nothing."""
         await asyncio.to_thread(self._stop)
 
+    async def add(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions,
+        sink: Sink,
+        *,
+        with_text: bool = True,
+    ) -> None:
+        """Queue a request between two steps, without waiting for that.
+
+        `sink` gets its deltas, and the error that ends it, in any thread. `with_text`: as of
+        `RequestFactory.build`. Raises `RequestError`, `EngineClosed`, `EngineFailed`.
+        """
+        # It may take seconds, in a process of its own.
+        preparing = self._constraint(params)
+        constraint = None if preparing is None else await asyncio.wrap_future(preparing)
+        parts = (request_id, prompt, params, self._counted(sink), options, constraint)
+        if _is_light(prompt, params):
+            request, stop = self._prepare(*parts, with_text=with_text)
+        else:
+            request, stop = await off_loop(self._prepare, *parts, with_text=with_text)
+        self._thread.enqueue(request, stop)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request that was added, soon; an unknown id is ignored."""
+        self._thread.cancel(request_id)
+
+    def after_step(self, function: Callable[[], object]) -> None:
+        """For sinks: run `function` once all sinks have heard of the step; at once elsewhere."""
+        self._thread.after_step(function)
+
     async def stream(
         self,
         prompt: Prompt,
@@ -261,48 +298,62 @@ class AsyncEngine(_Replica):
 
         Raises `RequestError`, `CapacityError`, `StageLost`, `EngineClosed`.
         """
+        batches = self.stream_batches(prompt, params, options, request_id=request_id)
+        async with aclosing(batches):
+            async for deltas in batches:
+                for delta in deltas:
+                    yield delta
+
+    async def stream_batches(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        request_id: str | None = None,
+        with_text: bool = True,
+    ) -> AsyncGenerator[list[Delta], None]:
+        """As `stream`, all deltas at once that wait to be read."""
         request_id = request_id or f"request-{uuid.uuid4().hex}"
-        loop = asyncio.get_running_loop()
-        deltas = DeltaQueue(
-            loop, self._max_unread_bytes, on_full=lambda: self._thread.cancel(request_id)
+        params, options = params or SamplingParams(), options or RequestOptions()
+        deltas = DeltaQueue[Delta](
+            asyncio.get_running_loop(),
+            self._max_unread_bytes,
+            on_full=lambda: self._thread.cancel(request_id),
         )
-
-        params = params or SamplingParams()
-        # It may take seconds, in a process of its own.
-        preparing = self._constraint(params)
-        constraint = None if preparing is None else await asyncio.wrap_future(preparing)
-
-        async def add() -> None:
-            request, stop = await off_loop(
-                self._prepare,
-                request_id,
-                prompt,
-                params,
-                deltas.on_output,
-                options or RequestOptions(),
-                constraint,
-            )
-            # Between two steps of the engine, which may take a while.
-            await asyncio.wrap_future(self._thread.submit(request, stop))
-
-        adding = asyncio.create_task(add())
+        adding = asyncio.create_task(
+            self.add(request_id, prompt, params, options, deltas.on_output, with_text=with_text)
+        )
         try:
             await asyncio.shield(adding)
             while True:
-                delta = await deltas.next()
-                if delta.finish_reason is not None:
-                    self._rate.finished(time.monotonic())
-                yield delta
-                if delta.finish_reason is not None:
+                batch = await deltas.next_all()
+                yield batch
+                if batch[-1].finish_reason is not None:
                     return
-        except CapacityError as error:
-            error.retry_after_s = self._retry_after_s()
-            raise
         finally:
             # Whoever leaves while the request is still being added leaves it to be cancelled then.
             adding.add_done_callback(lambda task: self._cancel(request_id, task))
 
-    def _retry_after_s(self) -> int:
+    def _counted(self, sink: Sink) -> Sink:
+        """The sink, with what the engine counts of its requests' ends."""
+
+        def on_output(event: Delta | DraftlineError) -> None:
+            if isinstance(event, CapacityError):
+                event.retry_after_s = self.retry_after_s()
+            elif isinstance(event, Delta) and event.finish_reason is not None:
+                self._rate.finished(time.monotonic())
+            sink(event)
+
+        return on_output
+
+    @property
+    def capacity(self) -> int:
+        """Most requests that run or wait."""
+        return self.config.max_num_seqs + self.config.max_queued_requests
+
+    def retry_after_s(self) -> int:
+        """Seconds until a full queue has probably room."""
         stats, rate = self.stats(), self._rate.per_second(time.monotonic())
         return retry_after_s(stats.num_waiting, stats.num_running, rate)
 
@@ -330,6 +381,15 @@ class AsyncEngine(_Replica):
         ):
             answer.on_output(delta)
         return answer.wait()
+
+
+def _is_light(prompt: Prompt, params: SamplingParams) -> bool:
+    """Whether a request takes so little time to prepare that a loop may do it."""
+    listed = (
+        params.allowed_token_ids, params.banned_token_ids, params.logit_bias, params.bad_words,
+        params.stop_token_ids,
+    )  # fmt: skip
+    return not (isinstance(prompt, str) or len(prompt) > LIGHT_TOKENS or any(listed))
 
 
 @contextmanager
