@@ -28,7 +28,7 @@ from .step.in_flight import StepDeadline, StepInFlight
 from .step.outputs import Chosen, TreeOutput
 from .step.prompt_chunk import PromptChunk
 from .step.trace import StepTrace
-from .step.tree_steps import NO_TREE_STEPS, TreeSteps, TreeWishes
+from .step.tree_steps import NO_TREE_STEPS, TreeSteps
 from .steps import StepInput
 from .verify.rules import COUPLED
 from .verify.walk import RowSlots, Walk
@@ -225,7 +225,7 @@ class EngineCore:
 
     def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        fitting = self._fit(trees)
+        fitting = self._drafting.fit(trees)
         chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
         fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
@@ -310,24 +310,6 @@ class EngineCore:
         self._budget.note_step(outcome)
         if in_flight.traced is not None:
             in_flight.traced.committed()
-
-    def _fit(self, trees: TreeSteps) -> TreeSteps:
-        """Trees of all that have KV slots for them; they come in order."""
-        fitting: list[int] = []
-        bare: dict[int, TreeWishes] = {}
-        num_rows = trees.num_rows.tolist()
-        for place, (state, rows) in enumerate(zip(trees.states, num_rows, strict=True)):
-            # Preempted for one before it.
-            if not state.blocks:
-                continue
-            root_position = len(state.token_ids) - 1
-            if self._scheduler.reserve(state, root_position + rows):
-                fitting.append(place)
-            # Drafts are never worth the KV of another request.
-            elif self._scheduler.make_room(state, root_position + 1):
-                fitting.append(place)
-                bare[place] = self._drafting.bare_wishes(trees.part(place).wishes.form)
-        return trees.with_bare(bare).select(fitting)
 
     def _outcome(self, in_flight: StepInFlight) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""
