@@ -101,9 +101,7 @@ class Drafting:
         proposals = await self._drafters.exchange(commits, queries, costs.keys() - asked)
         return DraftBatch(proposals, self._clock() - start, asked, costs)
 
-    def merge(
-        self, states: Sequence[RequestState], draft_batch: DraftBatch | None
-    ) -> DraftedTrees:
+    def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch | None) -> DraftedTrees:
         """What drafters offer to each request, in one tree."""
         count = len(states)
         if draft_batch is None:
@@ -148,7 +146,8 @@ class Drafting:
             drafted.trees, drafted.max_nodes, self._scheduler.num_prefill_rows(len(drafted))
         )
         wishes = {
-            place: self._wishes(proposals) for place, proposals in enumerate(drafted.proposals)
+            place: self._wishes(proposals)
+            for place, proposals in enumerate(drafted.proposals)
             if _has_wishes(proposals)
         }
         for place, form in drafted.forms.items():
@@ -180,6 +179,24 @@ class Drafting:
             candidates = candidates_of(rule, part.tree, part.proposals, part.max_nodes)
             wishes[place] = replace(self._wishes(part.proposals), candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), wishes)
+
+    def fit(self, trees: TreeSteps) -> TreeSteps:
+        """The trees of all that get KV slots for them; requests come in order."""
+        fitting: list[int] = []
+        bare: dict[int, TreeWishes] = {}
+        num_rows = trees.num_rows.tolist()
+        for place, (state, rows) in enumerate(zip(trees.states, num_rows, strict=True)):
+            # Preempted for one before it.
+            if not state.blocks:
+                continue
+            root_position = len(state.token_ids) - 1
+            if self._scheduler.reserve(state, root_position + rows):
+                fitting.append(place)
+            # Drafts are never worth the KV of another request.
+            elif self._scheduler.make_room(state, root_position + 1):
+                fitting.append(place)
+                bare[place] = self.bare_wishes(trees.part(place).wishes.form)
+        return trees.with_bare(bare).select(fitting)
 
     def _wishes(self, proposals: Sequence[Proposal]) -> TreeWishes:
         top_next_tokens = {
