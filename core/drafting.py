@@ -13,30 +13,15 @@ from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
 from .schedule.scheduler import Scheduler
-from .step.builder import TreeStep
+from .step.drafted_trees import DraftedTree, DraftedTrees
+from .step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
 from .tree.merge import merge_all
-from .tree.tree import NO_TREE, TokenTree
+from .tree.tree import empty_trees
 from .verify.candidates import candidates_of, no_candidates
 from .verify.rules import COUPLED, rule_for
 
 # A budget can only choose where more is offered than a tree may hold.
 OFFERED_TREES = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftedTree:
-    """What drafters offer to one request, merged.
-
-    max_nodes  most of its nodes that a step may hold
-    form       uint32 [1 + nodes, words]  the tokens that the request's constraint allows after the
-               root and each node; None without one
-    """
-
-    state: RequestState
-    tree: TokenTree
-    proposals: Sequence[Proposal]
-    max_nodes: int
-    form: UInt32 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,13 +101,12 @@ class Drafting:
         proposals = await self._drafters.exchange(commits, queries, costs.keys() - asked)
         return DraftBatch(proposals, self._clock() - start, asked, costs)
 
-    def merge(
-        self, states: Sequence[RequestState], draft_batch: DraftBatch | None
-    ) -> list[DraftedTree]:
+    def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch | None) -> DraftedTrees:
         """What drafters offer to each request, in one tree."""
+        count = len(states)
         if draft_batch is None:
-            return [DraftedTree(state, NO_TREE, (), 0) for state in states]
-        most = self._scheduler.nodes_each(len(states))
+            return DraftedTrees(states, empty_trees(count), ((),) * count, (0,) * count)
+        most = self._scheduler.nodes_each(count)
         proposals = [_wanted(state, draft_batch) for state in states]
         limits = [_max_nodes(state, most) for state in states]
         factor = OFFERED_TREES if self._acceptance == COUPLED else 1
@@ -132,8 +116,7 @@ class Drafting:
             [_max_depth(state) for state in states],
             self._budget.table,
         )
-        parts = zip(states, trees, proposals, limits, strict=True)
-        return [DraftedTree(*part) for part in parts]
+        return DraftedTrees(states, trees, proposals, limits)
 
     def allow(self, drafted: DraftedTree, form: TreeForm | None) -> DraftedTree:
         """Cut the nodes that the request's rules forbid, which would only cost rows.
@@ -151,56 +134,75 @@ class Drafting:
             masks = form.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
         return replace(drafted, tree=tree.keep(allowed), form=masks)
 
-    def choose(
-        self, drafted: Sequence[DraftedTree], draft_batch: DraftBatch | None
-    ) -> list[TreeStep]:
-        """Each request's part of the step: its tree cut to the nodes that are worth their time."""
-        if not drafted or (draft_batch is None and not any(len(part.tree) for part in drafted)):
-            return [self.bare(part.state, part.form) for part in drafted]
+    def choose(self, drafted: DraftedTrees, draft_batch: DraftBatch | None) -> TreeSteps:
+        """The requests' parts of the step: trees cut to the nodes that are worth their time."""
+        if not len(drafted) or (draft_batch is None and not len(drafted.trees.nodes)):
+            return self._all_bare(drafted)
         if self._acceptance != COUPLED:
-            return [self._as_drawn(part) for part in drafted]
+            return self._as_drawn(drafted)
         if draft_batch is not None:
-            self._budget.note_asked([part.tree for part in drafted], draft_batch.seconds)
+            self._budget.note_asked(drafted.trees, draft_batch.seconds)
         trees = self._budget.choose(
-            [part.tree for part in drafted],
-            [part.max_nodes for part in drafted],
-            self._scheduler.num_prefill_rows(len(drafted)),
+            drafted.trees, drafted.max_nodes, self._scheduler.num_prefill_rows(len(drafted))
         )
-        return [self._cut(part, tree) for part, tree in zip(drafted, trees, strict=True)]
+        wishes = {
+            place: self._wishes(proposals)
+            for place, proposals in enumerate(drafted.proposals)
+            if _has_wishes(proposals)
+        }
+        for place, form in drafted.forms.items():
+            left = form[rows_in(trees[place], drafted.trees[place])]
+            wishes[place] = replace(wishes.get(place, NO_WISHES), form=left)
+        return TreeSteps(drafted.states, trees, drafted.trees, wishes)
 
-    def bare(self, state: RequestState, form: UInt32 | None) -> TreeStep:
-        """Plain decoding: the root alone. `form`: what is allowed after it, and perhaps more."""
+    def _all_bare(self, drafted: DraftedTrees) -> TreeSteps:
+        none = empty_trees(len(drafted))
+        places = drafted.forms if self._acceptance == COUPLED else range(len(drafted))
+        wishes = {place: self.bare_wishes(drafted.forms.get(place)) for place in places}
+        return TreeSteps(drafted.states, none, none, wishes)
+
+    def bare_wishes(self, form: UInt32 | None) -> TreeWishes:
+        """What a root alone has beside it. `form`: what is allowed after it, and perhaps more."""
         coupled = self._acceptance == COUPLED
         candidates = None if coupled else no_candidates(rule_for(self._acceptance, ()))
-        root = None if form is None else form[:1]
-        return TreeStep(state, NO_TREE, {}, NO_TREE, {}, candidates, root)
+        return TreeWishes(candidates=candidates, form=None if form is None else form[:1])
 
-    def _cut(self, drafted: DraftedTree, tree: TokenTree) -> TreeStep:
-        proposals, form = drafted.proposals, drafted.form
-        if form is not None:
-            form = form[rows_in(tree, drafted.tree)]
-        probes = self._probes(proposals)
-        return TreeStep(
-            drafted.state, tree, probes, drafted.tree, _num_top_next_tokens(proposals), None, form
-        )
-
-    def _as_drawn(self, drafted: DraftedTree) -> TreeStep:
-        """A tree for a verification rule: cut by the order of its nodes, never by what was drawn.
+    def _as_drawn(self, drafted: DraftedTrees) -> TreeSteps:
+        """Trees for a verification rule: cut by the order of nodes, never by what was drawn.
 
         So no budget chooses among the nodes, and no rule of the request: what it forbids, the
         target gives no probability.
         """
-        state, tree, proposals = drafted.state, drafted.tree, drafted.proposals
-        rule = rule_for(self._acceptance, proposals)
-        candidates = candidates_of(rule, tree, proposals, drafted.max_nodes)
-        return TreeStep(
-            state,
-            tree,
-            self._probes(proposals),
-            NO_TREE,
-            _num_top_next_tokens(proposals),
-            candidates,
-        )
+        wishes = {}
+        for place, part in enumerate(drafted.parts()):
+            rule = rule_for(self._acceptance, part.proposals)
+            candidates = candidates_of(rule, part.tree, part.proposals, part.max_nodes)
+            wishes[place] = replace(self._wishes(part.proposals), candidates=candidates)
+        return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), wishes)
+
+    def fit(self, trees: TreeSteps) -> TreeSteps:
+        """The trees of all that get KV slots for them; requests come in order."""
+        fitting: list[int] = []
+        bare: dict[int, TreeWishes] = {}
+        num_rows = trees.num_rows.tolist()
+        for place, (state, rows) in enumerate(zip(trees.states, num_rows, strict=True)):
+            # Preempted for one before it.
+            if not state.blocks:
+                continue
+            root_position = len(state.token_ids) - 1
+            if self._scheduler.reserve(state, root_position + rows):
+                fitting.append(place)
+            # Drafts are never worth the KV of another request.
+            elif self._scheduler.make_room(state, root_position + 1):
+                fitting.append(place)
+                bare[place] = self.bare_wishes(trees.part(place).wishes.form)
+        return trees.with_bare(bare).select(fitting)
+
+    def _wishes(self, proposals: Sequence[Proposal]) -> TreeWishes:
+        top_next_tokens = {
+            p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens
+        }
+        return TreeWishes(self._probes(proposals), top_next_tokens)
 
     def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
         probes: dict[str, Probe] = {}
@@ -225,14 +227,17 @@ def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:
     return proposals if drafters is None else [p for p in proposals if p.source in drafters]
 
 
-def _num_top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
-    return {p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens}
+def _has_wishes(proposals: Sequence[Proposal]) -> bool:
+    return any(p.probe is not None or p.num_top_next_tokens for p in proposals)
 
 
 def _query_size(state: RequestState, most: int) -> int:
     """Nodes to ask for; 0 or less where the request takes none."""
-    is_drafted = state.request.options.speculative
-    return min(_max_nodes(state, most), _max_depth(state)) if is_drafted else 0
+    options = state.request.options
+    if not options.speculative:
+        return 0
+    limit = options.max_nodes
+    return min(most if limit is None else min(most, limit), _max_depth(state))
 
 
 def _max_nodes(state: RequestState, most: int) -> int:

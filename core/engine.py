@@ -22,13 +22,16 @@ from .request.request import Request, RequestState
 from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
-from .step.builder import PromptChunk, TreeStep, build_step, edits_for
+from .step.builder import build_step
+from .step.edits import edits_of_parts
 from .step.in_flight import StepDeadline, StepInFlight
 from .step.outputs import Chosen, TreeOutput
+from .step.prompt_chunk import PromptChunk
 from .step.trace import StepTrace
-from .steps import LogitEdits, StepInput
+from .step.tree_steps import NO_TREE_STEPS, TreeSteps
+from .steps import StepInput
 from .verify.rules import COUPLED
-from .verify.walk import Walk
+from .verify.walk import RowSlots, Walk
 from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -203,32 +206,29 @@ class EngineCore:
         is_late = self._asking is not None and not self._asking.answer.done()
         return len(self._in_flight) + is_late < self._pipeline.max_in_flight
 
-    async def _merge(self) -> tuple[DraftBatch | None, list[TreeStep]]:
+    async def _merge(self) -> tuple[DraftBatch | None, TreeSteps]:
         """The proposals that are there, and every request's tree of them, cut to the nodes that
         are allowed and worth their time."""
         if self._asking is None or not self._asking.answer.done():
-            return None, []
+            return None, NO_TREE_STEPS
         asking, self._asking = self._asking, None
         draft_batch = asking.answer.result()
         drafted = self._drafting.merge([s for s in asking.states if self._is_ready(s)], draft_batch)
         most = self._scheduler.nodes_each(len(drafted))
         drafted = await self._forms.join(drafted, self.deadline.patience_s, most)
-        drafted = [part for part in drafted if self._is_ready(part.state)]
-        return draft_batch, self._drafting.choose(drafted, draft_batch)
+        return draft_batch, self._drafting.choose(drafted.where(self._is_ready), draft_batch)
 
     def _is_ready(self, state: RequestState) -> bool:
         """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters
         were asked or masks awaited."""
         return self._is_alive(state) and state.is_decoding and not state.in_flight
 
-    def _build(
-        self, trees: Sequence[TreeStep]
-    ) -> tuple[list[TreeStep], list[PromptChunk], StepInput | None]:
+    def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        fitting = self._fit(trees)
-        chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in fitting))
-        fitting, chunks, edits = self._edit(fitting, chunks)
-        if not fitting and not chunks:
+        fitting = self._drafting.fit(trees)
+        chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
+        fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
+        if not fitting.states and not chunks:
             return fitting, chunks, None
         step = build_step(self.num_steps, chunks, fitting, self._scheduler.block_size, edits)
         return fitting, chunks, step
@@ -236,8 +236,8 @@ class EngineCore:
     def _submit(
         self,
         step: StepInput,
-        trees: list[TreeStep],
-        chunks: list[PromptChunk],
+        trees: TreeSteps,
+        chunks: Sequence[PromptChunk],
         draft_batch: DraftBatch | None,
     ) -> None:
         traced = None
@@ -247,9 +247,8 @@ class EngineCore:
         sent_at = self._clock()
         answer = asyncio.ensure_future(self._pipeline.submit(step))
         answer.add_done_callback(self._wakeup.notify)
-        in_flight = StepInFlight(
-            trees, chunks, answer, draft_batch, len(step.token_ids), sent_at, traced
-        )
+        row_slots = RowSlots(step.request_starts, step.slots)
+        in_flight = StepInFlight(trees, chunks, answer, draft_batch, row_slots, sent_at, traced)
         for state in in_flight.states:
             state.in_flight += 1
         self._in_flight.append(in_flight)
@@ -300,45 +299,17 @@ class EngineCore:
         for state in in_flight.states:
             state.in_flight -= 1
             state.num_losses = 0
-        for step, walk, answer in zip(in_flight.trees, walks, answers, strict=True):
-            with self._contain(step.state):
-                self._committing.commit_tree(step, walk, answer, outcome)
+        trees = in_flight.trees
+        self._committing.note_walks(trees, walks, outcome)
+        for state, walk, answer in zip(trees.states, walks, answers, strict=True):
+            with self._contain(state):
+                self._committing.commit_tree(state, walk, answer)
         for chunk, first in zip(in_flight.chunks, chosen, strict=True):
             with self._contain(chunk.state):
                 self._committing.commit_chunk(chunk, first)
         self._budget.note_step(outcome)
         if in_flight.traced is not None:
             in_flight.traced.committed()
-
-    def _edit(
-        self, trees: Sequence[TreeStep], chunks: Sequence[PromptChunk]
-    ) -> tuple[list[TreeStep], list[PromptChunk], list[LogitEdits | None]]:
-        """The parts whose changes to logits could be made, and these changes."""
-        kept_trees, kept_chunks, edits = [], [], []
-        for part in (*trees, *chunks):
-            with self._contain(part.state):
-                edits.append(edits_for(part))
-                if isinstance(part, TreeStep):
-                    kept_trees.append(part)
-                else:
-                    kept_chunks.append(part)
-        return kept_trees, kept_chunks, edits
-
-    def _fit(self, trees: Sequence[TreeStep]) -> list[TreeStep]:
-        """Trees of all that have KV slots for them; they come in order."""
-        fitting = []
-        for tree in trees:
-            state = tree.state
-            # Preempted for one before it.
-            if not state.blocks:
-                continue
-            root_position = len(state.token_ids) - 1
-            if self._scheduler.reserve(state, root_position + tree.num_rows):
-                fitting.append(tree)
-            # Drafts are never worth the KV of another request.
-            elif self._scheduler.make_room(state, root_position + 1):
-                fitting.append(self._drafting.bare(state, tree.form))
-        return fitting
 
     def _outcome(self, in_flight: StepInFlight) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""

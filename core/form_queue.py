@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .drafting import DraftedTree
 from .errors import Contained, DraftlineError
 from .request.constraint import Constraint, TreeForm
 from .request.request import RequestState
+from .step.drafted_trees import DraftedTree, DraftedTrees
 
 Allow = Callable[[DraftedTree, TreeForm | None], DraftedTree]
 Fail = Callable[[RequestState, DraftlineError], None]
@@ -52,21 +52,22 @@ class FormQueue:
         if pending := self._pending.pop(request_id, None):
             pending.form.cancel()
 
-    async def join(
-        self, drafted: Sequence[DraftedTree], patience_s: float, most_nodes: int
-    ) -> list[DraftedTree]:
+    async def join(self, drafted: DraftedTrees, patience_s: float, most_nodes: int) -> DraftedTrees:
         """The requests of a step, in order, whose token masks are there within `patience_s`.
 
         A request without a structured output needs none.
 
         most_nodes: of one tree in this step; a tree whose form was late is of an earlier one.
         """
-        constrained = [part.state for part in drafted if _constraint(part.state) is not None]
-        for part in drafted:
+        if not self._pending and not any(map(_has_rules, drafted.states)):
+            return drafted
+        parts = drafted.parts()
+        constrained = [part.state for part in parts if _constraint(part.state) is not None]
+        for part in parts:
             self._ask(part)
         await _wait([self._pending[s.request_id] for s in constrained if self._has(s)], patience_s)
-        joined = [self._joined(part, most_nodes) for part in drafted]
-        return [part for part in joined if part is not None]
+        joined = [self._joined(part, most_nodes) for part in parts]
+        return DraftedTrees.of([part for part in joined if part is not None])
 
     def _has(self, state: RequestState) -> bool:
         return state.request_id in self._pending
@@ -111,6 +112,10 @@ async def _wait(pending: Sequence[_Pending], seconds: float) -> None:
     late = [mask.form for mask in pending if not mask.form.done()]
     if late:
         await asyncio.wait(late, timeout=seconds)
+
+
+def _has_rules(state: RequestState) -> bool:
+    return state.request.allowed_tokens is not None
 
 
 def _constraint(state: RequestState) -> Constraint | None:

@@ -298,12 +298,14 @@ def _rounds(load: Load, count: int) -> Rounds:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Runs of each load; the median counts.")] = 5,
+    host_only: Annotated[bool, typer.Option(help="Only stages that take no time.")] = False,
     output: Annotated[Path, typer.Option(help="Where the JSON goes.")] = RESULTS,
 ) -> None:
     """Measure the engine over simulated stages."""
     console = Console(highlight=False)
     load_kernels()
-    results = [_rounds(load, rounds) for load in (*HOST, *STAGES, *SLOW)]
+    loads = HOST if host_only else (*HOST, *STAGES, *SLOW)
+    results = [_rounds(load, rounds) for load in loads]
     table = Table(
         "stages", "ms each", "requests", "nodes", "step ms", "range", "busy",
         "newcomer waits ms", "at most", box=None,

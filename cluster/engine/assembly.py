@@ -60,7 +60,8 @@ class ModelPlan:
         """Validates this model's requests."""
         tokenizer = load_tokenizer(self.info.path)
         grammars = GrammarFactory(tokenizer, self.info.vocab_size, self.info.eos_token_ids)
-        return RequestFactory(tokenizer, self.info, self.max_model_len, grammars)
+        block_size = self.config.block_size if self.config.enable_prefix_caching else None
+        return RequestFactory(tokenizer, self.info, self.max_model_len, grammars, block_size)
 
 
 def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPlan:

@@ -10,14 +10,15 @@ Formula: docs/algorithms/token_trees.md, "Node budget".
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arrays import Float64
 from ..tree.acceptance_table import AcceptanceTable
-from ..tree.tree import TokenTree, attribute, keep_all
+from ..tree.kernels import mean_of_ranks
+from ..tree.tree import TokenTree, TreeBatch, attribute
 
 # Weight of the newest step in what drafting is expected to bring and to take.
 WEIGHT = 0.1
@@ -55,14 +56,16 @@ class StepOutcome:
     asked: frozenset[str]
     costs: Mapping[str, float]
     num_tokens: int = 0
-    trees: list[TokenTree] = field(default_factory=list)
-    rows: list[Sequence[int]] = field(default_factory=list)
+    trees: Sequence[TokenTree] = ()
+    rows: Sequence[Sequence[int]] = ()
 
-    def count(self, tree: TokenTree, rows: Sequence[int]) -> None:
-        """Count a request's committed rows: 0 is the root, node i is row i + 1."""
-        self.num_tokens += len(rows)
-        self.trees.append(tree)
-        self.rows.append(rows)
+    def count(self, trees: Sequence[TokenTree], rows: Sequence[Sequence[int]]) -> None:
+        """Count the requests' committed rows: 0 is the root, node i is row i + 1.
+
+        None of a request that ended meanwhile.
+        """
+        self.num_tokens = sum(map(len, rows))
+        self.trees, self.rows = trees, rows
 
 
 class NodeBudget:
@@ -115,12 +118,9 @@ class NodeBudget:
         """Learn from the drafters' trees, before any cut, and from the seconds that they took."""
         self._steps_unasked = 0
         self._draft_s += WEIGHT * (draft_s - self._draft_s)
-        width = max(len(self._profile), *map(len, trees))
-        values = np.zeros((len(trees), width))
-        for row, tree in zip(values, trees, strict=True):
-            row[: len(tree)] = tree.values
-        best = np.sort(values, axis=1)[:, ::-1][:, : len(self._profile)]
-        self._profile += WEIGHT * (best.mean(axis=0) - self._profile)
+        batch = TreeBatch.of(trees)
+        means = mean_of_ranks(batch.values, batch.node_ends, len(self._profile))
+        self._profile += WEIGHT * (means - self._profile)
 
     def note_step(self, outcome: StepOutcome) -> None:
         """Learn from a step that was committed."""
@@ -144,22 +144,23 @@ class NodeBudget:
 
     def choose(
         self, trees: Sequence[TokenTree], limits: Sequence[int], num_other_rows: int
-    ) -> list[TokenTree]:
+    ) -> TreeBatch:
         """The trees without the nodes that are not worth their rows.
 
         limits: most nodes of each tree
         """
-        trees = [_best(tree, limit) for tree, limit in zip(trees, limits, strict=True)]
+        batch = TreeBatch.of(trees)
+        kept = batch.best_of_each(limits)
         if not self._is_adaptive:
-            return trees
-        values: Float64 = np.concatenate([tree.values for tree in trees] or [np.empty(0)])
+            return batch.keep(kept)
         # Stable, and a node is worth no more than its parent: parents stay where children do.
-        order = np.argsort(-values, kind="stable")
-        tokens = len(trees) + _sums(values[order])
+        order = np.argsort(-np.where(kept, batch.values, -1.0), kind="stable")
+        order = order[: np.count_nonzero(kept)]
+        tokens = len(trees) + _sums(batch.values[order])
         rows = len(trees) + num_other_rows + np.arange(len(tokens))
-        kept = np.zeros(len(values), dtype=np.bool_)
+        kept[:] = False
         kept[order[: int(np.argmax(tokens / self.cost.seconds(rows)))]] = True
-        return keep_all(trees, kept)
+        return batch.keep(kept)
 
     def _credits(self, outcome: StepOutcome) -> dict[str, int]:
         """The accepted nodes of each drafter; of several that proposed one, the cheapest has it."""
@@ -183,15 +184,6 @@ def _sums(values: Float64) -> Float64:
     sums = np.zeros(len(values) + 1)
     np.cumsum(values, out=sums[1:])
     return sums
-
-
-def _best(tree: TokenTree, max_nodes: int) -> TokenTree:
-    """The tree of its most valuable nodes."""
-    if len(tree) <= max_nodes:
-        return tree
-    kept = np.zeros(len(tree), dtype=np.bool_)
-    kept[np.argsort(-tree.values, kind="stable")[:max_nodes]] = True
-    return tree.keep(kept)
 
 
 class StepCost:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..proposals import DraftBatch
 from ..request.request import RequestState
 from ..steps import StepOutput
-from ..verify.walk import Walk, walks_of
-from .builder import PromptChunk, TreeStep
+from ..verify.walk import RowSlots, Walk, walks_of
 from .outputs import Chosen, StepOutputReader, TreeOutput
+from .prompt_chunk import PromptChunk
 from .trace import TracedStep
+from .tree_steps import TreeSteps
 
 # A step that takes so many times what steps take now and then is no slow step any more.
 SLOWEST = 20.0
@@ -24,20 +26,28 @@ PATIENCE = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
-    """What was submitted, when, and the answer to come."""
+    """What was submitted, when, and the answer to come.
 
-    trees: list[TreeStep]
-    chunks: list[PromptChunk]
+    row_slots  of the step
+    """
+
+    trees: TreeSteps
+    chunks: Sequence[PromptChunk]
     answer: asyncio.Future[StepOutput]
     draft_batch: DraftBatch | None
-    num_rows: int
+    row_slots: RowSlots
     sent_at: float
     traced: TracedStep | None
 
     @property
     def states(self) -> list[RequestState]:
         """Its requests; those that were cancelled meanwhile, too."""
-        return [part.state for part in (*self.trees, *self.chunks)]
+        return [*self.trees.states, *(chunk.state for chunk in self.chunks)]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.row_slots.slots)
 
     def seconds_left(self, limit_s: float, answered_at: float, now: float) -> float | None:
         """How long its answer may still take; None: for ever.
@@ -50,14 +60,14 @@ class StepInFlight:
 
     def read(self, output: StepOutput) -> tuple[list[Walk], list[TreeOutput], list[Chosen]]:
         """The answer, cut into those of the trees and the chunks, in this order."""
-        has_rule = any(step.candidates is not None for step in self.trees)
+        has_rule = any(own.candidates is not None for own in self.trees.wishes.values())
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"
         )
         answers = StepOutputReader(output)
         return (
-            walks_of([step.tree for step in self.trees], output),
-            [answers.of_tree(step) for step in self.trees],
+            walks_of(self.trees.trees, output, self.row_slots),
+            answers.of_trees(self.trees),
             [answers.of_chunk(chunk) for chunk in self.chunks],
         )
 

@@ -163,7 +163,7 @@ def test_a_lone_drafter_that_was_left_out_comes_back_when_texts_change() -> None
             under.note_asked([tree], costs["a"])
             accepted = 4 if step > 500 else 0
             under.learn(tree, [*range(accepted), 9])
-            outcome.count(tree, range(accepted + 1))
+            outcome.count([tree], [range(accepted + 1)])
         under.note_step(outcome)
     assert 0 < len([step for step in asked_at if 200 < step <= 500]) < 30
     assert len([step for step in asked_at if step > 1300]) > 150
