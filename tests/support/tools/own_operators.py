@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftline.cluster.config import EngineConfig
 from draftline.kernels.cpu.build import load_cpu_ops
+from draftline.models.stage.options import StageOptions
 
-FOLDER = Path(EngineConfig().compile_cache).expanduser()
+FOLDER = Path(StageOptions().compile_cache).expanduser()
 
 
 def load_own_operators() -> None:
