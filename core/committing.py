@@ -54,7 +54,8 @@ class Committing:
         if not self._is_alive(state):
             return
         rows, tokens, sources, drafted = walk
-        outcome.count(step.tree, rows)
+        probes = {source: len(probe.tokens) for source, probe in step.probes.items()}
+        outcome.count(state.request_id, step.tree, rows, probes)
         if step.candidates is None:
             self._budget.learn(step.drafted, tokens)
         advance = state.stop.advance(tokens)

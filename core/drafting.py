@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from .arrays import UInt32
 from .interfaces import ProposalSource
-from .proposals import DraftBatch, Probe, Proposal, Query, StepCommit
+from .proposals import AskPlan, DraftBatch, Probe, Proposal, Query, StepCommit
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
+from .schedule.drafter_choice import DraftWish
 from .schedule.scheduler import Scheduler
 from .step.builder import TreeStep
 from .tree.merge import merge_all
@@ -41,7 +42,9 @@ class DraftedTree:
 class Drafting:
     """Speaks with the drafters for all requests, and makes a tree for each under the budget."""
 
-    __slots__ = ("_acceptance", "_budget", "_clock", "_commits", "_drafters", "_scheduler")
+    __slots__ = (
+        "_acceptance", "_budget", "_clock", "_commits", "_drafters", "_merge_s", "_scheduler",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -57,15 +60,24 @@ class Drafting:
         self._budget = budget
         self._clock = clock
         self._commits: list[StepCommit] = []
+        # Seconds of the last merge.
+        self._merge_s = 0.0
 
     def open(self, state: RequestState) -> None:
-        """Begin a request with every drafter, if it wants them and has not begun."""
+        """Begin a request with the drafters, if it wants them and has not begun.
+
+        Those that will probably be asked for it hear of it now, the others if they ever are.
+        """
         if state.request.options.speculative and not state.is_open:
             state.is_open = True
-            self._drafters.open(state.draft_request())
+            expected = self._budget.expected(
+                _wish(state), self._drafters.costs(), len(self._scheduler.running)
+            )
+            self._drafters.open(state.draft_request(), expected)
 
     def close(self, state: RequestState) -> None:
         """End a request with every drafter, after handing them its last tokens."""
+        self._budget.forget(state.request_id)
         if state.is_open:
             last = [commit for commit in self._commits if commit.request_id == state.request_id]
             self._commits = [
@@ -77,38 +89,43 @@ class Drafting:
         """Keep a commit for the next message to the drafters."""
         self._commits.append(commit)
 
-    async def ask(self, states: Sequence[RequestState]) -> DraftBatch | None:
-        """Proposals by request id; None where drafting is not worth its time now.
+    async def ask(self, states: Sequence[RequestState]) -> DraftBatch:
+        """Proposals of those whose drafts are worth their time now, for the requests that these
+        are worth it for.
 
         One message a drafter for all requests, which also tells what was committed.
         """
+        began_at = self._clock()
         most = self._scheduler.nodes_each(len(states))
-        sizes = [(state, _query_size(state, most)) for state in states]
-        drafting = [state for state, size in sizes if size > 0]
+        sizes = [(state, size) for state in states if (size := _query_size(state, most)) > 0]
         costs = self._drafters.costs()
-        asked: frozenset[str] = frozenset()
-        if drafting:
-            others = len(states) - len(drafting) + self._scheduler.num_prefill_rows(len(states))
-            wanted = {name: cost for name, cost in costs.items() if _is_wanted(name, drafting)}
-            asked = self._budget.whom_to_ask(wanted, len(drafting), others)
+        plan = AskPlan({}, {})
+        if sizes and costs:
+            others = len(states) - len(sizes) + self._scheduler.num_prefill_rows(len(states))
+            plan = self._budget.plan([_wish(state) for state, _ in sizes], costs, others)
         commits, self._commits = self._commits, []
-        if not asked:
+        if not plan.by_drafter:
             if commits:
                 await self._drafters.exchange(commits, ())
-            return None
+            return DraftBatch({}, began_at, 0.0, plan, costs)
+        asked = set().union(*plan.by_drafter.values())
         queries = [
-            Query(state.request_id, len(state.token_ids), size) for state, size in sizes if size > 0
+            Query(state.request_id, len(state.token_ids), size)
+            for state, size in sizes
+            if state.request_id in asked
         ]
         start = self._clock()
-        proposals = await self._drafters.exchange(commits, queries, costs.keys() - asked)
-        return DraftBatch(proposals, self._clock() - start, asked, costs)
+        proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
+        seconds = self._clock() - start
+        return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
 
     def merge(
-        self, states: Sequence[RequestState], draft_batch: DraftBatch | None
+        self, states: Sequence[RequestState], draft_batch: DraftBatch
     ) -> list[DraftedTree]:
         """What drafters offer to each request, in one tree."""
-        if draft_batch is None:
+        if not draft_batch.by_request:
             return [DraftedTree(state, NO_TREE, (), 0) for state in states]
+        start = self._clock()
         most = self._scheduler.nodes_each(len(states))
         proposals = [_wanted(state, draft_batch) for state in states]
         limits = [_max_nodes(state, most) for state in states]
@@ -120,7 +137,9 @@ class Drafting:
             self._budget.table,
         )
         parts = zip(states, trees, proposals, limits, strict=True)
-        return [DraftedTree(*part) for part in parts]
+        drafted = [DraftedTree(*part) for part in parts]
+        self._merge_s = self._clock() - start
+        return drafted
 
     def allow(self, drafted: DraftedTree, form: TreeForm | None) -> DraftedTree:
         """Cut the nodes that the request's rules forbid, which would only cost rows.
@@ -139,21 +158,27 @@ class Drafting:
         return replace(drafted, tree=tree.keep(allowed), form=masks)
 
     def choose(
-        self, drafted: Sequence[DraftedTree], draft_batch: DraftBatch | None
+        self, drafted: Sequence[DraftedTree], draft_batch: DraftBatch
     ) -> list[TreeStep]:
         """Each request's part of the step: its tree cut to the nodes that are worth their time."""
-        if not drafted or (draft_batch is None and not any(len(part.tree) for part in drafted)):
+        if not draft_batch.by_request and not any(len(part.tree) for part in drafted):
             return [self.bare(part.state, part.form) for part in drafted]
         if self._acceptance != COUPLED:
             return [self._as_drawn(part) for part in drafted]
-        if draft_batch is not None:
-            self._budget.note_asked([part.tree for part in drafted], draft_batch.seconds)
+        start = self._clock()
+        probes = [self._probes(part, draft_batch.plan) for part in drafted]
+        num_probe_rows = sum(len(probe.tokens) for sent in probes for probe in sent.values())
         trees = self._budget.choose(
             [part.tree for part in drafted],
             [part.max_nodes for part in drafted],
-            self._scheduler.num_prefill_rows(len(drafted)),
+            self._scheduler.num_prefill_rows(len(drafted)) + num_probe_rows,
+            [part.state.request_id for part in drafted],
+            draft_batch.seconds,
         )
-        return [self._cut(part, tree) for part, tree in zip(drafted, trees, strict=True)]
+        steps = [self._cut(*parts) for parts in zip(drafted, trees, probes, strict=True)]
+        host_s, self._merge_s = self._merge_s + self._clock() - start, 0.0
+        self._budget.note_host(host_s, len(draft_batch.by_request))
+        return steps
 
     def bare(self, state: RequestState, form: UInt32 | None) -> TreeStep:
         """Plain decoding: the root alone. `form`: what is allowed after it, and perhaps more."""
@@ -162,11 +187,10 @@ class Drafting:
         root = None if form is None else form[:1]
         return TreeStep(state, NO_TREE, {}, NO_TREE, {}, candidates, root)
 
-    def _cut(self, drafted: DraftedTree, tree: TokenTree) -> TreeStep:
+    def _cut(self, drafted: DraftedTree, tree: TokenTree, probes: dict[str, Probe]) -> TreeStep:
         proposals, form = drafted.proposals, drafted.form
         if form is not None:
             form = form[rows_in(tree, drafted.tree)]
-        probes = self._probes(proposals)
         return TreeStep(
             drafted.state, tree, probes, drafted.tree, _num_top_next_tokens(proposals), None, form
         )
@@ -183,13 +207,22 @@ class Drafting:
         return TreeStep(
             state,
             tree,
-            self._probes(proposals),
+            self._fitting(proposals),
             NO_TREE,
             _num_top_next_tokens(proposals),
             candidates,
         )
 
-    def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
+    def _probes(self, drafted: DraftedTree, plan: AskPlan) -> dict[str, Probe]:
+        """The probes of a request that are worth their rows."""
+        if not any(proposal.probe for proposal in drafted.proposals):
+            return {}
+        request_id = drafted.state.request_id
+        return self._fitting(
+            [p for p in drafted.proposals if request_id in plan.probing.get(p.source, ())]
+        )
+
+    def _fitting(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
         probes: dict[str, Probe] = {}
         room = self._scheduler.max_probe_rows
         for proposal in proposals:
@@ -199,10 +232,16 @@ class Drafting:
         return probes
 
 
-def _is_wanted(drafter: str, states: Sequence[RequestState]) -> bool:
-    """Whether any of the requests takes proposals of the drafter."""
-    chosen = [state.request.options.drafters for state in states]
-    return any(names is None or drafter in names for names in chosen)
+def _wish(state: RequestState) -> DraftWish:
+    request = state.request
+    return DraftWish(
+        state.request_id,
+        request.params.temperature,
+        request.options.namespace,
+        request.options.drafters,
+        len(state.token_ids),
+        state.stop.num_tokens_left,
+    )
 
 
 def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:

@@ -170,7 +170,7 @@ class EngineCore:
         return self._scheduler.decoding(self._forms.late())
 
     async def _merge(
-        self, decoding: Sequence[RequestState], draft_batch: DraftBatch | None
+        self, decoding: Sequence[RequestState], draft_batch: DraftBatch
     ) -> list[TreeStep]:
         """Every request's tree, cut to the nodes that are allowed and worth their time."""
         # Some may have been cancelled while the drafters were asked, or while forms are awaited.
@@ -199,7 +199,7 @@ class EngineCore:
         step: StepInput,
         trees: list[TreeStep],
         chunks: list[PromptChunk],
-        draft_batch: DraftBatch | None,
+        draft_batch: DraftBatch,
     ) -> None:
         traced = None
         if self._trace is not None:
@@ -251,7 +251,7 @@ class EngineCore:
         for chunk, first in zip(in_flight.chunks, chosen, strict=True):
             with self._contain(chunk.state):
                 self._committing.commit_chunk(chunk, first)
-        self._budget.note_step(outcome)
+        self._budget.note_step(outcome, self._clock())
         if in_flight.traced is not None:
             in_flight.traced.committed()
 
@@ -290,10 +290,8 @@ class EngineCore:
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
-        draft_batch = in_flight.draft_batch
-        if draft_batch is None:
-            return StepOutcome(in_flight.num_rows, seconds, frozenset(), {})
-        return StepOutcome(in_flight.num_rows, seconds, draft_batch.asked, draft_batch.costs)
+        num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
+        return StepOutcome(in_flight.num_rows, seconds, num_prompt_rows, in_flight.draft_batch)
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)

@@ -12,8 +12,9 @@ from ...core.engine import EngineCore
 from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
 from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.budget import NodeBudget, StepCost
+from ...core.schedule.budget import NodeBudget
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.schedule.step_cost import StepCost
 from ...core.step.builder import load_kernels
 from ...core.step.trace import StepTrace
 from ...core.steps import prompt_step
@@ -132,7 +133,7 @@ class Assembly:
         )
         # Nodes that were drawn may not be cut by their value.
         is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
-        self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
+        self.budget = NodeBudget(is_adaptive=is_adaptive)
         trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
         self.core = EngineCore(
             self.pipeline,

@@ -31,7 +31,7 @@ class StepInFlight:
     trees: list[TreeStep]
     chunks: list[PromptChunk]
     answer: Awaitable[StepOutput]
-    draft_batch: DraftBatch | None
+    draft_batch: DraftBatch
     num_rows: int
     sent_at: float
     traced: TracedStep | None
