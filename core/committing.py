@@ -54,8 +54,7 @@ class Committing:
         if not self._is_alive(state):
             return
         rows, tokens, sources, drafted = walk
-        probes = {source: len(probe.tokens) for source, probe in step.probes.items()}
-        outcome.count(state.request_id, step.tree, rows, probes)
+        outcome.count(state.request_id, step.tree, rows)
         if step.candidates is None:
             self._budget.learn(step.drafted, tokens)
         advance = state.stop.advance(tokens)

@@ -173,6 +173,7 @@ class Drafting:
             [part.max_nodes for part in drafted],
             self._scheduler.num_prefill_rows(len(drafted)) + num_probe_rows,
             [part.state.request_id for part in drafted],
+            draft_batch.plan.tried,
             draft_batch.seconds,
         )
         steps = [self._cut(*parts) for parts in zip(drafted, trees, probes, strict=True)]
@@ -218,6 +219,9 @@ class Drafting:
         if not any(proposal.probe for proposal in drafted.proposals):
             return {}
         request_id = drafted.state.request_id
+        for proposal in drafted.proposals:
+            if proposal.probe is not None:
+                self._budget.note_probe(proposal.source, len(proposal.probe.tokens))
         return self._fitting(
             [p for p in drafted.proposals if request_id in plan.probing.get(p.source, ())]
         )

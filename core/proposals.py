@@ -301,6 +301,7 @@ class AskPlan:
 
     by_drafter  ids of the requests that each drafter is asked for; none that is asked for nothing
     probing     of these, the ones whose probes go into the step
+    tried       requests that a drafter is asked for although it is not known to pay
     rows        int64 [requests]    of the estimates, of `ids`
     choices     int64 [requests, drafters]
     sizes       float64 [requests, 2]  tokens of the text, rounds that its opening may be paid in
@@ -310,6 +311,7 @@ class AskPlan:
 
     by_drafter: Mapping[str, tuple[str, ...]]
     probing: Mapping[str, frozenset[str]]
+    tried: frozenset[str] = frozenset()
     ids: tuple[str, ...] = ()
     rows: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     choices: Int64 = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))

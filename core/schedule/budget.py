@@ -9,7 +9,7 @@ Formula: docs/algorithms/token_trees.md, "Node budget".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,8 @@ from .step_cost import StepCost
 
 # Trees of a step that the estimates learn from.
 LEARNED_TREES = 4
+# An edge of what is tried counts for at least so much.
+TRIED_VALUE = 0.5
 # Weight of the newest round in the ratio of seconds a token to those of plain decoding.
 RATIO_WEIGHT = 0.02
 # Tokens never count for less than this share of what they take in plain decoding.
@@ -47,20 +49,13 @@ class StepOutcome:
     ids: list[str] = field(default_factory=list)
     trees: list[TokenTree] = field(default_factory=list)
     rows: list[Sequence[int]] = field(default_factory=list)
-    probes: list[Mapping[str, int]] = field(default_factory=list)
 
-    def count(
-        self, request_id: str, tree: TokenTree, rows: Sequence[int], probes: Mapping[str, int]
-    ) -> None:
-        """Count a request's committed rows: 0 is the root, node i is row i + 1.
-
-        probes: rows of each drafter's probe
-        """
+    def count(self, request_id: str, tree: TokenTree, rows: Sequence[int]) -> None:
+        """Count a request's committed rows: 0 is the root, node i is row i + 1."""
         self.num_tokens += len(rows)
         self.ids.append(request_id)
         self.trees.append(tree)
         self.rows.append(rows)
-        self.probes.append(probes)
 
 
 class NodeBudget:
@@ -129,6 +124,11 @@ class NodeBudget:
         if num_requests:
             self._host_s += HOST_WEIGHT * (seconds / num_requests - self._host_s)
 
+    def note_probe(self, drafter: str, num_rows: int) -> None:
+        """Learn how many rows a drafter wants to probe with, whether it may or not."""
+        if self._is_adaptive:
+            self._drafters.note_probe(drafter, num_rows)
+
     def note_step(self, outcome: StepOutcome, now: float) -> None:
         """Learn from a step that was committed; `now` is when, by the engine's clock.
 
@@ -147,7 +147,8 @@ class NodeBudget:
             self._spent_s += RATIO_WEIGHT * (round_s - self._spent_s)
             self._plain_s += RATIO_WEIGHT * (plain_s * outcome.num_tokens - self._plain_s)
         self._drafters.pass_time(max(round_s, 0.0))
-        if self._is_adaptive and outcome.trees:
+        has_drafts = outcome.draft_batch.plan.by_drafter or any(map(len, outcome.trees))
+        if self._is_adaptive and outcome.trees and has_drafts:
             self._learn_drafters(outcome)
 
     def learn(self, drafted: TokenTree, path_tokens: Sequence[int]) -> None:
@@ -165,12 +166,14 @@ class NodeBudget:
         limits: Sequence[int],
         num_other_rows: int,
         ids: Sequence[str] = (),
+        tried: Collection[str] = (),
         spent_s: float = 0.0,
     ) -> list[TokenTree]:
         """The trees without the nodes that are not worth their rows.
 
         limits   most nodes of each tree
         ids      of their requests, whose own acceptance counts
+        tried    of these, the ones whose drafters are tried: what is thought of them may be old
         spent_s  seconds that drafting took for them
         """
         trees = [_best(tree, limit) for tree, limit in zip(trees, limits, strict=True)]
@@ -182,6 +185,10 @@ class NodeBudget:
         if ids:
             factors = np.repeat(self._drafters.factors(ids), [len(tree) for tree in trees])
             values = np.minimum(values * factors, 1.0)
+        if tried:
+            is_tried = np.repeat([one in tried for one in ids], [len(tree) for tree in trees])
+            depths = np.concatenate([tree.depths for tree in trees])
+            values = np.maximum(values, np.where(is_tried, TRIED_VALUE**depths, 0.0))
         # Stable, and a node is worth no more than its parent: parents stay where children do.
         order = np.argsort(-values, kind="stable")
         tokens = len(trees) + _sums(values[order])
@@ -208,7 +215,7 @@ class NodeBudget:
         self._drafters.learn(
             outcome.draft_batch.plan,
             outcome.draft_batch.costs,
-            Verified(outcome.ids, outcome.trees, outcome.rows, outcome.probes),
+            Verified(outcome.ids, outcome.trees, outcome.rows),
         )
 
 

@@ -10,8 +10,11 @@ rows      int64 [requests]  of the requests of a step; -1 for one that has ended
 sizes     float64 [requests, 2]  tokens of the text, and rounds that an opening may be paid in
 costs     float64 [drafters, 3]  seconds of a message, of a query and of opening a token of text
 lift      float64 [drafters, 2]  decayed sums of steps with probes, and of what these brought more
+probe_rows  float64 [drafters]  rows of its probes; 0: it sends none
 balance   float64 [drafters, 2]  seconds that may go into trying a drafter, and its probes
 is_open   bool [rows, drafters]  whether a drafter knows a request
+tries     float64 [rows, drafters, 2]  of a class: the step from which a drafter may be tried for it
+          again, and how many steps lay between the last tries
 trials    int64 [rows, drafters]  rounds that a request's probes are still tried for
 choices   int64 [requests, drafters]  LEFT_OUT, ASKED or PROBING, plus TRIED where it is a trial
 """
@@ -25,21 +28,21 @@ from ..compiled import compiled
 from ..tree.kernels import DRAFTER, NODE
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.
-PRIORS = np.array([1.0, 4.0, 4.0])
+PRIORS = np.array([1.0, 2.0, 1.0])
 # What one more step leaves of the weight of those before it: of the engine, a class and a request.
-DECAYS = np.array([0.99, 0.98, 0.9])
+DECAYS = np.array([0.99, 0.98, 0.95])
 # What a step that did not ask leaves of the weight of what is known of a request.
 RECALL = 0.98
-# The same of what probes bring.
+# Steps until a drafter that is left out is tried again for a class: ever more, up to a bound.
+GAP_GROWTH, MOST_GAP = 1.25, 64.0
+# The prior and the decay of what probes bring.
 LIFT_PRIOR, LIFT_DECAY = 16.0, 0.99
 # Rounds in a row that a request's probes are tried for: what they find is proposed later.
 PROBE_TRIAL = 24
-# Weight of the newest probe in the mean number of its rows.
-PROBE_WEIGHT = 0.1
 
 # Expected nodes that what is known above a class or a request counts for.
 ACCEPTS_PRIOR = 4.0
-MOST_FACTOR = 2.0
+MOST_FACTOR = 4.0
 
 WEIGHT, GAIN, NODES = range(3)
 MESSAGE, QUERY, OPEN_TOKEN = range(3)
@@ -76,6 +79,7 @@ def decide(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     lift: Float64,
     probe_rows: Float64,
     balance: Float64,
+    tries: Float64,
     trials: Int64,
     curve: tuple[Float64, Float64],
     base_rows: float,
@@ -123,8 +127,11 @@ def decide(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
             choices[:, drafter] = LEFT_OUT
         else:
             at += bought
+            for request in range(num_requests):
+                if choices[request, drafter] == ASKED:
+                    tries[paths[rows[request], 1], drafter] = 0.0
         _explore(
-            choices, drafter, rows, allowed, is_open, sizes, costs, balance,
+            choices, drafter, rows, paths, allowed, is_open, sizes, costs, balance, tries,
             worth[:, drafter] - row_s * nodes[:, drafter], turn,
         )  # fmt: skip
         if probe_rows[drafter] > 0:
@@ -151,35 +158,45 @@ def _explore(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     choices: Int64,
     drafter: int,
     rows: Int64,
+    paths: Int64,
     allowed: Bool,
     is_open: Bool,
     sizes: Float64,
     costs: Float64,
     balance: Float64,
+    tries: Float64,
     net: Float64,
     turn: int,
 ) -> None:
     """Ask a drafter for one request that it is not known to pay for, if its account allows.
 
-    One that it knows already is taken first, since opening others costs.
+    In turns one that it knows already, which costs no opening, and one that it does not know.
     """
-    best, count = -1, len(rows)
-    message_s = costs[drafter, MESSAGE]
-    for step in range(count):
-        request = (step + turn) % count
+    count, message_s = len(rows), costs[drafter, MESSAGE]
+    if balance[drafter, 0] <= 0:
+        return
+    for request in range(count):
         if choices[request, drafter] != LEFT_OUT:
             message_s = 0.0
-        elif allowed[request, drafter] and (
-            best < 0 or (is_open[rows[request], drafter] and not is_open[rows[best], drafter])
+    best = -1
+    for step in range(count):
+        request = (step + turn) % count
+        row = rows[request]
+        is_due = tries[paths[row, 1], drafter, 0] <= turn
+        if choices[request, drafter] != LEFT_OUT or not allowed[request, drafter] or not is_due:
+            continue
+        loss = message_s - min(net[request], 0.0)
+        if not is_open[row, drafter]:
+            loss += costs[drafter, OPEN_TOKEN] * sizes[request, 0]
+        if loss <= balance[drafter, 0] and (
+            best < 0 or is_open[row, drafter] == (turn % 2 == 1) != is_open[rows[best], drafter]
         ):
             best = request
-    if best < 0:
-        return
-    loss = message_s - min(net[best], 0.0)
-    if not is_open[rows[best], drafter]:
-        loss += costs[drafter, OPEN_TOKEN] * sizes[best, 0]
-    if 0 < balance[drafter, 0] and loss <= balance[drafter, 0]:
+    if best >= 0:
         choices[best, drafter] = ASKED + TRIED
+        last = tries[paths[rows[best], 1], drafter]
+        last[1] = min(max(last[1], 1.0) * GAP_GROWTH, MOST_GAP)
+        last[0] = turn + last[1]
 
 
 @compiled
@@ -215,10 +232,8 @@ def note(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     choices: Int64,
     gains: Float64,
     nodes: Float64,
-    probes: Float64,
     costs: Float64,
     lift: Float64,
-    probe_rows: Float64,
     balance: Float64,
     is_open: Bool,
     sizes: Float64,
@@ -228,8 +243,6 @@ def note(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     """Learn what every drafter brought every request, and charge the accounts for what was tried.
 
     gains, nodes  float64 [requests, drafters]  accepted and bought nodes of each
-    probes        float64 [requests, drafters]  rows of the probes that each sent
-    probe_rows    float64 [drafters]  their running means
     """
     num_requests, num_drafters = choices.shape
     for drafter in range(num_drafters):
@@ -254,9 +267,6 @@ def note(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
                     _add(levels, paths[row], drafter, 0.0, gain, bought)
                 continue
             is_open[row, drafter] = True
-            if probes[request, drafter]:
-                weight = PROBE_WEIGHT if probe_rows[drafter] else 1.0
-                probe_rows[drafter] += weight * (probes[request, drafter] - probe_rows[drafter])
             if choice % TRIED == PROBING:
                 usual = means(levels, paths[row])[drafter, GAIN]
                 lift[drafter] *= LIFT_DECAY

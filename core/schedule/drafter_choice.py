@@ -18,7 +18,7 @@ from ..arrays import Bool, Float64, Int64
 from ..proposals import AskPlan, DraftCost
 from ..tree.tree import TokenTree, attribution_ends, node_ends, stacked_attributions
 from .choice_kernels import (
-    GAIN, PROBING, QUERY, TRIED, calibrate, credit_nodes, decide, factors, means, note,
+    GAIN, NODES, PROBING, QUERY, TRIED, calibrate, credit_nodes, decide, factors, means, note,
 )  # fmt: skip
 
 # Lower ends of the classes of temperatures; 0 is greedy.
@@ -29,8 +29,13 @@ MAX_CLASSES = 256
 HORIZON = 64.0
 # Share of the time that may go into trying what is not known to pay.
 EXPLORED_SHARE = 0.02
-# Seconds, and rounds, that a new engine may spend so at once; it saves up as many at most.
-CREDIT_S, CREDIT_ROUNDS = 0.08, 8
+# Seconds, and rounds, that a new engine may spend so at once; and how many it saves up at most.
+FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.08, 8
+MOST_CREDIT_S, MOST_CREDIT_ROUNDS = 0.8, 80
+# Where nobody was asked, it is thought over again after so many steps.
+QUIET_STEPS = 4
+# Weight of the newest probe in the mean number of its rows.
+PROBE_WEIGHT = 0.1
 # Room for so many requests and classes at first.
 FIRST_ROWS = 64
 
@@ -76,21 +81,19 @@ class Verified:
 
     trees   what was verified of each
     rows    of each tree, that the target went through: the root's 0, then those of nodes, rising
-    probes  rows of each drafter's probe
     """
 
     ids: Sequence[str]
     trees: Sequence[TokenTree]
     rows: Sequence[Sequence[int]]
-    probes: Sequence[Mapping[str, int]]
 
 
 class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_accepts", "_balance", "_classes", "_costs", "_free", "_is_open", "_levels", "_lift", "_most_credit", "_names",
-        "_paths", "_probe_rows", "_requests", "_trials", "_turn",
+        "_accepts", "_balance", "_classes", "_costs", "_free", "_is_open", "_levels", "_lift", "_names",
+        "_nobody", "_paths", "_probe_rows", "_requests", "_row_s", "_slowest_s", "_trials", "_tries", "_turn",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -99,6 +102,7 @@ class DrafterChoice:
         self._levels = np.zeros((FIRST_ROWS, 0, 3))
         self._paths = np.zeros((FIRST_ROWS, 3), dtype=np.int64)
         self._is_open = np.zeros((FIRST_ROWS, 0), dtype=np.bool_)
+        self._tries = np.zeros((FIRST_ROWS, 0, 2))
         self._trials = np.zeros((FIRST_ROWS, 0), dtype=np.int64)
         # Of bought nodes: how many were expected to be accepted, and how many were.
         self._accepts = np.zeros((FIRST_ROWS, 2))
@@ -109,8 +113,12 @@ class DrafterChoice:
         self._lift = np.zeros((0, 2))
         self._probe_rows = np.zeros(0)
         self._balance = np.zeros((0, 2))
-        self._most_credit = 0.0
+        self._slowest_s = 0.0
+        # What a row took at the margin of the last step.
+        self._row_s = 0.0
         self._turn = 0
+        # The last plan, where it asked nobody.
+        self._nobody: AskPlan | None = None
 
     def use(self, names: Sequence[str]) -> None:
         """Know these drafters, of which the ones known already come first."""
@@ -120,53 +128,73 @@ class DrafterChoice:
         self._names = tuple(names)
         self._levels = _wider(self._levels, more)
         self._is_open = _wider(self._is_open, more)
+        self._tries = _wider(self._tries, more)
         self._trials = _wider(self._trials, more)
         self._costs = np.concatenate([self._costs, np.zeros((more, 3))])
         self._lift = np.concatenate([self._lift, np.zeros((more, 2))])
         self._probe_rows = np.concatenate([self._probe_rows, np.zeros(more)])
-        self._most_credit = CREDIT_S / (2 * len(names))
-        self._balance = np.full((len(names), 2), self._most_credit)
+        self._balance = np.full((len(names), 2), FIRST_CREDIT_S / (2 * len(names)))
 
     def plan(
         self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], prices: Prices
     ) -> AskPlan:
         """Who is asked for the requests of a step. Tries what the account allows."""
         self._take_costs(costs)
+        self._turn += 1
+        ids = tuple(wish.request_id for wish in wishes)
+        if self._nobody is not None and self._nobody.ids == ids and self._turn % QUIET_STEPS:
+            return self._nobody
         rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
         sizes = np.array(
             [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
         )
-        self._turn += 1
         choices, row_s = decide(
             self._levels, self._paths, rows, self._allowed(wishes), self._is_open, sizes,
-            self._costs, self._lift, self._probe_rows, self._balance, self._trials,
+            self._costs, self._lift, self._probe_rows, self._balance, self._tries, self._trials,
             (prices.grid, prices.curve_s), prices.base_rows, prices.token_s, prices.host_s,
             self._turn,
         )  # fmt: skip
+        self._row_s = row_s
+        if not choices.any():
+            self._nobody = AskPlan({}, {}, ids=ids)
+            return self._nobody
+        self._nobody = None
         by_drafter, probing = self._by_drafter(wishes, choices)
-        ids = tuple(wish.request_id for wish in wishes)
-        return AskPlan(by_drafter, probing, ids, rows, choices, sizes, row_s, prices.token_s)
+        is_tried = (choices >= TRIED).any(axis=1).tolist()
+        tried = frozenset(one for one, is_one in zip(ids, is_tried, strict=True) if is_one)
+        return AskPlan(by_drafter, probing, tried, ids, rows, choices, sizes, row_s, prices.token_s)
 
     def expected(
         self, wish: DraftWish, costs: Mapping[str, DraftCost], token_s: float
     ) -> frozenset[str]:
         """Drafters that will be asked for a new request, if it is like others of its class."""
         self._take_costs(costs)
-        gains = means(self._levels, self._paths[self._row(wish)])
+        # First, for it may move the arrays.
+        row = self._row(wish)
+        gains = means(self._levels, self._paths[row])
         allowed = self._allowed([wish])[0]
-        pays = gains[:, GAIN] * token_s > self._costs[:, QUERY]
+        pays = gains[:, GAIN] * token_s > self._costs[:, QUERY] + gains[:, NODES] * self._row_s
         return frozenset(np.array(self._names, dtype=object)[allowed & pays].tolist())
 
     def pass_time(self, seconds: float) -> None:
         """Note that a round took so long: a share of it may be spent on trying."""
-        if len(self._balance):
-            more = CREDIT_ROUNDS * seconds / self._balance.size - self._most_credit
-            if more > 0:
-                # A slower round than any before: trying costs more, too.
-                self._most_credit += more
-                self._balance += more
-            self._balance += EXPLORED_SHARE * seconds / self._balance.size
-            np.minimum(self._balance, self._most_credit, out=self._balance)
+        if not len(self._balance):
+            return
+        share = 1 / self._balance.size
+        if seconds > self._slowest_s:
+            # A slower round than any before: trying costs more, too.
+            before = max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * self._slowest_s)
+            self._slowest_s = seconds
+            self._balance += share * (max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * seconds) - before)
+        self._balance += share * EXPLORED_SHARE * seconds
+        most = max(MOST_CREDIT_S, MOST_CREDIT_ROUNDS * self._slowest_s)
+        np.minimum(self._balance, share * most, out=self._balance)
+
+    def note_probe(self, drafter: str, num_rows: int) -> None:
+        """Note that a drafter wants to probe with so many rows a request."""
+        index = self._names.index(drafter)
+        weight = PROBE_WEIGHT if self._probe_rows[index] else 1.0
+        self._probe_rows[index] += weight * (num_rows - self._probe_rows[index])
 
     def learn(self, plan: AskPlan, costs: Mapping[str, DraftCost], step: Verified) -> None:
         """Learn what came of a plan."""
@@ -187,7 +215,7 @@ class DrafterChoice:
             node_ends(step.trees),
             gains.sum(axis=1),
         )
-        if not len(plan.ids):
+        if not plan.by_drafter:
             return
         places = {request_id: place for place, request_id in enumerate(plan.ids)}
         choices = np.zeros(gains.shape, dtype=np.int64)
@@ -197,8 +225,8 @@ class DrafterChoice:
             if place is not None:
                 choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
         note(
-            self._levels, self._paths, rows, choices, gains, nodes, self._probed(step.probes),
-            self._costs, self._lift, self._probe_rows, self._balance, self._is_open,
+            self._levels, self._paths, rows, choices, gains, nodes,
+            self._costs, self._lift, self._balance, self._is_open,
             sizes, plan.row_s, plan.token_s,
         )  # fmt: skip
 
@@ -215,13 +243,6 @@ class DrafterChoice:
     def _rows_now(self, ids: Sequence[str]) -> Int64:
         """Rows of the requests; -1 for those that have ended or take no drafts."""
         return np.array([self._requests.get(one, -1) for one in ids], dtype=np.int64)
-
-    def _probed(self, probes: Sequence[Mapping[str, int]]) -> Float64:
-        counts = np.zeros((len(probes), len(self._names)))
-        if any(probes):
-            for row, sent in zip(counts, probes, strict=True):
-                row[:] = [sent.get(name, 0) for name in self._names]
-        return counts
 
     def _take_costs(self, costs: Mapping[str, DraftCost]) -> None:
         for index, name in enumerate(self._names):
@@ -260,12 +281,14 @@ class DrafterChoice:
             self._levels = np.concatenate([self._levels, np.zeros_like(self._levels)])
             self._paths = np.concatenate([self._paths, np.zeros_like(self._paths)])
             self._is_open = np.concatenate([self._is_open, np.zeros_like(self._is_open)])
+            self._tries = np.concatenate([self._tries, np.zeros_like(self._tries)])
             self._trials = np.concatenate([self._trials, np.zeros_like(self._trials)])
             self._accepts = np.concatenate([self._accepts, np.zeros_like(self._accepts)])
             self._free = list(range(2 * count - 1, count - 1, -1))
         row = self._free.pop()
         self._levels[row] = 0.0
         self._is_open[row] = False
+        self._tries[row] = 0.0
         self._trials[row] = 0
         self._accepts[row] = 0.0
         return row

@@ -167,6 +167,7 @@ class Bench:
     clock: Callable[[], float] = lambda: 0.0
     share_prefixes: bool = True
     trace: StepTrace | None = None
+    is_adaptive: bool = True
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -189,7 +190,7 @@ class Bench:
             share_prefixes=self.share_prefixes,
         )
         self.scheduler = Scheduler(self.pool, limits)
-        self.budget = NodeBudget()
+        self.budget = NodeBudget(is_adaptive=self.is_adaptive)
         self.use_target(self.target)
 
     def use_target(self, target: FakeTarget) -> None:
