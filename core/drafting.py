@@ -119,9 +119,7 @@ class Drafting:
         seconds = self._clock() - start
         return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
 
-    def merge(
-        self, states: Sequence[RequestState], draft_batch: DraftBatch
-    ) -> list[DraftedTree]:
+    def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch) -> list[DraftedTree]:
         """What drafters offer to each request, in one tree."""
         if not draft_batch.by_request:
             return [DraftedTree(state, NO_TREE, (), 0) for state in states]
@@ -157,9 +155,7 @@ class Drafting:
             masks = form.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
         return replace(drafted, tree=tree.keep(allowed), form=masks)
 
-    def choose(
-        self, drafted: Sequence[DraftedTree], draft_batch: DraftBatch
-    ) -> list[TreeStep]:
+    def choose(self, drafted: Sequence[DraftedTree], draft_batch: DraftBatch) -> list[TreeStep]:
         """Each request's part of the step: its tree cut to the nodes that are worth their time."""
         if not draft_batch.by_request and not any(len(part.tree) for part in drafted):
             return [self.bare(part.state, part.form) for part in drafted]
@@ -172,9 +168,9 @@ class Drafting:
             [part.tree for part in drafted],
             [part.max_nodes for part in drafted],
             self._scheduler.num_prefill_rows(len(drafted)) + num_probe_rows,
-            [part.state.request_id for part in drafted],
-            draft_batch.plan.tried,
-            draft_batch.seconds,
+            ids=[part.state.request_id for part in drafted],
+            tried=draft_batch.plan.tried,
+            spent_s=draft_batch.seconds,
         )
         steps = [self._cut(*parts) for parts in zip(drafted, trees, probes, strict=True)]
         host_s, self._merge_s = self._merge_s + self._clock() - start, 0.0

@@ -49,7 +49,7 @@ class CommittedText:
 
 
 class DrafterBacklog:
-    """What waits for the next message to a drafter: requests to open, to close and to catch up with.
+    """What waits for the next message to a drafter: openings, ends, and commits that it missed.
 
     A drafter hears of a request when it is asked for it first, and of its commits when it is asked
     again: of all that it missed in one piece. So what it is not asked for costs nothing, and what

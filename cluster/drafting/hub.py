@@ -119,34 +119,29 @@ class DrafterHub:
             channel.observe(commits)
         if not queries:
             return {}
-        wanted = [(channel, self._wanted(channel, queries, asked)) for channel in self._channels]
-        for channel, own in wanted:
-            channel.queue(own, budget_s)
-        remote = [channel for channel, own in wanted if own and not channel.link.is_local]
+        asked_now = [
+            channel
+            for channel in self._channels
+            if self._queue(channel, _wanted(channel, queries, asked), budget_s)
+        ]
+        remote = [channel for channel in asked_now if not channel.link.is_local]
         if remote:
             await self._send_remote(remote, budget_s)
-        for channel, own in wanted:
-            if own and channel.link.is_local:
+        for channel in asked_now:
+            if channel.link.is_local:
                 channel.send()
-            elif not own:
-                channel.connect(start)
         if remote:
             left = start + budget_s - self._clock()
             await self._wait(left, lambda: not any(channel.is_awaited for channel in remote))
         return {query.request_id: self._collect(query) for query in queries}
 
-    def _wanted(
-        self,
-        channel: DrafterChannel,
-        queries: Sequence[Query],
-        asked: Mapping[str, Collection[str]] | None,
-    ) -> Sequence[Query]:
-        if asked is None:
-            return queries
-        ids = asked.get(channel.link.name, ())
-        if len(ids) == len(queries):
-            return queries
-        return [query for query in queries if query.request_id in ids]
+    def _queue(self, channel: DrafterChannel, queries: Sequence[Query], budget_s: float) -> bool:
+        """Queue what a drafter is asked for; whether that is anything."""
+        channel.queue(queries, budget_s)
+        if not queries:
+            # One that was lost comes back, though nobody asks it now.
+            channel.connect(self._clock())
+        return bool(queries)
 
     def costs(self) -> dict[str, DraftCost]:
         """Seconds that each drafter takes, by name; 0 before it has answered."""
@@ -195,3 +190,17 @@ class DrafterHub:
     def _on_progress(self) -> None:
         if self._waiter is not None and not self._waiter.done() and self._is_done():
             self._waiter.set_result(None)
+
+
+def _wanted(
+    channel: DrafterChannel,
+    queries: Sequence[Query],
+    asked: Mapping[str, Collection[str]] | None,
+) -> Sequence[Query]:
+    """The queries that a drafter is asked."""
+    if asked is None:
+        return queries
+    ids = asked.get(channel.link.name, ())
+    if len(ids) == len(queries):
+        return queries
+    return [query for query in queries if query.request_id in ids]

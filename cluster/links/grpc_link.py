@@ -70,7 +70,7 @@ class GrpcLink:
     is_local = False
     learning_counts = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a part
         self,
         name: str,
         address: str | AddressProvider,

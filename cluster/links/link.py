@@ -123,7 +123,7 @@ class DrafterLink(Protocol):
 
     @property
     def keeps_answers(self) -> bool:
-        """Whether the drafter learns from requests that end, also where it was not asked for them."""
+        """Whether it learns from requests that end, also where it was never asked for them."""
         ...
 
     def connect(self, events: LinkEvents) -> None:

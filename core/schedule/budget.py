@@ -1,4 +1,4 @@
-"""What is worth its time: which drafters are asked for which requests, and which nodes are verified.
+"""What is worth its time: drafters that are asked for a request, and nodes that are verified.
 
 A node's value is the probability that the target's path goes through it: the product of the
 estimates along its own path (as in Sequoia and EAGLE-2). The k nodes of largest value are kept for
@@ -165,6 +165,7 @@ class NodeBudget:
         trees: Sequence[TokenTree],
         limits: Sequence[int],
         num_other_rows: int,
+        *,
         ids: Sequence[str] = (),
         tried: Collection[str] = (),
         spent_s: float = 0.0,

@@ -1,4 +1,4 @@
-"""Which drafter is asked for which request, and whether it may probe: by what each brings and costs.
+"""Which drafters are asked for which requests, and may probe: by what each brings and takes.
 
 What a drafter brings a request is a mean over the steps that asked it, drawn to what it brings the
 requests of its class (namespace and temperature), and that to what it brings the whole engine. So a
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,14 +19,23 @@ from ..arrays import Bool, Float64, Int64
 from ..proposals import AskPlan, DraftCost
 from ..tree.tree import TokenTree, attribution_ends, node_ends, stacked_attributions
 from .choice_kernels import (
-    GAIN, NODES, PROBING, QUERY, TRIED, calibrate, credit_nodes, decide, factors, means, note,
-)  # fmt: skip
+    GAIN,
+    NODES,
+    PROBING,
+    QUERY,
+    TRIED,
+    Known,
+    StepWishes,
+    decide,
+    means,
+)
+from .choice_learning import calibrate, credit_nodes, factors, note
 
 # Lower ends of the classes of temperatures; 0 is greedy.
 TEMPERATURES = (1e-6, 0.5, 0.9)
 # Classes that are kept apart; the requests of further ones only know the engine's means.
 MAX_CLASSES = 256
-# An opening is paid for by so many of the request's next rounds at most.
+# An opening is paid for by so many of the request's next steps at most.
 HORIZON = 64.0
 # Share of the time that may go into trying what is not known to pay.
 EXPLORED_SHARE = 0.02
@@ -38,6 +48,11 @@ QUIET_STEPS = 4
 PROBE_WEIGHT = 0.1
 # Room for so many requests and classes at first.
 FIRST_ROWS = 64
+# The arrays of `Known` by row, and those of them that have a column for each drafter.
+BY_ROW = ("levels", "accepts", "paths", "is_open", "tries", "trials")
+BY_ROW_AND_DRAFTER = ("levels", "is_open", "tries", "trials")
+
+ArrayT = TypeVar("ArrayT", bound=np.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +94,8 @@ class Prices:
 class Verified:
     """The requests of a committed step.
 
-    trees   what was verified of each
-    rows    of each tree, that the target went through: the root's 0, then those of nodes, rising
+    trees  what was verified of each
+    rows   of each tree, that the target went through: the root's 0, then those of nodes, rising
     """
 
     ids: Sequence[str]
@@ -92,27 +107,17 @@ class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_accepts", "_balance", "_classes", "_costs", "_free", "_is_open", "_levels", "_lift", "_names",
-        "_nobody", "_paths", "_probe_rows", "_requests", "_row_s", "_slowest_s", "_trials", "_tries", "_turn",
+        "_classes", "_free", "_known", "_names", "_nobody", "_requests", "_row_s", "_slowest_s",
+        "_turn",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
-        # Row 0 is the engine's; the others are of classes and requests.
-        self._levels = np.zeros((FIRST_ROWS, 0, 3))
-        self._paths = np.zeros((FIRST_ROWS, 3), dtype=np.int64)
-        self._is_open = np.zeros((FIRST_ROWS, 0), dtype=np.bool_)
-        self._tries = np.zeros((FIRST_ROWS, 0, 2))
-        self._trials = np.zeros((FIRST_ROWS, 0), dtype=np.int64)
-        # Of bought nodes: how many were expected to be accepted, and how many were.
-        self._accepts = np.zeros((FIRST_ROWS, 2))
+        self._known = _nothing_known()
+        # Row 0 is the engine's.
         self._free = list(range(FIRST_ROWS - 1, 0, -1))
         self._requests: dict[str, int] = {}
         self._classes: dict[tuple[str, int], int] = {}
-        self._costs = np.zeros((0, 3))
-        self._lift = np.zeros((0, 2))
-        self._probe_rows = np.zeros(0)
-        self._balance = np.zeros((0, 2))
         self._slowest_s = 0.0
         # What a row took at the margin of the last step.
         self._row_s = 0.0
@@ -122,47 +127,54 @@ class DrafterChoice:
 
     def use(self, names: Sequence[str]) -> None:
         """Know these drafters, of which the ones known already come first."""
-        if len(names) == len(self._names):
-            return
         more = len(names) - len(self._names)
+        if not more:
+            return
         self._names = tuple(names)
-        self._levels = _wider(self._levels, more)
-        self._is_open = _wider(self._is_open, more)
-        self._tries = _wider(self._tries, more)
-        self._trials = _wider(self._trials, more)
-        self._costs = np.concatenate([self._costs, np.zeros((more, 3))])
-        self._lift = np.concatenate([self._lift, np.zeros((more, 2))])
-        self._probe_rows = np.concatenate([self._probe_rows, np.zeros(more)])
-        self._balance = np.full((len(names), 2), FIRST_CREDIT_S / (2 * len(names)))
+        known = self._known
+        wider = {name: _padded(getattr(known, name), 1, more) for name in BY_ROW_AND_DRAFTER}
+        self._known = known._replace(
+            **wider,
+            costs=_padded(known.costs, 0, more),
+            lift=_padded(known.lift, 0, more),
+            probe_rows=_padded(known.probe_rows, 0, more),
+            balance=np.full((len(names), 2), FIRST_CREDIT_S / (2 * len(names))),
+        )
 
     def plan(
         self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], prices: Prices
     ) -> AskPlan:
         """Who is asked for the requests of a step. Tries what the account allows."""
-        self._take_costs(costs)
         self._turn += 1
         ids = tuple(wish.request_id for wish in wishes)
         if self._nobody is not None and self._nobody.ids == ids and self._turn % QUIET_STEPS:
             return self._nobody
+        self._take_costs(costs)
         rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
         sizes = np.array(
             [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
         )
-        choices, row_s = decide(
-            self._levels, self._paths, rows, self._allowed(wishes), self._is_open, sizes,
-            self._costs, self._lift, self._probe_rows, self._balance, self._tries, self._trials,
-            (prices.grid, prices.curve_s), prices.base_rows, prices.token_s, prices.host_s,
-            self._turn,
+        step = StepWishes(
+            rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
+            float(prices.base_rows), prices.token_s, prices.host_s, self._turn,
         )  # fmt: skip
-        self._row_s = row_s
+        choices, self._row_s = decide(self._known, step)
         if not choices.any():
             self._nobody = AskPlan({}, {}, ids=ids)
             return self._nobody
         self._nobody = None
-        by_drafter, probing = self._by_drafter(wishes, choices)
+        by_drafter, probing = self._by_drafter(ids, choices)
         is_tried = (choices >= TRIED).any(axis=1).tolist()
-        tried = frozenset(one for one, is_one in zip(ids, is_tried, strict=True) if is_one)
-        return AskPlan(by_drafter, probing, tried, ids, rows, choices, sizes, row_s, prices.token_s)
+        return AskPlan(
+            by_drafter,
+            probing,
+            frozenset(one for one, is_one in zip(ids, is_tried, strict=True) if is_one),
+            ids,
+            choices,
+            sizes,
+            self._row_s,
+            prices.token_s,
+        )
 
     def expected(
         self, wish: DraftWish, costs: Mapping[str, DraftCost], token_s: float
@@ -171,30 +183,32 @@ class DrafterChoice:
         self._take_costs(costs)
         # First, for it may move the arrays.
         row = self._row(wish)
-        gains = means(self._levels, self._paths[row])
-        allowed = self._allowed([wish])[0]
-        pays = gains[:, GAIN] * token_s > self._costs[:, QUERY] + gains[:, NODES] * self._row_s
-        return frozenset(np.array(self._names, dtype=object)[allowed & pays].tolist())
+        known = self._known
+        gains = means(known.levels, known.paths[row])
+        taken_s = known.costs[:, QUERY] + gains[:, NODES] * self._row_s
+        pays = self._allowed([wish])[0] & (gains[:, GAIN] * token_s > taken_s)
+        return frozenset(self._names[index] for index in pays.nonzero()[0].tolist())
 
     def pass_time(self, seconds: float) -> None:
         """Note that a round took so long: a share of it may be spent on trying."""
-        if not len(self._balance):
+        balance = self._known.balance
+        if not balance.size:
             return
-        share = 1 / self._balance.size
+        share = 1 / balance.size
         if seconds > self._slowest_s:
             # A slower round than any before: trying costs more, too.
             before = max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * self._slowest_s)
             self._slowest_s = seconds
-            self._balance += share * (max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * seconds) - before)
-        self._balance += share * EXPLORED_SHARE * seconds
+            balance += share * (max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * seconds) - before)
+        balance += share * EXPLORED_SHARE * seconds
         most = max(MOST_CREDIT_S, MOST_CREDIT_ROUNDS * self._slowest_s)
-        np.minimum(self._balance, share * most, out=self._balance)
+        np.minimum(balance, share * most, out=balance)
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
         """Note that a drafter wants to probe with so many rows a request."""
-        index = self._names.index(drafter)
-        weight = PROBE_WEIGHT if self._probe_rows[index] else 1.0
-        self._probe_rows[index] += weight * (num_rows - self._probe_rows[index])
+        index, probe_rows = self._names.index(drafter), self._known.probe_rows
+        weight = PROBE_WEIGHT if probe_rows[index] else 1.0
+        probe_rows[index] += weight * (num_rows - probe_rows[index])
 
     def learn(self, plan: AskPlan, costs: Mapping[str, DraftCost], step: Verified) -> None:
         """Learn what came of a plan."""
@@ -205,16 +219,10 @@ class DrafterChoice:
             attribution_ends(step.trees),
             np.array(list(chain.from_iterable(step.rows)), dtype=np.int32),
             np.array(list(accumulate(map(len, step.rows))), dtype=np.int64),
-            self._costs,
+            self._known.costs,
         )
-        calibrate(
-            self._accepts,
-            self._paths,
-            rows,
-            np.concatenate([tree.values for tree in step.trees]),
-            node_ends(step.trees),
-            gains.sum(axis=1),
-        )
+        values = np.concatenate([tree.values for tree in step.trees])
+        calibrate(self._known, rows, values, node_ends(step.trees), gains.sum(axis=1))
         if not plan.by_drafter:
             return
         places = {request_id: place for place, request_id in enumerate(plan.ids)}
@@ -224,15 +232,11 @@ class DrafterChoice:
             place = places.get(request_id)
             if place is not None:
                 choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
-        note(
-            self._levels, self._paths, rows, choices, gains, nodes,
-            self._costs, self._lift, self._balance, self._is_open,
-            sizes, plan.row_s, plan.token_s,
-        )  # fmt: skip
+        note(self._known, rows, choices, gains, nodes, sizes, plan.row_s, plan.token_s)
 
     def factors(self, ids: Sequence[str]) -> Float64:
-        """float64 [requests]: how much likelier nodes are accepted in each than their values say."""
-        return factors(self._accepts, self._paths, self._rows_now(ids))
+        """float64 [requests]: how much likelier their nodes are accepted than the values say."""
+        return factors(self._known, self._rows_now(ids))
 
     def forget(self, request_id: str) -> None:
         """The request has ended; an unknown id is ignored."""
@@ -248,7 +252,7 @@ class DrafterChoice:
         for index, name in enumerate(self._names):
             cost = costs.get(name)
             if cost is not None:
-                self._costs[index] = cost.message_s, cost.query_s, cost.open_token_s
+                self._known.costs[index] = cost.message_s, cost.query_s, cost.open_token_s
 
     def _allowed(self, wishes: Sequence[DraftWish]) -> Bool:
         allowed = np.ones((len(wishes), len(self._names)), dtype=np.bool_)
@@ -262,7 +266,7 @@ class DrafterChoice:
         if row is None:
             above = self._class_row(wish)
             row = self._requests[wish.request_id] = self._new_row()
-            self._paths[row] = 0, above, row
+            self._known.paths[row] = 0, above, row
         return row
 
     def _class_row(self, wish: DraftWish) -> int:
@@ -277,52 +281,55 @@ class DrafterChoice:
 
     def _new_row(self) -> int:
         if not self._free:
-            count = len(self._levels)
-            self._levels = np.concatenate([self._levels, np.zeros_like(self._levels)])
-            self._paths = np.concatenate([self._paths, np.zeros_like(self._paths)])
-            self._is_open = np.concatenate([self._is_open, np.zeros_like(self._is_open)])
-            self._tries = np.concatenate([self._tries, np.zeros_like(self._tries)])
-            self._trials = np.concatenate([self._trials, np.zeros_like(self._trials)])
-            self._accepts = np.concatenate([self._accepts, np.zeros_like(self._accepts)])
+            count = len(self._known.paths)
+            longer = {name: _padded(getattr(self._known, name), 0, count) for name in BY_ROW}
+            self._known = self._known._replace(**longer)
             self._free = list(range(2 * count - 1, count - 1, -1))
         row = self._free.pop()
-        self._levels[row] = 0.0
-        self._is_open[row] = False
-        self._tries[row] = 0.0
-        self._trials[row] = 0
-        self._accepts[row] = 0.0
+        for name in BY_ROW:
+            getattr(self._known, name)[row] = 0
         return row
 
     def _by_drafter(
-        self, wishes: Sequence[DraftWish], choices: Int64
+        self, ids: Sequence[str], choices: Int64
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, frozenset[str]]]:
         asked: dict[str, tuple[str, ...]] = {}
         probing: dict[str, frozenset[str]] = {}
         for drafter in choices.any(axis=0).nonzero()[0].tolist():
-            column = choices[:, drafter].tolist()
-            pairs = [(w.request_id, choice) for w, choice in zip(wishes, column, strict=True)]
+            pairs = list(zip(ids, choices[:, drafter].tolist(), strict=True))
             name = self._names[drafter]
             asked[name] = tuple(one for one, choice in pairs if choice)
             probing[name] = frozenset(one for one, choice in pairs if choice % TRIED == PROBING)
         return asked, probing
 
 
-def _wider(array: np.ndarray, more: int) -> np.ndarray:
-    shape = (array.shape[0], more, *array.shape[2:])
-    return np.concatenate([array, np.zeros(shape, dtype=array.dtype)], axis=1)
-
-
 def everyone(wishes: Sequence[DraftWish], names: Iterable[str]) -> AskPlan:
     """Every drafter that they take is asked for all requests, and may probe for them."""
-    by_drafter = {
-        name: asked
-        for name in names
-        if (
-            asked := tuple(
-                wish.request_id
-                for wish in wishes
-                if wish.drafters is None or name in wish.drafters
-            )
-        )
-    }
+    by_drafter: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        takers = [wish for wish in wishes if wish.drafters is None or name in wish.drafters]
+        if takers:
+            by_drafter[name] = tuple(wish.request_id for wish in takers)
     return AskPlan(by_drafter, {name: frozenset(ids) for name, ids in by_drafter.items()})
+
+
+def _nothing_known() -> Known:
+    return Known(
+        levels=np.zeros((FIRST_ROWS, 0, 3)),
+        accepts=np.zeros((FIRST_ROWS, 2)),
+        paths=np.zeros((FIRST_ROWS, 3), dtype=np.int64),
+        is_open=np.zeros((FIRST_ROWS, 0), dtype=np.bool_),
+        tries=np.zeros((FIRST_ROWS, 0, 2)),
+        trials=np.zeros((FIRST_ROWS, 0), dtype=np.int64),
+        costs=np.zeros((0, 3)),
+        lift=np.zeros((0, 2)),
+        probe_rows=np.zeros(0),
+        balance=np.zeros((0, 2)),
+    )
+
+
+def _padded(array: ArrayT, axis: int, count: int) -> ArrayT:
+    """The array with so many zeros more behind an axis."""
+    shape = list(array.shape)
+    shape[axis] = count
+    return np.concatenate([array, np.zeros(shape, dtype=array.dtype)], axis=axis)

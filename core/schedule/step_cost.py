@@ -91,7 +91,7 @@ class StepCost:
 
 def _bucket(num_requests: int) -> int:
     """Numbers of requests that are alike: up to 8 each its own, then steps of an eighth."""
-    if num_requests <= 8:  # noqa: PLR2004
+    if num_requests <= 8:
         return num_requests
     shift = num_requests.bit_length() - 4
     return (num_requests >> shift) << shift

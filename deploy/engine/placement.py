@@ -75,9 +75,7 @@ class Placement:
                 with _naming(index):
                     built = build_drafter(drafter, self._config)
                 links.append(
-                    InprocLink(
-                        built, drafter.max_nodes, keeps_answers=keeps_answers(drafter)
-                    )
+                    InprocLink(built, drafter.max_nodes, keeps_answers=keeps_answers(drafter))
                 )
             elif drafter.address is not None:
                 with _naming(index):

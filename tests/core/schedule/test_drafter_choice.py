@@ -79,7 +79,12 @@ class Simulation:
         num_probe_rows = sum(sum(sent.values()) for sent in probes)
         self.num_probes += bool(num_probe_rows)
         kept = self.budget.choose(
-            trees, [16] * len(requests), num_probe_rows, requests, plan.tried, draft_s
+            trees,
+            [16] * len(requests),
+            num_probe_rows,
+            ids=requests,
+            tried=plan.tried,
+            spent_s=draft_s,
         )
         num_rows = len(requests) + sum(map(len, kept)) + num_probe_rows
         seconds = float(StepCost(*CURVE).seconds(len(requests), num_rows))
@@ -214,9 +219,7 @@ def test_each_request_has_the_drafters_that_pay_for_it() -> None:
     simulation.run(["good", "bad"], 10.0)
     asked = simulation.num_asked.copy()
     simulation.run(["good", "bad"], 20.0)
-    good, bad = (
-        simulation.num_asked["some", one] - asked["some", one] for one in ("good", "bad")
-    )
+    good, bad = (simulation.num_asked["some", one] - asked["some", one] for one in ("good", "bad"))
     assert bad < 0.1 * good
 
 
@@ -280,4 +283,4 @@ def test_requests_that_end_leave_nothing_behind() -> None:
     for index in range(300):
         simulation.round([f"r{index}", f"r{index + 1}"])
         simulation.budget.forget(f"r{index}")
-    assert len(simulation.budget._drafters._levels) <= 64
+    assert len(simulation.budget._drafters._known.paths) <= 64
