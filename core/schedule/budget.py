@@ -141,12 +141,8 @@ class NodeBudget:
         # While other steps are on their way, drafters are asked in the time of these.
         rest_s = round_s - outcome.draft_batch.seconds if is_alone else outcome.seconds
         num_requests = len(outcome.trees)
-        if rest_s > 0 and num_requests and not outcome.num_prompt_rows:
-            plain_s = float(self.cost.seconds(num_requests, num_requests)) / num_requests
-            self.cost.record(num_requests, outcome.num_rows, rest_s)
-            self._spent_s += RATIO_WEIGHT * (round_s - self._spent_s)
-            self._plain_s += RATIO_WEIGHT * (plain_s * outcome.num_tokens - self._plain_s)
-        self._drafters.pass_time(max(round_s, 0.0))
+        if round_s > 0 and num_requests and not outcome.num_prompt_rows:
+            self._learn_round(outcome, num_requests, round_s, max(rest_s, 0.0))
         has_drafts = outcome.draft_batch.plan.by_drafter or any(map(len, outcome.trees))
         if self._is_adaptive and outcome.trees and has_drafts:
             self._learn_drafters(outcome)
@@ -210,6 +206,17 @@ class NodeBudget:
         for name in costs:
             self.table.source_id(name)
         self._drafters.use(self.table.names)
+
+    def _learn_round(
+        self, outcome: StepOutcome, num_requests: int, round_s: float, rest_s: float
+    ) -> None:
+        if rest_s:
+            self.cost.record(num_requests, outcome.num_rows, rest_s)
+        plain_s = float(self.cost.seconds(num_requests, num_requests))
+        tokens = outcome.num_tokens / num_requests
+        self._spent_s += RATIO_WEIGHT * (round_s - self._spent_s)
+        self._plain_s += RATIO_WEIGHT * (plain_s * tokens - self._plain_s)
+        self._drafters.pass_time(round_s, plain_s)
 
     def _learn_drafters(self, outcome: StepOutcome) -> None:
         self._drafters.use(self.table.names)

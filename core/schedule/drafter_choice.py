@@ -39,9 +39,10 @@ MAX_CLASSES = 256
 HORIZON = 64.0
 # Share of the time that may go into trying what is not known to pay.
 EXPLORED_SHARE = 0.02
-# Seconds, and rounds, that a new engine may spend so at once; and how many it saves up at most.
-FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.08, 8
-MOST_CREDIT_S, MOST_CREDIT_ROUNDS = 0.8, 80
+# Seconds, or rounds of plain decoding, that a new engine may spend so at once; and how many times
+# as much is saved up at most.
+FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.08, 2.0
+MOST_CREDIT = 8.0
 # Where nobody was asked, it is thought over again after so many steps.
 QUIET_STEPS = 4
 # Weight of the newest probe in the mean number of its rows.
@@ -107,8 +108,8 @@ class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_classes", "_free", "_known", "_names", "_nobody", "_requests", "_row_s", "_slowest_s",
-        "_turn",
+        "_classes", "_first_credit_s", "_free", "_known", "_names", "_nobody", "_requests",
+        "_row_s", "_turn",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class DrafterChoice:
         self._free = list(range(FIRST_ROWS - 1, 0, -1))
         self._requests: dict[str, int] = {}
         self._classes: dict[tuple[str, int], int] = {}
-        self._slowest_s = 0.0
+        self._first_credit_s = FIRST_CREDIT_S
         # What a row took at the margin of the last step.
         self._row_s = 0.0
         self._turn = 0
@@ -189,20 +190,22 @@ class DrafterChoice:
         pays = self._allowed([wish])[0] & (gains[:, GAIN] * token_s > taken_s)
         return frozenset(self._names[index] for index in pays.nonzero()[0].tolist())
 
-    def pass_time(self, seconds: float) -> None:
-        """Note that a round took so long: a share of it may be spent on trying."""
+    def pass_time(self, seconds: float, plain_s: float) -> None:
+        """Note that a round took so long: a share of it may be spent on trying.
+
+        plain_s: what it takes in plain decoding
+        """
         balance = self._known.balance
         if not balance.size:
             return
         share = 1 / balance.size
-        if seconds > self._slowest_s:
-            # A slower round than any before: trying costs more, too.
-            before = max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * self._slowest_s)
-            self._slowest_s = seconds
-            balance += share * (max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * seconds) - before)
+        first = max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * plain_s)
+        if first > self._first_credit_s:
+            # Rounds are longer than those before: trying takes longer, too.
+            balance += share * (first - self._first_credit_s)
+            self._first_credit_s = first
         balance += share * EXPLORED_SHARE * seconds
-        most = max(MOST_CREDIT_S, MOST_CREDIT_ROUNDS * self._slowest_s)
-        np.minimum(balance, share * most, out=balance)
+        np.minimum(balance, share * MOST_CREDIT * self._first_credit_s, out=balance)
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
         """Note that a drafter wants to probe with so many rows a request."""
