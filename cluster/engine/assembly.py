@@ -12,7 +12,7 @@ from ...core.engine import EngineCore
 from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
 from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.budget import NodeBudget
+from ...core.schedule.budget import NodeBudget, load_choice
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.schedule.step_cost import StepCost
 from ...core.step.builder import load_kernels
@@ -157,6 +157,7 @@ class Assembly:
         if self._specs[0].num_blocks is None:
             self._size_pool(self.pipeline.num_blocks)
         await asyncio.to_thread(load_kernels)
+        await asyncio.to_thread(load_choice)
         config = self._plan.config
         num_slots = self._pool.num_blocks * config.block_size
         self.budget.cost = await measure_step_cost(

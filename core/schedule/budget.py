@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..arrays import Float64
-from ..proposals import AskPlan, DraftBatch, DraftCost
+from ..proposals import AskPlan, DraftBatch, DraftCost, chain_proposal
 from ..tree.acceptance_table import AcceptanceTable
+from ..tree.merge import merge
 from ..tree.tree import TokenTree, keep_all
 from .drafter_choice import DrafterChoice, DraftWish, Prices, Verified, everyone
 from .step_cost import StepCost
@@ -241,3 +242,15 @@ def _best(tree: TokenTree, max_nodes: int) -> TokenTree:
     kept = np.zeros(len(tree), dtype=np.bool_)
     kept[np.argsort(-tree.values, kind="stable")[:max_nodes]] = True
     return tree.keep(kept)
+
+
+def load_choice() -> None:
+    """Compile the loops of the choice, or load them, so that no step waits for it."""
+    budget, costs = NodeBudget(), {"any": DraftCost()}
+    plan = budget.plan([DraftWish("any", 0.0, "any", None, 2, 2)], costs, 0)
+    assert plan.by_drafter, "what is new and takes nothing is tried"
+    tree = merge([chain_proposal("any", np.arange(2, dtype=np.int32))], 2, 2, budget.table)
+    budget.choose([tree], [2], 0, ids=["any"], tried=plan.tried)
+    outcome = StepOutcome(2, 0.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs))
+    outcome.count("any", tree, [0, 1])
+    budget.note_step(outcome, 1.0)
