@@ -111,7 +111,7 @@ class NodeBudget:
     ) -> frozenset[str]:
         """Drafters that will be asked for a new request, as far as its like tell."""
         if not self._is_adaptive:
-            return everyone([wish], costs).by_drafter.keys() | frozenset()
+            return frozenset(everyone([wish], costs).by_drafter)
         self._know(costs)
         round_s = float(self.cost.seconds(num_running, num_running))
         return self._drafters.expected(wish, costs, self._ratio * round_s / max(num_running, 1))

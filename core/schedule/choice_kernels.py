@@ -111,7 +111,7 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     before it. Then each may be tried for one request more, as far as its account goes.
     """
     worth, nodes = _worth(known, wishes)
-    choices = np.zeros(worth.shape, dtype=np.int64)
+    choices = np.zeros(wishes.allowed.shape, dtype=np.int64)
     at, row_s = wishes.base_rows, 0.0
     for drafter in np.argsort(-np.maximum(worth, 0.0).sum(axis=0)):
         own, own_nodes = worth[:, drafter], nodes[:, drafter]
@@ -124,7 +124,7 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         if known.probe_rows[drafter] > 0:
             _choose_probes(choices[:, drafter], drafter, known, wishes, at)
     for request in range(len(wishes.rows)):
-        for drafter in range(choices.shape[1]):
+        for drafter in range(len(known.costs)):
             if choices[request, drafter] == LEFT_OUT:
                 known.levels[wishes.rows[request], drafter] *= RECALL
             elif choices[request, drafter] == ASKED:
@@ -143,7 +143,7 @@ def _worth(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
     for request in range(len(wishes.rows)):
         row = wishes.rows[request]
         expected = means(known.levels, known.paths[row])
-        for drafter in range(worth.shape[1]):
+        for drafter in range(len(known.costs)):
             if not wishes.allowed[request, drafter]:
                 continue
             cost = known.costs[drafter, QUERY] + wishes.host_s

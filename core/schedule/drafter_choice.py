@@ -14,6 +14,7 @@ from itertools import accumulate, chain
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Bool, Float64, Int64
 from ..proposals import AskPlan, DraftCost
@@ -53,7 +54,7 @@ FIRST_ROWS = 64
 BY_ROW = ("levels", "accepts", "paths", "is_open", "tries", "trials")
 BY_ROW_AND_DRAFTER = ("levels", "is_open", "tries", "trials")
 
-ArrayT = TypeVar("ArrayT", bound=np.ndarray)
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +166,11 @@ class DrafterChoice:
             return self._nobody
         self._nobody = None
         by_drafter, probing = self._by_drafter(ids, choices)
-        is_tried = (choices >= TRIED).any(axis=1).tolist()
+        is_tried = np.flatnonzero((choices >= TRIED).any(axis=1)).tolist()
         return AskPlan(
             by_drafter,
             probing,
-            frozenset(one for one, is_one in zip(ids, is_tried, strict=True) if is_one),
+            frozenset(ids[place] for place in is_tried),
             ids,
             choices,
             sizes,
@@ -298,7 +299,7 @@ class DrafterChoice:
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, frozenset[str]]]:
         asked: dict[str, tuple[str, ...]] = {}
         probing: dict[str, frozenset[str]] = {}
-        for drafter in choices.any(axis=0).nonzero()[0].tolist():
+        for drafter in np.flatnonzero(choices.any(axis=0)).tolist():
             pairs = list(zip(ids, choices[:, drafter].tolist(), strict=True))
             name = self._names[drafter]
             asked[name] = tuple(one for one, choice in pairs if choice)
@@ -331,7 +332,7 @@ def _nothing_known() -> Known:
     )
 
 
-def _padded(array: ArrayT, axis: int, count: int) -> ArrayT:
+def _padded(array: NDArray[ScalarT], axis: int, count: int) -> NDArray[ScalarT]:
     """The array with so many zeros more behind an axis."""
     shape = list(array.shape)
     shape[axis] = count
