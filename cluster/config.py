@@ -202,11 +202,19 @@ class EngineConfig(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="device to compute on; auto: a GPU where one is"
     )
-    compile: Literal["off", "on"] = Field(
-        "off", description="stages as compiled graphs: slower start, faster steps; needs g++"
+    compile: Literal["auto", "off", "on"] = Field(
+        "auto",
+        description="auto: float32 stages on CPUs run draftline's own C++ operators, built once in "
+        "the background where g++ is; on: these within a compiled graph, a slower start; off: "
+        "torch's own",
     )
     compile_cache: str = Field(
         "~/.cache/draftline/compile", description="folder that keeps what compile makes"
+    )
+    batch_invariant: Literal["auto", "off", "on"] = Field(
+        "auto",
+        description="on: what is computed for a request does not depend, bit by bit, on the others "
+        "of its steps; auto: where that costs nothing, as by own operators on CPUs",
     )
     quantization: Literal["none", "int8"] = Field(
         "none", description="of weights; int8: those of linear layers in 8 bits, rounded; lossy"
@@ -247,6 +255,11 @@ class EngineConfig(Settings):
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = Field(
         512, description="rows of one step: tree nodes first, then prompt chunks"
     )
+    prefill_share: Annotated[float, Field(ge=0.05, le=1)] = Field(
+        0.35,
+        description="largest share of a step's time that prompts take while answers are "
+        "generated; 1: no bound",
+    )
     tree_nodes: Annotated[int, Field(ge=0, le=256)] = Field(
         16, description="most nodes of one request's tree; 0: plain decoding"
     )
@@ -286,7 +299,7 @@ class EngineConfig(Settings):
         # Ray's processes run in folders of their own.
         return None if value is None else value.absolute()
 
-    @field_validator("compile", mode="before")
+    @field_validator("compile", "batch_invariant", mode="before")
     @classmethod
     def _read_switch(cls, value: Any) -> Any:
         # YAML reads a bare on or off as a boolean.

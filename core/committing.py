@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from .arrays import Int32
 from .drafting import Drafting
-from .proposals import StepCommit, TopNextTokens
+from .proposals import StepCommit
 from .request.output import TARGET_SOURCE, Delta, TokenLogProb
 from .request.request import RequestState
 from .request.stop import Advance
-from .schedule.budget import NodeBudget, StepOutcome
+from .schedule.budget import LEARNED_TREES, NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
-from .step.builder import PromptChunk, TreeStep, kv_moves
-from .step.outputs import Chosen, TreeOutput
+from .step.outputs import NO_TREE_OUTPUT, Chosen, TreeOutput
+from .step.prompt_chunk import PromptChunk
+from .step.tree_steps import TreeSteps
 from .verify.walk import Walk
 
 
@@ -45,27 +46,34 @@ class Committing:
         self._is_alive = is_alive
         self._finish = finish
 
-    def commit_tree(
-        self, step: TreeStep, walk: Walk, answer: TreeOutput, outcome: StepOutcome
-    ) -> None:
+    def note_walks(self, trees: TreeSteps, walks: Sequence[Walk], outcome: StepOutcome) -> None:
+        """Learn from the walks through the trees of requests that have not ended meanwhile."""
+        is_alive = list(map(self._is_alive, trees.states))
+        rows = [walk.rows if alive else () for walk, alive in zip(walks, is_alive, strict=True)]
+        outcome.count([state.request_id for state in trees.states], trees.trees, rows)
+        has_nodes = trees.drafted.sizes > 0
+        for place in np.flatnonzero(has_nodes & np.array(is_alive, dtype=np.bool_))[
+            :LEARNED_TREES
+        ].tolist():
+            self._budget.learn(trees.drafted[place], walks[place].tokens)
+
+    def commit_tree(self, state: RequestState, walk: Walk, answer: TreeOutput) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""
-        state = step.state
         self._scheduler.share(state, len(state.token_ids) - 1)
         if not self._is_alive(state):
             return
-        rows, tokens, sources, drafted = walk
-        outcome.count(state.request_id, step.tree, rows)
-        if step.candidates is None:
-            self._budget.learn(step.drafted, tokens)
+        rows, tokens, sources, drafted, token_ids, moves = walk
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
-        state.record_walk(drafted, sources[:taken])
-        self._append(state, tokens[:taken], answer.probe_ids, answer.top_next_tokens)
+        if taken < len(tokens):
+            tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
+        state.record_walk(drafted, sources)
+        self._append(state, tokens, token_ids, answer)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
-            state.moves = kv_moves(state, rows, self._scheduler.block_size)
+            state.moves = moves
         log_probs = answer.chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
-        self._emit(state, advance, tokens[:taken], sources[:taken], log_probs)
+        self._emit(state, advance, tokens, sources, log_probs)
 
     def commit_chunk(self, chunk: PromptChunk, chosen: Chosen) -> None:
         """Take the token that the last prompt chunk predicts."""
@@ -80,22 +88,19 @@ class Committing:
             self._emit(state, Advance(0, "", "length"), [], [], ())
             return
         advance = state.stop.advance(tokens)
-        self._append(state, tokens, {}, {})
+        self._append(state, tokens, chosen.tokens, NO_TREE_OUTPUT)
         log_probs = chosen.logprobs_of([0], state.request.params.logprobs)
         self._emit(state, advance, tokens, [TARGET_SOURCE], log_probs)
 
     def _append(
-        self,
-        state: RequestState,
-        tokens: list[int],
-        probe_ids: Mapping[str, Int32],
-        top_next_tokens: Mapping[str, TopNextTokens],
+        self, state: RequestState, tokens: list[int], token_ids: Int32, answer: TreeOutput
     ) -> None:
         base_len = len(state.token_ids)
         state.append(tokens)
         if state.is_open:
-            ids = np.array(tokens, dtype=np.int32)
-            commit = StepCommit(state.request_id, base_len, ids, probe_ids, top_next_tokens)
+            commit = StepCommit(
+                state.request_id, base_len, token_ids, answer.probe_ids, answer.top_next_tokens
+            )
             self._drafting.note_commit(commit)
 
     def _emit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,9 +14,10 @@ from .request.request import RequestState
 from .schedule.budget import NodeBudget
 from .schedule.drafter_choice import DraftWish
 from .schedule.scheduler import Scheduler
-from .step.builder import TreeStep
+from .step.drafted_trees import DraftedTree, DraftedTrees
+from .step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
 from .tree.merge import merge_all
-from .tree.tree import NO_TREE, TokenTree
+from .tree.tree import empty_trees
 from .verify.candidates import candidates_of, no_candidates
 from .verify.rules import COUPLED, rule_for
 
@@ -24,19 +26,11 @@ OFFERED_TREES = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DraftedTree:
-    """What drafters offer to one request, merged.
+class DraftingGroup:
+    """Requests whose drafters are being asked, and the answer to come."""
 
-    max_nodes  most of its nodes that a step may hold
-    form       uint32 [1 + nodes, words]  the tokens that the request's constraint allows after the
-               root and each node; None without one
-    """
-
-    state: RequestState
-    tree: TokenTree
-    proposals: Sequence[Proposal]
-    max_nodes: int
-    form: UInt32 | None = None
+    states: Sequence[RequestState]
+    answer: asyncio.Future[DraftBatch | None]
 
 
 class Drafting:
@@ -89,6 +83,10 @@ class Drafting:
         """Keep a commit for the next message to the drafters."""
         self._commits.append(commit)
 
+    def start(self, states: Sequence[RequestState]) -> DraftingGroup:
+        """Begin to ask the drafters about requests that decode; see `ask`."""
+        return DraftingGroup(states, asyncio.ensure_future(self.ask(states)))
+
     async def ask(self, states: Sequence[RequestState]) -> DraftBatch:
         """Proposals of those whose drafts are worth their time now, for the requests that these
         are worth it for.
@@ -119,12 +117,13 @@ class Drafting:
         seconds = self._clock() - start
         return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
 
-    def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch) -> list[DraftedTree]:
+    def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch) -> DraftedTrees:
         """What drafters offer to each request, in one tree."""
+        count = len(states)
         if not draft_batch.by_request:
-            return [DraftedTree(state, NO_TREE, (), 0) for state in states]
+            return DraftedTrees(states, empty_trees(count), ((),) * count, (0,) * count)
         start = self._clock()
-        most = self._scheduler.nodes_each(len(states))
+        most = self._scheduler.nodes_each(count)
         proposals = [_wanted(state, draft_batch) for state in states]
         limits = [_max_nodes(state, most) for state in states]
         factor = OFFERED_TREES if self._acceptance == COUPLED else 1
@@ -134,10 +133,8 @@ class Drafting:
             [_max_depth(state) for state in states],
             self._budget.table,
         )
-        parts = zip(states, trees, proposals, limits, strict=True)
-        drafted = [DraftedTree(*part) for part in parts]
         self._merge_s = self._clock() - start
-        return drafted
+        return DraftedTrees(states, trees, proposals, limits)
 
     def allow(self, drafted: DraftedTree, form: TreeForm | None) -> DraftedTree:
         """Cut the nodes that the request's rules forbid, which would only cost rows.
@@ -155,71 +152,95 @@ class Drafting:
             masks = form.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
         return replace(drafted, tree=tree.keep(allowed), form=masks)
 
-    def choose(self, drafted: Sequence[DraftedTree], draft_batch: DraftBatch) -> list[TreeStep]:
-        """Each request's part of the step: its tree cut to the nodes that are worth their time."""
-        if not draft_batch.by_request and not any(len(part.tree) for part in drafted):
-            return [self.bare(part.state, part.form) for part in drafted]
+    def choose(self, drafted: DraftedTrees, draft_batch: DraftBatch) -> TreeSteps:
+        """The requests' parts of the step: trees cut to the nodes that are worth their time."""
+        if not len(drafted) or not (draft_batch.by_request or len(drafted.trees.nodes)):
+            return self._all_bare(drafted)
         if self._acceptance != COUPLED:
-            return [self._as_drawn(part) for part in drafted]
+            return self._as_drawn(drafted)
         start = self._clock()
-        probes = [self._probes(part, draft_batch.plan) for part in drafted]
-        num_probe_rows = sum(len(probe.tokens) for sent in probes for probe in sent.values())
+        wishes = {
+            place: TreeWishes(
+                self._probes(state, proposals, draft_batch.plan), _top_next_tokens(proposals)
+            )
+            for place, (state, proposals) in enumerate(
+                zip(drafted.states, drafted.proposals, strict=True)
+            )
+            if _has_wishes(proposals)
+        }
+        num_probe_rows = sum(
+            len(probe.tokens) for wish in wishes.values() for probe in wish.probes.values()
+        )
         trees = self._budget.choose(
-            [part.tree for part in drafted],
-            [part.max_nodes for part in drafted],
+            drafted.trees,
+            drafted.max_nodes,
             self._scheduler.num_prefill_rows(len(drafted)) + num_probe_rows,
-            ids=[part.state.request_id for part in drafted],
+            ids=[state.request_id for state in drafted.states],
             tried=draft_batch.plan.tried,
             spent_s=draft_batch.seconds,
         )
-        steps = [self._cut(*parts) for parts in zip(drafted, trees, probes, strict=True)]
+        for place, form in drafted.forms.items():
+            left = form[rows_in(trees[place], drafted.trees[place])]
+            wishes[place] = replace(wishes.get(place, NO_WISHES), form=left)
         host_s, self._merge_s = self._merge_s + self._clock() - start, 0.0
         self._budget.note_host(host_s, len(draft_batch.by_request))
-        return steps
+        return TreeSteps(drafted.states, trees, drafted.trees, wishes)
 
-    def bare(self, state: RequestState, form: UInt32 | None) -> TreeStep:
-        """Plain decoding: the root alone. `form`: what is allowed after it, and perhaps more."""
+    def _all_bare(self, drafted: DraftedTrees) -> TreeSteps:
+        none = empty_trees(len(drafted))
+        places = drafted.forms if self._acceptance == COUPLED else range(len(drafted))
+        wishes = {place: self.bare_wishes(drafted.forms.get(place)) for place in places}
+        return TreeSteps(drafted.states, none, none, wishes)
+
+    def bare_wishes(self, form: UInt32 | None) -> TreeWishes:
+        """What a root alone has beside it. `form`: what is allowed after it, and perhaps more."""
         coupled = self._acceptance == COUPLED
         candidates = None if coupled else no_candidates(rule_for(self._acceptance, ()))
-        root = None if form is None else form[:1]
-        return TreeStep(state, NO_TREE, {}, NO_TREE, {}, candidates, root)
+        return TreeWishes(candidates=candidates, form=None if form is None else form[:1])
 
-    def _cut(self, drafted: DraftedTree, tree: TokenTree, probes: dict[str, Probe]) -> TreeStep:
-        proposals, form = drafted.proposals, drafted.form
-        if form is not None:
-            form = form[rows_in(tree, drafted.tree)]
-        return TreeStep(
-            drafted.state, tree, probes, drafted.tree, _num_top_next_tokens(proposals), None, form
-        )
-
-    def _as_drawn(self, drafted: DraftedTree) -> TreeStep:
-        """A tree for a verification rule: cut by the order of its nodes, never by what was drawn.
+    def _as_drawn(self, drafted: DraftedTrees) -> TreeSteps:
+        """Trees for a verification rule: cut by the order of nodes, never by what was drawn.
 
         So no budget chooses among the nodes, and no rule of the request: what it forbids, the
         target gives no probability.
         """
-        state, tree, proposals = drafted.state, drafted.tree, drafted.proposals
-        rule = rule_for(self._acceptance, proposals)
-        candidates = candidates_of(rule, tree, proposals, drafted.max_nodes)
-        return TreeStep(
-            state,
-            tree,
-            self._fitting(proposals),
-            NO_TREE,
-            _num_top_next_tokens(proposals),
-            candidates,
-        )
+        wishes = {}
+        for place, part in enumerate(drafted.parts()):
+            rule = rule_for(self._acceptance, part.proposals)
+            candidates = candidates_of(rule, part.tree, part.proposals, part.max_nodes)
+            wishes[place] = replace(self._wishes(part.proposals), candidates=candidates)
+        return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), wishes)
 
-    def _probes(self, drafted: DraftedTree, plan: AskPlan) -> dict[str, Probe]:
+    def fit(self, trees: TreeSteps) -> TreeSteps:
+        """The trees of all that get KV slots for them; requests come in order."""
+        fitting: list[int] = []
+        bare: dict[int, TreeWishes] = {}
+        num_rows = trees.num_rows.tolist()
+        for place, (state, rows) in enumerate(zip(trees.states, num_rows, strict=True)):
+            # Preempted for one before it.
+            if not state.blocks:
+                continue
+            root_position = len(state.token_ids) - 1
+            if self._scheduler.reserve(state, root_position + rows):
+                fitting.append(place)
+            # Drafts are never worth the KV of another request.
+            elif self._scheduler.make_room(state, root_position + 1):
+                fitting.append(place)
+                bare[place] = self.bare_wishes(trees.part(place).wishes.form)
+        return trees.with_bare(bare).select(fitting)
+
+    def _wishes(self, proposals: Sequence[Proposal]) -> TreeWishes:
+        return TreeWishes(self._fitting(proposals), _top_next_tokens(proposals))
+
+    def _probes(
+        self, state: RequestState, proposals: Sequence[Proposal], plan: AskPlan
+    ) -> dict[str, Probe]:
         """The probes of a request that are worth their rows."""
-        if not any(proposal.probe for proposal in drafted.proposals):
-            return {}
-        request_id = drafted.state.request_id
-        for proposal in drafted.proposals:
+        for proposal in proposals:
             if proposal.probe is not None:
                 self._budget.note_probe(proposal.source, len(proposal.probe.tokens))
         return self._fitting(
-            [p for p in drafted.proposals if request_id in plan.probing.get(p.source, ())]
+            [p for p in proposals if state.request_id in plan.probing.get(p.source, ())]
         )
 
     def _fitting(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
@@ -244,6 +265,10 @@ def _wish(state: RequestState) -> DraftWish:
     )
 
 
+def _top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
+    return {p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens}
+
+
 def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:
     """The proposals of the drafters that the request takes."""
     proposals = draft_batch.by_request.get(state.request_id, ())
@@ -251,14 +276,17 @@ def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:
     return proposals if drafters is None else [p for p in proposals if p.source in drafters]
 
 
-def _num_top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
-    return {p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens}
+def _has_wishes(proposals: Sequence[Proposal]) -> bool:
+    return any(p.probe is not None or p.num_top_next_tokens for p in proposals)
 
 
 def _query_size(state: RequestState, most: int) -> int:
     """Nodes to ask for; 0 or less where the request takes none."""
-    is_drafted = state.request.options.speculative
-    return min(_max_nodes(state, most), _max_depth(state)) if is_drafted else 0
+    options = state.request.options
+    if not options.speculative:
+        return 0
+    limit = options.max_nodes
+    return min(most if limit is None else min(most, limit), _max_depth(state))
 
 
 def _max_nodes(state: RequestState, most: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import Counter, deque
@@ -11,29 +12,35 @@ from dataclasses import replace
 from functools import partial
 
 from .committing import Committing
-from .drafting import Drafting
+from .drafting import Drafting, DraftingGroup
 from .errors import Contained, DraftlineError, RequestError, StageLost, as_request_failure, place_of
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
-from .proposals import DraftBatch
+from .proposals import AskPlan, DraftBatch
 from .request.output import Delta
 from .request.request import Request, RequestState
 from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
-from .step.builder import PromptChunk, TreeStep, build_step, edits_for
+from .step.builder import build_step
+from .step.edits import edits_of_parts
 from .step.in_flight import StepDeadline, StepInFlight
 from .step.outputs import Chosen, TreeOutput
+from .step.prompt_chunk import PromptChunk
 from .step.trace import StepTrace
-from .steps import LogitEdits, StepInput
+from .step.tree_steps import NO_TREE_STEPS, TreeSteps
+from .steps import StepInput
 from .verify.rules import COUPLED
-from .verify.walk import Walk
+from .verify.walk import RowSlots, Walk
+from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
 # So many steps of a request may be lost with a stage, one after the other, before it is taken for
 # the cause and ends.
 MAX_LOSSES = 1
+# How long a wait may last that no answer of a stage ends.
+IDLE_WAIT_S = 0.05
 
 
 class EngineCore:
@@ -69,9 +76,11 @@ class EngineCore:
         self._clock = clock
         self._acceptance = acceptance
         self._trace = trace
-        self._forms = FormQueue(self._drafting.allow, self._fail)
+        self._wakeup = Wakeup()
+        self._forms = FormQueue(self._drafting.allow, self._fail, self._wakeup.notify)
         self.deadline = StepDeadline(step_timeout_s)
         self._in_flight: deque[StepInFlight] = deque()
+        self._asking: DraftingGroup | None = None
         self._states: dict[str, RequestState] = {}
         self._answered_at = 0.0
         self.num_steps = 0
@@ -95,6 +104,7 @@ class EngineCore:
         state = RequestState(request, stop, blocks=[], arrival_time=self._clock())
         self._scheduler.add(state)
         self._states[request.request_id] = state
+        self._wakeup.notify()
 
     def cancel(self, request_id: str) -> None:
         """End a request now, wherever it stands; an unknown id is ignored."""
@@ -126,27 +136,28 @@ class EngineCore:
             self._tell(state, error)
 
     async def step(self) -> None:
-        """Admit, draft, merge, build and submit a step; else verify and commit the oldest.
+        """Commit what is answered; admit, draft, merge, build and submit a step; else wait.
 
-        A step is submitted where there is room for it and something to compute. What goes wrong
-        with a request ends that request; what no request can be blamed for ends those that run.
-        Raises `StageLost`: the pipeline must be replaced then (`use_pipeline`), or all requests
-        ended (`fail_all`).
+        What is waited for is the first event: an answer, proposals, token masks, a new request, a
+        cancellation. What goes wrong with a request ends that request; what no request can be
+        blamed for ends those that run. Raises `StageLost`: the pipeline must be replaced then
+        (`use_pipeline`), or all requests ended (`fail_all`).
         """
         with self._supervised():
-            if len(self._in_flight) < self._pipeline.max_in_flight:
-                decoding = self._admit()
-                draft_batch = await self._drafting.ask(decoding)
-                trees = await self._merge(decoding, draft_batch)
+            self._wakeup.clear()
+            while (in_flight := self._answered()) is not None:
+                results = self._verify(in_flight)
+                if results is not None:
+                    self._commit(in_flight, *results)
+            self._admit()
+            await self._draft()
+            if self._has_room:
+                draft_batch, trees = await self._merge()
                 trees, chunks, step = self._build(trees)
                 if step is not None:
                     self._submit(step, trees, chunks, draft_batch)
                     return
-            if self._in_flight:
-                in_flight = self._in_flight.popleft()
-                results = await self._verify(in_flight)
-                if results is not None:
-                    self._commit(in_flight, *results)
+            await self._wait()
 
     @contextmanager
     def _supervised(self) -> Iterator[None]:
@@ -159,37 +170,65 @@ class EngineCore:
         except Exception as error:  # noqa: BLE001 - it supervises: the engine goes on
             self._fail_running(error)
 
-    def _admit(self) -> list[RequestState]:
-        """Start the requests that have room; those that a tree can be verified for, in order."""
-        if self._trace is not None:
-            self._trace.planning()
+    def _answered(self) -> StepInFlight | None:
+        """The oldest step, if its answer is there."""
+        if self._in_flight and self._in_flight[0].answer.done():
+            return self._in_flight[0]
+        return None
+
+    def _admit(self) -> None:
+        """Start the requests that have room."""
         for state in self._scheduler.admit():
             with self._contain(state):
                 state.start_time = state.start_time or self._clock()
                 self._drafting.open(state)
-        return self._scheduler.decoding(self._forms.late())
 
-    async def _merge(
-        self, decoding: Sequence[RequestState], draft_batch: DraftBatch
-    ) -> list[TreeStep]:
-        """Every request's tree, cut to the nodes that are allowed and worth their time."""
-        # Some may have been cancelled while the drafters were asked, or while forms are awaited.
-        drafted = self._drafting.merge([s for s in decoding if self._is_alive(s)], draft_batch)
+    async def _draft(self) -> None:
+        """Ask the drafters about requests whose commits are known, one group of them at a time.
+
+        Other steps are answered and submitted while drafters of other processes work.
+        """
+        if self._asking is not None:
+            return
+        if self._trace is not None:
+            self._trace.planning()
+        if len(self._in_flight) < self._pipeline.max_in_flight:
+            decoding = self._scheduler.decoding(self._forms.late())
+            if decoding:
+                self._asking = self._drafting.start(decoding)
+                # Drafters of this process alone have answered after one turn of the loop.
+                await asyncio.sleep(0)
+                self._asking.answer.add_done_callback(self._wakeup.notify)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a step may go out now. A group that is being drafted for keeps its place."""
+        is_late = self._asking is not None and not self._asking.answer.done()
+        return len(self._in_flight) + is_late < self._pipeline.max_in_flight
+
+    async def _merge(self) -> tuple[DraftBatch | None, TreeSteps]:
+        """The proposals that are there, and every request's tree of them, cut to the nodes that
+        are allowed and worth their time."""
+        if self._asking is None or not self._asking.answer.done():
+            return None, NO_TREE_STEPS
+        asking, self._asking = self._asking, None
+        draft_batch = asking.answer.result()
+        drafted = self._drafting.merge([s for s in asking.states if self._is_ready(s)], draft_batch)
         most = self._scheduler.nodes_each(len(drafted))
-        is_idle = not self._in_flight and not self._scheduler.num_prefill_rows(0)
-        patience_s = self.deadline.patience_s
-        drafted = await self._forms.join(drafted, patience_s, most, is_idle=is_idle)
-        drafted = [part for part in drafted if self._is_alive(part.state)]
-        return self._drafting.choose(drafted, draft_batch)
+        drafted = await self._forms.join(drafted, self.deadline.patience_s, most)
+        return draft_batch, self._drafting.choose(drafted.where(self._is_ready), draft_batch)
 
-    def _build(
-        self, trees: Sequence[TreeStep]
-    ) -> tuple[list[TreeStep], list[PromptChunk], StepInput | None]:
+    def _is_ready(self, state: RequestState) -> bool:
+        """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters
+        were asked or masks awaited."""
+        return self._is_alive(state) and state.is_decoding and not state.in_flight
+
+    def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        fitting = self._fit(trees)
-        chunks = self._scheduler.prompt_chunks(sum(tree.num_rows for tree in fitting))
-        fitting, chunks, edits = self._edit(fitting, chunks)
-        if not fitting and not chunks:
+        fitting = self._drafting.fit(trees)
+        chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
+        fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
+        if not fitting.states and not chunks:
             return fitting, chunks, None
         step = build_step(self.num_steps, chunks, fitting, self._scheduler.block_size, edits)
         return fitting, chunks, step
@@ -197,41 +236,56 @@ class EngineCore:
     def _submit(
         self,
         step: StepInput,
-        trees: list[TreeStep],
-        chunks: list[PromptChunk],
-        draft_batch: DraftBatch,
+        trees: TreeSteps,
+        chunks: Sequence[PromptChunk],
+        draft_batch: DraftBatch | None,
     ) -> None:
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
             traced = self._trace.submitting(step, trees, chunks, draft_batch)
         sent_at = self._clock()
-        answer = self._pipeline.submit(step)
-        in_flight = StepInFlight(
-            trees, chunks, answer, draft_batch, len(step.token_ids), sent_at, traced
-        )
+        answer = asyncio.ensure_future(self._pipeline.submit(step))
+        answer.add_done_callback(self._wakeup.notify)
+        row_slots = RowSlots(step.request_starts, step.slots)
+        in_flight = StepInFlight(trees, chunks, answer, draft_batch, row_slots, sent_at, traced)
         for state in in_flight.states:
             state.in_flight += 1
         self._in_flight.append(in_flight)
         self.num_steps += 1
 
-    async def _verify(
+    def _verify(
         self, in_flight: StepInFlight
     ) -> tuple[list[Walk], list[TreeOutput], list[Chosen]] | None:
         """The walks through the step's trees and what was chosen; None if the step failed."""
         try:
-            output = await in_flight.wait(self._answered_at, self._clock, self.deadline.limit_s)
+            output = in_flight.answer.result()
             results = in_flight.read(output)
         except StageLost:
-            # It is among those that the loss is told of.
-            self._in_flight.appendleft(in_flight)
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: only this step's requests end
+            self._in_flight.popleft()
             self._fail_step(in_flight, error)
             return None
+        self._in_flight.popleft()
         if in_flight.traced is not None:
             in_flight.traced.answered(output)
         return results
+
+    async def _wait(self) -> None:
+        """Wait for the first event. Raises `StageLost` where the oldest step has no answer in time.
+
+        Where nothing is under way, the caller looks again at once.
+        """
+        if self._in_flight:
+            limit_s = self.deadline.limit_s
+            left_s = self._in_flight[0].seconds_left(limit_s, self._answered_at, self._clock())
+            if not await self._wakeup.wait(left_s) and self._answered() is None:
+                raise StageLost(
+                    f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs"
+                )
+        elif self._asking is not None or self._forms.late():
+            await self._wakeup.wait(IDLE_WAIT_S)
 
     def _commit(
         self,
@@ -245,9 +299,11 @@ class EngineCore:
         for state in in_flight.states:
             state.in_flight -= 1
             state.num_losses = 0
-        for step, walk, answer in zip(in_flight.trees, walks, answers, strict=True):
-            with self._contain(step.state):
-                self._committing.commit_tree(step, walk, answer, outcome)
+        trees = in_flight.trees
+        self._committing.note_walks(trees, walks, outcome)
+        for state, walk, answer in zip(trees.states, walks, answers, strict=True):
+            with self._contain(state):
+                self._committing.commit_tree(state, walk, answer)
         for chunk, first in zip(in_flight.chunks, chosen, strict=True):
             with self._contain(chunk.state):
                 self._committing.commit_chunk(chunk, first)
@@ -255,43 +311,22 @@ class EngineCore:
         if in_flight.traced is not None:
             in_flight.traced.committed()
 
-    def _edit(
-        self, trees: Sequence[TreeStep], chunks: Sequence[PromptChunk]
-    ) -> tuple[list[TreeStep], list[PromptChunk], list[LogitEdits | None]]:
-        """The parts whose changes to logits could be made, and these changes."""
-        kept_trees, kept_chunks, edits = [], [], []
-        for part in (*trees, *chunks):
-            with self._contain(part.state):
-                edits.append(edits_for(part))
-                if isinstance(part, TreeStep):
-                    kept_trees.append(part)
-                else:
-                    kept_chunks.append(part)
-        return kept_trees, kept_chunks, edits
-
-    def _fit(self, trees: Sequence[TreeStep]) -> list[TreeStep]:
-        """Trees of all that have KV slots for them; they come in order."""
-        fitting = []
-        for tree in trees:
-            state = tree.state
-            # Preempted for one before it.
-            if not state.blocks:
-                continue
-            root_position = len(state.token_ids) - 1
-            if self._scheduler.reserve(state, root_position + tree.num_rows):
-                fitting.append(tree)
-            # Drafts are never worth the KV of another request.
-            elif self._scheduler.make_room(state, root_position + 1):
-                fitting.append(self._drafting.bare(state, tree.form))
-        return fitting
-
     def _outcome(self, in_flight: StepInFlight) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
         num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
-        return StepOutcome(in_flight.num_rows, seconds, num_prompt_rows, in_flight.draft_batch)
+        self._scheduler.note_step(
+            in_flight.num_rows - num_prompt_rows,
+            num_prompt_rows,
+            seconds,
+            1 + len(self._in_flight),
+        )
+        draft_batch = in_flight.draft_batch
+        if draft_batch is None:
+            draft_batch = DraftBatch({}, in_flight.sent_at, 0.0, AskPlan({}, {}), {})
+        return StepOutcome(in_flight.num_rows, seconds, num_prompt_rows, draft_batch)
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)

@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .drafting import DraftedTree
 from .errors import Contained, DraftlineError
 from .request.constraint import Constraint, TreeForm
 from .request.request import RequestState
-
-# How long a step that only late requests could take part in waits before it looks for others.
-IDLE_WAIT_S = 0.01
+from .step.drafted_trees import DraftedTree, DraftedTrees
 
 Allow = Callable[[DraftedTree, TreeForm | None], DraftedTree]
 Fail = Callable[[RequestState, DraftlineError], None]
@@ -32,12 +29,18 @@ class FormQueue:
     waits for another's grammar. Its text does not depend on that.
     """
 
-    __slots__ = ("_allow", "_fail", "_pending")
+    __slots__ = ("_allow", "_fail", "_on_ready", "_pending")
 
-    def __init__(self, allow: Allow, fail: Fail) -> None:
-        """`allow` cuts a tree by its request's rules; `fail` ends a request where that fails."""
+    def __init__(self, allow: Allow, fail: Fail, on_ready: Callable[[], object]) -> None:
+        """What is done with masks.
+
+        allow     cuts a tree by its request's rules
+        fail      ends a request where that fails
+        on_ready  called when masks are there
+        """
         self._allow = allow
         self._fail = fail
+        self._on_ready = on_ready
         self._pending: dict[str, _Pending] = {}
 
     def late(self) -> set[str]:
@@ -49,25 +52,22 @@ class FormQueue:
         if pending := self._pending.pop(request_id, None):
             pending.form.cancel()
 
-    async def join(
-        self, drafted: Sequence[DraftedTree], patience_s: float, most_nodes: int, *, is_idle: bool
-    ) -> list[DraftedTree]:
+    async def join(self, drafted: DraftedTrees, patience_s: float, most_nodes: int) -> DraftedTrees:
         """The requests of a step, in order, whose token masks are there within `patience_s`.
 
         A request without a structured output needs none.
 
-        most_nodes  of one tree in this step; a tree whose form was late is of an earlier one
-        is_idle     there is nothing to do but these
+        most_nodes: of one tree in this step; a tree whose form was late is of an earlier one.
         """
-        constrained = [part.state for part in drafted if _constraint(part.state) is not None]
-        for part in drafted:
+        if not self._pending and not any(map(_has_rules, drafted.states)):
+            return drafted
+        parts = drafted.parts()
+        constrained = [part.state for part in parts if _constraint(part.state) is not None]
+        for part in parts:
             self._ask(part)
         await _wait([self._pending[s.request_id] for s in constrained if self._has(s)], patience_s)
-        joined = [self._joined(part, most_nodes) for part in drafted]
-        ready = [part for part in joined if part is not None]
-        if is_idle and not ready:
-            await _wait(list(self._pending.values()), IDLE_WAIT_S, for_any=True)
-        return ready
+        joined = [self._joined(part, most_nodes) for part in parts]
+        return DraftedTrees.of([part for part in joined if part is not None])
 
     def _has(self, state: RequestState) -> bool:
         return state.request_id in self._pending
@@ -79,8 +79,14 @@ class FormQueue:
             return
         with Contained(state.request_id, partial(self._fail, state)):
             form = asyncio.wrap_future(constraint.follow(drafted.tree))
-            form.add_done_callback(_ignore)
+            form.add_done_callback(self._arrived)
             self._pending[state.request_id] = _Pending(drafted, form)
+
+    def _arrived(self, form: asyncio.Future[TreeForm]) -> None:
+        # One that nobody takes any more may have failed.
+        if not form.cancelled():
+            form.exception()
+        self._on_ready()
 
     def _joined(self, drafted: DraftedTree, most_nodes: int) -> DraftedTree | None:
         """A request's tree by its rules; where it has a form, the one that the form was asked for.
@@ -102,19 +108,16 @@ class FormQueue:
         return None
 
 
-async def _wait(pending: Sequence[_Pending], seconds: float, *, for_any: bool = False) -> None:
+async def _wait(pending: Sequence[_Pending], seconds: float) -> None:
     late = [mask.form for mask in pending if not mask.form.done()]
     if late:
-        until = asyncio.FIRST_COMPLETED if for_any else asyncio.ALL_COMPLETED
-        await asyncio.wait(late, timeout=seconds, return_when=until)
+        await asyncio.wait(late, timeout=seconds)
+
+
+def _has_rules(state: RequestState) -> bool:
+    return state.request.allowed_tokens is not None
 
 
 def _constraint(state: RequestState) -> Constraint | None:
     permitted = state.request.allowed_tokens
     return None if permitted is None else permitted.constraint
-
-
-def _ignore(form: asyncio.Future[TreeForm]) -> None:
-    """A form that nobody takes any more may have failed."""
-    if not form.cancelled():
-        form.exception()

@@ -4,7 +4,7 @@ long a merge of drafts takes.
     python -m draftline.benchmarks.step.draft_time
 
 Texts are sources of this Python's standard library in the demo model's tokens, 2,000 of them as
-context, for 1 and for 64 requests; then steps of three tokens are committed one after the other.
+context, for 1, 8 and 64 requests; then steps of three tokens are committed one after the other.
 What a drafter asks of the target is answered with tokens of the texts.
 """
 
@@ -40,7 +40,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "draft_time.json"
 CONTEXT_LEN = 2000
 STEP_LEN = 3
 MAX_NODES = 16
-REQUESTS = (1, 64)
+REQUESTS = (1, 8, 64)
 DRAFTERS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {},
     "spectra": {},

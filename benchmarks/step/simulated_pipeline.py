@@ -1,18 +1,24 @@
-"""The engine over stages that only take time: how busy it keeps them, and what it costs itself.
+"""The engine over stages that only take time: how busy it keeps them, how long a newcomer waits,
+and what it costs itself.
 
     python -m draftline.benchmarks.step.simulated_pipeline
 
 Stages of a set time stand in for the model, so that any number of them fits on one machine and
-nothing but the engine is measured: scheduling, merging, building steps, walking, committing.
+nothing but the engine is measured: scheduling, merging, building steps, walking, committing. A
+newcomer is a request for one token beside those that decode; what it waits is its time to first
+token beyond the time of all stages.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
+import statistics
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +32,7 @@ from ...core.engine import EngineCore
 from ...core.errors import DraftlineError
 from ...core.proposals import DraftCost, DraftRequest, Proposal, Query, StepCommit
 from ...core.request.output import Delta
-from ...core.request.request import Request
+from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import SamplingParams
 from ...core.request.stop import StopRule
 from ...core.schedule.block_pool import BlockPool
@@ -42,28 +48,34 @@ BLOCK_SIZE = 16
 PROMPT_LEN = 64
 # Nodes on the right path; the rest of a tree is wrong.
 NUM_RIGHT = 3
+NEWCOMERS = 20
+# Attention makes a row of a long text dearer.
+DOUBLE_AT = 16384
 
 
 class SimulatedPipeline:
     """`num_stages` stages, each of which takes `stage_s` seconds for every step, in order.
 
-    Its target counts: after token t comes t + 1.
+    And `row_s` for each of its rows, twice as much for one that stands `DOUBLE_AT` tokens into its
+    text. Its target counts: after token t comes t + 1.
     """
 
-    def __init__(self, num_stages: int, stage_s: float) -> None:
-        self.max_in_flight = num_stages
+    def __init__(self, num_stages: int, stage_s: float, row_s: float = 0.0) -> None:
+        self.max_in_flight = num_stages + (num_stages > 1)
         self.busy_s = 0.0
         self._stage_s = stage_s
+        self._row_s = row_s
         self._free_at = [0.0] * num_stages
 
     def submit(self, step: StepInput) -> Awaitable[StepOutput]:
         """Answer when the last stage would."""
         loop = asyncio.get_running_loop()
         ready = loop.time()
+        seconds = self._stage_s + self._row_s * float((1.0 + step.positions / DOUBLE_AT).sum())
         for stage, free_at in enumerate(self._free_at):
-            ready = max(ready, free_at) + self._stage_s
+            ready = max(ready, free_at) + seconds
             self._free_at[stage] = ready
-        self.busy_s += self._stage_s
+        self.busy_s += seconds
         answer: asyncio.Future[StepOutput] = loop.create_future()
         loop.call_at(ready, answer.set_result, _count_on(step))
         return answer
@@ -118,11 +130,15 @@ class CountingDrafters:
         return Proposal("counting", tokens, self._parents, self._log_probs)
 
 
-class _NoText:
+class NoText:
+    """A text that nobody reads."""
+
     def push(self, token_id: int) -> str:  # noqa: ARG002
+        """Nothing."""
         return ""
 
     def flush(self) -> str:
+        """Nothing."""
         return ""
 
 
@@ -140,14 +156,17 @@ class Load:
 class Measured:
     """While all requests of a load decode.
 
-    step_ms      time from one step to the next
-    utilisation  share of the time that a stage computed
+    step_ms           time from one step to the next
+    utilisation       share of the time that a stage computed
+    newcomer_wait_ms  what newcomers wait, in the order of what they waited; none without stages
+                      that take time
     """
 
     load: Load
     steps: int
     step_ms: float
     utilisation: float
+    newcomer_wait_ms: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,14 +184,14 @@ class Bench:
     def __init__(self, load: Load, tokens: int) -> None:
         self.pipeline = SimulatedPipeline(load.stages, load.stage_ms / 1e3)
         slots = PROMPT_LEN + tokens + load.nodes + 2 * BLOCK_SIZE
-        pool = BlockPool(load.requests * -(-slots // BLOCK_SIZE), BLOCK_SIZE)
+        pool = BlockPool((load.requests + 1) * -(-slots // BLOCK_SIZE), BLOCK_SIZE)
         limits = SchedulerLimits(
-            max_running=load.requests,
+            max_running=load.requests + 1,
             max_waiting=0,
             max_step_rows=max(512, load.requests * (load.nodes + 1)),
             max_tree_nodes=load.nodes,
             max_probe_rows=0,
-            num_groups=load.stages,
+            num_groups=self.pipeline.max_in_flight,
         )
         drafters = CountingDrafters(load.nodes)
         scheduler = Scheduler(pool, limits)
@@ -180,22 +199,57 @@ class Bench:
         self.core = EngineCore(self.pipeline, drafters, scheduler, budget, time.monotonic)
         self.waiting = {f"request-{index}" for index in range(load.requests)}
         self.has_finished = False
-        params = SamplingParams(max_tokens=tokens, temperature=0.0)
         for index, name in enumerate(sorted(self.waiting)):
-            request = Request(
-                request_id=name,
-                prompt_ids=np.arange(index, index + PROMPT_LEN, dtype=np.int32),
-                params=params,
-                seed=0,
-                max_tokens=tokens,
-                sink=self._on_output,
-            )
-            self.core.add(request, StopRule(params, (), tokens, _NoText()))
+            self.add(name, index, tokens, self._on_output)
+
+    def add(self, name: str, first: int, tokens: int, sink: Sink) -> None:
+        """Queue a request whose prompt counts from `first`."""
+        params = SamplingParams(max_tokens=tokens, temperature=0.0)
+        request = Request(
+            request_id=name,
+            prompt_ids=np.arange(first, first + PROMPT_LEN, dtype=np.int32),
+            params=params,
+            seed=0,
+            max_tokens=tokens,
+            sink=sink,
+        )
+        self.core.add(request, StopRule(params, (), tokens, NoText()))
+
+    async def newcomers(self, count: int, apart_s: float) -> list[float]:
+        """Seconds to the first token of `count` requests that come one after the other."""
+        loop, rng, seconds = asyncio.get_running_loop(), random.Random(0), []
+        for index in range(count):
+            await asyncio.sleep(rng.random() * apart_s)
+            done: asyncio.Future[None] = loop.create_future()
+            start = loop.time()
+            sink = partial(_set_done, done)
+            self.add(f"newcomer-{index}", 1000 + 100 * index, 1, sink)
+            await done
+            seconds.append(loop.time() - start)
+        return seconds
 
     def _on_output(self, event: Delta | DraftlineError) -> None:
         assert isinstance(event, Delta)
         self.waiting.discard(event.request_id)
         self.has_finished = self.has_finished or event.finish_reason is not None
+
+
+def _set_done(done: asyncio.Future[None], _event: Delta | DraftlineError) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+async def measure_newcomers(load: Load) -> list[float]:
+    """What newcomers wait beside a load that decodes, milliseconds, least first."""
+    bench = Bench(load, tokens=100_000)
+    while bench.waiting:
+        await bench.core.step()
+    stages_s = load.stages * load.stage_ms / 1e3
+    arriving = asyncio.ensure_future(bench.newcomers(NEWCOMERS, stages_s))
+    while not arriving.done():
+        await bench.core.step()
+        await asyncio.sleep(0)
+    return sorted(1e3 * (seconds - stages_s) for seconds in arriving.result())
 
 
 async def measure(load: Load, tokens: int = 400) -> Measured:
@@ -213,7 +267,11 @@ async def measure(load: Load, tokens: int = 400) -> Measured:
     while core.has_work:
         await core.step()
     return Measured(
-        load=load, steps=steps, step_ms=1e3 * seconds / steps, utilisation=busy_s / seconds
+        load=load,
+        steps=steps,
+        step_ms=1e3 * seconds / steps,
+        utilisation=busy_s / seconds,
+        newcomer_wait_ms=await measure_newcomers(load) if load.stage_ms else (),
     )
 
 
@@ -221,12 +279,15 @@ HOST = (
     Load(stages=1, stage_ms=0.0, requests=1, nodes=60),
     Load(stages=1, stage_ms=0.0, requests=8, nodes=16),
     Load(stages=1, stage_ms=0.0, requests=64, nodes=16),
+    Load(stages=1, stage_ms=0.0, requests=256, nodes=4),
 )
 STAGES = tuple(
     Load(stages=stages, stage_ms=5.0, requests=requests, nodes=16)
     for stages in (2, 4, 8)
     for requests in (1, stages, 32)
 )
+# Slow stages most of which are idle.
+SLOW = (Load(stages=4, stage_ms=20.0, requests=1, nodes=16),)
 
 
 def _rounds(load: Load, count: int) -> Rounds:
@@ -237,18 +298,25 @@ def _rounds(load: Load, count: int) -> Rounds:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Runs of each load; the median counts.")] = 5,
+    host_only: Annotated[bool, typer.Option(help="Only stages that take no time.")] = False,
     output: Annotated[Path, typer.Option(help="Where the JSON goes.")] = RESULTS,
 ) -> None:
     """Measure the engine over simulated stages."""
     console = Console(highlight=False)
     load_kernels()
-    results = [_rounds(load, rounds) for load in (*HOST, *STAGES)]
-    table = Table("stages", "ms each", "requests", "nodes", "step ms", "range", "busy", box=None)
+    loads = HOST if host_only else (*HOST, *STAGES, *SLOW)
+    results = [_rounds(load, rounds) for load in loads]
+    table = Table(
+        "stages", "ms each", "requests", "nodes", "step ms", "range", "busy",
+        "newcomer waits ms", "at most", box=None,
+    )  # fmt: skip
     for found in results:
         one, load = found.median, found.median.load
         busy = f"{one.utilisation:.1%}" if load.stage_ms else "host only"
         cells = (load.stages, load.stage_ms, load.requests, load.nodes, f"{one.step_ms:.2f}")
-        table.add_row(*map(str, cells), f"{found.least_ms:.2f} - {found.most_ms:.2f}", busy)
+        waits = one.newcomer_wait_ms
+        ends = (f"{statistics.median(waits):.1f}", f"{max(waits):.1f}") if waits else ("", "")
+        table.add_row(*map(str, cells), f"{found.least_ms:.2f} - {found.most_ms:.2f}", busy, *ends)
     console.print(machine().line())
     console.print(table)
     content = {

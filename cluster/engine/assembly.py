@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...core.engine import EngineCore
 from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget, load_choice
+from ...core.schedule.prefill_share import PrefillShare
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.schedule.step_cost import StepCost
 from ...core.step.builder import load_kernels
@@ -31,7 +32,7 @@ from ..drafting.hub import DrafterHub
 from ..links.link import DrafterLink
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spans import wall_clock
-from ..transport.stage_spec import Pipeline, RestartablePipeline, StageSpec
+from ..transport.stage_spec import Pipeline, StageSpec
 from .request_factory import RequestFactory
 from .trace_file import TraceFile
 
@@ -60,7 +61,8 @@ class ModelPlan:
         """Validates this model's requests."""
         tokenizer = load_tokenizer(self.info.path)
         grammars = GrammarFactory(tokenizer, self.info.vocab_size, self.info.eos_token_ids)
-        return RequestFactory(tokenizer, self.info, self.max_model_len, grammars)
+        block_size = self.config.block_size if self.config.enable_prefix_caching else None
+        return RequestFactory(tokenizer, self.info, self.max_model_len, grammars, block_size)
 
 
 def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPlan:
@@ -87,7 +89,6 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
             device=device,
             num_cpus=config.cpus_per_stage,
             num_gpus=config.gpus_per_stage if device == "cuda" else 0.0,
-            compile_cache=config.compile_cache if config.compile == "on" else None,
             options=_stage_options(config, max_model_len, (index + 1) / num_stages),
         )
         for index, span in enumerate(partition_layers(info.path, num_stages))
@@ -109,16 +110,17 @@ class Assembly:
         config = plan.config
         self._plan = plan
         self._trace_file = _trace_file(config)
-        self._make_pipeline = make_pipeline
         self.hub = DrafterHub(
             links,
             DrafterLimits(vocab_size=plan.info.vocab_size, max_probe_rows=MAX_PROBE_ROWS),
             budget_s=config.draft_deadline_ms / 1000,
         )
-        self._specs = plan.specs
         self.pipeline = make_pipeline(plan.specs)
         # Stages that size their caches themselves are heard when they have started.
         self._pool = BlockPool(plan.specs[0].num_blocks or 1, config.block_size)
+        # Nodes that were drawn may not be cut by their value.
+        is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
+        self.budget = NodeBudget(is_adaptive=is_adaptive)
         self.scheduler = Scheduler(
             self._pool,
             SchedulerLimits(
@@ -128,12 +130,10 @@ class Assembly:
                 max_tree_nodes=config.tree_nodes,
                 max_probe_rows=MAX_PROBE_ROWS,
                 share_prefixes=config.enable_prefix_caching,
-                num_groups=self.pipeline.num_stages if self.pipeline.max_in_flight > 1 else 1,
+                num_groups=self.pipeline.max_in_flight,
             ),
+            PrefillShare(config.prefill_share, self._step_s, self.pipeline.num_stages),
         )
-        # Nodes that were drawn may not be cut by their value.
-        is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
-        self.budget = NodeBudget(is_adaptive=is_adaptive)
         trace = StepTrace(wall_clock, self._trace_file.write) if self._trace_file else None
         self.core = EngineCore(
             self.pipeline,
@@ -154,8 +154,8 @@ class Assembly:
     async def start(self) -> None:
         """Start the pipeline, measure it, then connect the drafters."""
         await self.pipeline.start()
-        if self._specs[0].num_blocks is None:
-            self._size_pool(self.pipeline.num_blocks)
+        if self._plan.specs[0].num_blocks is None:
+            self._pool.resize(self.pipeline.num_blocks)
         await asyncio.to_thread(load_kernels)
         await asyncio.to_thread(load_choice)
         config = self._plan.config
@@ -168,20 +168,13 @@ class Assembly:
         )
         await self.hub.start(DRAFTERS_START_S)
 
-    async def recover(self) -> None:
-        """Replace a lost pipeline, or what of it is lost. Drafters stay connected."""
-        if isinstance(self.pipeline, RestartablePipeline):
-            await self.pipeline.restart()
-        else:
-            await self.pipeline.close()
-            self.pipeline = self._make_pipeline(self._specs)
-            await self.pipeline.start()
-        self.core.use_pipeline(self.pipeline)
+    def _step_s(self, num_rows: int) -> float:
+        return float(self.budget.cost.seconds(1, num_rows))
 
-    def _size_pool(self, num_blocks: int) -> None:
-        self._pool.resize(num_blocks)
-        # A pipeline that replaces this one has as many.
-        self._specs = tuple(replace(spec, num_blocks=num_blocks) for spec in self._specs)
+    async def recover(self) -> None:
+        """Replace what of the pipeline is lost. Drafters stay connected."""
+        await self.pipeline.restart()
+        self.core.use_pipeline(self.pipeline)
 
     async def stop(self) -> None:
         """Stop drafters and stages."""
@@ -222,6 +215,9 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         quantization=config.quantization,
         gpu_memory_utilization=config.gpu_memory_utilization * (share if in_one_process else 1),
         max_rows=max_rows,
+        compile=config.compile,
+        compile_cache=config.compile_cache,
+        batch_invariant=config.batch_invariant,
         graphs=None if config.enforce_eager else graphs,
     )
 

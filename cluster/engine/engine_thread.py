@@ -101,6 +101,8 @@ class EngineThread:
         self._recoveries: deque[float] = deque()
         self._lock = threading.Lock()
         self._calls: set[Future[Any]] = set()
+        # Requests that are to be queued before the next step.
+        self._arrivals: deque[tuple[Request, StopRule]] = deque()
         self._ended = False
         # Why requests are refused; None while they are taken.
         self._refusal: DraftlineError | None = None
@@ -127,17 +129,35 @@ class EngineThread:
 
         Raises `CapacityError`; `StageLost`, `EngineFailed`, `EngineClosed` while it is down.
         """
-        try:
-            self.submit(request, stop).result()
-        except CancelledError:
-            raise EngineClosed("the engine was closed") from None
+        self._wait_for(self._add(request, stop))
 
-    def submit(self, request: Request, stop: StopRule) -> Future[None]:
-        """Queue a request between two steps; the future raises what `add` raises.
+    def enqueue(self, request: Request, stop: StopRule) -> None:
+        """Queue a request between two steps, without waiting for that: what `add` raises goes to
+        its sink. A `cancel` that follows finds it.
 
-        It is cancelled where the thread ends first.
+        Raises `EngineClosed` or `EngineFailed` where there is no engine any more.
         """
-        return self.call(self._add(request, stop))
+        with self._lock:
+            if self._ended or not self._thread.is_alive():
+                raise self._end_error()
+            is_first = not self._arrivals
+            self._arrivals.append((request, stop))
+        if is_first:
+            call_on_loop(self._loop, self._take_arrivals)
+
+    def take_enqueued(self) -> None:
+        """Wait until all that was enqueued is queued, or its sink has the error.
+
+        Raises `EngineFailed`, `EngineClosed`.
+        """
+        self._wait_for(asyncio.sleep(0))
+
+    def after_step(self, function: Callable[[], object]) -> None:
+        """Run `function` once the step is committed that this thread is in; at once in others."""
+        if threading.get_ident() == self._thread.ident and not self._loop.is_closed():
+            self._loop.call_soon(function)
+        else:
+            function()
 
     def cancel(self, request_id: str) -> None:
         """End a request soon; an unknown id is ignored. Does not wait."""
@@ -153,9 +173,7 @@ class EngineThread:
         with self._lock:
             if self._ended or not self._thread.is_alive():
                 work.close()
-                if isinstance(self._refusal, EngineFailed):
-                    raise self._refusal
-                raise EngineClosed("the engine is closed")
+                raise self._end_error()
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             self._calls.add(future)
         future.add_done_callback(self._calls.discard)
@@ -185,6 +203,32 @@ class EngineThread:
         self._started.result().core.add(request, stop)
         self._wake.set()
 
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self.call(work).result()
+        except CancelledError:
+            raise EngineClosed("the engine was closed") from None
+
+    def _take_arrivals(self) -> None:
+        """Queue what arrived since the last step, in order."""
+        while True:
+            with self._lock:
+                if not self._arrivals:
+                    break
+                request, stop = self._arrivals.popleft()
+            try:
+                if self._refusal is not None:
+                    raise self._refusal
+                self._started.result().core.add(request, stop)
+            except DraftlineError as error:
+                request.sink(error)
+        self._wake.set()
+
+    def _end_error(self) -> DraftlineError:
+        if isinstance(self._refusal, EngineFailed):
+            return self._refusal
+        return EngineClosed("the engine is closed")
+
     def _cancel(self, request_id: str) -> None:
         self._started.result().core.cancel(request_id)
 
@@ -196,6 +240,7 @@ class EngineThread:
             with self._lock:
                 self._ended = True
                 self._refusal = self._refusal or EngineClosed("the engine is closed")
+            self._take_arrivals()
             self._loop.run_until_complete(_cancel_others())
             self._loop.close()
 
@@ -205,6 +250,7 @@ class EngineThread:
             self._ended = True
             self._refusal = self._refusal or error
             calls = list(self._calls)
+        self._take_arrivals()
         for call in calls:
             # It may be done in this moment.
             with contextlib.suppress(Exception):

@@ -12,26 +12,32 @@ from transformers import PreTrainedTokenizerBase
 from ...core.arrays import Int32
 from ...core.errors import RequestError
 from ...core.request.allowed_tokens import AllowedTokens, BannedSequences, allowed_tokens_of
+from ...core.request.answer_text import SilentStream
 from ...core.request.constraint import Constraint
 from ...core.request.input_checks import answer_room, check_vocabulary, checked_prompt
-from ...core.request.request import Request, Sink
+from ...core.request.request import PrefixKeys, Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...core.request.stop import StopRule, stop_token_ids
 from ...models.load.model_info import ModelInfo
 from ...models.text.grammar import GrammarConstraint, GrammarFactory
-from ...models.text.tokenizer import TextStream, bad_word_ids
+from ...models.text.tokenizer import LOOKBACK, TextStream, bad_word_ids
 
 Prompt = str | Sequence[int]
+_SILENT = SilentStream()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFactory:
-    """Builds requests that fit one model. `max_model_len` counts prompt and answer."""
+    """Builds requests that fit one model. `max_model_len` counts prompt and answer.
+
+    `block_size` of the blocks whose keys come with a request; None: it comes without.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     info: ModelInfo
     max_model_len: int
     grammars: GrammarFactory
+    block_size: int | None = None
     random_seed: Callable[[], int] = lambda: secrets.randbits(62)
 
     def build(  # noqa: PLR0913 - the parts of a request
@@ -44,11 +50,13 @@ class RequestFactory:
         *,
         constraint: Constraint | None = None,
         num_kv_slots: int | None = None,
+        with_text: bool = True,
     ) -> tuple[Request, StopRule]:
         """A request and its stop rule. Raises `RequestError` naming prompt or parameter.
 
         constraint    of `params.structured_output`, where it is there already
         num_kv_slots  tokens that the engine's KV cache holds; None: no bound
+        with_text     whether deltas have text; those of a request with stop texts always have
         """
         prompt_ids = self.prompt_ids(prompt)
         max_tokens = self._max_tokens(len(prompt_ids), params, num_kv_slots)
@@ -63,13 +71,26 @@ class RequestFactory:
             sink=sink,
             options=options,
             allowed_tokens=self._allowed_tokens(params, constraint, sequences),
+            keys=self._keys(prompt_ids, params, options),
         )
-        stream = TextStream(
-            self.tokenizer,
-            prompt_ids.tolist(),
-            skip_special_tokens=params.skip_special_tokens,
-        )
+        stream = self.text_stream(prompt_ids, params) if with_text or params.stop else _SILENT
         return request, StopRule(params, self.info.eos_token_ids, max_tokens, stream)
+
+    def _keys(
+        self, prompt_ids: Int32, params: SamplingParams, options: RequestOptions
+    ) -> PrefixKeys | None:
+        if self.block_size is None or params.prompt_logprobs is not None:
+            return None
+        keys = PrefixKeys(options.salt, self.block_size)
+        # All that are looked for at the start: the last token is computed whatever is shared.
+        keys.upto(prompt_ids, len(prompt_ids) - 1)
+        return keys
+
+    def text_stream(self, prompt_ids: Int32, params: SamplingParams) -> TextStream:
+        """Makes the text of an answer to this prompt."""
+        last_ids = prompt_ids[-LOOKBACK:].tolist()
+        skips = params.skip_special_tokens
+        return TextStream(self.tokenizer, last_ids, skip_special_tokens=skips)
 
     def prompt_ids(self, prompt: Prompt) -> Int32:
         """Token ids of a text, or the given ones, checked."""

@@ -178,7 +178,7 @@ class DrafterSession:
         """
         return DrafterReport(self._drafter.memory_bytes, self.learning_counts)
 
-    def run(self, message: DrafterMessage) -> tuple[list[Proposal], DraftSeconds]:
+    def run(self, message: DrafterMessage) -> tuple[Sequence[Proposal], DraftSeconds]:
         """Do what one message says; also how long that took. Raises what the drafter raises."""
         drafter, clock = self._drafter, self._clock
         start = clock()
@@ -195,7 +195,7 @@ class DrafterSession:
         if message.commits:
             drafter.observe([self._named(commit) for commit in message.commits])
         observed = clock()
-        proposals: list[Proposal] = []
+        proposals: Sequence[Proposal] = []
         if message.queries:
             queries = [self._named(query) for query in message.queries]
             proposals = drafter.propose(queries, message.deadline)

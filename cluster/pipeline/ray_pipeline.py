@@ -149,7 +149,7 @@ class RayPipeline:
             await self._close("the pipeline was closed")
 
     async def restart(self) -> None:
-        """See `RestartablePipeline`: stages that live keep their processes and weights."""
+        """See `Pipeline`: stages that live keep their processes and weights."""
         async with self._lifecycle:
             can_stay = self._transport is not None and self._transport.leaves_stages_idle
             await self._disconnect("the pipeline is restarted")

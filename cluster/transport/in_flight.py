@@ -25,6 +25,7 @@ class InFlightSteps:
         self._futures: dict[int, asyncio.Future[StepOutput]] = {}
         self._next = 0
         self._reason = ""
+        self._kind: type[StageLost] = StageLost
 
     def add(self) -> tuple[int, asyncio.Future[StepOutput]]:
         """The sequence number and the future of a new step. Raises `CapacityError`."""
@@ -51,22 +52,23 @@ class InFlightSteps:
         else:
             future.set_result(answer)
 
-    def lose(self, reason: str) -> None:
-        """Fail every unanswered step with `StageLost`; the first reason stays."""
+    def lose(self, reason: str, kind: type[StageLost] = StageLost) -> None:
+        """Fail every unanswered step with an error of this kind; the first reason stays."""
         if self.lost.is_set():
             return
         logger.warning("event=stage_lost in_flight=%d reason=%r", len(self._futures), reason)
-        self.end(reason)
+        self.end(reason, kind)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, kind: type[StageLost] = StageLost) -> None:
         """As `lose`, where nothing went wrong: the pipeline was closed."""
-        self._reason = self._reason or reason
+        if not self._reason:
+            self._reason, self._kind = reason, kind
         self.lost.set()
         futures, self._futures = self._futures, {}
         for future in futures.values():
             if not future.done():
-                future.set_exception(StageLost(self._reason))
+                future.set_exception(self.error())
 
     def error(self) -> StageLost:
         """Why steps cannot be sent now."""
-        return StageLost(self._reason or "the pipeline is not open")
+        return self._kind(self._reason or "the pipeline is not open")

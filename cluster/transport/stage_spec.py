@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ...core.errors import place_of
 from ...core.steps import StepInput, StepOutput
@@ -51,7 +51,6 @@ class StageSpec:
 
     num_blocks   KV blocks of the stage's cache, each of `block_size` slots; None: what fits
     hidden_size  columns of the hidden states between stages
-    compile_cache  folder of its compiled graph; None: not compiled
     options      how it computes; None: by default
     num_cpus, num_gpus  Ray resources that the stage's actor reserves
     """
@@ -65,7 +64,6 @@ class StageSpec:
     device: str = "cpu"
     num_cpus: float = 1.0
     num_gpus: float = 0.0
-    compile_cache: str | None = None
     options: StageOptions | None = None
 
     @property
@@ -85,7 +83,6 @@ class StageSpec:
             self.block_size,
             dtype=self.dtype,
             device=self.device,
-            compile_cache=self.compile_cache,
             options=self.options,
         )
 
@@ -128,20 +125,16 @@ class Pipeline(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Stop all stages and free what they hold, in bounded time; twice is once."""
-        ...
-
-
-@runtime_checkable
-class RestartablePipeline(Pipeline, Protocol):
-    """A pipeline that can replace what it has lost."""
-
     async def restart(self) -> None:
         """End unanswered steps and replace what is lost, with empty KV caches.
 
-        Raises `StageLost` if it does not come up, and leaves nothing running then.
+        Raises `StageLost` if it does not come up, and leaves nothing running then; `DeviceLost`
+        where only another process can go on.
         """
+        ...
+
+    async def close(self) -> None:
+        """Stop all stages and free what they hold, in bounded time; twice is once."""
         ...
 
 

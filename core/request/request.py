@@ -21,6 +21,8 @@ from .stop import StopRule
 # Gets every delta of a request in order, or the error that ends it.
 Sink = Callable[[Delta | DraftlineError], None]
 KEY_BYTES = 16
+FIRST_TABLE_LEN = 16
+NO_MOVES = np.empty((0, 2), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +30,8 @@ class Request:
     """A validated request.
 
     `seed` is the resolved one, `max_tokens` fits the context; without `allowed_tokens` every token
-    may be chosen.
+    may be chosen. `keys` of the prompt's blocks, where they were computed with the request: that
+    takes milliseconds for a long prompt, which the engine's loop is spared.
     """
 
     request_id: str
@@ -39,6 +42,7 @@ class Request:
     sink: Sink
     options: RequestOptions = field(default_factory=RequestOptions)
     allowed_tokens: AllowedTokens | None = None
+    keys: PrefixKeys | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +60,7 @@ class RequestState:
     num_shared     of its blocks, how many others may share
     in_flight      steps of this request that were submitted and not committed yet
     num_losses     steps of it that were lost with a stage since the last that was answered
-    moves          KV copies of the last commit, to be sent with this request's next step
+    moves          int32 [m, 2]  KV copies of the last commit, for this request's next step
     token_counts   of the text, for penalties; None where there are none
     prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
     """
@@ -73,7 +77,7 @@ class RequestState:
     num_scheduled: int = 0
     num_shared: int = 0
     in_flight: int = 0
-    moves: list[tuple[int, int]] = field(default_factory=list)
+    moves: Int32 = field(default_factory=lambda: NO_MOVES)
     token_counts: TokenCounts | None = None
     prompt_log_probs: list[TokenLogProb | None] | None = None
     is_open: bool = False
@@ -85,6 +89,9 @@ class RequestState:
     accepted_lengths: list[int] = field(default_factory=list)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
+    # The blocks' ids as an array with room behind them, and how many of the first are in it.
+    _table: Int32 = field(default_factory=lambda: np.empty(FIRST_TABLE_LEN, dtype=np.int32))
+    _num_tabled: int = 0
 
     def __post_init__(self) -> None:
         self.token_ids = self.request.prompt_ids.tolist()
@@ -106,6 +113,13 @@ class RequestState:
         """Tokens of the answer so far."""
         return len(self.token_ids) - self.prompt_len
 
+    @property
+    def edits_logits(self) -> bool:
+        """Whether its parameters change logits, so that its rows may need `LogitEdits`."""
+        request = self.request
+        has_rules = request.allowed_tokens is not None or bool(request.params.logit_bias)
+        return has_rules or self.token_counts is not None
+
     def last_answered(self, count: int) -> list[int]:
         """The last `count` tokens of the answer, or all of it."""
         return self.token_ids[max(self.prompt_len, len(self.token_ids) - count) :]
@@ -123,15 +137,38 @@ class RequestState:
     @property
     def is_decoding(self) -> bool:
         """Whether the next step verifies a tree: all before the last token is cached."""
-        return self.has_answer and bool(self.blocks) and not self.num_prefill_left
+        has_answer = len(self.token_ids) > self.prompt_len
+        return has_answer and bool(self.blocks) and self.num_scheduled == self.prefill_len
 
     def begin(self, blocks: list[int], num_cached: int) -> None:
         """Take KV blocks, the first of which hold `num_cached` tokens already."""
         self.blocks = blocks
+        self._num_tabled = 0
         self.prefill_len = len(self.token_ids) - self.has_answer
         self.num_scheduled = num_cached
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_cached
+
+    def take_blocks(self, blocks: Sequence[int]) -> None:
+        """Take further KV blocks."""
+        self.blocks += blocks
+
+    def drop_blocks(self, count: int) -> list[int]:
+        """Give up the last blocks; returns them."""
+        dropped = self.blocks[-count:]
+        del self.blocks[-count:]
+        self._num_tabled = min(self._num_tabled, len(self.blocks))
+        return dropped
+
+    def block_table(self) -> Int32:
+        """The ids of the blocks, int32 [blocks]; valid until they change."""
+        first, count = self._num_tabled, len(self.blocks)
+        if first < count:
+            if count > len(self._table):
+                self._table = np.resize(self._table, 2 * count)
+            self._table[first:count] = self.blocks[first:]
+            self._num_tabled = count
+        return self._table[:count]
 
     def append(self, tokens: Sequence[int]) -> None:
         """Commit tokens."""
@@ -142,7 +179,8 @@ class RequestState:
     def release(self) -> list[int]:
         """Give up the KV, to begin anew later; returns the blocks."""
         blocks, self.blocks = self.blocks, []
-        self.moves = []
+        self.moves = NO_MOVES
+        self._num_tabled = 0
         self.num_scheduled = self.prefill_len = self.num_shared = 0
         return blocks
 
@@ -170,9 +208,10 @@ class RequestState:
         """
         for source, count in drafted.items():
             self.drafted_by_source[source] += count
-        accepted = [source for source in sources if source != TARGET_SOURCE]
-        self.accepted_lengths.append(len(accepted))
-        for source in accepted:
+        # The last token is the target's own, but for an end before it.
+        num_accepted = len(sources) - (sources[-1:] == [TARGET_SOURCE])
+        self.accepted_lengths.append(num_accepted)
+        for source in sources[:num_accepted]:
             self.accepted_by_source[source] += 1
 
     def wasted_by_source(self) -> Counter[str]:
@@ -239,14 +278,15 @@ class PrefixKeys:
         self._last = hashlib.blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
         self._keys: list[bytes] = []
 
-    def upto(self, token_ids: Sequence[int], num_tokens: int) -> list[bytes]:
+    def upto(self, token_ids: Sequence[int] | Int32, num_tokens: int) -> list[bytes]:
         """Keys of the full blocks among the first `num_tokens`; earlier tokens never change."""
-        count = num_tokens // self._block_size
-        while len(self._keys) < count:
-            start = len(self._keys) * self._block_size
-            tokens = np.array(token_ids[start : start + self._block_size], dtype="<i4")
-            self._last = hashlib.blake2b(
-                self._last + tokens.tobytes(), digest_size=KEY_BYTES
-            ).digest()
+        size, count = self._block_size, num_tokens // self._block_size
+        first = len(self._keys) * size
+        # At once: a prompt may have thousands of blocks.
+        data = np.array(token_ids[first : count * size], dtype="<i4").tobytes()
+        num_bytes = 4 * size
+        for start in range(0, len(data), num_bytes):
+            block = data[start : start + num_bytes]
+            self._last = hashlib.blake2b(self._last + block, digest_size=KEY_BYTES).digest()
             self._keys.append(self._last)
         return self._keys[:count]

@@ -145,3 +145,8 @@ class RequestOptions:
             raise RequestError("speculative.max_tokens", "must be 0 or more")
         if len(self.cache_salt) > MAX_SALT_CHARS:
             raise RequestError("cache_salt", f"must have at most {MAX_SALT_CHARS} characters")
+
+    @property
+    def salt(self) -> str:
+        """What the keys of its KV blocks begin with: only requests of the same one share any."""
+        return f"{self.namespace}\0{self.cache_salt}"

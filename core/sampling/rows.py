@@ -40,6 +40,16 @@ def sampling_rows(
     )
 
 
+def rows_of_requests(
+    states: Sequence[RequestState], positions: Int64, counts: Int32
+) -> SamplingRows:
+    """`sampling_rows` of requests by their own parameters."""
+    params = [state.request.params for state in states]
+    temperatures = [own.temperature for own in params]
+    seeds = [state.request.seed for state in states]
+    return sampling_rows(temperatures, params, seeds, positions, counts)
+
+
 def _columns(shapings: Sequence[LogitsParams]) -> list[list[float]]:
     return [
         [logits_params.top_p for logits_params in shapings],

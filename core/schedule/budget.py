@@ -10,7 +10,7 @@ Formula: docs/algorithms/token_trees.md, "Node budget".
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ..arrays import Float64
 from ..proposals import AskPlan, DraftBatch, DraftCost, chain_proposal
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.merge import merge
-from ..tree.tree import TokenTree, keep_all
+from ..tree.tree import TokenTree, TreeBatch
 from .drafter_choice import DrafterChoice, DraftWish, Prices, Verified, everyone
 from .step_cost import StepCost
 
@@ -47,16 +47,19 @@ class StepOutcome:
     num_prompt_rows: int
     draft_batch: DraftBatch
     num_tokens: int = 0
-    ids: list[str] = field(default_factory=list)
-    trees: list[TokenTree] = field(default_factory=list)
-    rows: list[Sequence[int]] = field(default_factory=list)
+    ids: Sequence[str] = ()
+    trees: Sequence[TokenTree] = ()
+    rows: Sequence[Sequence[int]] = ()
 
-    def count(self, request_id: str, tree: TokenTree, rows: Sequence[int]) -> None:
-        """Count a request's committed rows: 0 is the root, node i is row i + 1."""
-        self.num_tokens += len(rows)
-        self.ids.append(request_id)
-        self.trees.append(tree)
-        self.rows.append(rows)
+    def count(
+        self, ids: Sequence[str], trees: Sequence[TokenTree], rows: Sequence[Sequence[int]]
+    ) -> None:
+        """Count the requests' committed rows: 0 is the root, node i is row i + 1.
+
+        None of a request that ended meanwhile.
+        """
+        self.num_tokens = sum(map(len, rows))
+        self.ids, self.trees, self.rows = ids, trees, rows
 
 
 class NodeBudget:
@@ -144,7 +147,9 @@ class NodeBudget:
         num_requests = len(outcome.trees)
         if round_s > 0 and num_requests and not outcome.num_prompt_rows:
             self._learn_round(outcome, num_requests, round_s, max(rest_s, 0.0))
-        has_drafts = outcome.draft_batch.plan.by_drafter or any(map(len, outcome.trees))
+        has_drafts = (
+            outcome.draft_batch.plan.by_drafter or len(TreeBatch.of(outcome.trees).values) > 0
+        )
         if self._is_adaptive and outcome.trees and has_drafts:
             self._learn_drafters(outcome)
 
@@ -166,7 +171,7 @@ class NodeBudget:
         ids: Sequence[str] = (),
         tried: Collection[str] = (),
         spent_s: float = 0.0,
-    ) -> list[TokenTree]:
+    ) -> TreeBatch:
         """The trees without the nodes that are not worth their rows.
 
         limits   most nodes of each tree
@@ -174,27 +179,31 @@ class NodeBudget:
         tried    of these, the ones whose drafters are tried: what is thought of them may be old
         spent_s  seconds that drafting took for them
         """
-        trees = [_best(tree, limit) for tree, limit in zip(trees, limits, strict=True)]
-        if not self._is_adaptive:
-            return trees
-        values: Float64 = np.concatenate([tree.values for tree in trees] or [np.empty(0)])
-        if not len(values):
-            return trees
+        batch = TreeBatch.of(trees)
+        kept = batch.best_of_each(limits)
+        if not self._is_adaptive or not len(batch.values):
+            return batch.keep(kept)
+        values = self._values(batch, ids, tried)
+        # Stable, and a node is worth no more than its parent: parents stay where children do.
+        order = np.argsort(-np.where(kept, values, -1.0), kind="stable")
+        order = order[: np.count_nonzero(kept)]
+        tokens = len(batch) + _sums(values[order])
+        rows = len(batch) + num_other_rows + np.arange(len(tokens))
+        seconds = self.cost.seconds(len(batch), rows) + spent_s
+        kept[:] = False
+        kept[order[: int(np.argmax(tokens / seconds))]] = True
+        return batch.keep(kept)
+
+    def _values(self, batch: TreeBatch, ids: Sequence[str], tried: Collection[str]) -> Float64:
+        """float64 [nodes]: what the nodes are worth in these requests."""
+        values = batch.values
         if ids:
-            factors = np.repeat(self._drafters.factors(ids), [len(tree) for tree in trees])
+            factors = np.repeat(self._drafters.factors(ids), batch.sizes)
             values = np.minimum(values * factors, 1.0)
         if tried:
-            is_tried = np.repeat([one in tried for one in ids], [len(tree) for tree in trees])
-            depths = np.concatenate([tree.depths for tree in trees])
-            values = np.maximum(values, np.where(is_tried, TRIED_VALUE**depths, 0.0))
-        # Stable, and a node is worth no more than its parent: parents stay where children do.
-        order = np.argsort(-values, kind="stable")
-        tokens = len(trees) + _sums(values[order])
-        rows = len(trees) + num_other_rows + np.arange(len(tokens))
-        seconds = self.cost.seconds(len(trees), rows) + spent_s
-        kept = np.zeros(len(values), dtype=np.bool_)
-        kept[order[: int(np.argmax(tokens / seconds))]] = True
-        return keep_all(trees, kept)
+            is_tried = np.repeat([one in tried for one in ids], batch.sizes)
+            values = np.maximum(values, np.where(is_tried, TRIED_VALUE ** batch.nodes[:, 2], 0.0))
+        return values
 
     @property
     def _ratio(self) -> float:
@@ -235,15 +244,6 @@ def _sums(values: Float64) -> Float64:
     return sums
 
 
-def _best(tree: TokenTree, max_nodes: int) -> TokenTree:
-    """The tree of its most valuable nodes."""
-    if len(tree) <= max_nodes:
-        return tree
-    kept = np.zeros(len(tree), dtype=np.bool_)
-    kept[np.argsort(-tree.values, kind="stable")[:max_nodes]] = True
-    return tree.keep(kept)
-
-
 def load_choice() -> None:
     """Compile the loops of the choice, or load them, so that no step waits for it."""
     budget, costs = NodeBudget(), {"any": DraftCost()}
@@ -252,5 +252,5 @@ def load_choice() -> None:
     tree = merge([chain_proposal("any", np.arange(2, dtype=np.int32))], 2, 2, budget.table)
     budget.choose([tree], [2], 0, ids=["any"], tried=plan.tried)
     outcome = StepOutcome(2, 0.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs))
-    outcome.count("any", tree, [0, 1])
+    outcome.count(["any"], [tree], [[0, 1]])
     budget.note_step(outcome, 1.0)

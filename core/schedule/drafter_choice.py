@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Bool, Float64, Int64
 from ..proposals import AskPlan, DraftCost
-from ..tree.tree import TokenTree, attribution_ends, node_ends, stacked_attributions
+from ..tree.tree import TokenTree, TreeBatch
 from .choice_kernels import (
     GAIN,
     NODES,
@@ -218,15 +218,15 @@ class DrafterChoice:
         """Learn what came of a plan."""
         self._take_costs(costs)
         rows = self._rows_now(step.ids)
+        batch = TreeBatch.of(step.trees)
         gains, nodes = credit_nodes(
-            stacked_attributions(step.trees),
-            attribution_ends(step.trees),
+            batch.attributions,
+            batch.ends[1],
             np.array(list(chain.from_iterable(step.rows)), dtype=np.int32),
             np.array(list(accumulate(map(len, step.rows))), dtype=np.int64),
             self._known.costs,
         )
-        values = np.concatenate([tree.values for tree in step.trees])
-        calibrate(self._known, rows, values, node_ends(step.trees), gains.sum(axis=1))
+        calibrate(self._known, rows, batch.values, batch.ends[0], gains.sum(axis=1))
         if not plan.by_drafter:
             return
         places = {request_id: place for place, request_id in enumerate(plan.ids)}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ..errors import CapacityError, RequestError
 from ..request.request import PrefixKeys, RequestState
-from ..step.builder import PromptChunk
+from ..step.prompt_chunk import PromptChunk
 from .block_pool import BlockPool
+from .prefill_share import PrefillShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,8 @@ class SchedulerLimits:
     max_step_rows   rows of a step, tree nodes and prompt tokens together
     max_tree_nodes  nodes of one request's tree
     max_probe_rows  rows that one request's drafters may probe with in a step
-    num_groups      steps in flight that the requests are spread over, one a pipeline stage
+    num_groups      steps in flight that the requests are spread over: one a pipeline stage, and one
+                    that waits for the first of them
     share_prefixes  whether requests share the KV of equal prefixes
     """
 
@@ -43,17 +46,23 @@ class Scheduler:
     """
 
     __slots__ = (
-        "_limits", "_num_added", "_pool", "num_preemptions", "num_prefix_hits",
-        "num_prefix_queries", "running", "waiting",
+        "_limits", "_num_added", "_pool", "_prefill_share", "_prefilling", "num_preemptions",
+        "num_prefix_hits", "num_prefix_queries", "running", "waiting",
     )  # fmt: skip
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, pool: BlockPool, limits: SchedulerLimits, prefill_share: PrefillShare | None = None
+    ) -> None:
+        """`prefill_share`: of a step's time; without it, prompts take all rows that trees leave."""
         self._pool = pool
+        self._prefill_share = prefill_share
         self._limits = limits
         self._num_added = 0
         self.num_preemptions = 0
         # Prompt tokens that were looked for in shared blocks, and found there.
         self.num_prefix_queries = self.num_prefix_hits = 0
+        # Those that run and have tokens left to be cached in chunks.
+        self._prefilling: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []
         self.running: dict[str, RequestState] = {}
 
@@ -97,8 +106,7 @@ class Scheduler:
         self._num_added += 1
         # A prompt whose log-probabilities are wanted is computed anew.
         if self._limits.share_prefixes and state.prompt_log_probs is None:
-            salt = f"{options.namespace}\0{options.cache_salt}"
-            state.keys = PrefixKeys(salt, self._pool.block_size)
+            state.keys = state.request.keys or PrefixKeys(options.salt, self._pool.block_size)
         self._queue(state)
 
     def admit(self) -> list[RequestState]:
@@ -107,6 +115,8 @@ class Scheduler:
         while self.waiting and self._begin(self.waiting[0]):
             state = self.waiting.pop(0)
             self.running[state.request_id] = state
+            if state.num_prefill_left:
+                self._prefilling[state.request_id] = state
             admitted.append(state)
             # What a preempted request finds again are its own blocks.
             if state.keys is not None and not state.num_preemptions:
@@ -122,6 +132,7 @@ class Scheduler:
         """
         if self.running.pop(state.request_id, None) is None:
             self.waiting.remove(state)
+        self._prefilling.pop(state.request_id, None)
         self._pool.free(state.release())
 
     def decoding(self, late: Collection[str] = ()) -> list[RequestState]:
@@ -130,7 +141,7 @@ class Scheduler:
         `late`: requests that cannot take part.
         """
         group_len = -(-len(self.running) // self._limits.num_groups)
-        ready = [s for s in self._in_order() if s.is_decoding and not s.in_flight]
+        ready = [s for s in _in_order(self.running) if not s.in_flight and s.is_decoding]
         return [state for state in ready if state.request_id not in late][:group_len]
 
     def nodes_each(self, num_decoding: int) -> int:
@@ -138,27 +149,27 @@ class Scheduler:
 
         At most half of the step when prompts wait, so that trees never starve them.
         """
-        prompts_wait = any(s.num_prefill_left for s in self.running.values())
-        rows = self._limits.max_step_rows // (2 if prompts_wait else 1)
+        rows = self._limits.max_step_rows // (2 if self._prefilling else 1)
         return max(0, min(self._limits.max_tree_nodes, rows // max(num_decoding, 1) - 1))
 
     def num_prefill_rows(self, num_decoding: int) -> int:
         """Prompt rows that will go into a step beside so many roots."""
-        wanted = sum(state.num_prefill_left for state in self.running.values())
-        return max(0, min(wanted, self._limits.max_step_rows - num_decoding))
+        wanted = sum(state.num_prefill_left for state in self._prefilling.values())
+        return min(wanted, self._prompt_room(num_decoding)) if wanted else 0
 
     def reserve(self, state: RequestState, num_slots: int) -> bool:
         """Give a request exactly the blocks of this many slots; False if too few are free."""
-        missing = self._pool.blocks_for(num_slots) - len(state.blocks)
+        missing = -(-num_slots // self._pool.block_size) - len(state.blocks)
+        if not missing:
+            return True
         if missing > self._pool.num_free:
             return False
-        if missing >= 0:
-            state.blocks += self._pool.allocate(missing)
+        if missing > 0:
+            state.take_blocks(self._pool.allocate(missing))
         else:
             # Scratch of an earlier tree. KV that is still to be moved out of it goes first in the
             # step that this is for.
-            self._pool.free(state.blocks[missing:])
-            del state.blocks[missing:]
+            self._pool.free(state.drop_blocks(-missing))
         return True
 
     def make_room(self, state: RequestState, num_slots: int) -> bool:
@@ -174,18 +185,41 @@ class Scheduler:
         return True
 
     def prompt_chunks(self, num_tree_rows: int) -> list[PromptChunk]:
-        """Fill the rows that trees leave with prompts, in order; counts them as scheduled."""
-        left = self._limits.max_step_rows - num_tree_rows
+        """Fill the rows that trees leave to prompts, in order; counts them as scheduled."""
+        if not self._prefilling:
+            return []
+        left = self._prompt_room(num_tree_rows)
         chunks = []
-        for state in self._in_order():
+        for state in _in_order(self._prefilling):
             size = min(left, state.num_prefill_left)
             if size > 0:
                 start, end = state.num_scheduled, state.num_scheduled + size
                 state.num_scheduled = end
+                if not state.num_prefill_left:
+                    del self._prefilling[state.request_id]
                 wants_token = end == state.prefill_len and not state.has_answer
                 chunks.append(PromptChunk(state, start, end, wants_token))
                 left -= size
         return chunks
+
+    def _prompt_room(self, num_tree_rows: int) -> int:
+        """Rows that prompts may take in a step."""
+        room = max(0, self._limits.max_step_rows - num_tree_rows)
+        if self._prefill_share is None:
+            return room
+        return self._prefill_share.max_rows(
+            num_tree_rows,
+            room,
+            num_prompts=len(self._prefilling),
+            num_answering=sum(state.has_answer for state in self.running.values()),
+        )
+
+    def note_step(
+        self, num_tree_rows: int, num_prompt_rows: int, seconds: float, num_in_flight: int
+    ) -> None:
+        """Learn what a step took; see `PrefillShare.note_step`."""
+        if self._prefill_share is not None:
+            self._prefill_share.note_step(num_tree_rows, num_prompt_rows, seconds, num_in_flight)
 
     def share(self, state: RequestState, num_tokens: int) -> None:
         """Let others share the KV of a request's first `num_tokens` tokens, which is final."""
@@ -237,6 +271,7 @@ class Scheduler:
 
     def _preempt(self, state: RequestState) -> None:
         del self.running[state.request_id]
+        self._prefilling.pop(state.request_id, None)
         self._pool.free(state.release())
         state.num_preemptions += 1
         self.num_preemptions += 1
@@ -245,5 +280,6 @@ class Scheduler:
     def _queue(self, state: RequestState) -> None:
         insort(self.waiting, state, key=lambda waiting: waiting.order)
 
-    def _in_order(self) -> Iterator[RequestState]:
-        return iter(sorted(self.running.values(), key=lambda running: running.order))
+
+def _in_order(states: Mapping[str, RequestState]) -> list[RequestState]:
+    return sorted(states.values(), key=attrgetter("order"))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import StageLost
 from ..proposals import DraftBatch
 from ..request.request import RequestState
 from ..steps import StepOutput
-from ..verify.walk import Walk, walks_of
-from .builder import PromptChunk, TreeStep
+from ..verify.walk import RowSlots, Walk, walks_of
 from .outputs import Chosen, StepOutputReader, TreeOutput
+from .prompt_chunk import PromptChunk
 from .trace import TracedStep
+from .tree_steps import TreeSteps
 
 # A step that takes so many times what steps take now and then is no slow step any more.
 SLOWEST = 20.0
@@ -26,52 +26,54 @@ PATIENCE = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
-    """What was submitted, when, and the answer to come."""
+    """What was submitted, when, and the answer to come.
 
-    trees: list[TreeStep]
-    chunks: list[PromptChunk]
-    answer: Awaitable[StepOutput]
-    draft_batch: DraftBatch
-    num_rows: int
+    row_slots  of the step
+    """
+
+    trees: TreeSteps
+    chunks: Sequence[PromptChunk]
+    answer: asyncio.Future[StepOutput]
+    draft_batch: DraftBatch | None
+    row_slots: RowSlots
     sent_at: float
     traced: TracedStep | None
 
     @property
     def states(self) -> list[RequestState]:
         """Its requests; those that were cancelled meanwhile, too."""
-        return [part.state for part in (*self.trees, *self.chunks)]
+        return [*self.trees.states, *(chunk.state for chunk in self.chunks)]
 
-    async def wait(
-        self, answered_at: float, clock: Callable[[], float], limit_s: float
-    ) -> StepOutput:
-        """The answer. Raises what the pipeline raises; `StageLost` where it takes too long.
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.row_slots.slots)
+
+    def seconds_left(self, limit_s: float, answered_at: float, now: float) -> float | None:
+        """How long its answer may still take; None: for ever.
 
         `limit_s` counts from when it was sent, or the step before it was answered (`answered_at`).
         """
-        answer = asyncio.ensure_future(self.answer)
-        if not answer.done():
-            left = max(self.sent_at, answered_at) + limit_s - clock()
-            await asyncio.wait([answer], timeout=None if math.isinf(left) else max(left, 0.0))
-        if answer.done():
-            return answer.result()
-        raise StageLost(f"no answer to a step for {limit_s:.0f} s (step_timeout_s): a stage hangs")
+        if math.isinf(limit_s):
+            return None
+        return max(0.0, max(self.sent_at, answered_at) + limit_s - now)
 
     def read(self, output: StepOutput) -> tuple[list[Walk], list[TreeOutput], list[Chosen]]:
         """The answer, cut into those of the trees and the chunks, in this order."""
-        has_rule = any(step.candidates is not None for step in self.trees)
+        has_rule = any(own.candidates is not None for own in self.trees.wishes.values())
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"
         )
         answers = StepOutputReader(output)
         return (
-            walks_of([step.tree for step in self.trees], output),
-            [answers.of_tree(step) for step in self.trees],
+            walks_of(self.trees.trees, output, self.row_slots),
+            answers.of_trees(self.trees),
             [answers.of_chunk(chunk) for chunk in self.chunks],
         )
 
     def give_up(self) -> None:
         """Nobody waits for the answer any more; whatever it raises has been told."""
-        asyncio.ensure_future(self.answer).add_done_callback(_ignore)
+        self.answer.add_done_callback(_ignore)
 
 
 def _ignore(answer: asyncio.Future[StepOutput]) -> None:

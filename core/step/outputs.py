@@ -11,7 +11,8 @@ from ..arrays import Float32, Int32
 from ..proposals import TopNextTokens
 from ..request.output import TokenLogProb
 from ..steps import StepOutput, TopTokens
-from .builder import PromptChunk, TreeStep
+from .prompt_chunk import PromptChunk
+from .tree_steps import TreeStep, TreeSteps
 
 
 class Chosen(NamedTuple):
@@ -48,6 +49,10 @@ class TreeOutput(NamedTuple):
     top_next_tokens: Mapping[str, TopNextTokens]
 
 
+# Of a tree of which nobody wants to know more than its walk says.
+NO_TREE_OUTPUT = TreeOutput(Chosen(np.empty(0, dtype=np.int32), None, None), {}, {})
+
+
 class StepOutputReader:
     """Takes the answers in the order in which `build_step` asked."""
 
@@ -57,13 +62,20 @@ class StepOutputReader:
         self._output = output
         self._next_chosen = self._next_probe = self._next_scored = 0
 
+    def of_trees(self, steps: TreeSteps) -> list[TreeOutput]:
+        """`of_tree` for all; where nobody wants more than the walks, nothing."""
+        if self._output.log_probs is not None or steps.wishes:
+            return [self.of_tree(step) for step in steps]
+        self._next_chosen = len(steps) + len(steps.trees.nodes)
+        return [NO_TREE_OUTPUT] * len(steps)
+
     def of_tree(self, step: TreeStep) -> TreeOutput:
         """What was chosen after the root and each node, and what drafters asked for.
 
         To be called before the commit: the request's last token is the root.
         """
-        top_next_tokens = self._top_next_tokens(step) if step.num_top_next_tokens else {}
-        probe_ids = self._probe_ids(step) if step.probes else {}
+        top_next_tokens = self._top_next_tokens(step) if step.wishes.num_top_next_tokens else {}
+        probe_ids = self._probe_ids(step)
         return TreeOutput(self._chosen(step.num_chosen), probe_ids, top_next_tokens)
 
     def of_chunk(self, chunk: PromptChunk) -> Chosen:
@@ -84,7 +96,7 @@ class StepOutputReader:
     def _probe_ids(self, step: TreeStep) -> dict[str, Int32]:
         return {
             source: self._best_ids(len(probe.wanted))[:, : probe.top_k]
-            for source, probe in step.probes.items()
+            for source, probe in step.wishes.probes.items()
         }
 
     def _top_next_tokens(self, step: TreeStep) -> dict[str, TopNextTokens]:
@@ -92,7 +104,7 @@ class StepOutputReader:
         ids = self._best_ids(len(tokens))
         return {
             source: TopNextTokens(tokens, ids[:, :count])
-            for source, count in step.num_top_next_tokens.items()
+            for source, count in step.wishes.num_top_next_tokens.items()
         }
 
     def _best_ids(self, count: int) -> Int32:

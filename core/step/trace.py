@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ..arrays import Span
 from ..proposals import DraftBatch
 from ..steps import StepInput, StepOutput
-from .builder import PromptChunk, TreeStep
+from .prompt_chunk import PromptChunk
+from .tree_steps import TreeSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class StepTrace:
     def submitting(
         self,
         step: StepInput,
-        trees: Sequence[TreeStep],
+        trees: TreeSteps,
         chunks: Sequence[PromptChunk],
         draft_batch: DraftBatch | None,
     ) -> TracedStep:
@@ -91,7 +92,7 @@ class TracedStep:
         trace: StepTrace,
         planned_at: float,
         step: StepInput,
-        trees: Sequence[TreeStep],
+        trees: TreeSteps,
         chunks: Sequence[PromptChunk],
         draft_batch: DraftBatch | None,
     ) -> None:
@@ -114,8 +115,8 @@ class TracedStep:
         committed_at = self._trace.clock()
         totals = self._totals()
         nodes = Counter[str]()
-        for part in self._trees:
-            nodes.update(part.tree.count_sources())
+        for counts in self._trees.trees.count_sources():
+            nodes.update(counts)
         accepted = totals.accepted - self._before.accepted
         draft_batch = self._draft_batch
         record = StepRecord(
@@ -141,10 +142,10 @@ class TracedStep:
 
     def _totals(self) -> _Totals:
         accepted: Counter[str] = Counter()
-        for part in self._trees:
-            accepted.update(part.state.accepted_by_source)
+        for state in self._trees.states:
+            accepted.update(state.accepted_by_source)
         return _Totals(
-            tokens=sum(len(part.state.token_ids) for part in self._trees),
+            tokens=sum(len(state.token_ids) for state in self._trees.states),
             first_tokens=sum(len(chunk.state.token_ids) for chunk in self._chunks),
             accepted=accepted,
         )

@@ -40,24 +40,24 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     `request_ends` int64 [requests], where each request's proposals end; `counts` of an
     `AcceptanceTable`: without drafters every node is worth the same.
 
-    Gives int32 [n, 4] nodes (token, parent, depth, source), float64 [n] values, int32 [n, 3]
-    attributions, float32 [n] their log-probabilities, int64 [2, requests] how many nodes and
-    attributions each request has. Those of a request begin where its first proposal does.
+    Gives int32 [n, 4] nodes (token, parent, depth, source), float64 [n] values, int32 [m, 3]
+    attributions, float32 [m] their log-probabilities, int64 [2, requests] where the nodes and
+    attributions of each request end.
     """
     size = len(tokens)
     nodes = np.empty((size, 4), dtype=np.int32)
     values = np.zeros(size, dtype=np.float64)
     attributions = np.empty((size, 3), dtype=np.int32)
     attribution_log_probs = np.empty(size, dtype=np.float32)
-    sizes = np.zeros((2, len(request_ends)), dtype=np.int64)
+    tree_ends = np.zeros((2, len(request_ends)), dtype=np.int64)
     # Of the proposals' nodes: the tree's node or CUT, and how many children came so far. The root's
     # stand at the end.
     placed = np.empty(size + 1, dtype=np.int32)
     placed[size] = ROOT
     num_children = np.zeros(size + 1, dtype=np.int32)
-    proposal, start = 0, 0
+    proposal, start, end, num_attributions = 0, 0, 0, 0
     for request in range(len(request_ends)):
-        first, count, num_attributions = start, 0, 0
+        first, count = end, 0
         while proposal < request_ends[request]:
             source = sources[proposal]
             num_children[size] = 0
@@ -71,9 +71,9 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
                 if node == CUT:
                     continue
                 count = max(count, node + 1)
-                row = attributions[first + num_attributions]
+                row = attributions[num_attributions]
                 row[NODE], row[DRAFTER], row[RANK] = node, source, rank
-                attribution_log_probs[first + num_attributions] = log_probs[index]
+                attribution_log_probs[num_attributions] = log_probs[index]
                 num_attributions += 1
                 above = 1.0 if parent == ROOT else float(values[first + parent])
                 depth = nodes[first + node, DEPTH]
@@ -81,8 +81,15 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
                 values[first + node] = max(values[first + node], value)
             start = ends[proposal]
             proposal += 1
-        sizes[0, request], sizes[1, request] = count, num_attributions
-    return nodes, values, attributions, attribution_log_probs, sizes
+        end = first + count
+        tree_ends[0, request], tree_ends[1, request] = end, num_attributions
+    return (
+        nodes[:end],
+        values[:end],
+        attributions[:num_attributions],
+        attribution_log_probs[:num_attributions],
+        tree_ends,
+    )
 
 
 @compiled
@@ -178,7 +185,47 @@ def keep_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
             attribution += 1
         first = node_ends[tree]
         ends[0, tree], ends[1, tree] = size, num_attributions
-    return new_nodes, new_values, new_attributions, new_log_probs, ends
+    return (
+        new_nodes[:size],
+        new_values[:size],
+        new_attributions[:num_attributions],
+        new_log_probs[:num_attributions],
+        ends,
+    )
+
+
+@compiled
+def best_of_each(values: Float64, ends: Int64, limits: Int64) -> Bool:
+    """bool [n]: the `limits[tree]` most valuable nodes of each tree; of equal ones the first.
+
+    A node is worth no more than its parent, so what is kept are trees.
+    """
+    kept = np.ones(len(values), dtype=np.bool_)
+    first = 0
+    for tree in range(len(ends)):
+        end = ends[tree]
+        if end - first > limits[tree]:
+            order = np.argsort(-values[first:end], kind="mergesort")
+            kept[first:end] = False
+            for place in range(limits[tree]):
+                kept[first + order[place]] = True
+        first = end
+    return kept
+
+
+@compiled
+def mean_of_ranks(values: Float64, ends: Int64, num_ranks: int) -> Float64:
+    """float64 [num_ranks]: the mean over the trees of their best node's value, of their second
+    best's, and so on; 0 where a tree has no more.
+    """
+    means = np.zeros(num_ranks, dtype=np.float64)
+    first = 0
+    for tree in range(len(ends)):
+        ordered = np.sort(values[first : ends[tree]])[::-1]
+        for rank in range(min(num_ranks, len(ordered))):
+            means[rank] += ordered[rank]
+        first = ends[tree]
+    return means / len(ends)
 
 
 @compiled
@@ -205,36 +252,6 @@ def ancestor_bits(nodes: Int32, ends: Int64) -> UInt64:
         start += (end - first + 1) * words
         first = end
     return bits
-
-
-@compiled
-def follow(nodes: Int32, ends: Int64, targets: Int32) -> tuple[Int32, Int64]:
-    """The rows that the target's choices go through, `targets[row]` after each row of all trees.
-
-    Gives int32 [3, rows]: of each tree the root's row 0 and those of the k nodes, the tokens that
-    the target chose after them, and the sources of these tokens, of which the last is no node's:
-    -1. And int64 [trees]: where those of each tree end.
-    """
-    steps = np.empty((3, len(targets)), dtype=np.int32)
-    step_ends = np.empty(len(ends), dtype=np.int64)
-    count, first, root = 0, 0, 0
-    for tree in range(len(ends)):
-        last = 0
-        steps[0, count] = 0
-        for node in range(first, ends[tree]):
-            if nodes[node, PARENT] + 1 == last and nodes[node, TOKEN] == targets[root + last]:
-                last = node - first + 1
-                steps[1, count] = nodes[node, TOKEN]
-                steps[2, count] = nodes[node, SOURCE]
-                count += 1
-                steps[0, count] = last
-        steps[1, count] = targets[root + last]
-        steps[2, count] = -1
-        count += 1
-        step_ends[tree] = count
-        root += ends[tree] - first + 1
-        first = ends[tree]
-    return steps[:, :count], step_ends
 
 
 @compiled
@@ -306,18 +323,6 @@ def attribute(
                 credits[best] += 1
         first_attribution, first_row = attribution_ends[tree], row_ends[tree]
     return credits
-
-
-@compiled
-def runs(firsts: Int32, counts: Int32) -> Int32:
-    """`counts[i]` whole numbers from `firsts[i]` on, for every i."""
-    numbers = np.empty(counts.sum(), dtype=np.int32)
-    index = 0
-    for run in range(len(counts)):
-        for index_in_run in range(counts[run]):
-            numbers[index] = firsts[run] + index_in_run
-            index += 1
-    return numbers
 
 
 def pack(mask: Bool) -> UInt64:

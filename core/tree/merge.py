@@ -6,7 +6,7 @@ See docs/algorithms/token_trees.md, "Merging proposals".
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from itertools import chain
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..arrays import ROOT, Int32
 from ..proposals import Probe, Proposal
 from . import kernels as tree_kernels
 from .acceptance_table import AcceptanceTable
-from .tree import NO_TREE, TokenTree
+from .tree import TokenTree, TreeBatch, empty_trees
 
 NO_COUNTS = AcceptanceTable().counts
 
@@ -35,7 +35,7 @@ def merge_all(
     max_nodes: Sequence[int],
     max_depths: Sequence[int],
     table: AcceptanceTable | None = None,
-) -> list[TokenTree]:
+) -> TreeBatch:
     """Merge each request's proposals by prefix, in order of priority, under its node budget.
 
     Earlier proposals buy their nodes first, so that internal guesses come before external ones
@@ -45,34 +45,23 @@ def merge_all(
     """
     proposals = list(chain.from_iterable(requests))
     if not proposals:
-        return [NO_TREE] * len(requests)
+        return empty_trees(len(requests))
     ids = table if table is not None else AcceptanceTable()
     sources = [ids.source_id(proposal.source) for proposal in proposals]
-    ends = list(accumulate(len(proposal.tokens) for proposal in proposals))
-    request_ends = list(accumulate(map(len, requests)))
-    nodes, values, attributions, log_probs, sizes = tree_kernels.merge_nodes(
-        np.concatenate([proposal.tokens for proposal in proposals]),
-        np.concatenate([proposal.parents for proposal in proposals]),
-        np.concatenate([proposal.log_probs for proposal in proposals]),
-        np.array(ends, dtype=np.int64),
-        np.array(sources, dtype=np.int32),
-        np.array(request_ends, dtype=np.int64),
-        np.array(max_nodes, dtype=np.int64),
-        np.array(max_depths, dtype=np.int64),
-        ids.counts if table is not None else NO_COUNTS,
+    return TreeBatch(
+        *tree_kernels.merge_nodes(
+            np.concatenate([proposal.tokens for proposal in proposals]),
+            np.concatenate([proposal.parents for proposal in proposals]),
+            np.concatenate([proposal.log_probs for proposal in proposals]),
+            np.array([len(proposal.tokens) for proposal in proposals], dtype=np.int64).cumsum(),
+            np.array(sources, dtype=np.int32),
+            np.array(list(map(len, requests)), dtype=np.int64).cumsum(),
+            np.array(max_nodes, dtype=np.int64),
+            np.array(max_depths, dtype=np.int64),
+            ids.counts if table is not None else NO_COUNTS,
+        ),
+        ids.names,
     )
-    firsts = [0, *ends]
-    starts = [firsts[end] for end in (0, *request_ends[:-1])]
-    return [
-        TokenTree(
-            nodes[start : start + num_nodes],
-            values[start : start + num_nodes],
-            attributions[start : start + num_attributions],
-            log_probs[start : start + num_attributions],
-            ids.names,
-        )
-        for start, num_nodes, num_attributions in zip(starts, *sizes.tolist(), strict=True)
-    ]
 
 
 class ProposalTrie:

@@ -1,17 +1,18 @@
-"""The token tree of one request: all drafters' proposals merged by prefix."""
+"""Token trees: all drafters' proposals merged by prefix, of one request and of a whole step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import overload
 
 import numpy as np
 
 from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 from . import kernels as tree_kernels
 from .acceptance_table import AcceptanceTable
-from .kernels import WORD_BITS, unpack
+from .kernels import unpack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +61,7 @@ class TokenTree:
 
     def count_sources(self) -> dict[str, int]:
         """How many nodes each drafter proposed first; nothing of those with none."""
-        (counts,) = count_sources([self])
+        (counts,) = TreeBatch.of([self]).count_sources()
         return counts
 
     def mask(self) -> Bool:
@@ -69,12 +70,12 @@ class TokenTree:
 
     def ancestors(self) -> UInt64:
         """The mask in bits, as `core/tree/kernels.py` packs it."""
-        (bits,) = ancestor_bits([self])
-        return bits
+        ends = np.array([len(self)], dtype=np.int64)
+        return tree_kernels.ancestor_bits(self.nodes, ends).reshape(len(self) + 1, -1)
 
     def keep(self, kept: Bool) -> TokenTree:
         """The tree of these nodes; the parent of each must be among them. `kept` is bool [n]."""
-        (tree,) = keep_all([self], kept)
+        (tree,) = TreeBatch.of([self]).keep(kept)
         return tree
 
     def learn(self, table: AcceptanceTable, path_tokens: Sequence[int]) -> None:
@@ -103,59 +104,107 @@ class TokenTree:
         assert [firsts[node] for node in range(count)] == self.sources.tolist()
 
 
-def keep_all(trees: Sequence[TokenTree], kept: Bool) -> list[TokenTree]:
-    """`TokenTree.keep` of all trees; `kept` is bool, of the nodes of all."""
-    if kept.all():
-        return list(trees)
-    nodes, values, attributions, log_probs, ends = tree_kernels.keep_nodes(
-        stacked_nodes(trees),
-        np.concatenate([tree.values for tree in trees]),
-        stacked_attributions(trees),
-        np.concatenate([tree.attribution_log_probs for tree in trees]),
-        node_ends(trees),
-        attribution_ends(trees),
-        kept,
-    )
-    cut, first, first_attribution = [], 0, 0
-    for tree, end, attribution_end in zip(trees, *ends.tolist(), strict=True):
-        own, own_attributions = slice(first, end), slice(first_attribution, attribution_end)
-        cut.append(
-            TokenTree(
-                nodes[own],
-                values[own],
-                attributions[own_attributions],
-                log_probs[own_attributions],
-                tree.names,
-            )
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeBatch(Sequence[TokenTree]):
+    """The trees of several requests, one behind the other; each is made when it is asked for.
+
+    nodes, values, attributions, attribution_log_probs  as in `TokenTree`, of all trees; nodes are
+                      counted from their own tree's first
+    ends              int64 [2, trees]  where the nodes and the attributions of each tree end
+    names             drafters, of all trees
+    """
+
+    nodes: Int32
+    values: Float64
+    attributions: Int32
+    attribution_log_probs: Float32
+    ends: Int64
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, trees: Sequence[TokenTree]) -> TreeBatch:
+        """The batch of these trees, whose drafters' ids are of one table."""
+        if isinstance(trees, TreeBatch):
+            return trees
+        if not trees:
+            return empty_trees(0)
+        sizes = [[len(t.values) for t in trees], [len(t.attributions) for t in trees]]
+        return cls(
+            np.concatenate([tree.nodes for tree in trees]),
+            np.concatenate([tree.values for tree in trees]),
+            np.concatenate([tree.attributions for tree in trees]),
+            np.concatenate([tree.attribution_log_probs for tree in trees]),
+            np.array(sizes, dtype=np.int64).cumsum(axis=1),
+            max((tree.names for tree in trees), key=len),
         )
-        first, first_attribution = end, attribution_end
-    return cut
 
+    def __len__(self) -> int:
+        return self.ends.shape[1]
 
-def ancestor_bits(trees: Sequence[TokenTree]) -> list[UInt64]:
-    """`TokenTree.ancestors` of all trees."""
-    if not trees:
-        return []
-    flat = tree_kernels.ancestor_bits(stacked_nodes(trees), node_ends(trees))
-    found, start = [], 0
-    for tree in trees:
-        rows = len(tree) + 1
-        end = start + rows * -(-rows // WORD_BITS)
-        found.append(flat[start:end].reshape(rows, -1))
-        start = end
-    return found
+    @overload
+    def __getitem__(self, index: int) -> TokenTree: ...
 
+    @overload
+    def __getitem__(self, index: slice) -> TreeBatch: ...
 
-def count_sources(trees: Sequence[TokenTree]) -> list[dict[str, int]]:
-    """`TokenTree.count_sources` of all trees."""
-    if not trees:
-        return []
-    num_sources = max(len(tree.names) for tree in trees)
-    counts = tree_kernels.count_sources(stacked_nodes(trees), node_ends(trees), num_sources)
-    return [
-        {name: count for name, count in zip(tree.names, row, strict=False) if count}
-        for tree, row in zip(trees, counts.tolist(), strict=True)
-    ]
+    def __getitem__(self, index: int | slice) -> TokenTree | TreeBatch:
+        if isinstance(index, slice):
+            return TreeBatch.of([self[place] for place in range(len(self))[index]])
+        place = range(len(self))[index]
+        end, attribution_end = self.ends[:, place].tolist()
+        first, first_attribution = self.ends[:, place - 1].tolist() if place else (0, 0)
+        return TokenTree(
+            self.nodes[first:end],
+            self.values[first:end],
+            self.attributions[first_attribution:attribution_end],
+            self.attribution_log_probs[first_attribution:attribution_end],
+            self.names,
+        )
+
+    @property
+    def node_ends(self) -> Int64:
+        """int64 [trees]: where the nodes of each tree end."""
+        return self.ends[0]
+
+    @property
+    def sizes(self) -> Int64:
+        """int64 [trees]: nodes of each."""
+        sizes = self.ends[0].copy()
+        sizes[1:] -= self.ends[0, :-1]
+        return sizes
+
+    def keep(self, kept: Bool) -> TreeBatch:
+        """`TokenTree.keep` of all trees; `kept` is bool, of the nodes of all."""
+        if kept.all():
+            return self
+        arrays = tree_kernels.keep_nodes(
+            self.nodes,
+            self.values,
+            self.attributions,
+            self.attribution_log_probs,
+            self.ends[0],
+            self.ends[1],
+            kept,
+        )
+        return TreeBatch(*arrays, self.names)
+
+    def best_of_each(self, limits: Sequence[int]) -> Bool:
+        """bool, of the nodes of all: the most valuable of each tree, at most `limits` of them."""
+        return tree_kernels.best_of_each(
+            self.values, self.ends[0], np.array(limits, dtype=np.int64)
+        )
+
+    def ancestors(self) -> UInt64:
+        """`TokenTree.ancestors` of all trees, uint64 [sum of rows * words]."""
+        return tree_kernels.ancestor_bits(self.nodes, self.ends[0])
+
+    def count_sources(self) -> list[dict[str, int]]:
+        """`TokenTree.count_sources` of all trees."""
+        counts = tree_kernels.count_sources(self.nodes, self.ends[0], len(self.names))
+        return [
+            {name: count for name, count in zip(self.names, row, strict=True) if count}
+            for row in counts.tolist()
+        ]
 
 
 def attribute(
@@ -166,34 +215,12 @@ def attribute(
     A row's node belongs to the drafter that takes least of those that proposed it; `costs` is
     float64 [drafters], in seconds.
     """
-    if not trees:
-        return [0] * len(costs)
     row_ends = np.array(list(accumulate(map(len, rows))), dtype=np.int64)
     flat_rows = np.array(list(chain.from_iterable(rows)), dtype=np.int32)
-    credits = tree_kernels.attribute(
-        stacked_attributions(trees), attribution_ends(trees), flat_rows, row_ends, costs
-    )
-    return credits.tolist()
-
-
-def stacked_nodes(trees: Sequence[TokenTree]) -> Int32:
-    """The nodes of at least one tree, one tree behind the other."""
-    return np.concatenate([tree.nodes for tree in trees])
-
-
-def stacked_attributions(trees: Sequence[TokenTree]) -> Int32:
-    """The attributions likewise."""
-    return np.concatenate([tree.attributions for tree in trees])
-
-
-def node_ends(trees: Sequence[TokenTree]) -> Int64:
-    """Where the nodes of each tree end among those of all."""
-    return np.array(list(accumulate(len(tree.values) for tree in trees)), dtype=np.int64)
-
-
-def attribution_ends(trees: Sequence[TokenTree]) -> Int64:
-    """Where the attributions of each tree end among those of all."""
-    return np.array(list(accumulate(len(tree.attributions) for tree in trees)), dtype=np.int64)
+    batch = TreeBatch.of(trees)
+    return tree_kernels.attribute(
+        batch.attributions, batch.ends[1], flat_rows, row_ends, costs
+    ).tolist()
 
 
 NO_TREE = TokenTree(
@@ -203,3 +230,16 @@ NO_TREE = TokenTree(
     np.empty(0, dtype=np.float32),
     (),
 )
+
+
+def empty_trees(count: int) -> TreeBatch:
+    """So many trees of no nodes."""
+    ends = np.zeros((2, count), dtype=np.int64)
+    return TreeBatch(
+        NO_TREE.nodes,
+        NO_TREE.values,
+        NO_TREE.attributions,
+        NO_TREE.attribution_log_probs,
+        ends,
+        (),
+    )

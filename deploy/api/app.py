@@ -21,7 +21,7 @@ from ..settings.settings import ServerConfig
 from .engine_client import EngineClient
 from .errors import ApiError, to_api_error
 from .http.callers import ApiKeys, callers_by_key, operator_of, require_operator
-from .http.metrics import CONTENT_TYPE, ServerMetrics
+from .http.metrics import CONTENT_TYPE, MetricsPage, ServerMetrics
 from .http.middleware import REQUEST_ID_HEADER, BodyLimits, Drain, RefuseWhileDraining, RequestIds
 from .routes.bodies import HEADER as IGNORED_FIELDS_HEADER
 from .routes.bodies import Bodies, ServedModel
@@ -51,7 +51,7 @@ RESPONSE_PATHS = (
 )
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - most are keywords
     engine_client: EngineClient,
     config: ServerConfig,
     model_name: str,
@@ -59,12 +59,14 @@ def create_app(
     drain: Drain | None = None,
     behind_proxy: bool = False,
     engine: EngineConfig | None = None,
+    metrics: MetricsPage | None = None,
 ) -> FastAPI:
     """The API of one model. The app's start starts `engine_client`, its end closes it.
 
     drain         counts requests, and refuses new ones once it has begun
     behind_proxy  what stands before the app answers with request ids already
     engine        its settings, of which `/v1/models` and `/server_info` tell
+    metrics       where requests are counted; by default, in this app
     """
     drain = drain or Drain()
 
@@ -79,7 +81,7 @@ def create_app(
     app = FastAPI(title="draftline", version=__version__, lifespan=lifespan)
     drafters = [] if engine is None else [drafter.source for drafter in engine.drafters]
     model = ServedModel(model_name, drafters)
-    metrics = ServerMetrics(model_name)
+    metrics = metrics or ServerMetrics(model_name)
     _add_text_routes(app, engine_client, config, metrics, model)
     _add_model_routes(app, engine_client, model)
     _add_operator_routes(app, engine_client, metrics, drain)
@@ -103,7 +105,7 @@ def _add_text_routes(
     app: FastAPI,
     engine_client: EngineClient,
     config: ServerConfig,
-    metrics: ServerMetrics,
+    metrics: MetricsPage,
     model: ServedModel,
 ) -> None:
     bodies = Bodies(config, model)
@@ -145,7 +147,7 @@ def _add_model_routes(app: FastAPI, engine_client: EngineClient, model: ServedMo
 
 
 def _add_operator_routes(
-    app: FastAPI, engine_client: EngineClient, metrics: ServerMetrics, drain: Drain
+    app: FastAPI, engine_client: EngineClient, metrics: MetricsPage, drain: Drain
 ) -> None:
     @app.post("/ping", include_in_schema=False)
     @app.head("/ping", include_in_schema=False)
@@ -164,7 +166,7 @@ def _add_operator_routes(
     async def prometheus(request: Request) -> Response:
         """Prometheus text, for the operator."""
         require_operator(request)
-        return Response(metrics.render(await engine_client.stats()), media_type=CONTENT_TYPE)
+        return Response(await metrics.text(engine_client), media_type=CONTENT_TYPE)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -10,8 +10,11 @@ from llguidance import LLTokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ...cluster.loop_calls import off_loop
+from ...core.request.answer_text import AnswerText
 from ...core.request.input_checks import check_vocabulary
+from ...core.request.sampling_params import SamplingParams
 from ...models.text.chat_template import ChatOptions, ChatTemplate
+from ...models.text.tokenizer import LOOKBACK, TextStream
 
 T = TypeVar("T")
 
@@ -72,6 +75,12 @@ class TextCodec:
             return self.tokenizer.decode(list(token_ids))
 
         return await _run(decode, len(token_ids) <= INLINE_TOKENS)
+
+    def answer_text(self, prompt: Sequence[int], params: SamplingParams) -> AnswerText:
+        """Makes the text of an answer whose tokens come without. The prompt's ids must be known."""
+        skips = params.skip_special_tokens
+        last_ids = list(prompt[-LOOKBACK:])
+        return AnswerText(params, TextStream(self.tokenizer, last_ids, skip_special_tokens=skips))
 
     async def token_strs(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own spelling of each token."""

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from ...core.errors import DraftlineError, ReaderTooSlow
-from ...core.request.output import Delta, TokenLogProb
+from ...core.request.output import TokenLogProb
 
+# What may wait for the reader of a stream, where nobody says otherwise.
+MAX_UNREAD_BYTES = 8 * 1024 * 1024
 # About what Python keeps for a delta, for a token of it, and for an alternative of a token.
 DELTA_BYTES = 500
 TOKEN_BYTES = 100
 ALTERNATIVE_BYTES = 100
 
-Event = Delta | DraftlineError
+
+class TokenDelta(Protocol):
+    """What takes memory of a `core.request.output.Delta`, or of a message with the same fields."""
+
+    @property
+    def text(self) -> str:
+        """As in `Delta`, like all below."""
+        ...
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    @property
+    def log_probs(self) -> tuple[TokenLogProb, ...]: ...  # noqa: D102
+
+    @property
+    def prompt_log_probs(self) -> tuple[TokenLogProb | None, ...] | None: ...  # noqa: D102
 
 
-class DeltaQueue:
+D = TypeVar("D", bound=TokenDelta)
+
+
+class DeltaQueue(Generic[D]):
     """Events of one request, made in any thread and read on one event loop.
 
     The engine never waits for a reader. Once more than `max_bytes` (as of `delta_bytes`) wait, what
@@ -29,28 +51,40 @@ class DeltaQueue:
         self._loop = loop
         self._max_bytes = max_bytes
         self._on_full = on_full
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[D | DraftlineError] = asyncio.Queue()
         self._num_bytes = 0
         self._is_full = False
+        self._error: DraftlineError | None = None
 
-    def on_output(self, event: Event) -> None:
+    def on_output(self, event: D | DraftlineError) -> None:
         """Take an event from any thread."""
         # A server that shuts down closes its loop before the engine's last output.
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._put, event)
+            self._loop.call_soon_threadsafe(self.put, event)
 
-    async def next(self) -> Delta:
+    async def next(self) -> D:
         """The next delta. Raises the error that ended the request."""
-        event = await self._events.get()
-        if isinstance(event, DraftlineError):
-            raise event
-        self._num_bytes -= delta_bytes(event)
-        return event
+        if self._error is not None:
+            raise self._error
+        return self._taken(await self._events.get())
 
-    def _put(self, event: Event) -> None:
+    async def next_all(self) -> list[D]:
+        """All deltas that are there, at least one. Raises the error that ended the request."""
+        deltas = [await self.next()]
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if isinstance(event, DraftlineError):
+                # What came before it is read first.
+                self._error = event
+                break
+            deltas.append(self._taken(event))
+        return deltas
+
+    def put(self, event: D | DraftlineError) -> None:
+        """Take an event on the loop itself."""
         if self._is_full:
             return
-        if isinstance(event, Delta):
+        if not isinstance(event, DraftlineError):
             self._num_bytes += delta_bytes(event)
             # One delta alone always passes: it is no sign of a slow reader.
             if self._num_bytes > self._max_bytes and not self._events.empty():
@@ -63,8 +97,14 @@ class DeltaQueue:
                 self._on_full()
         self._events.put_nowait(event)
 
+    def _taken(self, event: D | DraftlineError) -> D:
+        if isinstance(event, DraftlineError):
+            raise event
+        self._num_bytes -= delta_bytes(event)
+        return event
 
-def delta_bytes(delta: Delta) -> int:
+
+def delta_bytes(delta: TokenDelta) -> int:
     """About how much memory a delta takes."""
     size = DELTA_BYTES + len(delta.text) + TOKEN_BYTES * len(delta.token_ids)
     return size + _log_prob_bytes(delta.log_probs) + _log_prob_bytes(delta.prompt_log_probs or ())

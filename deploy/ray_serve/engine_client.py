@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from ...cluster.config import EngineConfig
 from ...cluster.loop_calls import spare_collector
 from ...core.errors import CapacityError, EngineClosed, StageLost
+from ...core.request.answer_text import AnswerText
 from ...core.request.output import Delta
 from ...core.request.sampling_params import RequestOptions, SamplingParams
 from ...models.load.model_info import read_model_info
@@ -35,7 +36,8 @@ HEALTH_TIMEOUT_S = 1.0
 
 
 class RayEngineClient:
-    """The replicas of one engine deployment. Tokenises here; the replicas get token ids.
+    """The replicas of one engine deployment. Text is read and made here; replicas get and give
+    token ids, and texts of requests with stop texts only.
 
     silence_s  a stream without a sign of life for so long ends
     """
@@ -75,16 +77,19 @@ class RayEngineClient:
         request_id: str,
     ) -> AsyncGenerator[Delta, None]:
         """One request's deltas from one replica; closing the generator cancels the request."""
-        deltas: Any = self._streams.stream.remote(tuple(prompt), params, options, request_id)
+        batches: Any = self._streams.stream.remote(tuple(prompt), params, options, request_id)
+        texts: AnswerText | None = None
         try:
             with _ray_errors():
-                alive = without_heartbeats(aiter(deltas), self._silence_s, self.is_healthy)
+                alive = without_heartbeats(aiter(batches), self._silence_s, self.is_healthy)
                 async with aclosing(alive):
-                    async for delta in alive:
-                        yield delta
+                    async for deltas in alive:
+                        texts = texts or self._codec.answer_text(prompt, params)
+                        for delta in deltas:
+                            yield texts.completed(delta)
         finally:
             # Does nothing to a stream that has ended.
-            deltas.cancel()
+            batches.cancel()
 
     async def stats(self) -> list[EngineStats]:
         """Counters and gauges of the replicas that answer in time."""

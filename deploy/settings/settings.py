@@ -94,6 +94,11 @@ class ServerConfig(Settings):
     api_key_file: tuple[str, ...] = Field(
         default=(), description="files that hold keys of the operator, one a line"
     )
+    api_processes: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=1,
+        description="processes that answer HTTP, beside the one that the engine has to itself; 0: "
+        "both in one. They share the port, and max_connections. On Ray num_ingress_replicas says",
+    )
     max_connections: Annotated[int, Field(ge=1)] = Field(
         default=1024,
         description="connections open at once; one more closes the longest idle one, or gets 503",

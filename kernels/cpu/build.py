@@ -6,8 +6,8 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sysconfig
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ...core.errors import ConfigError
 
-SOURCES = [Path(__file__).parent / name for name in ("attention.cpp", "linear.cpp")]
+HERE = Path(__file__).parent
+SOURCES = [HERE / f"{name}.cpp" for name in ("attention", "layers", "linear", "step")]
+HEADERS = [HERE / f"{name}.h" for name in ("attention", "linear", "vectors")]
 FIX = "or use compile: off"
 
 
@@ -34,10 +36,12 @@ class Vectors:
         return self.lanes * self.count
 
 
-# By torch's name of what the processor can do. Named instead of `native`, because machines that
-# share a home share the cache.
+# By torch's name of what the processor can do (its variable ATEN_CPU_CAPABILITY overrides it).
+# Named instead of `native`, because machines that share a home share the cache.
 BY_CAPABILITY = {
-    "AVX512": Vectors(16, 4, ("-mavx512f", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")),
+    "AVX512": Vectors(
+        16, 4, ("-mavx512f", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
+    ),
     "AVX2": Vectors(8, 2, ("-mavx2", "-mfma")),
 }
 OTHER = Vectors(4, 2)
@@ -48,23 +52,121 @@ def vectors() -> Vectors:
     return BY_CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), OTHER)
 
 
+def library_path(folder: Path) -> Path:
+    """Where the library of these sources, this torch and this processor is, or would be, kept."""
+    texts = [source.read_text() for source in (*SOURCES, *HEADERS)]
+    key = hashlib.sha256(repr((_arguments(), torch.__version__, texts)).encode())
+    return folder / f"cpu_ops-{key.hexdigest()[:16]}.so"
+
+
+def are_loaded() -> bool:
+    """Whether `torch.ops.draftline` has the operators."""
+    return hasattr(torch.ops.draftline, "packed_linear")
+
+
 def load_cpu_ops(folder: Path) -> None:
     """Register `torch.ops.draftline`, built in `folder` where it is not there yet.
 
-    Raises `ConfigError` (`compile`) where the compiler or Python's headers are missing or fail.
+    Raises `ConfigError` (`compile`) where the compiler is missing or fails.
     """
-    if hasattr(torch.ops.draftline, "packed_linear"):
+    if are_loaded():
         return
-    command = [_compiler(), *_arguments()]
-    sources = [source.read_text() for source in SOURCES]
-    key = hashlib.sha256(repr((command, torch.__version__, sources)).encode())
-    library = folder / f"cpu_ops-{key.hexdigest()[:16]}.so"
+    library = library_path(folder)
     if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _build(command, library)
+        build(library)
     torch.ops.load_library(library)
     torch.library.register_fake("draftline::packed_linear", _product)
     torch.library.register_fake("draftline::attend", _attention)
+
+
+def find_compiler() -> str:
+    """The C++ compiler: CXX, or g++. Raises `ConfigError` (`compile`) where there is none."""
+    wanted = os.environ.get("CXX", "g++")
+    compiler = shutil.which(wanted)
+    if compiler is None:
+        raise ConfigError(
+            "compile", f"needs a C++ compiler, and there is no {wanted}; install it "
+            f"(Debian, Ubuntu: apt install g++), name another one in CXX, {FIX}",
+        )  # fmt: skip
+    return compiler
+
+
+class BackgroundBuild:
+    """Builds the library in a process of the compiler, while this one goes on.
+
+    Ask `is_done` now and then; `result` tells what came of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `ConfigError` (`compile`) where there is no compiler."""
+        find_compiler()
+        self._library = library_path(folder)
+        self._error: ConfigError | None = None
+        # The process of a daemon's thread ends by itself; what it leaves is of use next time.
+        self._thread = threading.Thread(target=self._work, name="cpu-ops-build", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return once it has ended, or after `timeout_s`."""
+        self._thread.join(timeout_s)
+
+    def result(self) -> None:
+        """Raises the `ConfigError` (`compile`) that it ended with, if any."""
+        assert self.is_done
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        try:
+            if not self._library.exists():
+                build(self._library)
+        except ConfigError as error:
+            self._error = error
+
+
+def build(library: Path) -> None:
+    """Compile the sources to `library`. Raises `ConfigError` (`compile`)."""
+    command = [find_compiler(), *_arguments(), *_places()]
+    # Stages that start together may build it twice; the last one in puts the same file there.
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+            made = Path(scratch) / library.name
+            _compile([*command, "-o", str(made)])
+            made.replace(library)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError("compile", f"failed in {library.parent}: {reason}; {FIX}") from error
+
+
+def _compile(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if "error" in line]
+        reason = (lines or result.stderr.splitlines() or ["no message"])[0]
+        raise ConfigError("compile", f"failed: {command[0]}: {reason}; mend it, {FIX}")
+
+
+def _arguments() -> list[str]:
+    wanted = vectors()
+    return [
+        # Without contraction: `vectors.h` says where operations are fused.
+        "-O3", "-std=c++20", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", *wanted.flags,
+        f"-DDRAFTLINE_LANES={wanted.lanes}", f"-DDRAFTLINE_VECTORS={wanted.count}",
+    ]  # fmt: skip
+
+
+def _places() -> list[str]:
+    home = Path(torch.__file__).parent
+    return [
+        f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}",
+        *map(str, SOURCES), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10",
+    ]  # fmt: skip
 
 
 def _product(x: Tensor, _weight: Tensor, outputs: int) -> Tensor:
@@ -73,45 +175,3 @@ def _product(x: Tensor, _weight: Tensor, outputs: int) -> Tensor:
 
 def _attention(heads: Tensor, _layer: int, num_heads: int, *_options: object) -> Tensor:
     return heads.new_empty(heads.shape[0], num_heads * heads.shape[2])
-
-
-def _compiler() -> str:
-    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not headers.exists():
-        raise ConfigError(
-            "compile", f"on needs Python's C headers, and there is no {headers}; install them "
-            f"(Debian, Ubuntu: apt install python3-dev) {FIX}",
-        )  # fmt: skip
-    wanted = os.environ.get("CXX", "g++")
-    compiler = shutil.which(wanted)
-    if compiler is None:
-        raise ConfigError(
-            "compile", f"on needs a C++ compiler, and there is no {wanted}; install it "
-            f"(Debian, Ubuntu: apt install g++), name another one in CXX, {FIX}",
-        )  # fmt: skip
-    return compiler
-
-
-def _arguments() -> list[str]:
-    wanted = vectors()
-    home = Path(torch.__file__).parent
-    return [
-        "-O3", "-std=c++20", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", *wanted.flags,
-        f"-DDRAFTLINE_LANES={wanted.lanes}", f"-DDRAFTLINE_VECTORS={wanted.count}",
-        f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}",
-        *map(str, SOURCES), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10",
-    ]  # fmt: skip
-
-
-def _build(command: list[str], library: Path) -> None:
-    # Stages that start together may build it twice; the last one in puts the same file there.
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        made = Path(scratch) / library.name
-        result = subprocess.run(
-            [*command, "-o", str(made)], capture_output=True, text=True, check=False
-        )
-        if result.returncode:
-            lines = [line for line in result.stderr.splitlines() if "error" in line]
-            reason = (lines or result.stderr.splitlines() or ["no message"])[0]
-            raise ConfigError("compile", f"on failed: {command[0]}: {reason}; mend it, {FIX}")
-        made.replace(library)

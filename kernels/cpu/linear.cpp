@@ -1,8 +1,11 @@
-// A product of few rows with a matrix, bound by reading the matrix once.
+// A product with a matrix that lies in panels of PANEL columns, [panels, inputs, PANEL], the last
+// one padded with zeros.
 //
-// The weight lies in panels of PANEL columns, [panels, inputs, PANEL], the last one padded with
-// zeros. A row's sums run over the inputs in order, whatever the number of rows: a row's result
-// does not depend on the rows beside it, bit by bit.
+// A row's sums run over the inputs in order, each added by one rounding, whatever the number of
+// rows and threads: a row's result does not depend on the rows beside it, bit by bit. Few rows are
+// bound by reading the weight once; for many, a part of a panel stays in the cache while they pass.
+#include "linear.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -10,26 +13,19 @@
 
 #include <algorithm>
 
+#include "vectors.h"
+
+namespace draftline {
 namespace {
 
-constexpr int64_t VECTORS = DRAFTLINE_VECTORS;
-constexpr int64_t LANES = DRAFTLINE_LANES;
-constexpr int64_t PANEL = VECTORS * LANES;
 // As many rows as leave registers for the sums of one panel.
 constexpr int64_t ROWS = 6;
 // Inputs of a panel that stay in the second-level cache while all rows pass.
 constexpr int64_t DEPTH = 512;
 // How many inputs ahead the panel is asked for.
 constexpr int64_t AHEAD = 16;
-
-typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4)));
-
-struct Product {
-  const float* x;
-  const float* weight;
-  float* out;
-  int64_t rows, inputs, outputs;
-};
+// Multiplications that are worth a thread.
+constexpr int64_t GRAIN = 1 << 16;
 
 template <int R>
 void add_rows(const Product& p, int64_t row, int64_t panel, int64_t first, int64_t last) {
@@ -41,19 +37,28 @@ void add_rows(const Product& p, int64_t row, int64_t panel, int64_t first, int64
   if (first > 0) {
     for (int r = 0; r < R; ++r)
       __builtin_memcpy(&sums[r][0], out + r * p.outputs, width * sizeof(float));
+  } else if (p.bias) {
+    for (int r = 0; r < R; ++r)
+      __builtin_memcpy(&sums[r][0], p.bias + panel * PANEL, width * sizeof(float));
   }
   for (int64_t k = first; k < last; ++k) {
     const Vector* w = reinterpret_cast<const Vector*>(weight + k * PANEL);
     for (int v = 0; v < VECTORS; ++v) __builtin_prefetch(w + AHEAD * VECTORS + v);
     for (int r = 0; r < R; ++r) {
       const float value = x[r * p.inputs + k];
-      for (int v = 0; v < VECTORS; ++v) sums[r][v] += w[v] * value;
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] = fma(w[v], value, sums[r][v]);
     }
+  }
+  if (p.residual && last == p.inputs) {
+    const float* before = p.residual + row * p.outputs + panel * PANEL;
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < VECTORS; ++v)
+        if (const int64_t left = width - v * LANES; left > 0)
+          sums[r][v] += load_some(before + r * p.outputs + v * LANES, left);
   }
   if (width == PANEL) {
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < VECTORS; ++v)
-        *reinterpret_cast<Vector*>(out + r * p.outputs + v * LANES) = sums[r][v];
+      for (int v = 0; v < VECTORS; ++v) store(out + r * p.outputs + v * LANES, sums[r][v]);
   } else {
     for (int r = 0; r < R; ++r)
       __builtin_memcpy(out + r * p.outputs, &sums[r][0], width * sizeof(float));
@@ -82,18 +87,27 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weight, int64_t 
   TORCH_CHECK(weight.size(1) == x.size(1) && weight.size(2) == PANEL);
   TORCH_CHECK(weight.size(0) == (outputs + PANEL - 1) / PANEL);
   at::Tensor out = at::empty({x.size(0), outputs}, x.options());
-  const Product product{x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
-                        out.data_ptr<float>(), x.size(0), x.size(1), outputs};
-  at::parallel_for(0, weight.size(0), 4, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel) add_panel(product, panel);
-  });
+  multiply({x.const_data_ptr<float>(), weight.const_data_ptr<float>(), out.data_ptr<float>(),
+            x.size(0), x.size(1), outputs});
   return out;
 }
 
 }  // namespace
 
+void multiply(const Product& product) {
+  const int64_t panels = (product.outputs + PANEL - 1) / PANEL;
+  const int64_t work = PANEL * product.inputs * std::max<int64_t>(product.rows, 1);
+  at::parallel_for(0, panels, (GRAIN + work - 1) / work, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) add_panel(product, panel);
+  });
+}
+
+}  // namespace draftline
+
 TORCH_LIBRARY_FRAGMENT(draftline, library) {
   library.def("packed_linear(Tensor x, Tensor weight, int outputs) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(draftline, CPU, library) { library.impl("packed_linear", &packed_linear); }
+TORCH_LIBRARY_IMPL(draftline, CPU, library) {
+  library.impl("packed_linear", &draftline::packed_linear);
+}

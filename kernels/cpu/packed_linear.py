@@ -1,22 +1,37 @@
-"""A linear layer for few rows whose weight lies in panels of columns (`kernels/cpu/linear.cpp`).
+"""A linear layer whose weight lies in panels of columns (`kernels/cpu/linear.cpp`).
 
 A library's product of two to eight rows takes twice the time of one row; this one takes hardly
-more than one. A row's result is the same, bit by bit, whatever rows are beside it.
+more than one. A row's result is the same, bit by bit, whatever rows are beside it, and however
+many threads there are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 
 def pack_weight(weight: Tensor, panel: int) -> Tensor:
     """`weight` [inputs, outputs] -> [panels, inputs, panel], the last panel filled with zeros."""
-    inputs, outputs = weight.shape
-    panels = -(-outputs // panel)
-    whole = pad(weight, (0, panels * panel - outputs))
-    return whole.view(inputs, panels, panel).transpose(0, 1).contiguous()
+    return pack_weights([weight], panel)
+
+
+def pack_weights(weights: Sequence[Tensor], panel: int) -> Tensor:
+    """As `pack_weight`, of weights side by side; no more is allocated than the result."""
+    inputs = weights[0].shape[0]
+    outputs = sum(weight.shape[1] for weight in weights)
+    packed = weights[0].new_zeros(-(-outputs // panel), inputs, panel)
+    first = 0
+    for weight in weights:
+        last = first + weight.shape[1]
+        for index in range(first // panel, -(-last // panel)):
+            begin, end = max(first, index * panel), min(last, (index + 1) * panel)
+            columns = slice(begin - index * panel, end - index * panel)
+            packed[index, :, columns] = weight[:, begin - first : end - first]
+        first = last
+    return packed
 
 
 def packed_linear(x: Tensor, weight: Tensor, outputs: int) -> Tensor:

@@ -39,6 +39,10 @@ class PassingPipeline:
         """Send a step; the awaitable is its result."""
         return self._pipeline.submit(step)
 
+    async def restart(self) -> None:
+        """Restart the pipeline."""
+        await self._pipeline.restart()
+
     async def close(self) -> None:
         """Close the pipeline."""
         await self._pipeline.close()

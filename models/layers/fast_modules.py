@@ -89,9 +89,13 @@ class RotaryTable:
 
         `largest` is the largest of them, known to the caller without waiting for a device.
         """
+        return self.look_up(self.tables_of(largest), positions)
+
+    def tables_of(self, largest: int) -> Mapping[str | None, Rotation]:
+        """Cosines and sines of all positions up to `largest`, and perhaps of more, by layer type."""
         if largest >= self._num_positions:
             self._grow(max(2 * self._num_positions, largest + 1, 256))
-        return self.look_up(self.tables, positions)
+        return self.tables
 
     def look_up(
         self, tables: Mapping[str | None, Rotation], positions: Tensor
@@ -178,6 +182,7 @@ class FastRmsNorm(nn.Module):
         super().__init__()
         weight = norm.weight.detach()
         eps = getattr(norm, "variance_epsilon", None) or norm.eps
+        self.eps: float = eps
         self.scale = (weight + NORMS[type(norm)]) * len(weight) ** 0.5
         self.floor = torch.tensor([(len(weight) * eps) ** 0.5])
 
@@ -197,6 +202,7 @@ class FastGatedMlp(nn.Module):
         self.gate = FastLinear(mlp.gate_proj)
         self.up = FastLinear(mlp.up_proj)
         self.down = FastLinear(mlp.down_proj)
+        self.activation: nn.Module = mlp.act_fn
         self.act = mlp.act_fn.forward
 
     def forward(self, x: Tensor) -> Tensor:

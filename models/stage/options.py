@@ -30,9 +30,16 @@ class StageOptions:
     gpu_memory_utilization  share of the GPU's memory in use once the cache fills what is left
     max_rows       rows of the largest step
     graphs         the steps that CUDA graphs are captured for; None: none are
+    compile        off; auto: own C++ operators on a CPU; on: these in a graph of torch.compile
+    compile_cache  folder that keeps what compile makes
+    batch_invariant  on: a row's result must not depend on the rows beside it; auto: where that
+                   costs little
     """
 
     attention: str = "auto"
+    compile: str = "off"
+    compile_cache: str = "~/.cache/draftline/compile"
+    batch_invariant: str = "auto"
     kv_cache_dtype: str = "auto"
     quantization: str = "none"
     gpu_memory_utilization: float = 0.9

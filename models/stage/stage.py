@@ -22,36 +22,39 @@ from ..load.partition import LayerSpan
 from ..sampling import choose_sampler, uses_fused_modules
 from .graph_runner import Capture, CudaCapture, GraphRunner
 from .memory import CudaMemory, fitting_blocks, make_kv
+from .operator_switch import OperatorSwitch, begin_switch
 from .options import GraphOptions, StageOptions
 from .pending_output import PendingOutput, launch_answer, wanted_rows
 from .warm_up import capture, warm_up
 
 if TYPE_CHECKING:
     from ..layers.compiled_layers import CompiledLayers
+    from ..layers.own_layers import OwnLayers
 
 
 def load_stage(  # noqa: PLR0913 - one parameter a setting
     model_path: str | Path, span: LayerSpan, num_blocks: int | None, block_size: int,
     dtype: str = "float32", *, device: str = "cpu",
-    compile_cache: str | Path | None = None, attention: str = "auto",
-    options: StageOptions | None = None,
+    attention: str = "auto", options: StageOptions | None = None,
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
     Without `num_blocks` the cache fills a GPU as far as the options say. `attention` is short for
-    options that say nothing else. With `compile_cache` the layers become one compiled graph with
-    attention of its own, kept in that folder, and run once.
+    options that say nothing else. With `compile: on` the layers become one compiled graph with
+    attention of its own, and run once; with `auto` own operators run them where they can, from
+    the first step if they are built, else as soon as they are.
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
     options = options or StageOptions(attention=attention)
-    fused = uses_fused_modules(device, options.attention) and compile_cache is None
+    is_compiled = options.compile == "on"
+    fused = uses_fused_modules(device, options.attention) and not is_compiled
     part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
-    if compile_cache is not None:
+    if is_compiled:
         assert num_blocks is not None
         # torch's compiler takes seconds to import.
         from ..layers.compiled_layers import CompiledLayers, prepare  # noqa: PLC0415
 
-        part = prepare(part, compile_cache)
+        part = prepare(part, options.compile_cache)
         kv = make_kv(part, num_blocks, block_size)
         stage = Stage(part, kv, block_size, CompiledLayers(part))
         warm_up(stage)
@@ -66,6 +69,9 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     if num_blocks is None:
         num_blocks = fitting_blocks(stage_of, block_size, options, CudaMemory(part.device))
     stage = stage_of(num_blocks)
+    switch = begin_switch(part, options)
+    if switch is not None:
+        stage.use_own_operators(switch)
     if options.graphs is not None and part.device.type == "cuda" and stage.can_be_captured:
         capture(stage.use_graphs(options.graphs, CudaCapture(part.device)))
     return stage
@@ -90,6 +96,18 @@ class Stage:
         layer_types = [kind for kind in part.layer_types if kind is not None]
         self._rotary = RotaryTable(part.rotary, layer_types, like, flat=part.fast)
         self._graphs: GraphRunner | None = None
+        self._own: OwnLayers | None = None
+        self._switch: OperatorSwitch | None = None
+
+    def use_own_operators(self, switch: OperatorSwitch) -> None:
+        """Own operators run the layers from the step on before which `switch` has them ready."""
+        self._switch = switch
+        self._switch_if_ready()
+
+    @property
+    def runs_own_operators(self) -> bool:
+        """Whether own C++ operators run the layers, without a graph."""
+        return self._own is not None
 
     def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
         """The runner of steps that fit, from now on; the caller captures its graphs."""
@@ -157,7 +175,14 @@ class Stage:
         """
         return self._logits(self._hidden(step, hidden), rows)
 
+    def _switch_if_ready(self) -> None:
+        if self._switch is not None and self._switch.is_ready:
+            self._own = self._switch.make(self._part)
+            self._switch = None
+
     def _hidden(self, step: StepInput, hidden: Tensor | None) -> Tensor:
+        # Between two steps, never within one: all layers of a step compute alike.
+        self._switch_if_ready()
         part = self._part
         if len(step.moves):
             self._attention.move(to_device(step.moves, part.device))
@@ -172,6 +197,9 @@ class Stage:
         assert len(hidden) == len(step.token_ids)
         if not len(hidden):
             return hidden
+        if self._own is not None:
+            with attending(step, self.kv, self.block_size):
+                return self._own(hidden, self._rotary.tables_of(int(step.positions.max())))
         positions = to_device(step.positions, part.device)
         rotations = self._rotary.rotations(positions, int(step.positions.max()))
         states = hidden.to(part.device, non_blocking=True)
@@ -182,10 +210,12 @@ class Stage:
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part
-        assert part.norm is not None
-        assert part.head is not None
         if len(rows) != len(hidden) or (rows != np.arange(len(rows))).any():
             hidden = hidden[to_device(rows, part.device)]
+        if self._own is not None:
+            return self._own.logits(hidden, self._softcap)
+        assert part.norm is not None
+        assert part.head is not None
         logits = part.head(part.norm(hidden)).float()
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from draftline.core import form_queue
+from draftline.core import engine
 from draftline.core.arrays import ROOT, UInt32
 from draftline.core.errors import RequestError
 from draftline.core.request.allowed_tokens import AllowedTokens, full_mask
@@ -138,7 +138,7 @@ async def test_an_engine_with_late_forms_alone_does_not_spin(
     add(bench, "a", form)
     for _ in range(3):
         await bench.core.step()
-    monkeypatch.setattr(form_queue, "IDLE_WAIT_S", 3600.0)
+    monkeypatch.setattr(engine, "IDLE_WAIT_S", 3600.0)
     step = asyncio.create_task(bench.core.step())
     _, waiting = await asyncio.wait({step}, timeout=0.05)
     assert waiting == {step}

@@ -13,7 +13,7 @@ from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....models.text.tokenizer import TextStream
 from ...settings.limits import RequestLimits
 from ..engine_client import EngineClient
-from ..http.metrics import ServerMetrics
+from ..http.metrics import MetricsPage
 from .stream_pace import Pace
 
 
@@ -158,7 +158,7 @@ class CompletionOutput:
 
 
 async def run_job(
-    engine_client: EngineClient, job: Job, recorder: ServerMetrics
+    engine_client: EngineClient, job: Job, recorder: MetricsPage
 ) -> AsyncGenerator[tuple[int, Delta], None]:
     """Deltas of all prompts with the index of their prompt, in the order in which they come.
 
@@ -176,13 +176,11 @@ async def run_job(
             if item is None:
                 return
             index, delta = item
-            if index in last:
-                recorder.record_gap(now() - last[index])
-            last[index] = now()
+            came_at = now()
+            recorder.record(delta, came_at - last[index] if index in last else None)
+            last[index] = came_at
             if delta.finish_reason == "cancelled":
                 raise StageLost("the request was cancelled by the server")
-            if delta.finish_reason is not None and delta.metrics is not None:
-                recorder.record_finish(delta.finish_reason, delta.metrics)
             yield item
 
 

@@ -8,11 +8,13 @@ scraped (`engine_metrics.py`). `docs/metrics.md` lists them all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from ....core.request.output import RequestMetrics
+from ....core.request.output import Delta, RequestMetrics
 from ...engine.stats import EngineStats
+from ..engine_client import EngineClient
 from .engine_metrics import EngineCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,6 +26,18 @@ LATENCY_BUCKETS = (
 TOKEN_BUCKETS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
 )  # fmt: skip
+
+
+class MetricsPage(Protocol):
+    """What is counted of answers, and the page that shows it."""
+
+    def record(self, delta: Delta, gap_s: float | None) -> None:
+        """Count a delta of an answer; `gap_s`: since the one before it, None for the first."""
+        ...
+
+    async def text(self, engine_client: EngineClient) -> bytes:
+        """The text that `/metrics` answers."""
+        ...
 
 
 class ServerMetrics:
@@ -61,6 +75,8 @@ class ServerMetrics:
         self._inter_token = self._histogram(
             "vllm:inter_token_latency_seconds", "Between the deltas of an answer"
         )
+        # Looked up once, since it is used for every delta.
+        self._gaps = self._inter_token.labels(self._model)
         self._decode_time = self._histogram(
             "vllm:request_decode_time_seconds", "From the first token to the last"
         )
@@ -83,9 +99,13 @@ class ServerMetrics:
             "draftline:spec_decode_num_accepted_tokens", "Nodes accepted, by drafter", "source"
         )
 
-    def record_gap(self, seconds: float) -> None:
-        """Time between two deltas of an answer."""
-        self._inter_token.labels(self._model).observe(seconds)
+    def record(self, delta: Delta, gap_s: float | None) -> None:
+        """Count a delta of an answer; `gap_s`: since the one before it, None for the first."""
+        if gap_s is not None:
+            self._gaps.observe(gap_s)
+        reason = delta.finish_reason
+        if reason is not None and reason != "cancelled" and delta.metrics is not None:
+            self.record_finish(reason, delta.metrics)
 
     def record_finish(self, reason: str, metrics: RequestMetrics) -> None:
         """Count a finished request."""
@@ -115,8 +135,12 @@ class ServerMetrics:
         for source, count in metrics.accepted_by_source.items():
             self._accepted_by.labels(model, source).inc(count)
 
+    async def text(self, engine_client: EngineClient) -> bytes:
+        """The text that `/metrics` answers."""
+        return self.render(await engine_client.stats())
+
     def render(self, stats: Sequence[EngineStats]) -> bytes:
-        """The text that `/metrics` answers; `stats` has one entry an engine replica."""
+        """That text; `stats` has one entry an engine replica."""
         self._engines.stats = stats
         return generate_latest(self._registry)
 

@@ -19,7 +19,7 @@ from ..generation.chat_plan import ChatPlan, ChatPlanner
 from ..generation.job import Job, check_logprobs
 from ..generation.stream_pace import Pace
 from ..http.callers import caller_of
-from ..http.metrics import ServerMetrics
+from ..http.metrics import MetricsPage
 from ..output.answers import answer_events, whole_answer
 from ..output.completions import ChatFormat, CompletionFormat, Heading
 from ..output.event_stream import EventStream, until_disconnect
@@ -37,7 +37,7 @@ class GenerationRoutes:
         self,
         engine_client: EngineClient,
         config: ServerConfig,
-        metrics: ServerMetrics,
+        metrics: MetricsPage,
         model: ServedModel,
         bodies: Bodies,
     ) -> None:

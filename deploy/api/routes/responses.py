@@ -16,7 +16,7 @@ from ....core.errors import RequestError
 from ..engine_client import EngineClient
 from ..errors import ApiError, to_api_error
 from ..generation.job import CompletionOutput, Job, Piece, run_job
-from ..http.metrics import ServerMetrics
+from ..http.metrics import MetricsPage
 from ..output.completions import Heading, metrics_block
 from ..output.event_stream import FramedEventStream, until_disconnect, write_json
 from ..output.logprob_bodies import chat_logprob
@@ -34,7 +34,7 @@ class ResponsesRoutes:
     def __init__(
         self,
         engine_client: EngineClient,
-        metrics: ServerMetrics,
+        metrics: MetricsPage,
         model: ServedModel,
         bodies: Bodies,
         generation: GenerationRoutes,
@@ -96,7 +96,7 @@ class _AnswerWriter:
         self._response = response
         self._answer: CompletionOutput = job.answers()[0]
 
-    async def whole(self, metrics: ServerMetrics) -> bytes:
+    async def whole(self, metrics: MetricsPage) -> bytes:
         """The body as JSON. Raises what `run_job` raises."""
         async with aclosing(run_job(self._engine_client, self._job, metrics)) as deltas:
             async for _, delta in deltas:
@@ -107,7 +107,7 @@ class _AnswerWriter:
         self._write(self._answer.whole())
         return write_json(self._response.body(metrics_block([self._answer]))).encode()
 
-    async def events(self, metrics: ServerMetrics) -> AsyncGenerator[str, None]:
+    async def events(self, metrics: MetricsPage) -> AsyncGenerator[str, None]:
         """The events of a stream, with their names.
 
         What goes wrong before the first event is raised; later it is an event of its own.

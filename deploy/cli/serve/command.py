@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import threading
@@ -38,6 +39,8 @@ def run_server(settings: Mapping[str, Any], ray_address: str | None, console: Co
     console.print(describe(args))
     if args.engine.backend == "ray":
         _serve_on_ray(args, ray_address, console)
+    elif args.server.api_processes:
+        _serve_split(args, console)
     else:
         _serve_here(args, console)
     console.print("stopped")
@@ -107,6 +110,31 @@ def _serve_here(args: ServeArgs, console: Console) -> None:
         )
         limits = ConnectionLimits.of(bound.server)
         serve_local(app, listener, limits, lambda: _print_ready(bound, console), shutdown)
+
+
+def _serve_split(args: ServeArgs, console: Console) -> None:
+    # Each takes a second to import, which the other ways of serving need not wait for.
+    from ...api.http.metrics import ServerMetrics  # noqa: PLC0415
+    from ...engine.engine import AsyncEngine  # noqa: PLC0415
+    from ...engine_process.messages import Setup  # noqa: PLC0415
+    from .api_process import packed_settings  # noqa: PLC0415
+    from .split_server import SplitServer, serve_split  # noqa: PLC0415
+
+    with bind(args.server) as listener:
+        bound = with_port(args, listener.getsockname()[1])
+        failure: Future[str] = Future()
+        parts = SplitServer(
+            engine=AsyncEngine(args.engine, on_failure=failure.set_result),
+            failure=failure,
+            metrics=ServerMetrics(bound.model_name),
+            listener=listener,
+            setup=Setup(packed_settings(bound), logging.getLogger().getEffectiveLevel()),
+            count=bound.server.api_processes,
+            on_ready=lambda: _print_ready(bound, console),
+            on_drain=lambda count: _print_draining(count, bound, console),
+            drain_s=bound.server.drain_timeout_s,
+        )
+        serve_split(parts)
 
 
 def _serve_on_ray(args: ServeArgs, ray_address: str | None, console: Console) -> None:

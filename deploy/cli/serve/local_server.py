@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 3
 # What the system keeps for a client that does not read; left alone, it grows to megabytes each.
 SEND_BUFFER_BYTES = 256 * 1024
+# Connections that the system keeps until they are taken.
+BACKLOG = 2048
 # Of files and sockets that are no client's connections: stages, drafters, logs.
 OTHER_FILES = 512
 
@@ -97,8 +99,13 @@ def allow_connections(number: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def server_config(app: ASGIApp, pool: ConnectionPool) -> uvicorn.Config:
-    """How uvicorn serves `app` to the connections of `pool`."""
+def server_config(
+    app: ASGIApp, pool: ConnectionPool, accepts_at_once: int = BACKLOG
+) -> uvicorn.Config:
+    """How uvicorn serves `app` to the connections of `pool`.
+
+    accepts_at_once  connections that are taken before anything else is looked at
+    """
     protocol: Any = partial(BoundedProtocol, pool=pool)
     return uvicorn.Config(
         cast("Any", app),
@@ -108,6 +115,7 @@ def server_config(app: ASGIApp, pool: ConnectionPool) -> uvicorn.Config:
         log_level="error",
         access_log=False,
         lifespan="off",
+        backlog=accepts_at_once,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         timeout_keep_alive=math.ceil(pool.limits.keep_alive_s),
     )
@@ -119,13 +127,15 @@ def serve_local(
     limits: ConnectionLimits,
     on_ready: Callable[[], None],
     shutdown: Shutdown,
+    *,
+    accepts_at_once: int = BACKLOG,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then drain.
+    """Serve until SIGINT or SIGTERM, then drain. `accepts_at_once`: as of `server_config`.
 
     Raises what the app's start raises; `EngineFailed` where the engine cannot go on.
     """
     allow_connections(limits.connections)
-    config = server_config(app, ConnectionPool(limits))
+    config = server_config(app, ConnectionPool(limits), accepts_at_once)
     asyncio.run(_serve(app, listener, config, on_ready, shutdown))
 
 
@@ -139,6 +149,13 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Called by uvicorn for each signal."""
         self._on_signal()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn to begin to listen."""
+        await super().startup(sockets)
+        # asyncio has one number for what the system keeps and for what it takes at once.
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
 
 async def _serve(
@@ -162,7 +179,7 @@ async def _serve(
     # Run here and not by uvicorn, which would print the traceback of a failed start.
     async with app.router.lifespan_context(app):
         # From here on connections are kept until uvicorn takes them.
-        listener.listen()
+        listener.listen(BACKLOG)
         spare_collector()
         on_ready()
         stopping = asyncio.create_task(_stop(server, shutdown))

@@ -91,6 +91,7 @@ class Simulation:
         self._charge(kept, probes)
         batch = DraftBatch({}, began_at, draft_s, plan, costs)
         outcome = StepOutcome(num_rows, seconds, 0, batch)
+        walks = []
         for name in plan.by_drafter:
             if self.guesses[name].probes:
                 self.budget.note_probe(name, PROBE_ROWS)
@@ -99,7 +100,8 @@ class Simulation:
             said = accepted[one]
             rows = _walk(tree.tokens.tolist(), tree.parents.tolist(), said)
             self.budget.learn(drafted, [*said, -1])
-            outcome.count(one, tree, rows)
+            walks.append(rows)
+        outcome.count(requests, kept, walks)
         self.now += seconds
         self.num_tokens += outcome.num_tokens
         self.budget.note_step(outcome, self.now)

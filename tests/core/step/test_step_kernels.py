@@ -1,44 +1,65 @@
 """Rows of a step against the loops that they stand for."""
 
 import numpy as np
-from draftline.core.step.builder import lay_out
-from draftline.core.tree.kernels import runs
+from draftline.core.arrays import ROOT
+from draftline.core.step.layout import lay_out
 from hypothesis import given
 from hypothesis import strategies as st
 
-COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+SIZES = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 20)), min_size=0, max_size=4
+)
 
 
-@given(COUNTS, st.data())
-def test_runs_follow_each_other(counts: list[int], data: st.DataObject) -> None:
-    firsts = data.draw(st.lists(st.integers(0, 99), min_size=len(counts), max_size=len(counts)))
-    found = runs(np.array(firsts, dtype=np.int32), np.array(counts, dtype=np.int32))
-    pairs = zip(firsts, counts, strict=True)
-    assert found.tolist() == [first + own for first, count in pairs for own in range(count)]
-    assert found.dtype == np.int32
+def int32(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
 
 
-@given(COUNTS, st.integers(1, 4), st.data())
+@given(SIZES, SIZES, st.integers(1, 4))
 def test_rows_stand_behind_their_context(
-    counts: list[int], block_size: int, data: st.DataObject
+    trees: list[tuple[int, int, int]], chunks: list[tuple[int, int, int]], block_size: int
 ) -> None:
-    contexts = data.draw(st.lists(st.integers(0, 20), min_size=len(counts), max_size=len(counts)))
-    num_trees = data.draw(st.integers(0, len(counts)))
-    offsets = np.arange(sum(counts[:num_trees]), dtype=np.int32) % 3
-    width = max(map(sum, zip(contexts, counts, strict=True))) // block_size + 1
-    tables = np.random.default_rng(0).permutation(len(counts) * width).reshape(len(counts), width)
-    slots, positions = lay_out(
-        np.array(counts, dtype=np.int32),
-        np.array(contexts, dtype=np.int32),
-        tables.astype(np.int32),
-        offsets,
-        block_size,
-    )
-    row = 0
-    for table, context, count in zip(tables.tolist(), contexts, counts, strict=True):
-        for own in range(count):
-            block, rest = divmod(context + own, block_size)
-            assert slots[row] == table[block] * block_size + rest
-            assert positions[row] == context + (offsets[row] if row < len(offsets) else own)
-            row += 1
-    assert row == len(slots) == len(positions)
+    """A tree has nodes, probe rows and a context; a chunk rows, chosen rows and a context."""
+    rng = np.random.default_rng(0)
+    num_nodes = sum(nodes for nodes, _, _ in trees)
+    nodes = rng.integers(0, 99, (num_nodes, 4)).astype(np.int32)
+    nodes[:, 1] = ROOT
+    probe_tokens, probe_offsets = rng.integers(0, 99, (2, sum(own for _, own, _ in trees)))
+    chunk_tokens = rng.integers(0, 99, sum(rows for rows, _, _ in chunks))
+    chosen_of_chunks = [min(rows, chosen) for rows, chosen, _ in chunks]
+    contexts = [context for _, _, context in (*trees, *chunks)]
+    tables = rng.permutation(len(contexts) * 40).reshape(-1, 40).astype(np.int32)
+    token_ids, positions, slots, starts, logits_rows, chosen = lay_out(
+        nodes, np.cumsum([nodes for nodes, _, _ in trees], dtype=np.int64),
+        int32([1000 + index for index in range(len(trees))]),
+        int32(probe_tokens.tolist()), int32(probe_offsets.tolist()),
+        int32([own for _, own, _ in trees]), int32(chunk_tokens.tolist()),
+        int32([rows for rows, _, _ in chunks]), int32(chosen_of_chunks), int32(contexts),
+        tables, block_size,
+    )  # fmt: skip
+    rows: list[tuple[int, int]] = []
+    wanted, counts, node, probe, prompt = [], [], 0, 0, 0
+    for index, (num, own, context) in enumerate(trees):
+        wanted += range(len(rows), len(rows) + 1 + num)
+        counts.append(1 + num)
+        rows.append((1000 + index, context))
+        rows += [(int(row[0]), context + int(row[2])) for row in nodes[node : node + num]]
+        probes = slice(probe, probe + own)
+        rows += [
+            (int(token), context + int(offset))
+            for token, offset in zip(probe_tokens[probes], probe_offsets[probes], strict=True)
+        ]
+        node, probe = node + num, probe + own
+    for (num, _, context), taken in zip(chunks, chosen_of_chunks, strict=True):
+        rows += [(int(chunk_tokens[prompt + own]), context + own) for own in range(num)]
+        wanted += range(len(rows) - taken, len(rows))
+        counts.append(taken)
+        prompt += num
+    assert list(zip(token_ids.tolist(), positions.tolist(), strict=True)) == rows
+    assert (logits_rows.tolist(), chosen.tolist()) == (wanted, counts)
+    sizes = [1 + nodes + own for nodes, own, _ in trees] + [num for num, _, _ in chunks]
+    assert starts.tolist() == [0, *np.cumsum(sizes).tolist()]
+    for part, (table, context) in enumerate(zip(tables.tolist(), contexts, strict=True)):
+        for place in range(sizes[part]):
+            block, rest = divmod(context + place, block_size)
+            assert slots[starts[part] + place] == table[block] * block_size + rest

@@ -1,18 +1,25 @@
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from draftline.core.arrays import ROOT
+from draftline.core.arrays import ROOT, Int32
 from draftline.core.proposals import Proposal, chain_proposal
 from draftline.core.request.output import TARGET_SOURCE
 from draftline.core.tree.kernels import pack, unpack
 from draftline.core.tree.merge import merge, merge_all
-from draftline.core.tree.tree import TokenTree, ancestor_bits, attribute, keep_all
-from draftline.core.verify.walk import walk_all
+from draftline.core.tree.tree import TokenTree, TreeBatch, attribute
+from draftline.core.verify.walk import RowSlots, Walk, walk_all
 from hypothesis import given
 from hypothesis import strategies as st
 
 VOCAB = 5
+
+
+def walks(trees: Sequence[TokenTree], targets: Int32) -> list[Walk]:
+    """The walks through trees whose rows have the slots 0, 1, 2 and so on."""
+    starts = np.cumsum([0, *(len(tree) + 1 for tree in trees)], dtype=np.int32)
+    return walk_all(trees, targets, RowSlots(starts, np.arange(starts[-1], dtype=np.int32)))
 
 
 def proposal(source: str, nodes: list[tuple[int, int]]) -> Proposal:
@@ -104,7 +111,11 @@ def test_walk_follows_the_target_until_it_leaves_the_tree(
     tree = merge(found, 64, 64)
     size = len(tree) + 1
     targets = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size))
-    ((rows, tokens, sources, drafted),) = walk_all([tree], np.array(targets, dtype=np.int32))
+    ((rows, tokens, sources, drafted, token_ids, moves),) = walks(
+        [tree], np.array(targets, dtype=np.int32)
+    )
+    assert token_ids.tolist() == tokens
+    assert moves.tolist() == [[row, place] for place, row in enumerate(rows) if row != place]
     assert rows[0] == 0
     assert drafted == tree.count_sources()
     path = np.array(rows[1:], dtype=np.int32) - 1
@@ -130,11 +141,13 @@ def test_many_trees_at_once_are_as_each_alone(
     for tree, other in zip(trees, alone, strict=True):
         assert np.array_equal(tree.nodes, other.nodes)
         assert np.array_equal(tree.attributions, other.attributions)
-    for bits, tree in zip(ancestor_bits(trees), trees, strict=True):
-        assert np.array_equal(bits, tree.ancestors())
+        assert np.array_equal(tree.values, other.values)
+    assert np.array_equal(
+        trees.ancestors(), np.concatenate([tree.ancestors().ravel() for tree in alone])
+    )
     depths = [data.draw(st.integers(0, 5)) for _ in trees]
     kept = [tree.depths <= depth for tree, depth in zip(trees, depths, strict=True)]
-    for cut, tree, own in zip(keep_all(trees, np.concatenate(kept)), trees, kept, strict=True):
+    for cut, tree, own in zip(trees.keep(np.concatenate(kept)), trees, kept, strict=True):
         cut.check()
         assert tree_paths(cut) == tree_paths(tree.keep(own))
     token = st.integers(0, VOCAB - 1)
@@ -143,9 +156,15 @@ def test_many_trees_at_once_are_as_each_alone(
         for size in (len(tree) + 1 for tree in trees)
     ]
     # What follows the trees' tokens is of others.
-    walks = walk_all(trees, np.concatenate([*targets, np.array([1, 2], dtype=np.int32)]))
-    assert walks == [walk_all([tree], said)[0] for tree, said in zip(trees, targets, strict=True)]
-    rows = [walk.rows for walk in walks]
+    found = walks(trees, np.concatenate([*targets, np.array([1, 2], dtype=np.int32)]))
+    first = 0
+    for walk, tree, said in zip(found, trees, targets, strict=True):
+        (own,) = walks([tree], said)
+        assert walk[:4] == own[:4]
+        assert np.array_equal(walk.token_ids, own.token_ids)
+        assert np.array_equal(walk.moves, own.moves + first)
+        first += len(tree) + 1
+    rows = [walk.rows for walk in found]
     names = max((tree.names for tree in trees), key=len)
     credits = [
         attribute([tree], [own], np.ones(len(names))) for tree, own in zip(trees, rows, strict=True)
@@ -154,7 +173,8 @@ def test_many_trees_at_once_are_as_each_alone(
 
 
 def test_no_tree_at_all() -> None:
-    assert ancestor_bits([]) == walk_all([], np.array([3], dtype=np.int32)) == []
+    assert walks([], np.array([3], dtype=np.int32)) == []
+    assert len(TreeBatch.of([]).ancestors()) == 0
     assert attribute([], [], np.zeros(2)) == [0, 0]
 
 

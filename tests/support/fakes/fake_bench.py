@@ -115,7 +115,10 @@ class RandomDrafters:
         assert all(row in rows for row in expected)
 
     def _propose(self, query: Query, asked: Mapping[str, Collection[str]]) -> list[Proposal]:
-        text = self.texts[query.request_id]
+        text = self.texts.get(query.request_id)
+        # Closed while this was awaited, and perhaps begun anew with another text.
+        if text is None or len(text) < query.committed_len:
+            return []
         assert len(text) == query.committed_len
         assert query.max_nodes >= 1
         names = [name for name in ("first", "second") if query.request_id in asked.get(name, ())]

@@ -36,6 +36,30 @@ def drafter_pids() -> list[int]:
     ]
 
 
+def api_pids(server: int) -> list[int]:
+    """Processes of the HTTP API of the server with this process id, oldest first."""
+    module = b"draftline.deploy.cli.serve.api_process"
+    return sorted(
+        pid for pid, command in _commands() if module in command and _parent(pid) == server
+    )
+
+
+def num_connections(pid: int, port: int) -> int:
+    """How many connections to a port of this machine a process has taken."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ours = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}")}
+    # Listening sockets are in state 0A.
+    ours -= {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    return sum(_link(file) in ours for file in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _link(file: Path) -> str:
+    try:
+        return str(file.readlink())
+    except FileNotFoundError:
+        return ""
+
+
 def _actor_pids(title: bytes) -> list[int]:
     # Others may run a Ray on this machine, too.
     pids = [pid for pid, command in _commands() if command.startswith(title)]

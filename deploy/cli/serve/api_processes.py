@@ -1,0 +1,149 @@
+"""Keeps the processes of the HTTP API: starts them, starts anew those that die, ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+
+from ....core.errors import EngineFailed
+from ...engine_process.messages import Setup
+from ...engine_process.server import ApiSession, EngineServer
+
+logger = logging.getLogger(__name__)
+
+MODULE = "draftline.deploy.cli.serve.api_process"
+# API processes that die again and again are of no use: the server should be replaced.
+MAX_DEATHS_AN_HOUR = 5
+HOUR_S = 3600.0
+# One that has closed its connection has so long to end by itself.
+END_TIMEOUT_S = 5.0
+
+
+class ApiProcesses:
+    """API processes at one listening socket, each with a connection to the engine's server.
+
+    failed  done, with the reason, when they cannot be kept alive
+    """
+
+    def __init__(
+        self, server: EngineServer, listener: socket.socket, setup: Setup, count: int
+    ) -> None:
+        self._server = server
+        self._listener = listener
+        self._setup = setup
+        self._count = count
+        self._deaths: deque[float] = deque()
+        self._is_closing = False
+        self._processes: set[asyncio.subprocess.Process] = set()
+        self._sessions: set[ApiSession] = set()
+        self._keepers: list[asyncio.Task[None]] = []
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._serving: list[asyncio.Future[None]] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes that run."""
+        return sorted(process.pid for process in self._processes)
+
+    def start(self) -> None:
+        """Start them; they wait for the engine by themselves."""
+        loop = asyncio.get_running_loop()
+        self._serving = [loop.create_future() for _ in range(self._count)]
+        self._keepers = [asyncio.create_task(self._keep(ready)) for ready in self._serving]
+
+    async def wait_serving(self) -> None:
+        """Wait until all answer. Raises `EngineFailed` if they die again and again."""
+        serving = asyncio.gather(*self._serving)
+        await asyncio.wait([serving, self.failed], return_when=asyncio.FIRST_COMPLETED)
+        if self.failed.done():
+            serving.cancel()
+            raise EngineFailed(self.failed.result())
+
+    async def drain(self) -> int:
+        """Have them refuse new requests; the number of those that run."""
+        self._is_closing = True
+        sessions = list(self._sessions)
+        self._server.drain()
+        answers = [session.draining for session in sessions]
+        # One that is stopped does not answer, and one that dies takes its requests with it.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(
+                asyncio.wait([asyncio.gather(*answers), *self._keepers]), END_TIMEOUT_S
+            )
+        return sum(answer.result() for answer in answers if answer.done())
+
+    async def wait_ended(self, timeout_s: float) -> None:
+        """Wait until all have ended, at most for so long."""
+        self._is_closing = True
+        if self._keepers:
+            await asyncio.wait(self._keepers, timeout=timeout_s)
+
+    async def close(self) -> None:
+        """End those that still run, by force."""
+        self._is_closing = True
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                process.kill()
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _keep(self, ready: asyncio.Future[None]) -> None:
+        """Run one process, and another one in its place when it has ended."""
+        while not self._is_closing:
+            began = time.monotonic()
+            status = await self._run(ready)
+            if self._is_closing:
+                return
+            logger.error(
+                "event=api_process_died status=%s seconds=%.0f", status, time.monotonic() - began
+            )
+            self._deaths.append(time.monotonic())
+            while self._deaths[0] < time.monotonic() - HOUR_S:
+                self._deaths.popleft()
+            if len(self._deaths) > MAX_DEATHS_AN_HOUR:
+                if not self.failed.done():
+                    self.failed.set_result(
+                        f"API processes died {len(self._deaths)} times within an hour"
+                    )
+                return
+
+    async def _run(self, ready: asyncio.Future[None]) -> int:
+        """Run one process to its end; its exit status."""
+        here, there = socket.socketpair()
+        try:
+            with there:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *("-m", MODULE),
+                    *("--engine-fd", str(there.fileno())),
+                    *("--listener-fd", str(self._listener.fileno())),
+                    pass_fds=(there.fileno(), self._listener.fileno()),
+                    # Ctrl-C in the terminal reaches this process, which ends its children.
+                    start_new_session=True,
+                )
+        except BaseException:
+            here.close()
+            raise
+        self._processes.add(process)
+        here.setblocking(False)
+        session = await self._server.connect(here, self._setup)
+        self._sessions.add(session)
+        session.serving.add_done_callback(
+            lambda _: None if ready.done() else ready.set_result(None)
+        )
+        try:
+            await session.closed
+            # One that was silent may be stopped, and hear of nothing.
+            with suppress(TimeoutError):
+                return await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+            process.kill()
+            return await process.wait()
+        finally:
+            self._sessions.discard(session)
+            self._processes.discard(process)

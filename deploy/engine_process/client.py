@@ -1,0 +1,271 @@
+"""The API's side: an engine in another process, as the API's routes see one.
+
+Texts are made here, from the tokens that come; only those of requests with stop texts come whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from typing import Literal, TypeVar
+
+from ...cluster.loop_calls import spare_collector
+from ...core.errors import DraftlineError, EngineClosed, EngineFailed, StageLost
+from ...core.request.answer_text import AnswerText
+from ...core.request.output import Delta
+from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ...models.text.tokenizer import load_tokenizer
+from ..api.engine_client import EngineClient
+from ..api.text_codec import TextCodec
+from ..engine.delta_queue import MAX_UNREAD_BYTES, DeltaQueue
+from ..engine.stats import EngineStats
+from .connection import SILENCE_S, Connection
+from .messages import (
+    Add,
+    Ask,
+    Beat,
+    Cancel,
+    Drain,
+    Draining,
+    Failed,
+    FromEngine,
+    Health,
+    Hello,
+    NextTokens,
+    Reply,
+    Serving,
+    Setup,
+    decode_from_engine,
+    packed_prompt,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# An engine's process that does not answer for so long is stopped or gone.
+CONTROL_TIMEOUT_S = 5.0
+LOST = "its process is gone"
+
+
+class SocketEngineClient:
+    """An engine at the other end of a socket. `start` connects; one event loop uses it.
+
+    model             folder or hub id of its target, for the tokenizer
+    max_unread_bytes  what may wait for the reader of a stream; more ends the request
+    on_drain          called for each `Drain`; gives the number of requests that run
+    lost              gets the reason when the engine's process is gone
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        model: str,
+        *,
+        max_unread_bytes: int | None = None,
+        on_drain: Callable[[], int] = lambda: 0,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._end = end
+        self._model = model
+        self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
+        self._on_drain = on_drain
+        self._silence_s = silence_s
+        self._numbers = itertools.count()
+        self._streams: dict[int, DeltaQueue[NextTokens]] = {}
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._is_healthy = False
+        self._is_closed = False
+        self.lost: Future[str] = Future()
+
+    async def start(self) -> None:
+        """Read the model's tokenizer, and wait until the engine has loaded.
+
+        Raises `CheckpointError`; `EngineFailed` where it does not.
+        """
+        loop = asyncio.get_running_loop()
+        self._hello: asyncio.Future[Hello] = loop.create_future()
+        self._connection = Connection(
+            decode_from_engine,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
+            on_silence=self._on_silence,
+            beat=Beat,
+            silence_s=self._silence_s,
+        )
+        await loop.create_unix_connection(lambda: self._connection, sock=self._end)
+        self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, self._model))
+        self._max_model_len = (await self._hello).max_model_len
+        spare_collector()
+
+    async def close(self) -> None:
+        """End all requests and the connection; the engine lives on."""
+        self._is_closed = True
+        self.end_requests(EngineClosed("the engine was closed"))
+        self._connection.close()
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's tokenizer."""
+        return self._codec
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        return self._max_model_len
+
+    async def stream(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        request_id: str,
+    ) -> AsyncGenerator[Delta, None]:
+        """One request's deltas; closing the generator cancels the request.
+
+        Raises `RequestError`, `CapacityError`, `StageError`, `StageLost`, `EngineFailed`,
+        `EngineClosed`, `ReaderTooSlow`.
+        """
+        self._check_engine()
+        number = next(self._numbers)
+        # Made when the engine has found that the prompt's ids have texts.
+        texts: AnswerText | None = None
+        packed = packed_prompt(prompt)
+        deltas = DeltaQueue[NextTokens](
+            asyncio.get_running_loop(),
+            self._max_unread_bytes,
+            on_full=lambda: self._connection.send(Cancel(number)),
+        )
+        self._streams[number] = deltas
+        self._connection.send(Add(number, request_id, packed, params, options))
+        try:
+            while True:
+                tokens = await deltas.next()
+                is_last = tokens.finish_reason is not None
+                texts = texts or self._codec.answer_text(prompt, params)
+                text = texts.advance(tokens.token_ids, tokens.finish_reason, tokens.text)
+                yield tokens.delta(request_id, text)
+                if is_last:
+                    return
+        finally:
+            # Not there any more: the engine has ended it.
+            if self._streams.pop(number, None) is not None:
+                self._connection.send(Cancel(number))
+
+    async def stats(self) -> list[EngineStats]:
+        """The engine's counters and gauges; none where it does not answer."""
+        return list((await self._ask("stats")).stats)
+
+    async def metrics_text(self) -> bytes:
+        """The text of `/metrics`, of all API processes. Raises `StageLost` without an answer."""
+        reply = await self._ask("metrics")
+        if not reply.metrics:
+            raise StageLost("the engine's process does not answer")
+        return reply.metrics
+
+    async def is_healthy(self) -> bool:
+        """Whether the engine serves, as it said last."""
+        return self._is_healthy and not (self._connection.is_lost or self._connection.is_silent)
+
+    def tell_serving(self) -> None:
+        """Say that requests are answered from now on."""
+        self._connection.send(Serving())
+
+    def end_requests(self, error: DraftlineError) -> None:
+        """End what runs with an error, and tell the engine."""
+        streams, self._streams = self._streams, {}
+        for number, deltas in streams.items():
+            deltas.put(error)
+            self._connection.send(Cancel(number))
+
+    def _check_engine(self) -> None:
+        """Raise where the engine cannot be told of a request."""
+        if self._is_closed:
+            raise EngineClosed("the engine was closed")
+        if self._connection.is_lost:
+            raise EngineFailed(LOST)
+        if self._connection.is_silent or self._connection.is_full:
+            raise StageLost("the engine's process gives no sign of life")
+
+    async def _ask(self, what: Literal["stats", "metrics"]) -> Reply:
+        number = next(self._numbers)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        self._connection.send(Ask(number, what))
+        try:
+            return await asyncio.wait_for(reply, CONTROL_TIMEOUT_S)
+        except TimeoutError:
+            return Reply(number)
+        finally:
+            del self._replies[number]
+
+    def _on_message(self, message: FromEngine) -> None:
+        match message:
+            case NextTokens():
+                self._on_tokens(message)
+            case Failed():
+                self._on_failed(message)
+            case Health():
+                self._is_healthy = message.is_healthy
+            case Reply():
+                _settle(self._replies.get(message.question), message)
+            case Hello():
+                self._is_healthy = True
+                _settle(self._hello, message)
+            case Drain():
+                self._connection.send(Draining(self._on_drain()))
+            case Setup():
+                # Read before there was a loop.
+                pass
+
+    def _on_tokens(self, message: NextTokens) -> None:
+        deltas = self._streams.get(message.number)
+        if deltas is None:
+            return
+        if message.finish_reason is not None:
+            del self._streams[message.number]
+        deltas.put(message)
+
+    def _on_failed(self, message: Failed) -> None:
+        deltas = self._streams.pop(message.number, None)
+        if deltas is not None:
+            deltas.put(message.error())
+
+    def _on_silence(self) -> None:
+        if self._streams:
+            logger.error("event=engine_process_silent seconds=%g", self._silence_s)
+        # It may go on, when it is let: only then can it be told that they have ended.
+        self.end_requests(StageLost("the engine's process gives no sign of life"))
+
+    def _on_lost(self) -> None:
+        if not self._hello.done():
+            self._hello.set_exception(EngineFailed(LOST))
+        error = EngineFailed(LOST)
+        self.end_requests(error)
+        for reply in self._replies.values():
+            _settle(reply, Reply(0))
+        if not self._is_closed and not self.lost.done():
+            self.lost.set_result(LOST)
+
+
+def _settle(future: asyncio.Future[T] | None, value: T) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)
+
+
+class EngineMetrics:
+    """Metrics that the engine's process keeps, of all API processes and of those that died."""
+
+    def __init__(self, engine_client: SocketEngineClient) -> None:
+        self._engine_client = engine_client
+
+    def record(self, delta: Delta, gap_s: float | None) -> None:
+        """Counted where the delta came from."""
+
+    async def text(self, engine_client: EngineClient) -> bytes:  # noqa: ARG002 - the interface
+        """The text of `/metrics`. Raises `StageLost` where the engine's process is silent."""
+        return await self._engine_client.metrics_text()

@@ -1,0 +1,257 @@
+"""What the engine's process and the API's processes tell one another, as msgpack.
+
+A frame is a list of messages, with its length before it: all that one side has to say since its
+last frame. Decoding makes these values and nothing else, every field checked against its
+annotation. No message shows in a log: prompts and answers are in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from ...core.errors import (
+    CapacityError,
+    DraftlineError,
+    EngineClosed,
+    EngineFailed,
+    ProtocolError,
+    ReaderTooSlow,
+    RequestError,
+    RequestFailed,
+    StageError,
+    StageLost,
+)
+from ...core.request.output import (
+    Delta,
+    FinishReason,
+    RequestMetrics,
+    StopReason,
+    TokenLogProb,
+)
+from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ..engine.stats import EngineStats
+
+T = TypeVar("T")
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
+    """A tag and its fields."""
+
+
+# From an API process.
+
+
+class Add(_Message, frozen=True):
+    """Queue a request; the API process calls it `number` from now on.
+
+    prompt  int32, little-endian
+    """
+
+    number: int
+    request_id: str
+    prompt: bytes
+    params: SamplingParams
+    options: RequestOptions
+
+    def prompt_ids(self) -> list[int]:
+        """The prompt's token ids. Raises `ProtocolError` for bytes that are no int32."""
+        if len(self.prompt) % 4:
+            raise ProtocolError("a prompt is not a whole number of token ids")
+        return np.frombuffer(self.prompt, dtype="<i4").tolist()
+
+
+class Cancel(_Message, frozen=True):
+    """End a request; nothing more is heard of it."""
+
+    number: int
+
+
+class Ask(_Message, frozen=True):
+    """Send a `Reply` to this question."""
+
+    question: int
+    what: Literal["stats", "metrics"]
+
+
+class Serving(_Message, frozen=True):
+    """The API answers from now on."""
+
+
+class Draining(_Message, frozen=True):
+    """New requests are refused; so many run still."""
+
+    num_running: int
+
+
+class Beat(_Message, frozen=True):
+    """A sign of life."""
+
+
+FromApi = Add | Cancel | Ask | Serving | Draining | Beat
+
+
+# From the engine's process.
+
+
+class Setup(_Message, frozen=True):
+    """The first message: settings as JSON, without plain keys, and the level of the log."""
+
+    settings: bytes
+    log_level: int
+
+
+class Hello(_Message, frozen=True):
+    """The engine is loaded. Most tokens of a request, prompt and answer."""
+
+    max_model_len: int
+
+
+class Health(_Message, frozen=True):
+    """A sign of life, and whether a request sent now would be served."""
+
+    is_healthy: bool
+
+
+class NextTokens(_Message, frozen=True):
+    """What one step adds to a request: fields as in `core.request.output.Delta`.
+
+    text is empty but for requests with stop texts, whose text the engine cuts.
+    """
+
+    number: int
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    metrics: RequestMetrics | None = None
+    log_probs: tuple[TokenLogProb, ...] = ()
+    prompt_log_probs: tuple[TokenLogProb | None, ...] | None = None
+    stop_reason: StopReason = None
+
+    @classmethod
+    def of(cls, number: int, delta: Delta) -> NextTokens:
+        """The message of a delta."""
+        return cls(
+            number,
+            delta.token_ids,
+            delta.sources,
+            delta.text,
+            delta.finish_reason,
+            delta.metrics,
+            delta.log_probs,
+            delta.prompt_log_probs,
+            delta.stop_reason,
+        )
+
+    def delta(self, request_id: str, text: str) -> Delta:
+        """The delta, with its text."""
+        return Delta(
+            request_id=request_id,
+            token_ids=self.token_ids,
+            sources=self.sources,
+            text=text,
+            finish_reason=self.finish_reason,
+            metrics=self.metrics,
+            log_probs=self.log_probs,
+            prompt_log_probs=self.prompt_log_probs,
+            stop_reason=self.stop_reason,
+        )
+
+
+class Failed(_Message, frozen=True):
+    """The error that ended a request, by its kind."""
+
+    number: int
+    kind: str
+    reason: str
+    field: str = ""
+    retry_after_s: int | None = None
+
+    @classmethod
+    def of(cls, number: int, error: DraftlineError) -> Failed:
+        """The message of an error; one of no known kind goes as `RequestFailed`."""
+        kind = next((kind for kind, known in ERRORS.items() if isinstance(error, known)), "failed")
+        if isinstance(error, RequestError):
+            return cls(number, kind, error.message, error.field)
+        retry_after_s = error.retry_after_s if isinstance(error, CapacityError) else None
+        return cls(number, kind, str(error), retry_after_s=retry_after_s)
+
+    def error(self) -> DraftlineError:
+        """The error. Raises `ProtocolError` for an unknown kind."""
+        if self.kind == "request":
+            return RequestError(self.field, self.reason)
+        known = ERRORS.get(self.kind)
+        if known is None:
+            raise ProtocolError("an error of unknown kind")
+        error = known(self.reason)
+        if isinstance(error, CapacityError):
+            error.retry_after_s = self.retry_after_s
+        return error
+
+
+ERRORS: dict[str, type[DraftlineError]] = {
+    "request": RequestError,
+    "capacity": CapacityError,
+    "reader": ReaderTooSlow,
+    "stage": StageError,
+    "stage_lost": StageLost,
+    "engine_failed": EngineFailed,
+    "closed": EngineClosed,
+    "failed": RequestFailed,
+}
+
+
+class Reply(_Message, frozen=True):
+    """The answer to a question: the one of both that was asked for."""
+
+    question: int
+    stats: tuple[EngineStats, ...] = ()
+    metrics: bytes = b""
+
+
+class Drain(_Message, frozen=True):
+    """Refuse new requests and let those that run end; a second one: end them now."""
+
+
+FromEngine = Setup | Hello | Health | NextTokens | Failed | Reply | Drain
+
+
+def encode_messages(messages: Sequence[FromApi | FromEngine]) -> bytes:
+    """One frame's messages."""
+    return _encoder.encode(messages)
+
+
+def decode_from_api(data: bytes) -> list[FromApi]:
+    """What `encode_messages` made of an API process's messages. Raises `ProtocolError`."""
+    return _decode(_from_api, data)
+
+
+def decode_from_engine(data: bytes) -> list[FromEngine]:
+    """The same of the engine's. Raises `ProtocolError`."""
+    return _decode(_from_engine, data)
+
+
+def packed_prompt(token_ids: Sequence[int]) -> bytes:
+    """`Add.prompt` of token ids. Raises `RequestError` for what no vocabulary has."""
+    try:
+        return np.array(token_ids, dtype="<i4").tobytes()
+    except (OverflowError, ValueError, TypeError):
+        raise RequestError("prompt", "must be token ids, whole numbers below 2**31") from None
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    # Text that is none, keys that cannot be keys and too deep nesting raise errors of Python's own;
+    # parameters that nobody may ask for raise ours. What they say may quote a request.
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError, RequestError):
+        raise ProtocolError("not a message between the engine and its API") from None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_from_api: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[FromApi])
+_from_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[FromEngine])

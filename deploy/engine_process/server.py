@@ -1,0 +1,304 @@
+"""The engine's side: requests of API processes go to one engine, its deltas back.
+
+Deltas of one step are committed in the engine's thread, gathered there, and handed to the event
+loop of the sockets at once; each API process gets its own as one frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from ...cluster.loop_calls import call_on_loop
+from ...core.errors import CapacityError, DraftlineError, ReaderTooSlow, as_request_failure
+from ...core.request.output import Delta
+from ...core.request.request import Sink
+from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ..engine.stats import EngineStats
+from .connection import SILENCE_S, Connection
+from .messages import (
+    Add,
+    Ask,
+    Beat,
+    Cancel,
+    Drain,
+    Draining,
+    Failed,
+    FromApi,
+    FromEngine,
+    Health,
+    Hello,
+    NextTokens,
+    Reply,
+    Serving,
+    decode_from_api,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class ServedEngine(Protocol):
+    """What is served: `deploy.engine.engine.AsyncEngine`."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Most requests that run or wait."""
+        ...
+
+    async def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        options: RequestOptions,
+        sink: Sink,
+        *,
+        with_text: bool,
+    ) -> None:
+        """Queue a request, whose `sink` is called in any thread."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """End a request soon."""
+        ...
+
+    def retry_after_s(self) -> int:
+        """Seconds until a full queue has probably room."""
+        ...
+
+    def after_step(self, function: Callable[[], object]) -> None:
+        """For sinks: run `function` once all have heard of the step."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        ...
+
+    def is_healthy(self) -> bool:
+        """Whether requests can be served now."""
+        ...
+
+
+class Recorder(Protocol):
+    """What is counted of requests: `deploy.api.http.metrics.ServerMetrics`."""
+
+    def record(self, delta: Delta, gap_s: float | None) -> None:
+        """Count a delta; `gap_s`: since the one before it."""
+        ...
+
+    def render(self, stats: list[EngineStats]) -> bytes:
+        """The text of `/metrics`."""
+        ...
+
+
+class EngineServer:
+    """Serves one engine to API processes. Lives on one event loop, which is not the engine's."""
+
+    def __init__(
+        self, engine: ServedEngine, recorder: Recorder, *, silence_s: float = SILENCE_S
+    ) -> None:
+        self.engine = engine
+        self.recorder = recorder
+        self._silence_s = silence_s
+        self._sessions: set[ApiSession] = set()
+        self.is_loaded = False
+
+    async def connect(self, end: socket.socket, first: FromEngine | None = None) -> ApiSession:
+        """Serve the API process at the other end of a socket; `first` is told before all else."""
+        session = ApiSession(self, self._silence_s)
+        session.closed.add_done_callback(lambda _: self._sessions.discard(session))
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: session.connection, sock=end)
+        self._sessions.add(session)
+        if first is not None:
+            session.connection.send(first)
+            session.connection.flush()
+        if self.is_loaded:
+            session.connection.send(self._hello())
+        return session
+
+    def loaded(self) -> None:
+        """The engine can take requests: tell all."""
+        self.is_loaded = True
+        for session in self._sessions:
+            session.connection.send(self._hello())
+
+    def drain(self) -> None:
+        """Have all API processes refuse new requests and end; again: at once."""
+        for session in self._sessions:
+            session.connection.send(Drain())
+
+    def close(self) -> None:
+        """End all connections; what is said already is sent."""
+        for session in list(self._sessions):
+            session.connection.close()
+
+    def _hello(self) -> Hello:
+        return Hello(self.engine.max_model_len)
+
+
+class _Running:
+    """A request of an API process. `told_at`: when its last delta was sent, loop time."""
+
+    __slots__ = ("adding", "engine_id", "told_at")
+
+    def __init__(self, engine_id: str) -> None:
+        self.engine_id = engine_id
+        self.adding: asyncio.Task[None] | None = None
+        self.told_at: float | None = None
+
+
+class ApiSession:
+    """One API process: its requests, and what it is told.
+
+    serving   done when it answers
+    draining  done, with the number of requests that run, when it refuses new ones
+    closed    done when its connection is lost; its requests are cancelled then
+    """
+
+    def __init__(self, server: EngineServer, silence_s: float) -> None:
+        self._server = server
+        self._engine = server.engine
+        self._loop = loop = asyncio.get_running_loop()
+        self.serving: asyncio.Future[None] = loop.create_future()
+        self.draining: asyncio.Future[int] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.connection = Connection(
+            decode_from_api,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
+            on_silence=self._on_silence,
+            beat=lambda: Health(self._engine.is_healthy()),
+            silence_s=silence_s,
+        )
+        self._running: dict[int, _Running] = {}
+        # What the engine's thread has committed and the loop has not been told.
+        self._lock = threading.Lock()
+        self._outbox: list[tuple[int, Delta | DraftlineError]] = []
+
+    @property
+    def num_running(self) -> int:
+        """Its requests that have not ended."""
+        return len(self._running)
+
+    def _on_message(self, message: FromApi) -> None:
+        match message:
+            case Add():
+                self._add(message)
+            case Cancel():
+                self._cancel(message.number)
+            case Ask():
+                self.connection.send(self._reply(message))
+            case Serving():
+                _settle(self.serving, None)
+            case Draining():
+                _settle(self.draining, message.num_running)
+            case Beat():
+                pass
+
+    def _add(self, message: Add) -> None:
+        number = message.number
+        if len(self._running) >= self._engine.capacity:
+            error = CapacityError(f"{len(self._running)} requests run or wait; try again later")
+            error.retry_after_s = self._engine.retry_after_s()
+            self.connection.send(Failed.of(number, error))
+            return
+        running = self._running[number] = _Running(message.request_id)
+        running.adding = asyncio.create_task(self._queue(message, running))
+
+    async def _queue(self, message: Add, running: _Running) -> None:
+        number = message.number
+        sink = partial(self._on_output, number)
+        try:
+            await self._engine.add(
+                message.request_id,
+                message.prompt_ids(),
+                message.params,
+                message.options,
+                sink,
+                with_text=False,
+            )
+        except Exception as error:  # noqa: BLE001 - it supervises: its API process is told
+            self._tell(number, as_request_failure(error, message.request_id))
+        finally:
+            running.adding = None
+
+    def _cancel(self, number: int) -> None:
+        running = self._running.pop(number, None)
+        if running is None:
+            return
+        if running.adding is None:
+            self._engine.cancel(running.engine_id)
+        else:
+            # Its form may be in the making still.
+            engine_id = running.engine_id
+            running.adding.add_done_callback(lambda _: self._engine.cancel(engine_id))
+
+    def _on_output(self, number: int, event: Delta | DraftlineError) -> None:
+        """Take an event of any thread."""
+        with self._lock:
+            self._outbox.append((number, event))
+            is_first = len(self._outbox) == 1
+        if is_first:
+            self._engine.after_step(self._hand_over)
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            events, self._outbox = self._outbox, []
+        call_on_loop(self._loop, self._tell_all, events)
+
+    def _tell_all(self, events: list[tuple[int, Delta | DraftlineError]]) -> None:
+        for number, event in events:
+            self._tell(number, event)
+        self.connection.flush()
+
+    def _tell(self, number: int, event: Delta | DraftlineError) -> None:
+        running = self._running.get(number)
+        if running is None:
+            return
+        if isinstance(event, DraftlineError):
+            del self._running[number]
+            self.connection.send(Failed.of(number, event))
+            return
+        now = self._loop.time()
+        gap_s = None if running.told_at is None else now - running.told_at
+        running.told_at = now
+        self._server.recorder.record(event, gap_s)
+        if self.connection.is_full:
+            self._cancel(number)
+            error = ReaderTooSlow("the process that answers the client does not read")
+            self.connection.send(Failed.of(number, error))
+            return
+        if event.finish_reason is not None:
+            del self._running[number]
+        self.connection.send(NextTokens.of(number, event))
+
+    def _reply(self, message: Ask) -> Reply:
+        stats = [self._engine.stats()] if self._server.is_loaded else []
+        if message.what == "metrics":
+            return Reply(message.question, metrics=self._server.recorder.render(stats))
+        return Reply(message.question, tuple(stats))
+
+    def _on_silence(self) -> None:
+        logger.error("event=api_process_silent seconds=%g", self.connection.silence_s)
+        self.connection.abort()
+
+    def _on_lost(self) -> None:
+        for number in list(self._running):
+            self._cancel(number)
+        _settle(self.closed, None)
+
+
+def _settle(future: asyncio.Future, value: object) -> None:
+    if not future.done():
+        future.set_result(value)

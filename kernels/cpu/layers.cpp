@@ -1,0 +1,286 @@
+// A stage's decoder layers, one after the other: no Python, and no operator of a library, is
+// between their products.
+//
+// Everything here computes a row alone, in one order: a row does not depend on those beside it.
+#include <ATen/Parallel.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "vectors.h"
+
+namespace draftline {
+namespace {
+
+// What a layer is, as `models/layers/own_layers.py` writes it down; change both together.
+struct Shape {
+  int64_t kv_layer, num_heads, intermediate, activation, window, rotation, flags;
+};
+constexpr int64_t INTS = 7;
+struct Numbers {
+  double scaling, softcap, eps;
+};
+constexpr int64_t FLOATS = 3;
+// Tensors of a layer: its vectors one behind the other, then its four packed weights.
+constexpr int64_t TENSORS = 5;
+enum Flags : int64_t { HEAD_NORMS = 1, POST_NORMS = 2, QKV_BIAS = 4, OUT_BIAS = 8, MLP_BIAS = 16 };
+enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };
+
+struct Layer {
+  Shape shape;
+  Numbers numbers;
+  const float *input_norm, *query_norm, *key_norm, *attention_norm, *mlp_norm, *output_norm;
+  const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
+  const float *qkv, *out, *gate_up, *down;
+};
+
+// x / sqrt(mean(x^2) + eps) * weight of one row; `to` may be `x`.
+void normalise(const float* x, const float* weight, float* to, int64_t size, double eps) {
+  Vector squares{};
+  for (int64_t i = 0; i < size; i += LANES) {
+    const Vector part = load_some(x + i, size - i);
+    squares = fma(part, part, squares);
+  }
+  const float scale = 1.0f / std::sqrt(sum_of_lanes(squares) / size + static_cast<float>(eps));
+  for (int64_t i = 0; i < size; i += LANES)
+    store_some(to + i, load_some(x + i, size - i) * scale * load_some(weight + i, size - i),
+               size - i);
+}
+
+template <typename Work>
+void each_row(int64_t rows, int64_t size, Work work) {
+  at::parallel_for(0, rows, std::max<int64_t>((1 << 14) / size, 1), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) work(row);
+  });
+}
+
+void normalise_rows(const float* x, const float* weight, float* to, int64_t rows, int64_t size,
+                    double eps) {
+  each_row(rows, size, [&](int64_t row) {
+    normalise(x + row * size, weight, to + row * size, size, eps);
+  });
+}
+
+Vector active(Vector x, int64_t activation) {
+  // (1 + tanh(y)) / 2 is the sigmoid of 2 y.
+  Vector inner = x;
+  if (activation == GELU_TANH)
+    inner = 1.5957691216057308f * fma(x * x * x, 0.044715f, x);
+  return x / (exp_of(-inner) + 1.0f);
+}
+
+// activation(left half) * right half of [rows, 2 size], in the left half of its row.
+void gate(float* gate_up, int64_t rows, int64_t size, int64_t activation, float* to) {
+  each_row(rows, size, [&](int64_t row) {
+    const float* left = gate_up + row * 2 * size;
+    for (int64_t i = 0; i < size; i += LANES)
+      store_some(to + row * size + i,
+                 active(load_some(left + i, size - i), activation) *
+                     load_some(left + size + i, size - i),
+                 size - i);
+  });
+}
+
+// Turns one head by its position's angles, after normalising it where `norm` is given. The first
+// half of the sines is negated.
+void turn(float* head, const float* norm, double eps, const float* cos, const float* sin,
+          int64_t dim) {
+  if (norm) normalise(head, norm, head, dim, eps);
+  const int64_t half = dim / 2;
+  for (int64_t i = 0; i < half; i += LANES) {
+    const int64_t left = half - i;
+    const Vector a = load_some(head + i, left), b = load_some(head + half + i, left);
+    store_some(head + i, fma(b, load_some(sin + i, left), a * load_some(cos + i, left)), left);
+    store_some(head + half + i,
+               fma(a, load_some(sin + half + i, left), b * load_some(cos + half + i, left)), left);
+  }
+}
+
+// Buffers of a pass over the layers, each [rows, ...].
+struct Buffers {
+  std::vector<at::Tensor> kept;
+
+  float* take(int64_t rows, int64_t size, const at::Tensor& like) {
+    kept.push_back(at::empty({rows, size}, like.options()));
+    return kept.back().data_ptr<float>();
+  }
+};
+
+// Cosines and sines of all positions, [positions, dim] each.
+struct Rotation {
+  const float *cos, *sin;
+};
+
+struct Pass {
+  int64_t rows, hidden, kv_heads, head_dim;
+  std::vector<Rotation> rotations;
+  float *states, *sums, *normed, *heads, *attended, *gate_up, *gated;
+
+  void run(const Layer& layer) {
+    const Shape& shape = layer.shape;
+    normalise_rows(states, layer.input_norm, normed, rows, hidden, layer.numbers.eps);
+    attend(layer);
+    const int64_t attended_size = shape.num_heads * head_dim;
+    add({attended, layer.out, nullptr, rows, attended_size, hidden, layer.out_bias},
+        layer.attention_norm, layer.numbers.eps);
+    normalise_rows(states, layer.mlp_norm, normed, rows, hidden, layer.numbers.eps);
+    multiply({normed, layer.gate_up, gate_up, rows, hidden, 2 * shape.intermediate,
+              layer.gate_up_bias});
+    gate(gate_up, rows, shape.intermediate, shape.activation, gated);
+    add({gated, layer.down, nullptr, rows, shape.intermediate, hidden, layer.down_bias},
+        layer.output_norm, layer.numbers.eps);
+  }
+
+  // states += product, which is normalised first where the model does.
+  void add(Product product, const float* norm, double eps) {
+    product.out = sums;
+    if (!norm) product.residual = states;
+    multiply(product);
+    if (norm)
+      each_row(rows, hidden, [&](int64_t row) {
+        float* sum = sums + row * hidden;
+        normalise(sum, norm, sum, hidden, eps);
+        for (int64_t i = 0; i < hidden; ++i) sum[i] += states[row * hidden + i];
+      });
+    std::swap(states, sums);
+  }
+
+  void attend(const Layer& layer) {
+    const Shape& shape = layer.shape;
+    const int64_t turned = shape.num_heads + kv_heads, all = turned + kv_heads;
+    multiply({normed, layer.qkv, heads, rows, hidden, all * head_dim, layer.qkv_bias});
+    const int32_t* positions = now.positions.const_data_ptr<int32_t>();
+    const Rotation& table = rotations[shape.rotation];
+    each_row(rows, turned * head_dim, [&](int64_t row) {
+      const int64_t angle = int64_t{positions[row]} * head_dim;
+      for (int64_t head = 0; head < turned; ++head)
+        turn(heads + (row * all + head) * head_dim,
+             head < shape.num_heads ? layer.query_norm : layer.key_norm, layer.numbers.eps,
+             table.cos + angle, table.sin + angle, head_dim);
+    });
+    Call call{heads, attended, now.kv.data_ptr<float>() + shape.kv_layer * now.kv.stride(0),
+              positions, shape.num_heads, kv_heads, all, head_dim,
+              static_cast<float>(layer.numbers.scaling), std::nullopt, std::nullopt};
+    if (shape.window > 0) call.window = shape.window;
+    if (layer.numbers.softcap > 0) call.softcap = layer.numbers.softcap;
+    write_kv(call);
+    attend_step(call);
+  }
+};
+
+const float* checked(const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.is_contiguous() && tensor.scalar_type() == at::kFloat);
+  return tensor.const_data_ptr<float>();
+}
+
+// A packed weight of so many inputs and outputs.
+const float* packed(const at::Tensor& weight, int64_t inputs, int64_t outputs) {
+  TORCH_CHECK(weight.dim() == 3 && weight.size(0) == (outputs + PANEL - 1) / PANEL &&
+              weight.size(1) == inputs && weight.size(2) == PANEL);
+  return checked(weight);
+}
+
+Layer read_layer(const at::Tensor* tensors, const Shape& shape, const Numbers& numbers,
+                 const Pass& pass) {
+  Layer layer{};
+  layer.shape = shape, layer.numbers = numbers;
+  const float* next = checked(tensors[0]);
+  const float* end = next + tensors[0].numel();
+  const auto take = [&](bool is_there, int64_t size) -> const float* {
+    const float* begin = next;
+    next += is_there ? size : 0;
+    return is_there ? begin : nullptr;
+  };
+  const int64_t heads = (shape.num_heads + 2 * pass.kv_heads) * pass.head_dim;
+  const int64_t flags = shape.flags, hidden = pass.hidden;
+  layer.input_norm = take(true, hidden);
+  layer.mlp_norm = take(true, hidden);
+  layer.attention_norm = take(flags & POST_NORMS, hidden);
+  layer.output_norm = take(flags & POST_NORMS, hidden);
+  layer.query_norm = take(flags & HEAD_NORMS, pass.head_dim);
+  layer.key_norm = take(flags & HEAD_NORMS, pass.head_dim);
+  layer.qkv_bias = take(flags & QKV_BIAS, heads);
+  layer.out_bias = take(flags & OUT_BIAS, hidden);
+  layer.gate_up_bias = take(flags & MLP_BIAS, 2 * shape.intermediate);
+  layer.down_bias = take(flags & MLP_BIAS, hidden);
+  TORCH_CHECK(next == end, "run_layers: vectors of another size");
+  layer.qkv = packed(tensors[1], hidden, heads);
+  layer.out = packed(tensors[2], shape.num_heads * pass.head_dim, hidden);
+  layer.gate_up = packed(tensors[3], hidden, 2 * shape.intermediate);
+  layer.down = packed(tensors[4], shape.intermediate, hidden);
+  return layer;
+}
+
+at::Tensor run_layers(const at::Tensor& states, at::TensorList tensors, at::IntArrayRef shapes,
+                      at::ArrayRef<double> numbers, at::TensorList rotations) {
+  TORCH_CHECK(now.kv.defined() && states.dim() == 2 && states.size(0) == now.rows(),
+              "run_layers: another step");
+  const int64_t count = shapes.size() / INTS;
+  TORCH_CHECK(tensors.size() == size_t(count * TENSORS) && numbers.size() == size_t(count * FLOATS));
+  Pass pass{states.size(0), states.size(1), now.kv.size(3), now.kv.size(4)};
+  for (size_t i = 0; i + 1 < rotations.size(); i += 2)
+    pass.rotations.push_back({checked(rotations[i]), checked(rotations[i + 1])});
+  std::vector<Layer> layers;
+  int64_t most_heads = 0, widest = 0;
+  for (int64_t index = 0; index < count; ++index) {
+    const int64_t* s = shapes.data() + index * INTS;
+    const double* n = numbers.data() + index * FLOATS;
+    layers.push_back(read_layer(tensors.data() + index * TENSORS,
+                                {s[0], s[1], s[2], s[3], s[4], s[5], s[6]}, {n[0], n[1], n[2]},
+                                pass));
+    most_heads = std::max(most_heads, s[1]), widest = std::max(widest, s[2]);
+    TORCH_CHECK(s[5] >= 0 && size_t(s[5]) < pass.rotations.size());
+  }
+  Buffers buffers;
+  const int64_t rows = pass.rows;
+  pass.sums = buffers.take(rows, pass.hidden, states);
+  pass.normed = buffers.take(rows, pass.hidden, states);
+  pass.heads = buffers.take(rows, (most_heads + 2 * pass.kv_heads) * pass.head_dim, states);
+  pass.attended = buffers.take(rows, most_heads * pass.head_dim, states);
+  pass.gate_up = buffers.take(rows, 2 * widest, states);
+  pass.gated = buffers.take(rows, widest, states);
+  at::Tensor out = states.clone();
+  pass.states = out.data_ptr<float>();
+  for (const Layer& layer : layers) pass.run(layer);
+  return pass.states == out.data_ptr<float>() ? out : buffers.kept[0];
+}
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  TORCH_CHECK(x.dim() == 2 && weight.numel() == x.size(1));
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  normalise_rows(checked(x), checked(weight), out.data_ptr<float>(), x.size(0), x.size(1), eps);
+  return out;
+}
+
+at::Tensor soft_cap(const at::Tensor& x, double cap) {
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  const float* from = checked(x);
+  float* to = out.data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); i += LANES)
+    store_some(to + i, capped(load_some(from + i, x.numel() - i), cap), x.numel() - i);
+  return out;
+}
+
+}  // namespace
+}  // namespace draftline
+
+TORCH_LIBRARY_FRAGMENT(draftline, library) {
+  library.def(
+      "run_layers(Tensor states, Tensor[] tensors, int[] shapes, float[] numbers, Tensor[] rotations)"
+      " -> Tensor");
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("soft_cap(Tensor x, float cap) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(draftline, CPU, library) {
+  library.impl("run_layers", &draftline::run_layers);
+  library.impl("rms_norm", &draftline::rms_norm);
+  library.impl("soft_cap", &draftline::soft_cap);
+}

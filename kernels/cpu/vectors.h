@@ -1,0 +1,133 @@
+// Vectors of floats, as wide as the processor's, and the operations that all kernels share.
+//
+// Built without contraction: a product and a sum are rounded once where `fma` stands, and twice
+// elsewhere, so that two kernels that write the same formula give the same bits.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace draftline {
+
+constexpr int64_t LANES = DRAFTLINE_LANES;
+// Vectors of a panel of a packed weight.
+constexpr int64_t VECTORS = DRAFTLINE_VECTORS;
+constexpr int64_t PANEL = VECTORS * LANES;
+constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
+
+typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4)));
+
+// `value` in all lanes: a difference, since -0 + 0 is 0 and would have to be computed.
+inline Vector all(float value) { return value - Vector{}; }
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+
+inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
+
+// The first `count` floats, zeros behind them.
+inline Vector load_some(const float* from, int64_t count) {
+  if (count >= LANES) return load(from);
+  Vector value{};
+  std::memcpy(&value, from, count * sizeof(float));
+  return value;
+}
+
+inline void store_some(float* to, Vector value, int64_t count) {
+  std::memcpy(to, &value, (count < LANES ? count : LANES) * sizeof(float));
+}
+
+// x * y + z, rounded once where the processor has that.
+inline Vector fma(Vector x, Vector y, Vector z) {
+#if DRAFTLINE_LANES == 16 && defined(__AVX512F__)
+  return (Vector)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif DRAFTLINE_LANES == 8 && defined(__FMA__)
+  return (Vector)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif DRAFTLINE_LANES == 4 && defined(__ARM_NEON)
+  return (Vector)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+#else
+  return x * y + z;
+#endif
+}
+
+inline Vector fma(Vector x, float y, Vector z) { return fma(x, all(y), z); }
+
+inline Vector exp_of(Vector x) {  // Cephes' polynomial
+  x = x < -87.0f ? all(-87.0f) : x;
+  x = x > 88.0f ? all(88.0f) : x;
+  const Vector n = fma(x, 1.44269504088896341f, all(12582912.0f)) - 12582912.0f;
+  const Vector r = fma(n, 2.12194440e-4f, fma(n, -0.693359375f, x));
+  Vector y = fma(r, 1.9875691500e-4f, all(1.3981999507e-3f));
+  y = fma(y, r, all(8.3334519073e-3f));
+  y = fma(y, r, all(4.1665795894e-2f));
+  y = fma(y, r, all(1.6666665459e-1f));
+  y = fma(y, r, all(5.0000001201e-1f));
+  y = fma(y, r * r, r) + 1.0f;
+  const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+  return y * (Vector)power;
+}
+
+inline Vector capped(Vector x, float cap) {  // cap * tanh(x / cap)
+  const Vector twice = exp_of(x * (2.0f / cap));
+  return cap - (2.0f * cap) / (twice + 1.0f);
+}
+
+namespace detail {
+
+// Lane `lane` of the halves of groups of G lanes of two vectors, one behind the other.
+template <int64_t G>
+constexpr int half_of(int lane, bool upper) {
+  constexpr int64_t H = G / 2, N = LANES / G;
+  const int64_t group = lane / H;
+  return (group < N ? 0 : LANES) + (group % N) * G + lane % H + (upper ? H : 0);
+}
+
+template <int64_t G, int... I>
+inline Vector fold(Vector a, Vector b, std::integer_sequence<int, I...>) {
+#ifdef __clang__
+  return __builtin_shufflevector(a, b, half_of<G>(I, false)...) +
+         __builtin_shufflevector(a, b, half_of<G>(I, true)...);
+#else
+  return __builtin_shuffle(a, b, Ints{half_of<G>(I, false)...}) +
+         __builtin_shuffle(a, b, Ints{half_of<G>(I, true)...});
+#endif
+}
+
+template <int64_t G>
+inline void fold_all(Vector* values) {
+  if constexpr (G > 1) {
+    for (int64_t i = 0; i < G / 2; ++i)
+      values[i] = fold<G>(values[2 * i], values[2 * i + 1],
+                          std::make_integer_sequence<int, LANES>{});
+    fold_all<G / 2>(values);
+  }
+}
+
+}  // namespace detail
+
+// Lane i: the sum of the lanes of `values[i]`; lane j is added to lane j + LANES / 2, and so on.
+inline Vector sums_of(Vector* values) {
+  detail::fold_all<LANES>(values);
+  return values[0];
+}
+
+// The sum of values[0], ..., values[LANES - 1], added in the order of `sums_of`.
+template <typename T>
+inline T sum_in_halves(const T* values) {
+  T sums[LANES];
+  for (int64_t i = 0; i < LANES; ++i) sums[i] = values[i];
+  for (int64_t half = LANES / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) sums[i] = sums[i] + sums[i + half];
+  return sums[0];
+}
+
+inline float sum_of_lanes(Vector value) { return sum_in_halves((const float*)&value); }
+
+}  // namespace draftline

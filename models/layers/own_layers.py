@@ -1,0 +1,195 @@
+"""A stage's layers by draftline's own operators on CPUs (`kernels/cpu/layers.cpp`), without a graph.
+
+One call runs all layers. A row's result is the same, bit by bit, whatever rows are beside it in the
+step, in whatever tree, and however many threads there are: products add in the order of their
+inputs, attention in the order of positions, and nothing else looks beyond its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import GELUTanh, SiLUActivation
+from transformers.models.gemma import modeling_gemma as gemma
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
+from transformers.models.gemma3 import modeling_gemma3 as gemma3
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+from ...kernels.cpu.build import vectors
+from ...kernels.cpu.packed_linear import pack_weights, packed_linear
+from .fast_modules import FastAttention, FastGatedMlp, FastLinear, FastRmsNorm, Rotation
+from .model_slice import ModelSlice
+
+# As `layers.cpp` numbers them.
+ACTIVATIONS: dict[type[nn.Module], int] = {SiLUActivation: 0, nn.SiLU: 0, GELUTanh: 1}
+HEAD_NORMS, POST_NORMS, QKV_BIAS, OUT_BIAS, MLP_BIAS = 1, 2, 4, 8, 16
+# x + attention(norm(x)), then the same of the feed-forward block.
+PRE_NORM_LAYERS: tuple[type[nn.Module], ...] = (
+    llama.LlamaDecoderLayer,
+    mistral.MistralDecoderLayer,
+    qwen2.Qwen2DecoderLayer,
+    qwen3.Qwen3DecoderLayer,
+    gemma.GemmaDecoderLayer,
+)
+# x + norm(attention(norm(x))), then the same of the feed-forward block.
+POST_NORM_LAYERS: tuple[type[nn.Module], ...] = (
+    gemma2.Gemma2DecoderLayer,
+    gemma3.Gemma3DecoderLayer,
+)
+
+
+def own_obstacle(part: ModelSlice) -> str | None:
+    """Why own operators cannot run the slice's layers; None where they can."""
+    if part.device.type != "cpu":
+        return f"they are of CPUs, and the stage is on {part.device}"
+    if part.dtype != torch.float32:
+        return f"they compute in float32, not in {str(part.dtype).removeprefix('torch.')}"
+    if not part.fast:
+        return f"they do not know the weights or the attention of this {part.config.model_type}"
+    for layer in part.layers:
+        if type(layer) not in (*PRE_NORM_LAYERS, *POST_NORM_LAYERS):
+            return f"they do not know the layers of {part.config.model_type}"
+        found: Any = layer
+        if not isinstance(found.mlp, FastGatedMlp) or not _is_known(found.mlp):
+            return f"they do not know the feed-forward block of this {part.config.model_type}"
+        if found.self_attn.head_dim % 2:
+            return "heads of odd size cannot be halved"
+        if len({norm.eps for norm in _norms(found)}) > 1:
+            return "the norms of a layer differ in epsilon"
+    return None
+
+
+def _is_known(mlp: FastGatedMlp) -> bool:
+    return type(mlp.activation) in ACTIVATIONS
+
+
+def _norms(layer: Any) -> Iterator[FastRmsNorm]:
+    """All norms of a decoder layer."""
+    yield from (child for child in layer.modules() if isinstance(child, FastRmsNorm))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """What `run_layers` takes of a layer."""
+
+    tensors: tuple[Tensor, ...]
+    shape: tuple[int, ...]
+    numbers: tuple[float, ...]
+
+
+class OwnLayers:
+    """Runs a slice's layers, its last norm and its head. The operators must be loaded.
+
+    The slice gives its weights up, layer by layer, so that memory never holds more than one layer
+    twice: its modules cannot be run afterwards.
+    """
+
+    def __init__(self, part: ModelSlice) -> None:
+        assert own_obstacle(part) is None
+        kinds = sorted({kind or "" for kind in part.layer_types})
+        self._kinds = [kind or None for kind in kinds]
+        layers = [
+            _take_layer(layer, kinds.index(kind or ""))
+            for layer, kind in zip(part.layers, part.layer_types, strict=True)
+        ]
+        self._tensors = [tensor for layer in layers for tensor in layer.tensors]
+        self._shapes = [value for layer in layers for value in layer.shape]
+        self._numbers = [value for layer in layers for value in layer.numbers]
+        self._norm, self._head = _take_norm(part.norm), _take_head(part.head)
+
+    def __call__(self, states: Tensor, tables: Mapping[str | None, Rotation]) -> Tensor:
+        """Hidden states [rows, hidden_size], in and out; within `attending`.
+
+        `tables` are those of a flat `RotaryTable`, of all positions.
+        """
+        rotations = [
+            half
+            for kind in self._kinds
+            for half in (tables[kind] if kind in tables else tables[None])
+        ]
+        return torch.ops.draftline.run_layers(
+            states.contiguous(), self._tensors, self._shapes, self._numbers, rotations
+        )
+
+    def logits(self, hidden: Tensor, softcap: float | None = None) -> Tensor:
+        """float32 [rows, vocabulary] of the last layer's states [rows, hidden_size].
+
+        `softcap` bounds them by tanh, as Gemma 2 does.
+        """
+        assert self._norm is not None
+        assert self._head is not None
+        normed = torch.ops.draftline.rms_norm(hidden.contiguous(), *self._norm)
+        weight, outputs, bias = self._head
+        out = packed_linear(normed, weight, outputs)
+        if bias is not None:
+            out.add_(bias)
+        return out if softcap is None else torch.ops.draftline.soft_cap(out, softcap)
+
+
+def _take_layer(layer: Any, rotation: int) -> _Layer:
+    attention: FastAttention = layer.self_attn
+    mlp: FastGatedMlp = layer.mlp
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    flags = 0
+    if type(layer) in POST_NORM_LAYERS:
+        flags |= POST_NORMS
+        norms[1:] = [
+            layer.pre_feedforward_layernorm, layer.post_attention_layernorm,
+            layer.post_feedforward_layernorm,
+        ]  # fmt: skip
+    if attention.q_norm is not None and attention.k_norm is not None:
+        flags |= HEAD_NORMS
+        norms += [attention.q_norm, attention.k_norm]
+    biases = {
+        QKV_BIAS: attention.project.bias, OUT_BIAS: attention.out.bias,
+        MLP_BIAS: _joined(mlp.gate.bias, mlp.up.bias, mlp.down.bias),
+    }  # fmt: skip
+    flags |= sum(flag for flag, bias in biases.items() if bias is not None)
+    vectors_of = [_weight_of(norm) for norm in norms]
+    vectors_of += [bias for bias in biases.values() if bias is not None]
+    shape = (
+        attention.layer, attention.num_heads, mlp.gate.weight.shape[1],
+        ACTIVATIONS[type(mlp.activation)], attention.window or 0, rotation, flags,
+    )  # fmt: skip
+    numbers = (attention.scaling, attention.softcap or 0.0, layer.input_layernorm.eps)
+    tensors = (
+        torch.cat(vectors_of),
+        *(_take(*part) for part in ((attention.project,), (attention.out,))),
+        *(_take(*part) for part in ((mlp.gate, mlp.up), (mlp.down,))),
+    )
+    return _Layer(tensors, shape, numbers)
+
+
+def _joined(*biases: Tensor | None) -> Tensor | None:
+    found = [bias for bias in biases if bias is not None]
+    return torch.cat(found) if found else None
+
+
+def _weight_of(norm: FastRmsNorm) -> Tensor:
+    return norm.scale / len(norm.scale) ** 0.5
+
+
+def _take(*linears: FastLinear) -> Tensor:
+    """The packed weight of layers of one input; they keep none."""
+    packed = pack_weights([linear.weight for linear in linears], vectors().panel)
+    for linear in linears:
+        linear.weight = linear.weight.new_empty(0)
+    return packed
+
+
+def _take_norm(norm: Any) -> tuple[Tensor, float] | None:
+    return None if norm is None else (_weight_of(norm), norm.eps)
+
+
+def _take_head(head: Any) -> tuple[Tensor, int, Tensor | None] | None:
+    if head is None:
+        return None
+    outputs = head.weight.shape[1]
+    return _take(head), outputs, head.bias

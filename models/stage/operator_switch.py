@@ -1,0 +1,97 @@
+"""When a stage's layers are handed to draftline's own C++ operators, and what if they cannot be."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.errors import ConfigError
+from ...kernels.cpu.build import BackgroundBuild, are_loaded, library_path, load_cpu_ops
+from ..layers.model_slice import ModelSlice
+from .options import StageOptions
+
+if TYPE_CHECKING:
+    from ..layers.own_layers import OwnLayers
+
+logger = logging.getLogger(__name__)
+
+
+class OperatorSwitch:
+    """Makes the operators ready, in the background where they must be built first.
+
+    Text may differ where two tokens nearly tie between the steps before the switch and those
+    behind it, as it may between any two shapes of torch's products.
+    """
+
+    def __init__(self, folder: Path, build: BackgroundBuild | None) -> None:
+        """`build` makes the library in `folder`; None: it is there."""
+        self._folder, self._build = folder, build
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `make` may be called: it does not wait for a compiler then."""
+        return self._build is None or self._build.is_done
+
+    def make(self, part: ModelSlice) -> OwnLayers | None:
+        """The slice's layers, whose weights it takes; None where the build failed, which is logged.
+
+        Takes as long as copying the weights.
+        """
+        from ..layers.own_layers import OwnLayers  # noqa: PLC0415
+
+        begin = time.perf_counter()
+        try:
+            if self._build is not None:
+                self._build.result()
+            load_cpu_ops(self._folder)
+        except (ConfigError, OSError) as error:
+            logger.warning("event=own_operators_failed reason=%s; torch's own go on", error)
+            return None
+        layers = OwnLayers(part)
+        logger.info("event=own_operators_used seconds=%.2f", time.perf_counter() - begin)
+        return layers
+
+
+def begin_switch(part: ModelSlice, options: StageOptions) -> OperatorSwitch | None:
+    """How the stage comes to own operators; None: it does not.
+
+    Raises `ConfigError` (`batch_invariant`) where that asks for them on a CPU and they cannot be
+    had.
+    """
+    if part.device.type != "cpu":
+        return None
+    is_asked = options.batch_invariant == "on"
+    if options.compile == "off" and not is_asked:
+        return None
+    try:
+        return _switch(part, options, is_asked=is_asked)
+    except ConfigError as error:
+        if is_asked:
+            reason = f"on needs draftline's own operators on a CPU: {error}"
+            raise ConfigError("batch_invariant", reason) from error
+        logger.warning("event=own_operators_not_used reason=%s", error)
+        return None
+
+
+def _switch(part: ModelSlice, options: StageOptions, *, is_asked: bool) -> OperatorSwitch | None:
+    from ..layers.own_layers import own_obstacle  # noqa: PLC0415
+
+    obstacle = own_obstacle(part)
+    if options.attention != "auto":
+        obstacle = f"attention is {options.attention}"
+    if obstacle is not None:
+        if is_asked:
+            raise ConfigError("compile", obstacle)
+        logger.info("event=own_operators_not_used reason=%s", obstacle)
+        return None
+    folder = Path(options.compile_cache).expanduser()
+    if are_loaded() or library_path(folder).exists():
+        return OperatorSwitch(folder, None)
+    if is_asked:
+        # What is computed before the switch would be computed in another order.
+        load_cpu_ops(folder)
+        return OperatorSwitch(folder, None)
+    logger.info("event=own_operators_build folder=%s", folder)
+    return OperatorSwitch(folder, BackgroundBuild(folder))
