@@ -30,7 +30,7 @@ class DraftingGroup:
     """Requests whose drafters are being asked, and the answer to come."""
 
     states: Sequence[RequestState]
-    answer: asyncio.Future[DraftBatch | None]
+    answer: asyncio.Future[DraftBatch]
 
 
 class Drafting:
