@@ -214,7 +214,8 @@ class EngineConfig(Settings):
     batch_invariant: Literal["auto", "off", "on"] = Field(
         "auto",
         description="on: what is computed for a request does not depend, bit by bit, on the others "
-        "of its steps; auto: where that costs nothing, as by own operators on CPUs",
+        "of its steps, or the start fails; auto: where that costs nothing: by own operators on "
+        "CPUs",
     )
     quantization: Literal["none", "int8"] = Field(
         "none", description="of weights; int8: those of linear layers in 8 bits, rounded; lossy"

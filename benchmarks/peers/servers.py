@@ -71,7 +71,7 @@ def draftline_server(
         sys.executable, "-c", "from draftline.deploy.cli.main import main; main()", "serve", TARGET,
         "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN),
         "--max-num-seqs", str(MAX_SEQS), "--speculative-config", config,
-        "--compile", "on" if compiled else "off", "--port",
+        "--compile", "on" if compiled else "auto", "--port",
     )  # fmt: skip
     return ServerSpec(f"draftline, {name}", command, _threads(threads))
 

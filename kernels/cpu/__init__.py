@@ -1,4 +1,4 @@
-"""C++ operators for compiled stages on CPUs, built where they run.
+"""C++ operators for float32 stages on CPUs, built where they run.
 
 Start with `build.py`.
 """

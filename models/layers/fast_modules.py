@@ -92,7 +92,7 @@ class RotaryTable:
         return self.look_up(self.tables_of(largest), positions)
 
     def tables_of(self, largest: int) -> Mapping[str | None, Rotation]:
-        """Cosines and sines of all positions up to `largest`, and perhaps of more, by layer type."""
+        """Cosines and sines of the positions up to `largest`, or of more, by layer type."""
         if largest >= self._num_positions:
             self._grow(max(2 * self._num_positions, largest + 1, 256))
         return self.tables

@@ -1,4 +1,4 @@
-"""A stage's layers by draftline's own operators on CPUs (`kernels/cpu/layers.cpp`), without a graph.
+"""A stage's layers by draftline's own operators on CPUs (`kernels/cpu/layers.cpp`).
 
 One call runs all layers. A row's result is the same, bit by bit, whatever rows are beside it in the
 step, in whatever tree, and however many threads there are: products add in the order of their
@@ -7,7 +7,7 @@ inputs, attention in the order of positions, and nothing else looks beyond its r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,26 +53,19 @@ def own_obstacle(part: ModelSlice) -> str | None:
         return f"they compute in float32, not in {str(part.dtype).removeprefix('torch.')}"
     if not part.fast:
         return f"they do not know the weights or the attention of this {part.config.model_type}"
-    for layer in part.layers:
-        if type(layer) not in (*PRE_NORM_LAYERS, *POST_NORM_LAYERS):
-            return f"they do not know the layers of {part.config.model_type}"
-        found: Any = layer
-        if not isinstance(found.mlp, FastGatedMlp) or not _is_known(found.mlp):
-            return f"they do not know the feed-forward block of this {part.config.model_type}"
-        if found.self_attn.head_dim % 2:
-            return "heads of odd size cannot be halved"
-        if len({norm.eps for norm in _norms(found)}) > 1:
-            return "the norms of a layer differ in epsilon"
-    return None
+    obstacles = (_layer_obstacle(layer, part.config.model_type) for layer in part.layers)
+    return next((obstacle for obstacle in obstacles if obstacle is not None), None)
 
 
-def _is_known(mlp: FastGatedMlp) -> bool:
-    return type(mlp.activation) in ACTIVATIONS
-
-
-def _norms(layer: Any) -> Iterator[FastRmsNorm]:
-    """All norms of a decoder layer."""
-    yield from (child for child in layer.modules() if isinstance(child, FastRmsNorm))
+def _layer_obstacle(layer: Any, kind: str) -> str | None:
+    if type(layer) not in (*PRE_NORM_LAYERS, *POST_NORM_LAYERS):
+        return f"they do not know the layers of {kind}"
+    if not isinstance(layer.mlp, FastGatedMlp) or type(layer.mlp.activation) not in ACTIVATIONS:
+        return f"they do not know the feed-forward block of this {kind}"
+    if layer.self_attn.head_dim % 2:
+        return "heads of odd size cannot be halved"
+    norms = (child for child in layer.modules() if isinstance(child, FastRmsNorm))
+    return "the norms of a layer differ in epsilon" if len({n.eps for n in norms}) > 1 else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,12 +57,16 @@ class OperatorSwitch:
 def begin_switch(part: ModelSlice, options: StageOptions) -> OperatorSwitch | None:
     """How the stage comes to own operators; None: it does not.
 
-    Raises `ConfigError` (`batch_invariant`) where that asks for them on a CPU and they cannot be
-    had.
+    Raises `ConfigError` (`batch_invariant`) where that asks for them and they cannot be had.
     """
-    if part.device.type != "cpu":
-        return None
     is_asked = options.batch_invariant == "on"
+    if part.device.type != "cpu":
+        if is_asked:
+            raise ConfigError(
+                "batch_invariant", "on is for float32 on CPUs: on a GPU, libraries' products and "
+                "splits of contexts follow the shape of the step; use auto",
+            )  # fmt: skip
+        return None
     if options.compile == "off" and not is_asked:
         return None
     try:

@@ -67,6 +67,7 @@ def test_what_users_need_is_shipped(
         "cluster/**/*.proto",
         "retrieval_store/**/*.proto",
         "kernels/**/*.cpp",
+        "kernels/**/*.h",
         "deploy/*.yaml",
     ],
 )

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from draftline.core.errors import ConfigError
 from draftline.kernels.cpu import build as cpu_build
 from draftline.models.layers.fast_modules import FastLinear
 from draftline.models.load.partition import LayerSpan
-from draftline.models.stage.operator_switch import OperatorSwitch
+from draftline.models.stage.operator_switch import OperatorSwitch, begin_switch
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
@@ -170,6 +171,14 @@ def test_what_they_do_not_know_stays_with_torch_and_invariance_is_refused(
     assert reason in caplog.text
     with pytest.raises(ConfigError, match=f"batch_invariant: on needs .*{reason}"):
         load(batch_invariant="on")
+
+
+def test_invariance_is_refused_on_a_gpu(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    part = replace(stage_of(tmp_path, "llama", "off")._part, device=torch.device("cuda"))
+    assert begin_switch(part, StageOptions(compile="auto")) is None
+    with pytest.raises(ConfigError, match="batch_invariant: on is for float32 on CPUs"):
+        begin_switch(part, StageOptions(batch_invariant="on"))
 
 
 def test_without_a_compiler_and_a_build_one_warning_says_so(
