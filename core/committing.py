@@ -52,7 +52,9 @@ class Committing:
         rows = [walk.rows if alive else () for walk, alive in zip(walks, is_alive, strict=True)]
         outcome.count(trees.trees, rows)
         has_nodes = trees.drafted.sizes > 0
-        for place in np.flatnonzero(has_nodes & np.array(is_alive, dtype=np.bool_))[:LEARNED_TREES].tolist():
+        for place in np.flatnonzero(has_nodes & np.array(is_alive, dtype=np.bool_))[
+            :LEARNED_TREES
+        ].tolist():
             self._budget.learn(trees.drafted[place], walks[place].tokens)
 
     def commit_tree(self, state: RequestState, walk: Walk, answer: TreeOutput) -> None:

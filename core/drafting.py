@@ -101,9 +101,7 @@ class Drafting:
         proposals = await self._drafters.exchange(commits, queries, costs.keys() - asked)
         return DraftBatch(proposals, self._clock() - start, asked, costs)
 
-    def merge(
-        self, states: Sequence[RequestState], draft_batch: DraftBatch | None
-    ) -> DraftedTrees:
+    def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch | None) -> DraftedTrees:
         """What drafters offer to each request, in one tree."""
         count = len(states)
         if draft_batch is None:
@@ -148,7 +146,8 @@ class Drafting:
             drafted.trees, drafted.max_nodes, self._scheduler.num_prefill_rows(len(drafted))
         )
         wishes = {
-            place: self._wishes(proposals) for place, proposals in enumerate(drafted.proposals)
+            place: self._wishes(proposals)
+            for place, proposals in enumerate(drafted.proposals)
             if _has_wishes(proposals)
         }
         for place, form in drafted.forms.items():

@@ -221,9 +221,7 @@ class EngineCore:
         were asked or masks awaited."""
         return self._is_alive(state) and state.is_decoding and not state.in_flight
 
-    def _build(
-        self, trees: TreeSteps
-    ) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
+    def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
         fitting = self._fit(trees)
         chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))

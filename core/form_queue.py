@@ -52,9 +52,7 @@ class FormQueue:
         if pending := self._pending.pop(request_id, None):
             pending.form.cancel()
 
-    async def join(
-        self, drafted: DraftedTrees, patience_s: float, most_nodes: int
-    ) -> DraftedTrees:
+    async def join(self, drafted: DraftedTrees, patience_s: float, most_nodes: int) -> DraftedTrees:
         """The requests of a step, in order, whose token masks are there within `patience_s`.
 
         A request without a structured output needs none.

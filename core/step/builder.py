@@ -162,9 +162,7 @@ def _tree_rows(
 ) -> tuple[TreeRows | None, ...]:
     ancestors = trees.trees.ancestors()
     rows, first, first_word = [], 0, 0
-    for end, num_rows in zip(
-        starts[1:].tolist(), (trees.trees.sizes + 1).tolist(), strict=False
-    ):
+    for end, num_rows in zip(starts[1:].tolist(), (trees.trees.sizes + 1).tolist(), strict=False):
         end_word = first_word + num_rows * -(-num_rows // WORD_BITS)
         bits = ancestors[first_word:end_word].reshape(num_rows, -1)
         rows.append(TreeRows(bits, slots[first:end], positions[first:end]))

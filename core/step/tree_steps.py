@@ -113,9 +113,7 @@ class TreeSteps:
             return self
         if not places:
             return NO_TREE_STEPS
-        wishes = {
-            new: self.wishes[old] for new, old in enumerate(places) if old in self.wishes
-        }
+        wishes = {new: self.wishes[old] for new, old in enumerate(places) if old in self.wishes}
         return TreeSteps(
             [self.states[place] for place in places],
             TreeBatch.of([self.trees[place] for place in places]),
