@@ -14,8 +14,8 @@ from .request.request import RequestState
 from .request.stop import Advance
 from .schedule.budget import LEARNED_TREES, NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
-from .step.builder import PromptChunk
 from .step.outputs import NO_TREE_OUTPUT, Chosen, TreeOutput
+from .step.prompt_chunk import PromptChunk
 from .step.tree_steps import TreeSteps
 from .verify.walk import Walk
 

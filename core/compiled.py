@@ -1,4 +1,9 @@
-"""Machine code for loops over numpy arrays that run for every node of every step."""
+"""Machine code for loops over numpy arrays that run for every node of every step.
+
+Compiled code knows arrays by their type and count. Where one call is to work on the arrays of any
+number of requests or segments, these go in as rows of addresses and sizes (`address_of`), and
+`int32_at` and its like make arrays of them again. Whoever holds the rows must hold the arrays, too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
-from numba.core import config
+import numpy as np
+from numba import types
+from numba.core import cgutils, config
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
+
+from .arrays import Int32, Int64
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,3 +51,40 @@ def _own_folder() -> str:
         if b"import compiled" in source or file == Path(__file__):
             digest.update(source)
     return str(Path(__file__).parent / "__pycache__" / f"compiled-{digest.hexdigest()[:16]}")
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Where the data of an array begins. It must be contiguous, and held by whoever uses this."""
+    assert array.flags.c_contiguous
+    assert array.flags.aligned
+    return array.ctypes.data
+
+
+def _typed_pointer(_context: Any, address: Any) -> Any:
+    """An address as a pointer, which `carray` makes an array of."""
+
+    def build(_target: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), build
+
+
+pointer = cast("Callable[[int], Any]", intrinsic(_typed_pointer))
+
+
+@compiled
+def int32_at(address: int, size: int) -> Int32:
+    """int32 [size] at an address."""
+    return carray(pointer(address), size, np.int32)
+
+
+@compiled
+def int32_rows_at(address: int, rows: int, columns: int) -> Int32:
+    """int32 [rows, columns] at an address."""
+    return carray(pointer(address), (rows, columns), np.int32)
+
+
+@compiled
+def int64_at(address: int, size: int) -> Int64:
+    """int64 [size] at an address."""
+    return carray(pointer(address), size, np.int64)

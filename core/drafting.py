@@ -180,6 +180,24 @@ class Drafting:
             wishes[place] = replace(self._wishes(part.proposals), candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), wishes)
 
+    def fit(self, trees: TreeSteps) -> TreeSteps:
+        """The trees of all that get KV slots for them; requests come in order."""
+        fitting: list[int] = []
+        bare: dict[int, TreeWishes] = {}
+        num_rows = trees.num_rows.tolist()
+        for place, (state, rows) in enumerate(zip(trees.states, num_rows, strict=True)):
+            # Preempted for one before it.
+            if not state.blocks:
+                continue
+            root_position = len(state.token_ids) - 1
+            if self._scheduler.reserve(state, root_position + rows):
+                fitting.append(place)
+            # Drafts are never worth the KV of another request.
+            elif self._scheduler.make_room(state, root_position + 1):
+                fitting.append(place)
+                bare[place] = self.bare_wishes(trees.part(place).wishes.form)
+        return trees.with_bare(bare).select(fitting)
+
     def _wishes(self, proposals: Sequence[Proposal]) -> TreeWishes:
         top_next_tokens = {
             p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens

@@ -22,12 +22,14 @@ from .request.request import Request, RequestState
 from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
-from .step.builder import PromptChunk, build_step, edits_for
+from .step.builder import build_step
+from .step.edits import edits_of_parts
 from .step.in_flight import StepDeadline, StepInFlight
 from .step.outputs import Chosen, TreeOutput
+from .step.prompt_chunk import PromptChunk
 from .step.trace import StepTrace
-from .step.tree_steps import NO_TREE_STEPS, TreeSteps, TreeWishes
-from .steps import LogitEdits, StepInput
+from .step.tree_steps import NO_TREE_STEPS, TreeSteps
+from .steps import StepInput
 from .verify.rules import COUPLED
 from .verify.walk import RowSlots, Walk
 from .wakeup import Wakeup
@@ -223,9 +225,9 @@ class EngineCore:
 
     def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        fitting = self._fit(trees)
+        fitting = self._drafting.fit(trees)
         chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
-        fitting, chunks, edits = self._edit(fitting, chunks)
+        fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
             return fitting, chunks, None
         step = build_step(self.num_steps, chunks, fitting, self._scheduler.block_size, edits)
@@ -308,44 +310,6 @@ class EngineCore:
         self._budget.note_step(outcome)
         if in_flight.traced is not None:
             in_flight.traced.committed()
-
-    def _edit(
-        self, trees: TreeSteps, chunks: Sequence[PromptChunk]
-    ) -> tuple[TreeSteps, Sequence[PromptChunk], list[LogitEdits | None]]:
-        """The parts whose changes to logits could be made, and these changes; none where nobody
-        has any."""
-        states = (*trees.states, *(chunk.state for chunk in chunks))
-        if not any(state.edits_logits for state in states):
-            return trees, chunks, []
-        kept, kept_chunks, edits = [], [], []
-        for place, tree in enumerate(trees):
-            with self._contain(tree.state):
-                edits.append(edits_for(tree))
-                kept.append(place)
-        for chunk in chunks:
-            with self._contain(chunk.state):
-                edits.append(edits_for(chunk))
-                kept_chunks.append(chunk)
-        return trees.select(kept), kept_chunks, edits
-
-    def _fit(self, trees: TreeSteps) -> TreeSteps:
-        """Trees of all that have KV slots for them; they come in order."""
-        fitting: list[int] = []
-        bare: dict[int, TreeWishes] = {}
-        for place, (state, rows) in enumerate(
-            zip(trees.states, trees.num_rows.tolist(), strict=True)
-        ):
-            # Preempted for one before it.
-            if not state.blocks:
-                continue
-            root_position = len(state.token_ids) - 1
-            if self._scheduler.reserve(state, root_position + rows):
-                fitting.append(place)
-            # Drafts are never worth the KV of another request.
-            elif self._scheduler.make_room(state, root_position + 1):
-                fitting.append(place)
-                bare[place] = self._drafting.bare_wishes(trees.part(place).wishes.form)
-        return trees.with_bare(bare).select(fitting)
 
     def _outcome(self, in_flight: StepInFlight) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""

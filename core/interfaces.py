@@ -131,7 +131,9 @@ class Drafter(Protocol):
         """Begin a request, or replace its state when it is known already."""
         ...
 
-    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
+    def propose(
+        self, queries: Sequence[Query], deadline: float | None = None
+    ) -> Sequence[Proposal]:
         """One proposal a query, in order; empty where there is nothing to say.
 
         `deadline` is in seconds of the hub's clock, for drafters that can stop early. Does not

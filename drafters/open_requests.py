@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from ..core.arrays import Int32
 from ..core.errors import DrafterError
 from ..core.proposals import Commit, DraftRequest, Proposal, Query
 
@@ -141,3 +142,92 @@ class StatefulDrafter(ABC, Generic[S]):
     @abstractmethod
     def _propose(self, state: S, max_nodes: int) -> Proposal:
         """At most `max_nodes` nodes below the last committed token."""
+
+
+# Texts that open are appended in pieces, since what is forgotten may make room for what follows.
+PIECE_LEN = 1024
+
+
+class Growing(Tracked, Protocol):
+    """The state of a request whose text is appended to in arrays."""
+
+    def reserve(self, count: int) -> None:
+        """Count further tokens as committed, and make room for them; they are appended soon."""
+        ...
+
+
+G = TypeVar("G", bound=Growing)
+
+
+class BatchedDrafter(ABC, Generic[G]):
+    """A `Drafter` that does for all requests of a message in one compiled call what
+    `StatefulDrafter` does for each.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._requests: OpenRequests[G] = OpenRequests(name)
+
+    @property
+    def name(self) -> str:
+        """The `source` of the proposals."""
+        return self._name
+
+    @property
+    def memory_bytes(self) -> int:
+        """About the bytes that the states of all open requests take."""
+        return self._requests.memory_bytes
+
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request. Raises `DrafterError` if it has no committed token."""
+        state = self._state(request)
+        for first in range(0, len(request.token_ids), PIECE_LEN):
+            piece = request.token_ids[first : first + PIECE_LEN]
+            state.reserve(len(piece))
+            self._extend_all([state], [piece])
+        self._requests.put(request.request_id, state)
+
+    def propose(
+        self,
+        queries: Sequence[Query],
+        deadline: float | None = None,  # noqa: ARG002
+    ) -> Sequence[Proposal]:
+        """One proposal a query; ignores the deadline, since it needs microseconds.
+
+        Raises `DrafterError` for an unknown request or another length.
+        """
+        if not queries:
+            return []
+        states = [self._requests.of_query(query) for query in queries]
+        return self._propose_all(states, [max(query.max_nodes, 0) for query in queries])
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Learn what was committed. Raises `DrafterError` for a commit that does not fit; those
+        before it are learned."""
+        states: list[G] = []
+        tokens: list[Int32] = []
+        try:
+            for commit in commits:
+                state = self._requests.of_commit(commit)
+                state.reserve(len(commit.tokens))
+                states.append(state)
+                tokens.append(commit.tokens)
+        finally:
+            if states:
+                self._extend_all(states, tokens)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request; an unknown id is ignored."""
+        self._requests.drop(request_id)
+
+    @abstractmethod
+    def _state(self, request: DraftRequest) -> G:
+        """The state of a request that opens, of no token yet."""
+
+    @abstractmethod
+    def _extend_all(self, states: Sequence[G], tokens: Sequence[Int32]) -> None:
+        """Append tokens, for which there is room, to each state's text; some may come twice."""
+
+    @abstractmethod
+    def _propose_all(self, states: Sequence[G], max_nodes: Sequence[int]) -> Sequence[Proposal]:
+        """At most `max_nodes[i]` nodes below the last committed token of each."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...core.errors import DrafterError, ProtocolError
+from ...core.proposal_batch import ProposalBatch
 from ...core.proposals import Proposal, Query, StepCommit
 from ...core.tree.merge import reroot
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
@@ -23,18 +24,21 @@ class ArrivedProposals:
     __slots__ = ("_arrivals", "num_dropped", "num_late", "num_late_used", "num_used")
 
     def __init__(self) -> None:
-        # By request id: the query that was answered, the text it was about, the answer.
-        self._arrivals: dict[str, tuple[Query, CommittedText, Proposal]] = {}
+        # By request id: the query that was answered, the text it was about, the answers to all
+        # queries and the place of its own: of a batch, only what is taken is made an object of.
+        self._arrivals: dict[str, tuple[Query, CommittedText, Sequence[Proposal], int]] = {}
         self.num_used = 0
         self.num_late = 0
         self.num_late_used = 0
         self.num_dropped = 0
 
-    def put(self, query: Query, text: CommittedText, proposal: Proposal) -> None:
-        """Keep the answer to a query; it replaces an older one that was not used."""
+    def put(
+        self, query: Query, text: CommittedText, proposals: Sequence[Proposal], place: int
+    ) -> None:
+        """Keep the answer at `place` to a query; it replaces an older one that was not used."""
         if query.request_id in self._arrivals:
             self.num_dropped += 1
-        self._arrivals[query.request_id] = (query, text, proposal)
+        self._arrivals[query.request_id] = (query, text, proposals, place)
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for a request."""
@@ -48,7 +52,8 @@ class ArrivedProposals:
         arrival = self._arrivals.pop(query.request_id, None)
         if arrival is None:
             return None
-        answered, text, proposal = arrival
+        answered, text, proposals, place = arrival
+        proposal: Proposal | None = proposals[place]
         is_late = answered.committed_len != query.committed_len
         if is_late:
             self.num_late += 1
@@ -230,11 +235,10 @@ class DrafterChannel:
         if message.queries:
             self.is_awaited = False
             self._record_latency(message)
-            for query, text, proposal in zip(
-                message.queries, self._message_texts, proposals, strict=True
-            ):
+            asked = zip(message.queries, self._message_texts, strict=True)
+            for place, (query, text) in enumerate(asked):
                 if self._texts.get(query.request_id) is text:
-                    self._arrived.put(query, text, proposal)
+                    self._arrived.put(query, text, proposals, place)
         if not self.link.is_local:
             self._flush()
             self._on_progress()
@@ -305,12 +309,23 @@ class DrafterChannel:
     def _check(self, message: DrafterMessage, proposals: Sequence[Proposal]) -> None:
         if len(proposals) != len(message.queries):
             raise ProtocolError(f"{len(proposals)} proposals for {len(message.queries)} queries")
+        if isinstance(proposals, ProposalBatch):
+            self._check_batch(proposals)
+            return
         for proposal in proposals:
             if proposal.source != self.link.name:
                 raise ProtocolError(f"a proposal of {proposal.source!r}")
             proposal.check(self._limits.vocab_size)
             if proposal.probe is not None:
                 proposal.probe.check(self._limits.vocab_size, self._limits.max_probe_rows)
+
+    def _check_batch(self, proposals: ProposalBatch) -> None:
+        if proposals.source != self.link.name:
+            raise ProtocolError(f"proposals of {proposals.source!r}")
+        proposals.check(self._limits.vocab_size)
+        for probe in proposals.probes:
+            if probe is not None:
+                probe.check(self._limits.vocab_size, self._limits.max_probe_rows)
 
     def _record_latency(self, message: DrafterMessage) -> None:
         latency = self._clock() - self._sent_at

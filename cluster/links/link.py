@@ -147,7 +147,7 @@ class DrafterSession:
         """
         return DrafterReport(self._drafter.memory_bytes, self.learning_counts)
 
-    def run(self, message: DrafterMessage) -> list[Proposal]:
+    def run(self, message: DrafterMessage) -> Sequence[Proposal]:
         """Do what one message says. Raises what the drafter raises."""
         drafter = self._drafter
         if message.last_commits:

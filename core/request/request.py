@@ -60,7 +60,7 @@ class RequestState:
     num_shared     of its blocks, how many others may share
     in_flight      steps of this request that were submitted and not committed yet
     num_losses     steps of it that were lost with a stage since the last that was answered
-    moves          int32 [m, 2]  KV copies of the last commit, to be sent with this request's next step
+    moves          int32 [m, 2]  KV copies of the last commit, for this request's next step
     token_counts   of the text, for penalties; None where there are none
     prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
     """

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from ..errors import CapacityError, RequestError
 from ..request.request import PrefixKeys, RequestState
-from ..step.builder import PromptChunk
+from ..step.prompt_chunk import PromptChunk
 from .block_pool import BlockPool
 from .prefill_share import PrefillShare
 

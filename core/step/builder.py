@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 
 import numpy as np
 
 from ..arrays import Int32, UInt64
-from ..compiled import compiled
 from ..proposals import chain_proposal
 from ..request.request import NO_MOVES, RequestState
-from ..sampling.rows import build_edits, rows_of_requests
+from ..sampling.rows import rows_of_requests
 from ..steps import LogitEdits, StepInput, TreeRows, Verification
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.kernels import WORD_BITS, mean_of_ranks, pack, unpack
 from ..tree.merge import merge_all
-from ..tree.tree import NO_TREE, attribute
+from ..tree.tree import attribute
 from ..verify.walk import RowSlots, walk_all
+from .edits import placed_edits
+from .layout import lay_out
+from .prompt_chunk import PromptChunk
 from .tree_steps import TreeStep, TreeSteps
 
 NO_ROWS = np.empty(0, dtype=np.int32)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptChunk:
-    """Positions `start` to `end` of a request, to be cached.
-
-    wants_token  it is the last chunk of a prompt, which asks for the first token
-    """
-
-    state: RequestState
-    start: int
-    end: int
-    wants_token: bool
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in the step."""
-        return self.end - self.start
-
-    @property
-    def num_chosen(self) -> int:
-        """Rows, the last ones, that get a target token."""
-        return int(self.wants_token)
-
-    @property
-    def num_scored(self) -> int:
-        """Rows, from the first on, whose next token's log-probability is wanted."""
-        state = self.state
-        if state.prompt_log_probs is None or state.has_answer:
-            return 0
-        return max(0, min(self.end, state.prompt_len - 1) - self.start)
-
-    @property
-    def tokens(self) -> Int32:
-        """Its token ids, int32 [rows]."""
-        if self.end <= self.state.prompt_len:
-            return self.state.request.prompt_ids[self.start : self.end]
-        return np.array(self.state.token_ids[self.start : self.end], dtype=np.int32)
 
 
 def block_tables(blocks: Sequence[Sequence[int] | Int32]) -> Int32:
@@ -122,7 +85,7 @@ def build_step(
         scored_tokens=_scored_tokens(chunks),
         with_log_probs=any(num is not None for num, _ in num_tops),
         verification=_verification(trees, context_lens),
-        edits=_placed(chosen, edits),
+        edits=placed_edits(chosen, edits),
         num_top=max(max(num or 0, of_prompt or 0) for num, of_prompt in num_tops),
     )
 
@@ -232,29 +195,6 @@ def _take_moves(states: Sequence[RequestState]) -> Int32:
     return np.concatenate([NO_MOVES, *moves])
 
 
-def edits_for(part: TreeStep | PromptChunk) -> LogitEdits | None:
-    """What the request's parameters change in the rows of a part, as if they were the first.
-
-    None: nothing, or the part gets no target token.
-    """
-    if not part.num_chosen:
-        return None
-    if isinstance(part, TreeStep):
-        return build_edits(part.state, part.tree, 0, part.wishes.form)
-    permitted = part.state.request.allowed_tokens
-    constraint = None if permitted is None else permitted.constraint
-    form = None if constraint is None else constraint.first[None]
-    return build_edits(part.state, NO_TREE, 0, form)
-
-
-def _placed(chosen: Int32, edits: Sequence[LogitEdits | None]) -> tuple[LogitEdits, ...]:
-    if not edits:
-        return ()
-    firsts = [0, *chosen.cumsum().tolist()]
-    placed = zip(firsts, edits, strict=False)
-    return tuple(replace(edit, first_row=first) for first, edit in placed if edit is not None)
-
-
 def load_kernels() -> None:
     """Compile the loops over nodes and rows, or load them, so that no step waits for it."""
     table, ids = AcceptanceTable(), np.arange(2, dtype=np.int32)
@@ -270,75 +210,3 @@ def load_kernels() -> None:
     nodes = trees.nodes, trees.node_ends, ids
     tables = np.zeros((2, 8), dtype=np.int32)
     lay_out(*nodes, none, none, np.zeros(2, dtype=np.int32), none, none, none, ids, tables, 1)
-
-
-@compiled
-def lay_out(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
-    nodes: Int32,
-    node_ends: Int32,
-    roots: Int32,
-    probe_tokens: Int32,
-    probe_offsets: Int32,
-    num_probes: Int32,
-    chunk_tokens: Int32,
-    chunk_rows: Int32,
-    chunk_chosen: Int32,
-    context_lens: Int32,
-    block_tables: Int32,
-    block_size: int,
-) -> tuple[Int32, Int32, Int32, Int32, Int32, Int32]:
-    """The rows of all requests: those of trees first, then prompt chunks.
-
-    nodes, node_ends, roots  of the trees, as in `TreeBatch`; the last committed token of each
-    probe_tokens, probe_offsets, num_probes  all probe rows, and how many each tree has
-    chunk_tokens, chunk_rows, chunk_chosen   all prompt rows, how many each chunk has, and how many
-                             of these, the last ones, get a target token
-    context_lens, block_tables, block_size   of all requests, as in `StepInput`
-
-    A row's KV stands where its place in the request says, not its depth in a tree. Gives token ids,
-    positions and KV slots, int32 [rows]; where each request's rows begin, int32 [requests + 1]; the
-    rows that get a target token; how many of them each request has, int32 [requests].
-    """
-    num_trees, num_parts = len(node_ends), len(context_lens)
-    total = num_trees + len(nodes) + len(probe_tokens) + len(chunk_tokens)
-    token_ids = np.empty(total, dtype=np.int32)
-    positions = np.empty(total, dtype=np.int32)
-    slots = np.empty(total, dtype=np.int32)
-    starts = np.zeros(num_parts + 1, dtype=np.int32)
-    logits_rows = np.empty(num_trees + len(nodes) + chunk_chosen.sum(), dtype=np.int32)
-    chosen = np.empty(num_parts, dtype=np.int32)
-    row, node, probe, prompt_row, num_chosen = 0, 0, 0, 0, 0
-    for part in range(num_parts):
-        context_len, first = context_lens[part], row
-        if part < num_trees:
-            token_ids[row], positions[row] = roots[part], context_len
-            row += 1
-            while node < node_ends[part]:
-                token_ids[row] = nodes[node, 0]
-                positions[row] = context_len + nodes[node, 2]
-                row += 1
-                node += 1
-            chosen[part] = row - first
-            for index in range(chosen[part]):
-                logits_rows[num_chosen + index] = first + index
-            for _ in range(num_probes[part]):
-                token_ids[row] = probe_tokens[probe]
-                positions[row] = context_len + probe_offsets[probe]
-                row += 1
-                probe += 1
-        else:
-            for index in range(chunk_rows[part - num_trees]):
-                token_ids[row] = chunk_tokens[prompt_row]
-                positions[row] = context_len + index
-                row += 1
-                prompt_row += 1
-            chosen[part] = chunk_chosen[part - num_trees]
-            for index in range(chosen[part]):
-                logits_rows[num_chosen + index] = row - chosen[part] + index
-        num_chosen += chosen[part]
-        for index in range(row - first):
-            place = context_len + index
-            block = block_tables[part, place // block_size]
-            slots[first + index] = block * block_size + place % block_size
-        starts[part + 1] = row
-    return token_ids, positions, slots, starts, logits_rows, chosen

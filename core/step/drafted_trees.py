@@ -1,4 +1,4 @@
-"""What drafters offer to the requests of a step, merged and not yet cut to what is worth its time."""
+"""What drafters offer to the requests of a step, merged and not yet cut by the budget."""
 
 from __future__ import annotations
 

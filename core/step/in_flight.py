@@ -11,8 +11,8 @@ from ..proposals import DraftBatch
 from ..request.request import RequestState
 from ..steps import StepOutput
 from ..verify.walk import RowSlots, Walk, walks_of
-from .builder import PromptChunk
 from .outputs import Chosen, StepOutputReader, TreeOutput
+from .prompt_chunk import PromptChunk
 from .trace import TracedStep
 from .tree_steps import TreeSteps
 

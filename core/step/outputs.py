@@ -11,7 +11,7 @@ from ..arrays import Float32, Int32
 from ..proposals import TopNextTokens
 from ..request.output import TokenLogProb
 from ..steps import StepOutput, TopTokens
-from .builder import PromptChunk
+from .prompt_chunk import PromptChunk
 from .tree_steps import TreeStep, TreeSteps
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..arrays import Span
 from ..proposals import DraftBatch
 from ..steps import StepInput, StepOutput
-from .builder import PromptChunk
+from .prompt_chunk import PromptChunk
 from .tree_steps import TreeSteps
 
 

@@ -106,7 +106,7 @@ class TokenTree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeBatch(Sequence[TokenTree]):
-    """The trees of several requests, their arrays one behind the other; each is made when asked for.
+    """The trees of several requests, one behind the other; each is made when it is asked for.
 
     nodes, values, attributions, attribution_log_probs  as in `TokenTree`, of all trees; nodes are
                       counted from their own tree's first
@@ -177,8 +177,16 @@ class TreeBatch(Sequence[TokenTree]):
         """`TokenTree.keep` of all trees; `kept` is bool, of the nodes of all."""
         if kept.all():
             return self
-        arrays = self.nodes, self.values, self.attributions, self.attribution_log_probs
-        return TreeBatch(*tree_kernels.keep_nodes(*arrays, *self.ends, kept), self.names)
+        arrays = tree_kernels.keep_nodes(
+            self.nodes,
+            self.values,
+            self.attributions,
+            self.attribution_log_probs,
+            self.ends[0],
+            self.ends[1],
+            kept,
+        )
+        return TreeBatch(*arrays, self.names)
 
     def best_of_each(self, limits: Sequence[int]) -> Bool:
         """bool, of the nodes of all: the most valuable of each tree, at most `limits` of them."""
@@ -187,7 +195,7 @@ class TreeBatch(Sequence[TokenTree]):
         )
 
     def ancestors(self) -> UInt64:
-        """`TokenTree.ancestors` of all trees, one behind the other, uint64 [sum of rows * words]."""
+        """`TokenTree.ancestors` of all trees, uint64 [sum of rows * words]."""
         return tree_kernels.ancestor_bits(self.nodes, self.ends[0])
 
     def count_sources(self) -> list[dict[str, int]]:

@@ -6,21 +6,22 @@ See docs/algorithms/drafters.md, "Prompt lookup".
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
+import numpy as np
+
+from ...core.arrays import Int32, Int64
+from ...core.compiled import address_of
 from ...core.errors import ConfigError
-from ...core.proposals import Commit, DraftRequest, Proposal
-from ...core.tree.merge import ProposalTrie
-from ..open_requests import StatefulDrafter
+from ...core.proposal_batch import ProposalBatch
+from ...core.proposals import DraftRequest
+from ..open_requests import BatchedDrafter
 from ..option_checks import require_whole
-from .ngram_dictionaries import NGRAM_BYTES
+from .ngram_index import NO_MATCH, Index, extend_all, propose_all, refill
 
-# In a run of one token every position matches; more than a few of them add nothing.
-MATCHES_TRIED_PER_LENGTH = 8
-NO_MATCH = -1
+# Of a text's arrays when it opens, beyond its tokens.
+FIRST_ROOM = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,76 +50,83 @@ class PromptLookupOptions:
             raise ConfigError("min_ngram", f"must be at most max_ngram ({self.max_ngram})")
 
 
-class _OccurrenceIndex:
-    """A text, and for every n-gram in it where it ended before.
+class _Text:
+    """A text, and for every n-gram in it where it ended before (`ngram_index.py`).
 
-    For each n-gram length: `last` maps an n-gram to the position of its latest end, `previous`
-    leads from each end to the one before. The text's own suffix is the latest occurrence of its
-    n-gram, so matches are found by following `previous` from the end, without hashing.
+    row  of the arrays as the compiled loops take them; another one after `reserve`
     """
 
-    __slots__ = ("_tables", "_tokens", "_window")
+    __slots__ = ("_arrays", "_max_ngram", "_num_lengths", "_room", "_window", "committed_len",
+                 "row")  # fmt: skip
 
-    def __init__(self, options: PromptLookupOptions) -> None:
-        self._tokens = array("i")
+    def __init__(self, options: PromptLookupOptions, num_tokens: int) -> None:
         self._window = options.window
-        lengths = range(options.max_ngram, options.min_ngram - 1, -1)
-        self._tables: list[tuple[int, dict[tuple[int, ...], int], array[int]]] = [
-            (length, {}, array("i")) for length in lengths
-        ]
-
-    @property
-    def committed_len(self) -> int:
-        return len(self._tokens)
+        self._max_ngram = options.max_ngram
+        self._num_lengths = options.max_ngram + 1 - options.min_ngram
+        self.committed_len = 0
+        self._arrays: Index = (
+            *self._empty_text(num_tokens + FIRST_ROOM),
+            self._empty_table(min(num_tokens, options.window) + FIRST_ROOM),
+            np.zeros(1 + self._num_lengths, dtype=np.int64),
+        )
+        self._hold()
 
     @property
     def memory_bytes(self) -> int:
-        tables = sum(
-            len(last) * NGRAM_BYTES + len(previous) * previous.itemsize
-            for _, last, previous in self._tables
-        )
-        return tables + len(self._tokens) * self._tokens.itemsize
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self._arrays)
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        text = self._tokens
-        for token in tokens:
-            end = len(text)
-            text.append(token)
-            for length, last, previous in self._tables:
-                start = end + 1 - length
-                if start < 0:
-                    previous.append(NO_MATCH)
-                    continue
-                ngram = tuple(text[start : end + 1])
-                previous.append(last.get(ngram, NO_MATCH))
-                last[ngram] = end
-                self._forget(length, last, end - self._window)
+    def reserve(self, count: int) -> None:
+        """Make room for further tokens, which are committed now and appended later."""
+        self.committed_len += count
+        self._room -= count
+        if self.committed_len > len(self._arrays[0]):
+            self._grow(3 * self.committed_len // 2)
+        if self._room < 0:
+            self._refill()
 
-    def _forget(self, length: int, last: dict[tuple[int, ...], int], end: int) -> None:
-        start = end + 1 - length
-        if start >= 0:
-            ngram = tuple(self._tokens[start : end + 1])
-            if last[ngram] == end:
-                del last[ngram]
+    @property
+    def _num_pending(self) -> int:
+        """Tokens that are committed and not appended yet."""
+        return self.committed_len - int(self._arrays[3][0])
 
-    def continuations(self, num_tokens: int) -> Iterator[array[int]]:
-        """What followed the text's suffix: longest suffix first, then latest first.
+    def _grow(self, capacity: int) -> None:
+        """Go on in arrays for a text of so many tokens."""
+        text, previous, table, cursor = self._arrays
+        new_text, new_previous = self._empty_text(capacity)
+        new_text[: len(text)] = text
+        new_previous[:, : len(text)] = previous
+        self._arrays = (new_text, new_previous, table, cursor)
+        self._hold()
 
-        A continuation ends where the text ends, so it may be shorter than `num_tokens`.
+    def _refill(self) -> None:
+        """Go on with a table that has room for what is pending.
+
+        What lies before the window is never a match again, and is forgotten.
         """
-        for _, _, previous in self._tables:
-            for end in islice(self._earlier_ends(previous), MATCHES_TRIED_PER_LENGTH):
-                yield self._tokens[end + 1 : end + 1 + num_tokens]
+        text, previous, _, cursor = self._arrays
+        table = self._empty_table(min(self.committed_len, self._window) + self._num_pending)
+        self._arrays = (text, previous, table, cursor)
+        refill(self._arrays, int(cursor[0]) - self._window, self._max_ngram)
+        self._hold()
 
-    def _earlier_ends(self, previous: array[int]) -> Iterator[int]:
-        oldest = max(0, len(previous) - self._window)
-        end = previous[-1]
-        while end >= oldest:
-            yield end
-            end = previous[end]
+    def _empty_text(self, capacity: int) -> tuple[Int32, Int32]:
+        shape = self._num_lengths, capacity
+        return np.empty(capacity, dtype=np.int32), np.empty(shape, dtype=np.int32)
+
+    def _empty_table(self, entries: int) -> Int32:
+        """For so many n-grams of each length."""
+        slots = 1 << (4 * entries - 1).bit_length()
+        return np.full((self._num_lengths, slots), NO_MATCH, dtype=np.int32)
+
+    def _hold(self) -> None:
+        text, _, table, cursor = self._arrays
+        self._room = table.shape[1] // 2 - int(cursor[1:].max()) - self._num_pending
+        addresses = map(address_of, self._arrays)
+        self.row = (*addresses, len(text), table.shape[1], self._num_lengths, self._max_ngram)
 
 
-class PromptLookupDrafter(StatefulDrafter[_OccurrenceIndex]):
+class PromptLookupDrafter(BatchedDrafter[_Text]):
     """Proposes what followed earlier occurrences of the text's last tokens.
 
     A proposal costs microseconds at any context: the index is kept up as tokens are committed.
@@ -129,20 +137,26 @@ class PromptLookupDrafter(StatefulDrafter[_OccurrenceIndex]):
     ) -> None:
         super().__init__(name)
         self._options = options or PromptLookupOptions()
+        # Compiles the loops, or reads them from disk, before a request waits for them.
+        text = _Text(self._options, 1)
+        for _ in range(2):
+            text.reserve(FIRST_ROOM)
+            self._extend_all([text], [np.zeros(FIRST_ROOM, dtype=np.int32)])
+        self._propose_all([text], [1])
 
-    def _state(self, request: DraftRequest) -> _OccurrenceIndex:
-        index = _OccurrenceIndex(self._options)
-        index.extend(request.token_ids.tolist())
-        return index
+    def _state(self, request: DraftRequest) -> _Text:
+        return _Text(self._options, len(request.token_ids))
 
-    def _learn(self, state: _OccurrenceIndex, commit: Commit) -> None:
-        state.extend(commit.tokens.tolist())
+    def _extend_all(self, states: Sequence[_Text], tokens: Sequence[Int32]) -> None:
+        ends = np.array(list(map(len, tokens)), dtype=np.int64).cumsum()
+        extend_all(_rows(states), np.concatenate(tokens), ends)
 
-    def _propose(self, state: _OccurrenceIndex, max_nodes: int) -> Proposal:
-        trie = ProposalTrie(max_nodes)
-        num_new = 0
-        for continuation in state.continuations(self._options.num_tokens):
-            num_new += trie.add(continuation) > 0
-            if trie.is_full or num_new == self._options.num_matches:
-                break
-        return trie.proposal(self._name)
+    def _propose_all(self, states: Sequence[_Text], max_nodes: Sequence[int]) -> ProposalBatch:
+        options = self._options
+        limits = np.array(max_nodes, dtype=np.int64)
+        settings = options.num_tokens, options.num_matches, options.window
+        return ProposalBatch(self._name, *propose_all(_rows(states), limits, *settings))
+
+
+def _rows(texts: Sequence[_Text]) -> Int64:
+    return np.array([text.row for text in texts], dtype=np.int64)

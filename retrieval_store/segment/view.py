@@ -7,17 +7,13 @@ rows must hold the segments, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
 import numpy as np
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from ...core.arrays import Int64
-from ...core.compiled import compiled
+from ...core.compiled import address_of, compiled, pointer
 from .segment import Segment
 from .wide_nodes import LOW, SHARED
 
@@ -32,14 +28,14 @@ def segment_rows(segments: Sequence[Segment]) -> Int64:
     """int64 [segments, 9]: addresses of the arrays, and the sizes that the columns name."""
     rows = [
         (
-            _address(segment.text),
-            _address(segment.suffixes),
-            _address(segment.common_lens),
-            _address(segment.first_places),
+            address_of(segment.text),
+            address_of(segment.suffixes),
+            address_of(segment.common_lens),
+            address_of(segment.first_places),
             len(segment.suffixes),
             segment.header.vocab_size,
-            _address(segment.wide_nodes),
-            _address(segment.wide_children),
+            address_of(segment.wide_nodes),
+            address_of(segment.wide_children),
             len(segment.wide_nodes) - 1,
         )
         for segment in segments
@@ -47,30 +43,12 @@ def segment_rows(segments: Sequence[Segment]) -> Int64:
     return np.array(rows, dtype=np.int64).reshape(-1, 9)
 
 
-def _address(array: np.ndarray[Any, Any]) -> int:
-    assert array.flags.c_contiguous
-    assert array.flags.aligned
-    return array.ctypes.data
-
-
-def _typed_pointer(_context: Any, address: Any) -> Any:
-    """An address as a pointer, which `carray` makes an array of."""
-
-    def build(_target: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), build
-
-
-_pointer = cast("Callable[[int], Any]", intrinsic(_typed_pointer))
-
-
 @compiled
 def token(rows: Int64, index: int, place: int, depth: int) -> int:
     """The token at `depth` of the suffix at `place`."""
     size = rows[index, SIZE]
-    suffixes = carray(_pointer(rows[index, SUFFIXES]), size, np.uint32)
-    text = carray(_pointer(rows[index, TEXT]), size, np.uint32)
+    suffixes = carray(pointer(rows[index, SUFFIXES]), size, np.uint32)
+    text = carray(pointer(rows[index, TEXT]), size, np.uint32)
     raw = text[np.int64(suffixes[place]) + depth]
     # Texts are big-endian.
     high = ((raw & 0xFF) << 24) | ((raw & 0xFF00) << 8)
@@ -80,7 +58,7 @@ def token(rows: Int64, index: int, place: int, depth: int) -> int:
 @compiled
 def common_len(rows: Int64, index: int, place: int) -> int:
     """Tokens that the suffix at `place` shares with the one before it."""
-    return int(carray(_pointer(rows[index, COMMON_LENS]), rows[index, SIZE], np.uint8)[place])
+    return int(carray(pointer(rows[index, COMMON_LENS]), rows[index, SIZE], np.uint8)[place])
 
 
 @compiled
@@ -88,21 +66,21 @@ def bucket(rows: Int64, index: int, first_token: int) -> tuple[int, int]:
     """The span of the suffixes that begin with a token."""
     if not 0 <= first_token < rows[index, VOCAB_SIZE]:
         return 0, 0
-    places = carray(_pointer(rows[index, FIRST_PLACES]), rows[index, VOCAB_SIZE] + 1, np.uint32)
+    places = carray(pointer(rows[index, FIRST_PLACES]), rows[index, VOCAB_SIZE] + 1, np.uint32)
     return int(places[first_token]), int(places[first_token + 1])
 
 
 @compiled
 def wide_node(rows: Int64, index: int, node: int, column: int) -> int:
     """One column of a row of the table of wide nodes; see `wide_nodes.py`."""
-    numbers = carray(_pointer(rows[index, WIDE_NODES]), 4 * (node + 1), np.uint32)
+    numbers = carray(pointer(rows[index, WIDE_NODES]), 4 * (node + 1), np.uint32)
     return int(numbers[4 * node + column])
 
 
 @compiled
 def wide_child(rows: Int64, index: int, child: int, column: int) -> int:
     """One column of a row of the table of wide nodes' children."""
-    numbers = carray(_pointer(rows[index, WIDE_CHILDREN]), 4 * (child + 1), np.uint32)
+    numbers = carray(pointer(rows[index, WIDE_CHILDREN]), 4 * (child + 1), np.uint32)
     return int(numbers[4 * child + column])
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 from draftline.core.arrays import ROOT
-from draftline.core.step.builder import lay_out
+from draftline.core.step.layout import lay_out
 from hypothesis import given
 from hypothesis import strategies as st
 
