@@ -78,6 +78,24 @@ def torch_single_thread() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_operators_are_built() -> None:
+    """Engines run draftline's own operators in every test, and not from some step on."""
+    if "torch" not in sys.modules:
+        return
+    from draftline.cluster.config import EngineConfig
+    from draftline.core.errors import ConfigError
+    from draftline.kernels.cpu.build import build, find_compiler, library_path
+
+    library = library_path(Path(EngineConfig().compile_cache).expanduser())
+    try:
+        find_compiler()
+    except ConfigError:
+        return
+    if not library.exists():
+        build(library)
+
+
 @pytest.fixture(autouse=True)
 def unit_tests_stay_inside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every way out of the process raise in unit tests."""

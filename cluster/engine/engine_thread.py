@@ -129,17 +129,7 @@ class EngineThread:
 
         Raises `CapacityError`; `StageLost`, `EngineFailed`, `EngineClosed` while it is down.
         """
-        try:
-            self.submit(request, stop).result()
-        except CancelledError:
-            raise EngineClosed("the engine was closed") from None
-
-    def submit(self, request: Request, stop: StopRule) -> Future[None]:
-        """Queue a request between two steps; the future raises what `add` raises.
-
-        It is cancelled where the thread ends first.
-        """
-        return self.call(self._add(request, stop))
+        self._wait_for(self._add(request, stop))
 
     def enqueue(self, request: Request, stop: StopRule) -> None:
         """Queue a request between two steps, without waiting for that: what `add` raises goes to
@@ -154,6 +144,13 @@ class EngineThread:
             self._arrivals.append((request, stop))
         if is_first:
             call_on_loop(self._loop, self._take_arrivals)
+
+    def take_enqueued(self) -> None:
+        """Wait until all that was enqueued is queued, or its sink has the error.
+
+        Raises `EngineFailed`, `EngineClosed`.
+        """
+        self._wait_for(asyncio.sleep(0))
 
     def after_step(self, function: Callable[[], object]) -> None:
         """Run `function` once the step is committed that this thread is in; at once in others."""
@@ -205,6 +202,12 @@ class EngineThread:
             raise self._refusal
         self._started.result().core.add(request, stop)
         self._wake.set()
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self.call(work).result()
+        except CancelledError:
+            raise EngineClosed("the engine was closed") from None
 
     def _take_arrivals(self) -> None:
         """Queue what arrived since the last step, in order."""

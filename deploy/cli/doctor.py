@@ -130,11 +130,31 @@ def _choices() -> Iterator[Finding]:
     block_size = EngineConfig.model_fields["block_size"].default
     attention = choose_attention(Machine.of(device), getattr(torch, dtype), block_size)
     yield Finding("attention: auto", f"picks {attention.name}: {attention.reason}")
+    yield _own_operators(has_gpu=has_gpu)
     yield Finding("CUDA graphs", _graphs(attention.name, has_gpu=has_gpu))
     cache = "fills the GPU" if has_gpu else f"{CPU_CACHE_TOKENS} slots: no GPU"
     yield Finding("kv_cache_tokens", f"by default {cache}")
     yield Finding("stage_transport", f"of Ray stages; auto picks {_transport(has_gpu=has_gpu)}")
     yield Finding("backend", "default local: one process; ray: stages and drafters as actors")
+
+
+def _own_operators(*, has_gpu: bool) -> Finding:
+    from pathlib import Path  # noqa: PLC0415
+
+    from ...kernels.cpu.build import find_compiler, library_path, vectors  # noqa: PLC0415
+
+    subject = "compile: auto"
+    if has_gpu:
+        return Finding(subject, "has no effect on a GPU: own C++ operators are of CPUs")
+    folder = Path(EngineConfig().compile_cache).expanduser()
+    kind = f"own C++ operators of {vectors().lanes} lanes for float32 stages"
+    if library_path(folder).exists():
+        return Finding(subject, f"picks {kind}, built in {folder}")
+    try:
+        compiler = find_compiler()
+    except ConfigError as error:
+        return Finding(subject, f"picks torch's own: it {error.message}", False, needed=False)
+    return Finding(subject, f"picks {kind}; {compiler} builds them at the first start")
 
 
 def _graphs(attention: str, *, has_gpu: bool) -> str:

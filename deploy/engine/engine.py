@@ -6,189 +6,23 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Self
-
-from transformers import PreTrainedTokenizerBase
+from typing import Self
 
 from ...cluster.config import EngineConfig
-from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_model
-from ...cluster.engine.engine_thread import EngineThread, Health
-from ...cluster.engine.request_factory import Prompt, RequestFactory
+from ...cluster.engine.engine_thread import EngineThread
+from ...cluster.engine.request_factory import Prompt
 from ...cluster.loop_calls import off_loop
-from ...core.errors import CapacityError, DraftlineError, RequestError, shortened
+from ...core.errors import CapacityError, DraftlineError, RequestError
 from ...core.request.output import Delta, OutputCollector, RequestOutput
-from ...core.request.request import Request, Sink
+from ...core.request.request import Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...core.request.stop import StopRule
-from ...core.verify.rules import COUPLED
-from ...models.text.grammar import GrammarConstraint
-from .delta_queue import MAX_UNREAD_BYTES, DeltaQueue
-from .placement import Placement, stages_have_gpu
-from .stats import EngineStats, FinishRate, retry_after_s
-
-if TYPE_CHECKING:
-    from ...actors.kept_actors import KeeperClient
-
-# To look at so many ids takes well under a millisecond, as long as handing the work over.
-LIGHT_TOKENS = 2_000
+from .delta_queue import DeltaQueue
+from .replica import Replica, is_light
+from .stats import retry_after_s
 
 
-class _Replica:
-    """One engine with its thread: what `Engine` and `AsyncEngine` share."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        engine_id: str = "0",
-        keeper: KeeperClient | None = None,
-        pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
-        on_failure: Callable[[str], object] = lambda _reason: None,
-        max_unread_bytes: int | None = None,
-    ) -> None:
-        """What is not said by `config`.
-
-        keeper            of stages and drafters on Ray; without one they end with this process
-        pipelines         takes what makes the pipeline of `config`, gives what makes the one used
-        on_failure        called once, from any thread, with the reason when the engine cannot go on
-        max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
-                          8 MiB
-        """
-        self.config = config
-        self.engine_id = engine_id
-        self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
-        self._placement = Placement(config, keeper)
-        make_pipeline = self._placement.make_pipeline
-        self._make_pipeline: MakePipeline = (
-            make_pipeline if pipelines is None else pipelines(make_pipeline)
-        )
-        self._factory: RequestFactory = self._plan.request_factory()
-        self._thread = EngineThread(
-            self._build, recovery_timeout_s=config.recovery_timeout_s, on_failure=on_failure
-        )
-        self._assembly: Assembly | None = None
-        self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
-        self._rate = FinishRate()
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt and answer together, tokens."""
-        return self._plan.max_model_len
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's tokenizer."""
-        return self._factory.tokenizer
-
-    def is_healthy(self) -> bool:
-        """Whether requests can be served now."""
-        return self._thread.is_healthy
-
-    def health(self) -> Health:
-        """What the engine is doing (`cluster/engine/engine_thread.py`)."""
-        return self._thread.health
-
-    def stats(self) -> EngineStats:
-        """A snapshot; read without waiting for the step that runs."""
-        assert self._assembly is not None, "the engine is not started"
-        scheduler = self._assembly.scheduler
-        core = self._assembly.core
-        return EngineStats(
-            engine_id=self.engine_id,
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            kv_usage=scheduler.kv_usage,
-            num_steps=core.num_steps,
-            num_preemptions=scheduler.num_preemptions,
-            num_prefix_queries=scheduler.num_prefix_queries,
-            num_prefix_hits=scheduler.num_prefix_hits,
-            wasted_by_source=dict(core.wasted_by_source),
-            drafters=self._assembly.hub.stats(),
-        )
-
-    async def _build(self) -> Assembly:
-        links = await self._placement.make_links()
-        self._assembly = Assembly(self._plan, self._make_pipeline, links)
-        return self._assembly
-
-    def _start(self) -> None:
-        try:
-            self._thread.start()
-        except BaseException:
-            self._placement.close()
-            raise
-
-    def _stop(self) -> None:
-        self._thread.close()
-        self._factory.grammars.close()
-        self._placement.close()
-
-    def _add(  # noqa: PLR0917 - the parts of a request
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        sink: Sink,
-        options: RequestOptions,
-        constraint: GrammarConstraint | None,
-    ) -> tuple[int, ...]:
-        """Queue a request; its prompt's token ids. Raises `RequestError`, `CapacityError`."""
-        request, stop = self._prepare(request_id, prompt, params, sink, options, constraint)
-        self._thread.add(request, stop)
-        return tuple(request.prompt_ids.tolist())
-
-    def _constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
-        """Begin to prepare the form of an answer. Raises `RequestError`."""
-        if self.config.acceptance != COUPLED and params.structured_output is not None:
-            raise RequestError(
-                "structured_output",
-                f"needs acceptance: coupled; this engine has {self.config.acceptance}",
-            )
-        return self._factory.constraint(params)
-
-    def _prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        sink: Sink,
-        options: RequestOptions,
-        constraint: GrammarConstraint | None,
-        *,
-        with_text: bool = True,
-    ) -> tuple[Request, StopRule]:
-        """A request that this engine can run. Raises `RequestError`."""
-        self._check_drafters(options)
-        return self._factory.build(
-            request_id,
-            prompt,
-            params,
-            sink,
-            options,
-            constraint=constraint,
-            num_kv_slots=self._num_kv_slots,
-            with_text=with_text,
-        )
-
-    @property
-    def _num_kv_slots(self) -> int | None:
-        """Tokens whose KV the engine can hold; None before it has started."""
-        return None if self._assembly is None else self._assembly.scheduler.num_slots
-
-    def _check_drafters(self, options: RequestOptions) -> None:
-        known = [drafter.source for drafter in self.config.drafters]
-        for name in options.drafters or ():
-            if name not in known:
-                names = ", ".join(known) or "none"
-                raise RequestError(
-                    "speculative.drafters",
-                    f"{shortened(name)} is no drafter of this engine; known: {names}",
-                )
-
-
-class Engine(_Replica):
+class Engine(Replica):
     """An engine for scripts: blocking calls, whole answers. A context manager.
 
     Raises `ConfigError`, `CheckpointError` or `StoreError` when it cannot start.
@@ -229,6 +63,11 @@ class Engine(_Replica):
                 )
                 running.append(answer.request_id)
                 answers.append(answer)
+            self._thread.take_enqueued()
+            # What was refused is told before others are waited for.
+            for answer in answers:
+                if answer.error is not None:
+                    raise answer.error
             return [answer.wait() for answer in answers]
 
     def close(self) -> None:
@@ -242,7 +81,7 @@ class Engine(_Replica):
         self.close()
 
 
-class AsyncEngine(_Replica):
+class AsyncEngine(Replica):
     """An engine for servers: streams of deltas on the caller's event loop."""
 
     async def start(self) -> None:
@@ -272,7 +111,7 @@ class AsyncEngine(_Replica):
         preparing = self._constraint(params)
         constraint = None if preparing is None else await asyncio.wrap_future(preparing)
         parts = (request_id, prompt, params, self._counted(sink), options, constraint)
-        if _is_light(prompt, params):
+        if is_light(prompt, params):
             request, stop = self._prepare(*parts, with_text=with_text)
         else:
             request, stop = await off_loop(self._prepare, *parts, with_text=with_text)
@@ -381,15 +220,6 @@ class AsyncEngine(_Replica):
         ):
             answer.on_output(delta)
         return answer.wait()
-
-
-def _is_light(prompt: Prompt, params: SamplingParams) -> bool:
-    """Whether a request takes so little time to prepare that a loop may do it."""
-    listed = (
-        params.allowed_token_ids, params.banned_token_ids, params.logit_bias, params.bad_words,
-        params.stop_token_ids,
-    )  # fmt: skip
-    return not (isinstance(prompt, str) or len(prompt) > LIGHT_TOKENS or any(listed))
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class _Message(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False)
 # From an API process.
 
 
-class Add(_Message):
+class Add(_Message, frozen=True):
     """Queue a request; the API process calls it `number` from now on.
 
     prompt  int32, little-endian
@@ -64,30 +64,30 @@ class Add(_Message):
         return np.frombuffer(self.prompt, dtype="<i4").tolist()
 
 
-class Cancel(_Message):
+class Cancel(_Message, frozen=True):
     """End a request; nothing more is heard of it."""
 
     number: int
 
 
-class Ask(_Message):
+class Ask(_Message, frozen=True):
     """Send a `Reply` to this question."""
 
     question: int
     what: Literal["stats", "metrics"]
 
 
-class Serving(_Message):
+class Serving(_Message, frozen=True):
     """The API answers from now on."""
 
 
-class Draining(_Message):
+class Draining(_Message, frozen=True):
     """New requests are refused; so many run still."""
 
     num_running: int
 
 
-class Beat(_Message):
+class Beat(_Message, frozen=True):
     """A sign of life."""
 
 
@@ -97,26 +97,26 @@ FromApi = Add | Cancel | Ask | Serving | Draining | Beat
 # From the engine's process.
 
 
-class Setup(_Message):
+class Setup(_Message, frozen=True):
     """The first message: settings as JSON, without plain keys, and the level of the log."""
 
     settings: bytes
     log_level: int
 
 
-class Hello(_Message):
+class Hello(_Message, frozen=True):
     """The engine is loaded. Most tokens of a request, prompt and answer."""
 
     max_model_len: int
 
 
-class Health(_Message):
+class Health(_Message, frozen=True):
     """A sign of life, and whether a request sent now would be served."""
 
     is_healthy: bool
 
 
-class NextTokens(_Message):
+class NextTokens(_Message, frozen=True):
     """What one step adds to a request: fields as in `core.request.output.Delta`.
 
     text is empty but for requests with stop texts, whose text the engine cuts.
@@ -162,7 +162,7 @@ class NextTokens(_Message):
         )
 
 
-class Failed(_Message):
+class Failed(_Message, frozen=True):
     """The error that ended a request, by its kind."""
 
     number: int
@@ -205,7 +205,7 @@ ERRORS: dict[str, type[DraftlineError]] = {
 }
 
 
-class Reply(_Message):
+class Reply(_Message, frozen=True):
     """The answer to a question: the one of both that was asked for."""
 
     question: int
@@ -213,7 +213,7 @@ class Reply(_Message):
     metrics: bytes = b""
 
 
-class Drain(_Message):
+class Drain(_Message, frozen=True):
     """Refuse new requests and let those that run end; a second one: end them now."""
 
 

@@ -57,7 +57,11 @@ def load_model_drafter(
         options.block_size,
         dtype=choose_dtype(options.dtype, device, info.dtype),
         device=device,
-        options=StageOptions(max_rows=options.prefill_chunk, graphs=_graphs(info, options)),
+        options=StageOptions(
+            max_rows=options.prefill_chunk,
+            graphs=_graphs(info, options),
+            compile=options.compile,
+        ),
     )
     return ModelDrafter(stage, info, name, options)
 

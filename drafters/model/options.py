@@ -13,6 +13,7 @@ from .expansion import DynamicExpansion, Expansion, StaticExpansion
 from .stopping import DraftCosts, Stopping
 
 DEVICES = ("auto", "cpu", "cuda")
+COMPILES = ("auto", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -41,6 +42,7 @@ class ModelOptions:
     device                auto (a GPU where one is), cpu or cuda
     dtype                 as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
     enforce_eager         no CUDA graphs on a GPU: a quicker start, slower drafts
+    compile               auto: own C++ operators on a CPU, as of the target; off: torch's own
     """
 
     tree: str = "chain"
@@ -57,6 +59,7 @@ class ModelOptions:
     dtype: str = "auto"
     device: str = "auto"
     enforce_eager: bool = False
+    compile: str = "auto"
 
     def __post_init__(self) -> None:
         require_whole("num_tokens", self.num_tokens, 1, 1024)
@@ -65,6 +68,7 @@ class ModelOptions:
         require_whole("distribution_size", self.distribution_size, 0, 4096)
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
+        require_one_of("compile", self.compile, COMPILES)
         require_switches(self, "enforce_eager")
         self.expansions()
         require_fraction("confidence_threshold", self.confidence_threshold)

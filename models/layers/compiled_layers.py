@@ -7,6 +7,7 @@ the length of a context nor the shape of a tree: one graph serves all steps.
 from __future__ import annotations
 
 import os
+import sysconfig
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,11 +43,22 @@ def prepare(part: ModelSlice, cache: str | Path) -> ModelSlice:
             "compile", f"on supports float32 on a CPU, not {kind} in {dtype} on {part.device}; "
             "set dtype: float32 and device: cpu, or compile: off",
         )  # fmt: skip
+    _check_headers()
     folder = Path(cache).expanduser()
     load_cpu_ops(folder)
     os.environ.setdefault(GRAPH_CACHE, str(folder / "graphs"))
     head = PackedLinear(part.head) if isinstance(part.head, FastLinear) else part.head
     return replace(part, layers=tuple(map(make_compilable, part.layers)), head=head)
+
+
+def _check_headers() -> None:
+    """What inductor writes includes Python's; the operators themselves do not."""
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not headers.exists():
+        raise ConfigError(
+            "compile", f"on needs Python's C headers, and there is no {headers}; install them "
+            f"(Debian, Ubuntu: apt install python3-dev) {FIX}",
+        )  # fmt: skip
 
 
 class CompiledLayers:

@@ -17,6 +17,7 @@ from draftline.core.errors import (
     DraftlineError,
     EngineClosed,
     EngineFailed,
+    RequestError,
     StageLost,
 )
 from draftline.core.request.output import Delta
@@ -95,7 +96,7 @@ class Running:
         self.thread = EngineThread(build, on_failure=self.failures.append, **settings)  # type: ignore[arg-type]
         self.thread.start()
 
-    def add(self, name: str, max_tokens: int = 20) -> None:
+    def add(self, name: str, max_tokens: int = 20, *, enqueued: bool = False) -> None:
         heard, ended = (
             self.heard.setdefault(name, []),
             self.ended.setdefault(name, threading.Event()),
@@ -109,7 +110,8 @@ class Running:
         params = SamplingParams(max_tokens=max_tokens)
         ids = np.array([1, 2, 3], dtype=np.int32)
         request = Request(name, ids, params, len(name), max_tokens, sink)
-        self.thread.add(request, StopRule(params, (), max_tokens, NoText()))
+        add = self.thread.enqueue if enqueued else self.thread.add
+        add(request, StopRule(params, (), max_tokens, NoText()))
 
     def get_stuck(self, name: str, limit_s: float) -> None:
         """In a step of this request; the first steps compile loops, and are slow."""
@@ -302,3 +304,99 @@ def test_the_watchdog_tells_once() -> None:
         assert dog.look()
     assert told == [1.5]
     assert not dog.look()
+
+
+def test_what_is_enqueued_runs_in_order_and_a_cancel_finds_it(running: Running) -> None:
+    running.add("a", LONG)
+    until(lambda: len(running.heard["a"]) > 3)
+    names = [f"b{index}" for index in range(20)]
+    for name in names:
+        running.add(name, 3, enqueued=True)
+    running.add("c", LONG, enqueued=True)
+    running.thread.cancel("c")
+    for name in names:
+        assert isinstance(running.last(name), Delta)
+        assert len(running.tokens(name)) == 3
+    last = running.last("c")
+    assert isinstance(last, Delta)
+    assert last.finish_reason == "cancelled"
+    with pytest.raises(RequestError, match="request_id"):
+        running.add("a")
+    # The same, told to the sink.
+    running.add("a", enqueued=True)
+    running.thread.take_enqueued()
+    assert any(isinstance(event, RequestError) for event in running.heard["a"])
+
+
+def test_what_is_enqueued_while_stages_recover_is_refused(running: Running) -> None:
+    release = asyncio.Event()
+    running.parts.recovering = release.wait
+    running.add("a", LONG)
+    running.parts.target.error = StageLost("stage 0 is dead")
+    until(lambda: running.thread.health == "recovering")
+    running.add("b", enqueued=True)
+    error = running.last("b")
+    assert isinstance(error, StageLost)
+    assert "recovering" in str(error)
+    running.thread._loop.call_soon_threadsafe(release.set)
+    assert isinstance(running.last("a"), Delta)
+
+
+def test_what_is_enqueued_while_the_thread_is_stuck_hears_of_it(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "GRACE_S", 0.0)
+    running.get_stuck("a", limit_s=0.3)
+    running.add("b", enqueued=True)
+    assert isinstance(running.last("b"), EngineFailed)
+    with pytest.raises(EngineFailed):
+        running.add("c", enqueued=True)
+
+
+def test_nothing_enqueued_is_forgotten_by_a_thread_that_ends(running: Running) -> None:
+    accepted: list[str] = []
+
+    def keep_adding(name: str) -> None:
+        for index in range(100_000):
+            try:
+                running.add(f"{name}{index}", 2, enqueued=True)
+            except (EngineClosed, EngineFailed):
+                return
+            accepted.append(f"{name}{index}")
+
+    threads = [threading.Thread(target=keep_adding, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(accepted) > 50)
+    running.thread.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert all(running.ended[name].wait(20) for name in accepted)
+
+
+def test_after_a_step_all_of_it_is_committed(running: Running) -> None:
+    """What a sink asks for runs in the engine's thread, once for as many as hear of one step."""
+    rounds: list[tuple[int, int | None]] = []
+    waiting: list[str] = []
+
+    def sink(event: Delta | DraftlineError) -> None:
+        waiting.append("")
+        if len(waiting) == 1:
+            running.thread.after_step(hand_over)
+
+    def hand_over() -> None:
+        rounds.append((len(waiting), threading.get_ident()))
+        waiting.clear()
+
+    params = SamplingParams(max_tokens=30)
+    ids = np.array([1, 2, 3], dtype=np.int32)
+    for index in range(6):
+        request = Request(f"r{index}", ids, params, index, 30, sink)
+        running.thread.enqueue(request, StopRule(params, (), 30, NoText()))
+    until(lambda: sum(count for count, _ in rounds) == 180)
+    assert {ident for _, ident in rounds} == {running.thread._thread.ident}
+    assert len(rounds) < 120
+    here: list[int] = []
+    running.thread.after_step(lambda: here.append(threading.get_ident()))
+    assert here == [threading.get_ident()]

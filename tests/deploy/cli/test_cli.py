@@ -13,6 +13,7 @@ import pytest
 import torch
 from draftline import __version__
 from draftline.deploy.cli import main as cli
+from draftline.kernels.cpu import build as cpu_build
 from support.contracts.client_contract import check_client
 from support.servers.served_model import COMMAND, served_model
 from typer.testing import CliRunner
@@ -89,10 +90,29 @@ def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
         "model demo",
         "dtype: auto",
         "attention: auto",
+        "compile: auto",
         "CUDA graphs",
         "stage_transport",
     ):
         assert subject in result.output
+
+
+def test_doctor_says_which_operators_a_cpu_gets_and_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    library = tmp_path / "cpu_ops.so"
+    monkeypatch.setattr(cpu_build, "library_path", lambda _folder: library)
+
+    def told() -> str:
+        return " ".join(runner.invoke(cli.app, ["doctor"]).output.split())
+
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "compile: auto picks torch's own: it needs a C++ compiler" in told()
+    monkeypatch.setenv("CXX", sys.executable)
+    assert "builds them at the first start" in told()
+    library.touch()
+    assert "compile: auto picks own C++ operators of" in told()
 
 
 @pytest.mark.parametrize(

@@ -46,21 +46,26 @@ def test_compile_is_read_from_yaml_which_takes_on_for_a_boolean(written: str, re
 
 
 def test_compile_reaches_the_stages() -> None:
-    for switch, folder in (("off", None), ("on", "kept")):
+    for switch in ("auto", "off", "on"):
         plan = plan_model(EngineConfig(model="demo", compile=switch, compile_cache="kept"))
-        assert [spec.compile_cache for spec in plan.specs] == [folder]
+        options = [spec.options for spec in plan.specs]
+        assert [(each.compile, each.compile_cache) for each in options if each] == [
+            (switch, "kept")
+        ]
+    assert EngineConfig().compile == "auto"
 
 
 def test_how_stages_compute_reaches_them() -> None:
     settings = {
         "attention": "sdpa", "kv_cache_dtype": "fp8", "quantization": "int8", "max_num_seqs": 3,
+        "batch_invariant": "off",
         "max_model_len": 40, "max_num_batched_tokens": 24,
         "tree_nodes": 4, "graph_capture_s": 5, "pipeline_parallel_size": 2,
     }  # fmt: skip
     graphs = GraphOptions(max_rows=24, max_requests=3, max_positions=44, seconds=5)
     options = StageOptions(
         attention="sdpa", kv_cache_dtype="fp8", quantization="int8", gpu_memory_utilization=0.45,
-        max_rows=24, graphs=graphs,
+        max_rows=24, graphs=graphs, compile="auto", batch_invariant="off",
     )  # fmt: skip
     # Stages of one process share what a GPU has, the first taking its part first.
     first, last = plan_model(EngineConfig(model="demo", **settings)).specs
@@ -101,7 +106,7 @@ def test_sections() -> None:
         ({"server": {"prot": 1}}, "server.prot", "did you mean 'port'"),
         ({"server": {"port": 70000}}, "server.port", "65535"),
         ({"server": {"port": "x"}}, "server.port", "integer"),
-        ({"compile": "yes"}, "compile", "'off' or 'on'"),
+        ({"compile": "yes"}, "compile", "'auto', 'off' or 'on'"),
         ({"compile": "on", "quantization": "int8"}, "compile", "does not go with quantization"),
         ({"gpus_per_stage": 0.5}, "kv_cache_tokens", "must be given where gpus_per_stage"),
         ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization", "less than or equal to 1"),

@@ -12,6 +12,7 @@ from draftline.core.errors import ConfigError
 from draftline.core.steps import StepOutput
 from draftline.models.layers import compiled_layers
 from draftline.models.load.partition import LayerSpan
+from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
 from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
@@ -37,7 +38,11 @@ def stages(
     save_tiny_model(kind, folder, num_layers=num_layers)
     layers = num_layers or KINDS[kind].config().num_hidden_layers
     load = partial(load_stage, folder, LayerSpan(0, layers, layers), NUM_BLOCKS, BLOCK_SIZE)
-    return load(), load(compile_cache=cache)
+    return load(), load(options=compiled_in(cache))
+
+
+def compiled_in(cache: Path | None) -> StageOptions | None:
+    return None if cache is None else StageOptions(compile="on", compile_cache=str(cache))
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +150,7 @@ def test_stages_of_one_process_do_not_share_a_graph(
     save_tiny_model("llama", tmp_path)
     halves = [LayerSpan(0, 2, 4), LayerSpan(2, 4, 4)]
     pipelines = [
-        [load_stage(tmp_path, span, 30, BLOCK_SIZE, compile_cache=kept) for span in halves]
+        [load_stage(tmp_path, span, 30, BLOCK_SIZE, options=compiled_in(kept)) for span in halves]
         for kept in (None, cache)
     ]
     step = make_step([PagedRequest([3, 4, 5]).chunk(TOKENS[:9], 0)])
@@ -157,7 +162,9 @@ def test_stages_of_one_process_do_not_share_a_graph(
 def test_a_number_format_that_cannot_be_compiled_is_refused(tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path)
     with pytest.raises(ConfigError, match=r"compile: on supports float32 .* bfloat16"):
-        load_stage(tmp_path, LayerSpan(0, 4, 4), 10, BLOCK_SIZE, "bfloat16", compile_cache=tmp_path)
+        load_stage(
+            tmp_path, LayerSpan(0, 4, 4), 10, BLOCK_SIZE, "bfloat16", options=compiled_in(tmp_path)
+        )
 
 
 def test_a_compilation_that_fails_is_an_error(
@@ -169,4 +176,4 @@ def test_a_compilation_that_fails_is_an_error(
     monkeypatch.setattr(compiled_layers, "BACKEND", broken)
     save_tiny_model("llama", tmp_path)
     with pytest.raises(ConfigError, match=r"compile: on failed: .*no such kernel"):
-        load_stage(tmp_path, LayerSpan(0, 4, 4), 10, BLOCK_SIZE, compile_cache=cache)
+        load_stage(tmp_path, LayerSpan(0, 4, 4), 10, BLOCK_SIZE, options=compiled_in(cache))

@@ -6,11 +6,13 @@ import pytest
 import torch
 from draftline.core.errors import ConfigError
 from draftline.kernels.cpu import build as cpu_build
-from draftline.kernels.cpu.build import load_cpu_ops, vectors
+from draftline.kernels.cpu.build import vectors
 from draftline.kernels.cpu.packed_linear import (
     pack_weight,
+    pack_weights,
     packed_linear,
 )
+from support.tools.own_operators import load_own_operators
 
 pytestmark = pytest.mark.compiler
 
@@ -19,8 +21,8 @@ SIZES = [(8, 5), (32, 64), (33, 130), (1100, 70)]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def built(tmp_path_factory: pytest.TempPathFactory) -> None:
-    load_cpu_ops(tmp_path_factory.mktemp("ops"))
+def built() -> None:
+    load_own_operators()
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
@@ -48,6 +50,25 @@ def test_a_row_is_the_same_bit_by_bit_in_any_company(inputs: int, outputs: int) 
             assert torch.equal(packed_linear(x[part], packed, outputs), together[part])
 
 
+@pytest.mark.parametrize("threads", [2, 4])
+def test_threads_change_no_bit(threads: int) -> None:
+    torch.manual_seed(2)
+    x, packed = torch.randn(70, 600), pack_weight(torch.randn(600, 1000), vectors().panel)
+    one = packed_linear(x, packed, 1000)
+    try:
+        torch.set_num_threads(threads)
+        assert torch.equal(packed_linear(x, packed, 1000), one)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_weights_side_by_side_are_packed_as_one() -> None:
+    torch.manual_seed(3)
+    parts = [torch.randn(9, width) for width in (70, 3, 200)]
+    panel = vectors().panel
+    assert torch.equal(pack_weights(parts, panel), pack_weight(torch.cat(parts, dim=1), panel))
+
+
 def test_a_wrong_shape_is_refused() -> None:
     packed = pack_weight(torch.randn(8, 5), vectors().panel)
     with pytest.raises(RuntimeError):
@@ -61,13 +82,16 @@ def test_a_missing_compiler_is_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"compile: .*no-such-compiler.*apt install g\+\+"):
-        cpu_build._compiler()
+        cpu_build.find_compiler()
 
 
-def test_a_failing_compiler_is_an_error_that_quotes_it(tmp_path: Path) -> None:
+def test_a_failing_compiler_is_an_error_that_quotes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "fails"
     compiler.write_text("#!/bin/sh\necho 'error: no such flag' >&2\nexit 1\n")
     compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(ConfigError, match=r"compile: .*error: no such flag"):
-        cpu_build._build([str(compiler)], tmp_path / "library.so")
+        cpu_build.build(tmp_path / "library.so")
     assert not (tmp_path / "library.so").exists()

@@ -1,0 +1,195 @@
+"""What `Engine` and `AsyncEngine` share: an engine with its thread, and checked requests for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
+
+from ...cluster.config import EngineConfig
+from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_model
+from ...cluster.engine.engine_thread import EngineThread, Health
+from ...cluster.engine.request_factory import Prompt, RequestFactory
+from ...core.errors import RequestError, shortened
+from ...core.request.request import Request, Sink
+from ...core.request.sampling_params import RequestOptions, SamplingParams
+from ...core.request.stop import StopRule
+from ...core.verify.rules import COUPLED
+from ...models.text.grammar import GrammarConstraint
+from .delta_queue import MAX_UNREAD_BYTES
+from .placement import Placement, stages_have_gpu
+from .stats import EngineStats, FinishRate
+
+if TYPE_CHECKING:
+    from ...actors.kept_actors import KeeperClient
+
+
+# To look at so many ids takes well under a millisecond, as long as handing the work over.
+LIGHT_TOKENS = 2_000
+
+
+class Replica:
+    """One engine with its thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        engine_id: str = "0",
+        keeper: KeeperClient | None = None,
+        pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
+        on_failure: Callable[[str], object] = lambda _reason: None,
+        max_unread_bytes: int | None = None,
+    ) -> None:
+        """What is not said by `config`.
+
+        keeper            of stages and drafters on Ray; without one they end with this process
+        pipelines         takes what makes the pipeline of `config`, gives what makes the one used
+        on_failure        called once, from any thread, with the reason when the engine cannot go on
+        max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
+                          8 MiB
+        """
+        self.config = config
+        self.engine_id = engine_id
+        self._plan: ModelPlan = plan_model(config, has_gpu=stages_have_gpu(config))
+        self._placement = Placement(config, keeper)
+        make_pipeline = self._placement.make_pipeline
+        self._make_pipeline: MakePipeline = (
+            make_pipeline if pipelines is None else pipelines(make_pipeline)
+        )
+        self._factory: RequestFactory = self._plan.request_factory()
+        self._thread = EngineThread(
+            self._build, recovery_timeout_s=config.recovery_timeout_s, on_failure=on_failure
+        )
+        self._assembly: Assembly | None = None
+        self._max_unread_bytes = max_unread_bytes or MAX_UNREAD_BYTES
+        self._rate = FinishRate()
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt and answer together, tokens."""
+        return self._plan.max_model_len
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's tokenizer."""
+        return self._factory.tokenizer
+
+    def is_healthy(self) -> bool:
+        """Whether requests can be served now."""
+        return self._thread.is_healthy
+
+    def health(self) -> Health:
+        """What the engine is doing (`cluster/engine/engine_thread.py`)."""
+        return self._thread.health
+
+    def stats(self) -> EngineStats:
+        """A snapshot; read without waiting for the step that runs."""
+        assert self._assembly is not None, "the engine is not started"
+        scheduler = self._assembly.scheduler
+        core = self._assembly.core
+        return EngineStats(
+            engine_id=self.engine_id,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_usage=scheduler.kv_usage,
+            num_steps=core.num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+            wasted_by_source=dict(core.wasted_by_source),
+            drafters=self._assembly.hub.stats(),
+        )
+
+    async def _build(self) -> Assembly:
+        links = await self._placement.make_links()
+        self._assembly = Assembly(self._plan, self._make_pipeline, links)
+        return self._assembly
+
+    def _start(self) -> None:
+        try:
+            self._thread.start()
+        except BaseException:
+            self._placement.close()
+            raise
+
+    def _stop(self) -> None:
+        self._thread.close()
+        self._factory.grammars.close()
+        self._placement.close()
+
+    def _add(  # noqa: PLR0917 - the parts of a request
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Sink,
+        options: RequestOptions,
+        constraint: GrammarConstraint | None,
+    ) -> tuple[int, ...]:
+        """Queue a request without waiting for that; its prompt's token ids.
+
+        Raises `RequestError`; `sink` gets what is wrong later, as `CapacityError`.
+        """
+        request, stop = self._prepare(request_id, prompt, params, sink, options, constraint)
+        self._thread.enqueue(request, stop)
+        return tuple(request.prompt_ids.tolist())
+
+    def _constraint(self, params: SamplingParams) -> Future[GrammarConstraint] | None:
+        """Begin to prepare the form of an answer. Raises `RequestError`."""
+        if self.config.acceptance != COUPLED and params.structured_output is not None:
+            raise RequestError(
+                "structured_output",
+                f"needs acceptance: coupled; this engine has {self.config.acceptance}",
+            )
+        return self._factory.constraint(params)
+
+    def _prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Sink,
+        options: RequestOptions,
+        constraint: GrammarConstraint | None,
+        *,
+        with_text: bool = True,
+    ) -> tuple[Request, StopRule]:
+        """A request that this engine can run. Raises `RequestError`."""
+        self._check_drafters(options)
+        return self._factory.build(
+            request_id,
+            prompt,
+            params,
+            sink,
+            options,
+            constraint=constraint,
+            num_kv_slots=self._num_kv_slots,
+            with_text=with_text,
+        )
+
+    @property
+    def _num_kv_slots(self) -> int | None:
+        """Tokens whose KV the engine can hold; None before it has started."""
+        return None if self._assembly is None else self._assembly.scheduler.num_slots
+
+    def _check_drafters(self, options: RequestOptions) -> None:
+        known = [drafter.source for drafter in self.config.drafters]
+        for name in options.drafters or ():
+            if name not in known:
+                names = ", ".join(known) or "none"
+                raise RequestError(
+                    "speculative.drafters",
+                    f"{shortened(name)} is no drafter of this engine; known: {names}",
+                )
+
+
+def is_light(prompt: Prompt, params: SamplingParams) -> bool:
+    """Whether a request takes so little time to prepare that a loop may do it."""
+    listed = (
+        params.allowed_token_ids, params.banned_token_ids, params.logit_bias, params.bad_words,
+        params.stop_token_ids,
+    )  # fmt: skip
+    return not (isinstance(prompt, str) or len(prompt) > LIGHT_TOKENS or any(listed))

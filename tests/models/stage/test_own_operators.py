@@ -1,0 +1,217 @@
+"""Stages by own operators: against torch's, in any company, and the switch between the two."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.errors import ConfigError
+from draftline.kernels.cpu import build as cpu_build
+from draftline.models.layers.fast_modules import FastLinear
+from draftline.models.load.partition import LayerSpan
+from draftline.models.stage.operator_switch import OperatorSwitch
+from draftline.models.stage.options import StageOptions
+from draftline.models.stage.stage import Stage, load_stage
+from support.inputs.steps import BLOCK_SIZE, PagedRequest, Rows, make_step
+from support.tools.own_operators import FOLDER, load_own_operators
+from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
+
+pytestmark = pytest.mark.compiler
+
+TOKENS = np.random.default_rng(5).integers(2, VOCAB_SIZE, 60).tolist()
+NODES, PARENTS = [5, 6, 7, 8, 9, 10, 11], [-1, 0, 0, 1, -1, 4, 3]
+NUM_BLOCKS = 60
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    load_own_operators()
+
+
+def stage_of(folder: Path, kind: str, compile_: str = "auto", **options: str) -> Stage:
+    layers = KINDS[kind].config().num_hidden_layers
+    return load_stage(
+        folder, LayerSpan(0, layers, layers), NUM_BLOCKS, BLOCK_SIZE,
+        options=StageOptions(compile=compile_, compile_cache=str(FOLDER), **options),
+    )  # fmt: skip
+
+
+def logits(stage: Stage, requests: Sequence[Rows]) -> torch.Tensor:
+    step = make_step(requests)
+    return stage.logits(step, None, np.arange(len(step.token_ids), dtype=np.int32))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_logits_equal_those_of_torchs_operators(kind: str, tmp_path: Path) -> None:
+    save_tiny_model(kind, tmp_path)
+    own, theirs = stage_of(tmp_path, kind), stage_of(tmp_path, kind, "off")
+    assert own.runs_own_operators
+    assert not theirs.runs_own_operators
+    scattered, straight, late = (
+        PagedRequest(blocks)
+        for blocks in ([9, 3, 8, 2, 30, 1, 29, 28], range(10, 18), range(40, 50))
+    )
+    for requests in (
+        [scattered.chunk(TOKENS[:18], 0)],
+        [straight.chunk(TOKENS[:1], 0)],
+        [scattered.tree(NODES, PARENTS, 18), straight.chunk(TOKENS[1:12], 1)],
+        [scattered.chunk(TOKENS[18:19], 18)],
+        [
+            straight.tree(NODES[:2], PARENTS[:2], 12),
+            late.chunk(TOKENS[:3], 0),
+            scattered.chunk(TOKENS[19:21], 19),
+        ],
+    ):
+        torch.testing.assert_close(
+            logits(own, requests), logits(theirs, requests), rtol=0, atol=1e-4
+        )
+        torch.testing.assert_close(own.kv.data, theirs.kv.data, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_rows_do_not_depend_on_their_company(kind: str, tmp_path: Path) -> None:
+    """Bit by bit: token by token, in a prompt, on a path between siblings, beside a stranger."""
+    save_tiny_model(kind, tmp_path)
+    stage = stage_of(tmp_path, kind)
+    request, stranger = PagedRequest(range(1, 16)), PagedRequest(range(20, 40))
+    alone = torch.cat([logits(stage, [request.chunk(TOKENS[i : i + 1], i)]) for i in range(40)])
+    assert torch.equal(logits(stage, [request.chunk(TOKENS[:40], 0)]), alone)
+    tokens = [TOKENS[30], 9, TOKENS[31], 8, TOKENS[32], 7, TOKENS[33], 6, TOKENS[34]]
+    tree = request.tree(tokens, [-1, -1, 0, 1, 2, 3, 4, 4, 6], 30)
+    both = logits(stage, [tree, stranger.chunk(TOKENS[:33], 0)])
+    assert torch.equal(both[[0, 2, 4, 6, 8]], alone[30:35])
+    assert torch.equal(both[9:], alone[:33])
+
+
+def test_weights_are_not_kept_twice(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    stage = stage_of(tmp_path, "llama")
+    linears = [
+        linear
+        for layer in stage._part.layers
+        for module in (layer.self_attn, layer.mlp)
+        for linear in vars(module).values()
+        if isinstance(linear, FastLinear)
+    ]
+    assert isinstance(stage._part.head, FastLinear)
+    assert len(linears) == 5 * 4
+    assert sum(linear.weight.numel() for linear in [*linears, stage._part.head]) == 0
+
+
+class FakeBuild(cpu_build.BackgroundBuild):
+    """A build that ends when the test says so."""
+
+    def __init__(self, error: ConfigError | None = None) -> None:
+        self.ended = False
+        self._error = error
+
+    @property
+    def is_done(self) -> bool:
+        return self.ended
+
+
+def test_the_switch_comes_between_two_steps_and_the_text_goes_on(tmp_path: Path) -> None:
+    save_tiny_model("qwen3", tmp_path)
+    stage, theirs = stage_of(tmp_path, "qwen3", "off"), stage_of(tmp_path, "qwen3", "off")
+    build = FakeBuild()
+    stage.use_own_operators(OperatorSwitch(FOLDER, build))
+    request = PagedRequest([9, 3, 8, 2, 30, 1])
+    for number, (first, last) in enumerate([(0, 9), (9, 10), (10, 14), (14, 15)]):
+        build.ended = number > 1
+        chunk = [request.chunk(TOKENS[first:last], first)]
+        ours = logits(stage, chunk)
+        assert stage.runs_own_operators == (number > 1)
+        torch.testing.assert_close(ours, logits(theirs, chunk), rtol=0, atol=1e-4)
+
+
+def test_a_build_that_fails_is_one_warning_and_torchs_operators_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny_model("llama", tmp_path)
+    stage = stage_of(tmp_path, "llama", "off")
+    build = FakeBuild(ConfigError("compile", "failed: g++: no space"))
+    build.ended = True
+    with caplog.at_level(logging.WARNING):
+        stage.use_own_operators(OperatorSwitch(FOLDER, build))
+    [record] = caplog.records
+    assert "failed: g++: no space" in record.getMessage()
+    assert not stage.runs_own_operators
+    assert logits(stage, [PagedRequest([1]).chunk(TOKENS[:3], 0)]).shape == (3, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [({"dtype": "bfloat16"}, "float32, not in bfloat16"), ({"attention": "sdpa"}, "is sdpa")],
+)
+def test_what_they_do_not_know_stays_with_torch_and_invariance_is_refused(
+    arguments: dict[str, str], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny_model("llama", tmp_path)
+    dtype = arguments.pop("dtype", "float32")
+
+    def load(**options: str) -> Stage:
+        return load_stage(
+            tmp_path, LayerSpan(0, 4, 4), 10, BLOCK_SIZE, dtype,
+            options=StageOptions(
+                compile="auto", compile_cache=str(FOLDER), **{**arguments, **options}
+            ),
+        )  # fmt: skip
+
+    with caplog.at_level(logging.INFO):
+        assert not load().runs_own_operators
+    assert reason in caplog.text
+    with pytest.raises(ConfigError, match=f"batch_invariant: on needs .*{reason}"):
+        load(batch_invariant="on")
+
+
+def test_without_a_compiler_and_a_build_one_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model("llama", tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("draftline.models.stage.operator_switch.are_loaded", lambda: False)
+    with caplog.at_level(logging.WARNING):
+        stage = load_stage(
+            tmp_path, LayerSpan(0, 4, 4), 10, BLOCK_SIZE,
+            options=StageOptions(compile="auto", compile_cache=str(tmp_path / "none")),
+        )  # fmt: skip
+    assert not stage.runs_own_operators
+    [record] = caplog.records
+    assert "no-such-compiler" in record.getMessage()
+
+
+def test_a_build_in_the_background_ends_with_what_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "fails"
+    compiler.write_text("#!/bin/sh\necho 'error: no such flag' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    build = cpu_build.BackgroundBuild(tmp_path / "kept")
+    build.wait(30)
+    assert build.is_done
+    with pytest.raises(ConfigError, match="no such flag"):
+        build.result()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", ["avx2", "default"])
+def test_narrower_vectors_pass_the_same_tests(capability: str) -> None:
+    paths = [TESTS / "kernels/cpu", TESTS / "models/stage/test_own_operators.py"]
+    result = subprocess.run(
+        [Path(sys.executable).with_name("pytest"), "-q", "-n", "1", *paths, "-m", "not full"],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=TESTS.parent,
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
