@@ -50,7 +50,7 @@ class Committing:
         """Learn from the walks through the trees of requests that have not ended meanwhile."""
         is_alive = list(map(self._is_alive, trees.states))
         rows = [walk.rows if alive else () for walk, alive in zip(walks, is_alive, strict=True)]
-        outcome.count(trees.trees, rows)
+        outcome.count([state.request_id for state in trees.states], trees.trees, rows)
         has_nodes = trees.drafted.sizes > 0
         for place in np.flatnonzero(has_nodes & np.array(is_alive, dtype=np.bool_))[
             :LEARNED_TREES

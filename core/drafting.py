@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from .arrays import UInt32
 from .interfaces import ProposalSource
-from .proposals import DraftBatch, Probe, Proposal, Query, StepCommit
+from .proposals import AskPlan, DraftBatch, Probe, Proposal, Query, StepCommit
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
+from .schedule.drafter_choice import DraftWish
 from .schedule.scheduler import Scheduler
 from .step.drafted_trees import DraftedTree, DraftedTrees
 from .step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
@@ -29,13 +30,15 @@ class DraftingGroup:
     """Requests whose drafters are being asked, and the answer to come."""
 
     states: Sequence[RequestState]
-    answer: asyncio.Future[DraftBatch | None]
+    answer: asyncio.Future[DraftBatch]
 
 
 class Drafting:
     """Speaks with the drafters for all requests, and makes a tree for each under the budget."""
 
-    __slots__ = ("_acceptance", "_budget", "_clock", "_commits", "_drafters", "_scheduler")
+    __slots__ = (
+        "_acceptance", "_budget", "_clock", "_commits", "_drafters", "_merge_s", "_scheduler",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -51,15 +54,24 @@ class Drafting:
         self._budget = budget
         self._clock = clock
         self._commits: list[StepCommit] = []
+        # Seconds of the last merge.
+        self._merge_s = 0.0
 
     def open(self, state: RequestState) -> None:
-        """Begin a request with every drafter, if it wants them and has not begun."""
+        """Begin a request with the drafters, if it wants them and has not begun.
+
+        Those that will probably be asked for it hear of it now, the others if they ever are.
+        """
         if state.request.options.speculative and not state.is_open:
             state.is_open = True
-            self._drafters.open(state.draft_request())
+            expected = self._budget.expected(
+                _wish(state), self._drafters.costs(), len(self._scheduler.running)
+            )
+            self._drafters.open(state.draft_request(), expected)
 
     def close(self, state: RequestState) -> None:
         """End a request with every drafter, after handing them its last tokens."""
+        self._budget.forget(state.request_id)
         if state.is_open:
             last = [commit for commit in self._commits if commit.request_id == state.request_id]
             self._commits = [
@@ -75,37 +87,42 @@ class Drafting:
         """Begin to ask the drafters about requests that decode; see `ask`."""
         return DraftingGroup(states, asyncio.ensure_future(self.ask(states)))
 
-    async def ask(self, states: Sequence[RequestState]) -> DraftBatch | None:
-        """Proposals by request id; None where drafting is not worth its time now.
+    async def ask(self, states: Sequence[RequestState]) -> DraftBatch:
+        """Proposals of those whose drafts are worth their time now, for the requests that these
+        are worth it for.
 
         One message a drafter for all requests, which also tells what was committed.
         """
+        began_at = self._clock()
         most = self._scheduler.nodes_each(len(states))
-        sizes = [(state, _query_size(state, most)) for state in states]
-        drafting = [state for state, size in sizes if size > 0]
+        sizes = [(state, size) for state in states if (size := _query_size(state, most)) > 0]
         costs = self._drafters.costs()
-        asked: frozenset[str] = frozenset()
-        if drafting:
-            others = len(states) - len(drafting) + self._scheduler.num_prefill_rows(len(states))
-            wanted = {name: cost for name, cost in costs.items() if _is_wanted(name, drafting)}
-            asked = self._budget.whom_to_ask(wanted, len(drafting), others)
+        plan = AskPlan({}, {})
+        if sizes and costs:
+            others = len(states) - len(sizes) + self._scheduler.num_prefill_rows(len(states))
+            plan = self._budget.plan([_wish(state) for state, _ in sizes], costs, others)
         commits, self._commits = self._commits, []
-        if not asked:
+        if not plan.by_drafter:
             if commits:
                 await self._drafters.exchange(commits, ())
-            return None
+            return DraftBatch({}, began_at, 0.0, plan, costs)
+        asked = set().union(*plan.by_drafter.values())
         queries = [
-            Query(state.request_id, len(state.token_ids), size) for state, size in sizes if size > 0
+            Query(state.request_id, len(state.token_ids), size)
+            for state, size in sizes
+            if state.request_id in asked
         ]
         start = self._clock()
-        proposals = await self._drafters.exchange(commits, queries, costs.keys() - asked)
-        return DraftBatch(proposals, self._clock() - start, asked, costs)
+        proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
+        seconds = self._clock() - start
+        return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
 
-    def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch | None) -> DraftedTrees:
+    def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch) -> DraftedTrees:
         """What drafters offer to each request, in one tree."""
         count = len(states)
-        if draft_batch is None:
+        if not draft_batch.by_request:
             return DraftedTrees(states, empty_trees(count), ((),) * count, (0,) * count)
+        start = self._clock()
         most = self._scheduler.nodes_each(count)
         proposals = [_wanted(state, draft_batch) for state in states]
         limits = [_max_nodes(state, most) for state in states]
@@ -116,6 +133,7 @@ class Drafting:
             [_max_depth(state) for state in states],
             self._budget.table,
         )
+        self._merge_s = self._clock() - start
         return DraftedTrees(states, trees, proposals, limits)
 
     def allow(self, drafted: DraftedTree, form: TreeForm | None) -> DraftedTree:
@@ -134,25 +152,38 @@ class Drafting:
             masks = form.masks[[0, *(node + 1 for node in allowed.nonzero()[0].tolist())]]
         return replace(drafted, tree=tree.keep(allowed), form=masks)
 
-    def choose(self, drafted: DraftedTrees, draft_batch: DraftBatch | None) -> TreeSteps:
+    def choose(self, drafted: DraftedTrees, draft_batch: DraftBatch) -> TreeSteps:
         """The requests' parts of the step: trees cut to the nodes that are worth their time."""
-        if not len(drafted) or (draft_batch is None and not len(drafted.trees.nodes)):
+        if not len(drafted) or not (draft_batch.by_request or len(drafted.trees.nodes)):
             return self._all_bare(drafted)
         if self._acceptance != COUPLED:
             return self._as_drawn(drafted)
-        if draft_batch is not None:
-            self._budget.note_asked(drafted.trees, draft_batch.seconds)
-        trees = self._budget.choose(
-            drafted.trees, drafted.max_nodes, self._scheduler.num_prefill_rows(len(drafted))
-        )
+        start = self._clock()
         wishes = {
-            place: self._wishes(proposals)
-            for place, proposals in enumerate(drafted.proposals)
+            place: TreeWishes(
+                self._probes(state, proposals, draft_batch.plan), _top_next_tokens(proposals)
+            )
+            for place, (state, proposals) in enumerate(
+                zip(drafted.states, drafted.proposals, strict=True)
+            )
             if _has_wishes(proposals)
         }
+        num_probe_rows = sum(
+            len(probe.tokens) for wish in wishes.values() for probe in wish.probes.values()
+        )
+        trees = self._budget.choose(
+            drafted.trees,
+            drafted.max_nodes,
+            self._scheduler.num_prefill_rows(len(drafted)) + num_probe_rows,
+            ids=[state.request_id for state in drafted.states],
+            tried=draft_batch.plan.tried,
+            spent_s=draft_batch.seconds,
+        )
         for place, form in drafted.forms.items():
             left = form[rows_in(trees[place], drafted.trees[place])]
             wishes[place] = replace(wishes.get(place, NO_WISHES), form=left)
+        host_s, self._merge_s = self._merge_s + self._clock() - start, 0.0
+        self._budget.note_host(host_s, len(draft_batch.by_request))
         return TreeSteps(drafted.states, trees, drafted.trees, wishes)
 
     def _all_bare(self, drafted: DraftedTrees) -> TreeSteps:
@@ -199,12 +230,20 @@ class Drafting:
         return trees.with_bare(bare).select(fitting)
 
     def _wishes(self, proposals: Sequence[Proposal]) -> TreeWishes:
-        top_next_tokens = {
-            p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens
-        }
-        return TreeWishes(self._probes(proposals), top_next_tokens)
+        return TreeWishes(self._fitting(proposals), _top_next_tokens(proposals))
 
-    def _probes(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
+    def _probes(
+        self, state: RequestState, proposals: Sequence[Proposal], plan: AskPlan
+    ) -> dict[str, Probe]:
+        """The probes of a request that are worth their rows."""
+        for proposal in proposals:
+            if proposal.probe is not None:
+                self._budget.note_probe(proposal.source, len(proposal.probe.tokens))
+        return self._fitting(
+            [p for p in proposals if state.request_id in plan.probing.get(p.source, ())]
+        )
+
+    def _fitting(self, proposals: Sequence[Proposal]) -> dict[str, Probe]:
         probes: dict[str, Probe] = {}
         room = self._scheduler.max_probe_rows
         for proposal in proposals:
@@ -214,10 +253,20 @@ class Drafting:
         return probes
 
 
-def _is_wanted(drafter: str, states: Sequence[RequestState]) -> bool:
-    """Whether any of the requests takes proposals of the drafter."""
-    chosen = [state.request.options.drafters for state in states]
-    return any(names is None or drafter in names for names in chosen)
+def _wish(state: RequestState) -> DraftWish:
+    request = state.request
+    return DraftWish(
+        state.request_id,
+        request.params.temperature,
+        request.options.namespace,
+        request.options.drafters,
+        len(state.token_ids),
+        state.stop.num_tokens_left,
+    )
+
+
+def _top_next_tokens(proposals: Sequence[Proposal]) -> dict[str, int]:
+    return {p.source: p.num_top_next_tokens for p in proposals if p.num_top_next_tokens}
 
 
 def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:

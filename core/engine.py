@@ -16,7 +16,7 @@ from .drafting import Drafting, DraftingGroup
 from .errors import Contained, DraftlineError, RequestError, StageLost, as_request_failure, place_of
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
-from .proposals import DraftBatch
+from .proposals import AskPlan, DraftBatch
 from .request.output import Delta
 from .request.request import Request, RequestState
 from .request.stop import StopRule
@@ -307,7 +307,7 @@ class EngineCore:
         for chunk, first in zip(in_flight.chunks, chosen, strict=True):
             with self._contain(chunk.state):
                 self._committing.commit_chunk(chunk, first)
-        self._budget.note_step(outcome)
+        self._budget.note_step(outcome, self._clock())
         if in_flight.traced is not None:
             in_flight.traced.committed()
 
@@ -325,8 +325,8 @@ class EngineCore:
         )
         draft_batch = in_flight.draft_batch
         if draft_batch is None:
-            return StepOutcome(in_flight.num_rows, seconds, frozenset(), {})
-        return StepOutcome(in_flight.num_rows, seconds, draft_batch.asked, draft_batch.costs)
+            draft_batch = DraftBatch({}, in_flight.sent_at, 0.0, AskPlan({}, {}), {})
+        return StepOutcome(in_flight.num_rows, seconds, num_prompt_rows, draft_batch)
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)

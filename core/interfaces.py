@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from .arrays import Float32, Int32
-from .proposals import Commit, DraftRequest, Proposal, Query, StepCommit
+from .proposals import Commit, DraftCost, DraftRequest, Proposal, Query, StepCommit
 from .steps import StepInput, StepOutput
 
 
@@ -176,26 +176,28 @@ class StepPipeline(Protocol):
 class ProposalSource(Protocol):
     """The engine's only access to drafters (`cluster/drafting/hub.py`). Never raises."""
 
-    def open(self, request: DraftRequest) -> None:
-        """Begin a request with every drafter."""
+    def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
+        """Begin a request. The drafters `at_once` hear of it now, all by default; the others when
+        they are first asked for it."""
         ...
 
     def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
-        """End a request with every drafter, after its `last` commits."""
+        """End a request with every drafter that knows it, after its `last` commits."""
         ...
 
     async def exchange(
         self,
         commits: Sequence[StepCommit],
         queries: Sequence[Query],
-        left_out: Collection[str] = (),
+        asked: Mapping[str, Collection[str]] | None = None,
     ) -> Mapping[str, Sequence[Proposal]]:
-        """Tell what was committed, ask for proposals; by request id, in order of priority.
+        """Take what was committed, ask for proposals; by request id, in order of priority.
 
-        The drafters `left_out` get the commits only.
+        asked  ids of the requests that each drafter is asked for, by name; None: each for all.
+               Whoever is not asked is told nothing: it hears what it missed when it is asked again
         """
         ...
 
-    def costs(self) -> Mapping[str, float]:
-        """Seconds that each drafter takes in a step, by name."""
+    def costs(self) -> Mapping[str, DraftCost]:
+        """Seconds that each drafter takes, by name."""
         ...

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .arrays import ROOT, Bool, Float32, Int32
+from .arrays import ROOT, Bool, Float32, Float64, Int32, Int64
 from .errors import ProtocolError
 from .logits_params import UNSHAPED, LogitsParams
 
@@ -280,16 +280,57 @@ class StepCommit:
     top_next_tokens: Mapping[str, TopNextTokens] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds of the engine's time that a drafter takes, running means; 0 before it was asked.
+
+    message_s     of a message to it, whatever it asks for
+    query_s       of each request that it is asked for, beside that; it hears then what was
+                  committed since
+    open_token_s  of opening a request, for each token of its text
+    """
+
+    message_s: float = 0.0
+    query_s: float = 0.0
+    open_token_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskPlan:
+    """Who is asked for what in a step.
+
+    by_drafter  ids of the requests that each drafter is asked for; none that is asked for nothing
+    probing     of these, the ones whose probes go into the step
+    tried       requests that a drafter is asked for although it is not known to pay
+    ids         of the requests that take drafts; the rest is about them, for what is learned of it:
+    choices     int64 [requests, drafters]  what was decided (`core/schedule/choice_kernels.py`)
+    sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
+    row_s       seconds that a row takes at the margin
+    token_s     seconds that an accepted token saves
+    """
+
+    by_drafter: Mapping[str, tuple[str, ...]]
+    probing: Mapping[str, frozenset[str]]
+    tried: frozenset[str] = frozenset()
+    ids: tuple[str, ...] = ()
+    choices: Int64 = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+    sizes: Float64 = field(default_factory=lambda: np.empty((0, 2)))
+    row_s: float = 0.0
+    token_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBatch:
     """What drafters proposed, by request id.
 
-    seconds  how long they were waited for
-    asked    who was asked
-    costs    mean seconds that each drafter takes in a step, by name
+    began_at  when the planning of the step began, seconds of the engine's clock
+    seconds   how long they were waited for
+    plan      who was asked for what
+    costs     of each drafter, by name
     """
 
     by_request: Mapping[str, Sequence[Proposal]]
+    began_at: float
     seconds: float
-    asked: frozenset[str]
-    costs: Mapping[str, float]
+    plan: AskPlan
+    costs: Mapping[str, DraftCost]

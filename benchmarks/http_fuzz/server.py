@@ -93,20 +93,16 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def holdings(server: Server) -> Holdings:
-    """What the server holds now."""
-    process = Path("/proc") / str(server.pid)
-    threads = re.search(r"^Threads:\s+(\d+)$", (process / "status").read_text(), re.M)
-    assert threads is not None
+    """What the server holds now: the engine's process and those of the API together."""
+    processes = _processes(server.pid)
     headers = {"connection": "close", **KEY_HEADER}
     with httpx.Client(base_url=server.url, headers=headers) as client:
         load = client.get("/load").raise_for_status().json()
         metrics = client.get("/metrics").raise_for_status().text
     return Holdings(
-        fds=len(list((process / "fd").iterdir())),
-        threads=int(threads[1]),
-        processes=sum(
-            len(file.read_text().split()) for file in (process / "task").glob("*/children")
-        ),
+        fds=sum(len(list((process / "fd").iterdir())) for process in processes),
+        threads=sum(map(_num_threads, processes)),
+        processes=len(_children(processes[0])),
         running=load["num_running"],
         waiting=load["num_waiting"],
         kv_usage=_metric(metrics, "vllm:kv_cache_usage_perc"),
@@ -115,9 +111,33 @@ def holdings(server: Server) -> Holdings:
 
 
 def cpu_seconds(pid: int) -> float:
-    """For how long a process has computed, in all of its threads together."""
-    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """For how long a server has computed, in all threads of its processes together."""
+    ticks = 0
+    for process in _processes(pid):
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _processes(pid: int) -> list[Path]:
+    """The server's first process, and those of its API."""
+    first = Path("/proc") / str(pid)
+    return [first, *(child for child in _children(first) if _is_api(child))]
+
+
+def _children(process: Path) -> list[Path]:
+    lists = [file.read_text().split() for file in (process / "task").glob("*/children")]
+    return [process.parent / child for one in lists for child in one]
+
+
+def _is_api(process: Path) -> bool:
+    return b"draftline.deploy.cli.serve.api_process" in (process / "cmdline").read_bytes()
+
+
+def _num_threads(process: Path) -> int:
+    found = re.search(r"^Threads:\s+(\d+)$", (process / "status").read_text(), re.M)
+    assert found is not None
+    return int(found[1])
 
 
 def _metric(text: str, name: str) -> float:

@@ -14,10 +14,10 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -175,7 +175,7 @@ async def by_queue(thread: EngineThread, requests: list[Added]) -> tuple[float, 
     return seconds, time.perf_counter() - began
 
 
-Way = Callable[[EngineThread, list[Added]], Awaitable[tuple[float, float]]]
+Way = Callable[[EngineThread, list[Added]], Coroutine[Any, Any, tuple[float, float]]]
 WAYS: dict[str, Way] = {"worker threads that wait": by_threads, "queue entries": by_queue}
 
 

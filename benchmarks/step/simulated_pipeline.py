@@ -30,7 +30,7 @@ from rich.table import Table
 from ...core.arrays import ROOT
 from ...core.engine import EngineCore
 from ...core.errors import DraftlineError
-from ...core.proposals import DraftRequest, Proposal, Query, StepCommit
+from ...core.proposals import DraftCost, DraftRequest, Proposal, Query, StepCommit
 from ...core.request.output import Delta
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import SamplingParams
@@ -102,7 +102,7 @@ class CountingDrafters:
         self._log_probs = np.zeros(num_nodes, dtype=np.float32)
         self._last: dict[str, int] = {}
 
-    def open(self, request: DraftRequest) -> None:
+    def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:  # noqa: ARG002
         """Begin a request."""
         self._last[request.request_id] = int(request.token_ids[-1])
 
@@ -114,16 +114,16 @@ class CountingDrafters:
         self,
         commits: Sequence[StepCommit],
         queries: Sequence[Query],
-        left_out: Collection[str] = (),  # noqa: ARG002
+        asked: Mapping[str, Collection[str]] | None = None,  # noqa: ARG002
     ) -> Mapping[str, Sequence[Proposal]]:
         """A tree for every query."""
         for commit in commits:
             self._last[commit.request_id] = int(commit.tokens[-1])
         return {query.request_id: [self._tree(query.request_id)] for query in queries}
 
-    def costs(self) -> Mapping[str, float]:
+    def costs(self) -> Mapping[str, DraftCost]:
         """They cost next to nothing."""
-        return {"counting": 0.0}
+        return {"counting": DraftCost()}
 
     def _tree(self, request_id: str) -> Proposal:
         tokens = self._after[self._last[request_id]]
@@ -195,7 +195,7 @@ class Bench:
         )
         drafters = CountingDrafters(load.nodes)
         scheduler = Scheduler(pool, limits)
-        budget = NodeBudget(load.nodes)
+        budget = NodeBudget(is_adaptive=False)
         self.core = EngineCore(self.pipeline, drafters, scheduler, budget, time.monotonic)
         self.waiting = {f"request-{index}" for index in range(load.requests)}
         self.has_finished = False

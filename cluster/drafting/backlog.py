@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +14,8 @@ from ...core.proposals import Commit, DraftRequest, StepCommit
 class CommittedText:
     """All committed tokens of an open request; grows by appending, never changes before its end.
 
-    `append` only stores a reference; the tokens are joined when a drafter must be opened again or
-    a late proposal re-rooted, which is rare beside steps.
+    `append` only stores a reference; the tokens are joined when a drafter must be told several
+    commits at once or a late proposal re-rooted, which is rare beside steps.
     """
 
     __slots__ = ("_chunks", "_request", "length")
@@ -32,6 +32,10 @@ class CommittedText:
 
     def tokens(self, start: int, stop: int) -> Int32:
         """Tokens int32 [stop - start]."""
+        last = self._chunks[-1]
+        # Of the last commit, which is what a drafter that is asked in every step has missed.
+        if stop == self.length and stop - start == len(last):
+            return last
         return self._joined()[start:stop]
 
     def request(self) -> DraftRequest:
@@ -45,80 +49,118 @@ class CommittedText:
 
 
 class DrafterBacklog:
-    """Opens, closes and commits that wait for the next message to a drafter; bounded.
+    """What waits for the next message to a drafter: openings, ends, and commits that it missed.
 
-    A request that waits to be opened needs no commits: it is opened with all tokens it has when
-    the message leaves. So more than `max_commits` commits turn into opening their requests again.
-    Of requests that end, more than so many are left out: drafters may learn from them, no more.
+    A drafter hears of a request when it is asked for it first, and of its commits when it is asked
+    again: of all that it missed in one piece. So what it is not asked for costs nothing, and what
+    waits takes no memory beside the texts. Only what it had wished to know of a step (probes, top
+    next tokens) is kept apart.
+
+    keeps_answers  it learns from requests that end: it is told their last tokens, and those that it
+                   was never asked for are opened at their end. At most `max_ended` wait, beyond
+                   that they are left out
     """
 
-    __slots__ = ("_closes", "_commits", "_last_commits", "_max_commits", "_opens", "_source")
+    __slots__ = (
+        "_answers", "_closes", "_ended", "_keeps_answers", "_last_commits", "_max_ended", "_opens",
+        "_source", "_told",
+    )  # fmt: skip
 
-    def __init__(self, source: str, max_commits: int) -> None:
+    def __init__(self, source: str, max_ended: int, *, keeps_answers: bool) -> None:
         self._source = source
-        self._max_commits = max_commits
+        self._max_ended = max_ended
+        self._keeps_answers = keeps_answers
+        # Tokens of each request that it knows.
+        self._told: dict[str, int] = {}
+        # Commits that answer its wishes, of requests that it knows.
+        self._answers: dict[str, list[Commit]] = {}
         self._opens: dict[str, None] = {}
         self._closes: list[str] = []
-        self._commits: list[Commit] = []
         self._last_commits: list[Commit] = []
+        self._ended: list[DraftRequest] = []
 
     def __bool__(self) -> bool:
-        return bool(self._commits or self._opens or self._closes)
+        return bool(self._opens or self._closes or self._ended)
 
-    def reset(self, request_ids: Iterable[str]) -> None:
-        """The drafter knows nothing: open these requests, forget the rest."""
-        self._opens = dict.fromkeys(request_ids)
+    def reset(self) -> None:
+        """The drafter knows nothing any more."""
+        self._told.clear()
+        self._answers.clear()
+        self._opens = {}
         self._closes = []
-        self._commits = []
         self._last_commits = []
+        self._ended = []
 
     def open(self, request_id: str) -> None:
-        """Open a request, or open it anew."""
-        self._drop_commits(request_id)
-        self._opens[request_id] = None
+        """Open a request with the next message, whether it is asked for it or not."""
+        if request_id not in self._told:
+            self._opens[request_id] = None
 
-    def close(self, request_id: str, last: Sequence[StepCommit]) -> None:
-        """Close a request, after its `last` commits."""
-        if request_id not in self._opens:
-            self._last_commits += [told for told in self._commits if told.request_id == request_id]
-            self._last_commits += [_told(self._source, commit) for commit in last]
-        if len(self._last_commits) > self._max_commits:
-            self._last_commits = []
-        self._drop_commits(request_id)
+    def close(self, request_id: str, text: CommittedText) -> None:
+        """End a request, whose text is whole now."""
         self._opens.pop(request_id, None)
-        self._closes.append(request_id)
+        told = self._told.get(request_id)
+        if told is None:
+            if self._keeps_answers:
+                self._ended.append(text.request())
+        else:
+            if self._keeps_answers:
+                self._last_commits += self._missed(request_id, text)
+            del self._told[request_id]
+            self._closes.append(request_id)
+        self._answers.pop(request_id, None)
+        if len(self._ended) + len(self._last_commits) > self._max_ended:
+            self._ended = []
+            self._last_commits = []
 
     def commit(self, commits: Sequence[StepCommit]) -> None:
-        """Tell what was committed."""
+        """Keep what the drafter wished to know of these; their tokens are in the texts."""
         for commit in commits:
-            if commit.request_id not in self._opens:
-                self._commits.append(_told(self._source, commit))
-        if len(self._commits) > self._max_commits:
-            self._opens.update(dict.fromkeys(commit.request_id for commit in self._commits))
-            self._commits = []
+            probe_ids = commit.probe_ids.get(self._source)
+            top_next_tokens = commit.top_next_tokens.get(self._source)
+            if (probe_ids is None and top_next_tokens is None) or (
+                commit.request_id not in self._told
+            ):
+                continue
+            told = Commit(
+                commit.request_id, commit.base_len, commit.tokens, probe_ids, top_next_tokens
+            )
+            self._answers.setdefault(commit.request_id, []).append(told)
 
     def take(
-        self, texts: Mapping[str, CommittedText]
+        self, texts: Mapping[str, CommittedText], asked: Collection[str]
     ) -> tuple[tuple[str, ...], tuple[DraftRequest, ...], list[Commit], list[Commit]]:
-        """Closes, opens, commits and last commits of a message that leaves now."""
-        commits, self._commits = self._commits, []
-        if not (self._opens or self._closes):
+        """Closes, opens, commits and last commits of a message that leaves now.
+
+        asked: ids of the requests that it asks for; they must be in `texts`
+        """
+        commits: list[Commit] = []
+        for request_id in asked:
+            if request_id not in self._told:
+                self._opens[request_id] = None
+            else:
+                commits += self._missed(request_id, texts[request_id])
+                self._told[request_id] = texts[request_id].length
+        if not self:
             return (), (), commits, []
         closes, last = tuple(self._closes), self._last_commits
-        opens = tuple(texts[request_id].request() for request_id in self._opens)
-        self.reset(())
-        return closes, opens, commits, last
+        opens = [texts[request_id].request() for request_id in self._opens]
+        self._told.update((request.request_id, len(request.token_ids)) for request in opens)
+        # One that was used again meanwhile is open with its new text; the old one is given up.
+        ended = [request for request in self._ended if request.request_id not in self._told]
+        self._opens, self._last_commits, self._ended = {}, [], []
+        self._closes = [request.request_id for request in ended]
+        return closes, (*opens, *ended), commits, last
 
-    def _drop_commits(self, request_id: str) -> None:
-        self._commits = [commit for commit in self._commits if commit.request_id != request_id]
-
-
-def _told(source: str, commit: StepCommit) -> Commit:
-    """A commit as one drafter hears of it."""
-    return Commit(
-        commit.request_id,
-        commit.base_len,
-        commit.tokens,
-        commit.probe_ids.get(source),
-        commit.top_next_tokens.get(source),
-    )
+    def _missed(self, request_id: str, text: CommittedText) -> list[Commit]:
+        """The commits, as few as can be, that bring what it knows of a request up to date."""
+        told, missed = self._told[request_id], []
+        for answer in self._answers.pop(request_id, ()):
+            if answer.base_len > told:
+                tokens = text.tokens(told, answer.base_len)
+                missed.append(Commit(request_id, told, tokens))
+            missed.append(answer)
+            told = answer.base_len + len(answer.tokens)
+        if told < text.length:
+            missed.append(Commit(request_id, told, text.tokens(told, text.length)))
+        return missed

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from ...core.errors import DrafterError, ProtocolError
 from ...core.proposal_batch import ProposalBatch
-from ...core.proposals import Proposal, Query, StepCommit
+from ...core.proposals import DraftCost, Proposal, Query, StepCommit
 from ...core.tree.merge import reroot
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
-from ..links.link import DrafterLink, DrafterMessage, DrafterReport
+from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
 from .backlog import CommittedText, DrafterBacklog
+from .drafter_cost import CostMeter
 from .stats import DrafterStats
 
 
@@ -93,7 +94,7 @@ class DrafterLimits:
 
     vocab_size        token ids stay below
     answer_timeout_s  a message unanswered for so long counts as a failure
-    max_backlog       commits kept for a busy drafter; beyond, its requests are opened again
+    max_backlog       ended requests and their last commits kept for a drafter that learns from them
     max_probe_rows    most rows, offset and top_k of a probe
     """
 
@@ -132,7 +133,10 @@ class DrafterChannel:
         self._limits = limits
         self._clock = clock
         self._on_progress = on_progress
-        self._backlog = DrafterBacklog(link.name, limits.max_backlog)
+        self._backlog = DrafterBacklog(
+            link.name, limits.max_backlog, keeps_answers=link.keeps_answers
+        )
+        self._meter = CostMeter()
         self._failures = FailureLog(logger, f"drafter={link.name}", clock=clock)
         self._breaker = CircuitBreaker(limits.retry, rng)
         self._arrived = ArrivedProposals()
@@ -144,7 +148,12 @@ class DrafterChannel:
         self._mean_latency_s = 0.0
         self._num_messages = self._num_errors = self._num_connects = 0
         self._latency_sum_s, self._latency_count = 0.0, 0
+        self._seconds = DraftSeconds()
         self._report = DrafterReport()
+
+    def cost(self) -> DraftCost:
+        """What it takes of the engine's time."""
+        return self._meter.cost()
 
     @property
     def mean_latency_s(self) -> float:
@@ -157,28 +166,28 @@ class DrafterChannel:
         return self._message is not None and not self.is_awaited
 
     def open(self, request_id: str) -> None:
-        """A request came into `texts`, new or anew."""
+        """Tell of a request in `texts` before the drafter is asked for it."""
         if self.is_up:
             self._backlog.open(request_id)
             self._flush_soon()
 
-    def close(self, request_id: str, last: Sequence[StepCommit]) -> None:
-        """A request left `texts` after these commits."""
+    def close(self, request_id: str, text: CommittedText) -> None:
+        """A request left `texts`; this was its text."""
         self._arrived.forget(request_id)
         # The id may be opened again, with another text, before these leave.
         self._queries = [query for query in self._queries if query.request_id != request_id]
         if self.is_up:
-            self._backlog.close(request_id, last)
-            self._flush_soon()
+            self._backlog.close(request_id, text)
+            if self._backlog:
+                self._flush_soon()
 
-    def queue(
-        self, commits: Sequence[StepCommit], queries: Sequence[Query], budget_s: float
-    ) -> None:
-        """Keep for the next message what a step begins with: commits that `texts` has already,
-        and queries, which replace those of earlier steps.
-        """
+    def observe(self, commits: Sequence[StepCommit]) -> None:
+        """Keep what the drafter wished to know of commits that `texts` has already."""
         if self.is_up:
             self._backlog.commit(commits)
+
+    def queue(self, queries: Sequence[Query], budget_s: float) -> None:
+        """Keep the queries of a step for the next message; they replace those of earlier steps."""
         self._queries, self._budget_s = queries, budget_s
         self.is_awaited = False
 
@@ -213,13 +222,18 @@ class DrafterChannel:
         self._num_connects += 1
         self.is_connecting = False
         self.is_up = True
-        self._backlog.reset(self._texts)
+        self._backlog.reset()
         self._flush_soon()
         if not self.link.is_local:
             logger.info("drafter=%s event=connected count=%d", self.link.name, self._num_connects)
             self._on_progress()
 
-    def answered(self, proposals: Sequence[Proposal], report: DrafterReport | None = None) -> None:
+    def answered(
+        self,
+        proposals: Sequence[Proposal],
+        report: DrafterReport | None = None,
+        seconds: DraftSeconds | None = None,
+    ) -> None:
         """Keep what passes the border, then send what is queued."""
         message, self._message = self._message, None
         assert message is not None, "an answer to nothing"
@@ -232,6 +246,11 @@ class DrafterChannel:
             return
         self._breaker.succeed()
         self._report = report or self._report
+        if seconds is not None:
+            self._seconds += seconds
+        self._meter.record(
+            message.opens, len(message.queries), self._clock() - self._sent_at, seconds
+        )
         if message.queries:
             self.is_awaited = False
             self._record_latency(message)
@@ -269,6 +288,9 @@ class DrafterChannel:
             reconnects=max(0, self._num_connects - 1),
             latency_sum_s=self._latency_sum_s,
             latency_count=self._latency_count,
+            open_s=self._seconds.open_s,
+            observe_s=self._seconds.observe_s,
+            propose_s=self._seconds.propose_s,
             memory_bytes=self._report.memory_bytes,
             learning=self._report.learning if learning is None else learning,
         )
@@ -289,7 +311,8 @@ class DrafterChannel:
             return
         self._sent_at = now = self._clock()
         self._num_messages += 1
-        closes, opens, commits, last = self._backlog.take(texts)
+        asked = [query.request_id for query in queries]
+        closes, opens, commits, last = self._backlog.take(texts, asked)
         message = DrafterMessage(
             self._num_messages, closes, opens, commits, queries, now + self._budget_s, last
         )

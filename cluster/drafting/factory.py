@@ -82,6 +82,13 @@ def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> 
     )
 
 
+def keeps_answers(config: DrafterConfig) -> bool:
+    """Whether a drafter learns from requests that have ended."""
+    if config.kind == "suffix":
+        return config.options.get("answer_tokens") != 0
+    return config.kind == "retrieval" and bool(config.options.get("learn", False))
+
+
 def _plain(options: type, drafter: Callable[[str, Any], Drafter]) -> _Kind:
     """A kind that needs nothing but its options."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ...core.proposals import DraftRequest, Proposal, Query, StepCommit
+from ...core.proposals import DraftCost, DraftRequest, Proposal, Query, StepCommit
 from ..links.link import DrafterLink
 from .backlog import CommittedText
 from .channel import DrafterChannel, DrafterLimits
@@ -57,7 +57,6 @@ class DrafterHub:
             for link in links
         ]
         self._remote = [channel for channel in self._channels if not channel.link.is_local]
-        self._local = [channel for channel in self._channels if channel.link.is_local]
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Connect; return when every drafter is ready or has failed, or after `timeout_s`.
@@ -75,52 +74,78 @@ class DrafterHub:
         for channel in self._channels:
             await channel.link.close()
 
-    def open(self, request: DraftRequest) -> None:
-        """Begin a request with every drafter, or begin it anew with other tokens."""
+    def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
+        """Begin a request, or begin it anew with other tokens.
+
+        The drafters `at_once`, by default all, are told now: what they do with its prompt is done
+        when they are asked for it. The others are told when they are first asked.
+        """
         self.close(request.request_id)
         self._texts[request.request_id] = CommittedText(request)
         for channel in self._channels:
-            channel.open(request.request_id)
+            if at_once is None or channel.link.name in at_once:
+                channel.open(request.request_id)
 
     def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
-        """End a request with every drafter, after its `last` commits; an unknown id is ignored."""
-        last = self._record(last)
-        if self._texts.pop(request_id, None) is not None:
+        """End a request with every drafter that knows it, after its `last` commits.
+
+        An unknown id is ignored. Drafters that learn from what ends are told of it in any case.
+        """
+        self._record(last)
+        text = self._texts.pop(request_id, None)
+        if text is not None:
             for channel in self._channels:
-                channel.close(request_id, last)
+                channel.close(request_id, text)
 
     async def exchange(
         self,
         commits: Sequence[StepCommit],
         queries: Sequence[Query],
-        left_out: Collection[str] = (),
+        asked: Mapping[str, Collection[str]] | None = None,
         budget_s: float | None = None,
     ) -> dict[str, list[Proposal]]:
-        """Tell what was committed, ask for proposals; answers by request id, in order of priority.
+        """Take what was committed, ask for proposals; by request id, in order of priority.
 
         Drafters of other processes work while the local ones run, and are then waited for until
         `budget_s` is over. Commits of requests that are not open, or that a request was opened
-        with already, are ignored; queries of requests that are not open get no proposals. The
-        drafters `left_out` hear of commits only.
+        with already, are ignored; queries of requests that are not open get no proposals. `asked`
+        says for which requests each drafter is asked, by default for all. Whoever is asked for
+        nothing gets no message, and whoever is asked hears what it missed of these requests.
         """
         budget_s = self._budget_s if budget_s is None else budget_s
         start = self._clock()
         commits = self._record(commits)
         for channel in self._channels:
-            wanted = () if channel.link.name in left_out else queries
-            channel.queue(commits, wanted, budget_s)
-        if self._remote:
-            await self._send_remote(budget_s)
-        for channel in self._local:
-            channel.send()
-        if self._remote:
+            channel.observe(commits)
+        if not queries:
+            return {}
+        asked_now = [
+            channel
+            for channel in self._channels
+            if self._queue(channel, _wanted(channel, queries, asked), budget_s)
+        ]
+        remote = [channel for channel in asked_now if not channel.link.is_local]
+        if remote:
+            await self._send_remote(remote, budget_s)
+        for channel in asked_now:
+            if channel.link.is_local:
+                channel.send()
+        if remote:
             left = start + budget_s - self._clock()
-            await self._wait(left, lambda: not any(channel.is_awaited for channel in self._remote))
+            await self._wait(left, lambda: not any(channel.is_awaited for channel in remote))
         return {query.request_id: self._collect(query) for query in queries}
 
-    def costs(self) -> dict[str, float]:
-        """Seconds that each drafter takes in a step, by name; 0 before it has answered."""
-        return {channel.link.name: channel.mean_latency_s for channel in self._channels}
+    def _queue(self, channel: DrafterChannel, queries: Sequence[Query], budget_s: float) -> bool:
+        """Queue what a drafter is asked for; whether that is anything."""
+        channel.queue(queries, budget_s)
+        if not queries:
+            # One that was lost comes back, though nobody asks it now.
+            channel.connect(self._clock())
+        return bool(queries)
+
+    def costs(self) -> dict[str, DraftCost]:
+        """Seconds that each drafter takes, by name; 0 before it has answered."""
+        return {channel.link.name: channel.cost() for channel in self._channels}
 
     def stats(self) -> tuple[DrafterStats, ...]:
         """Totals of every drafter, in order of priority."""
@@ -136,10 +161,10 @@ class DrafterHub:
                 fresh.append(commit)
         return fresh
 
-    async def _send_remote(self, budget_s: float) -> None:
+    async def _send_remote(self, remote: Sequence[DrafterChannel], budget_s: float) -> None:
         grace_s = min(GRACE_S, budget_s)
-        await self._wait(grace_s, lambda: not any(channel.is_behind for channel in self._remote))
-        for channel in self._remote:
+        await self._wait(grace_s, lambda: not any(channel.is_behind for channel in remote))
+        for channel in remote:
             channel.send()
         # One turn of the loop hands the messages to gRPC before local drafters take the thread.
         await asyncio.sleep(0)
@@ -165,3 +190,17 @@ class DrafterHub:
     def _on_progress(self) -> None:
         if self._waiter is not None and not self._waiter.done() and self._is_done():
             self._waiter.set_result(None)
+
+
+def _wanted(
+    channel: DrafterChannel,
+    queries: Sequence[Query],
+    asked: Mapping[str, Collection[str]] | None,
+) -> Sequence[Query]:
+    """The queries that a drafter is asked."""
+    if asked is None:
+        return queries
+    ids = asked.get(channel.link.name, ())
+    if len(ids) == len(queries):
+        return queries
+    return [query for query in queries if query.request_id in ids]

@@ -23,6 +23,7 @@ class DrafterStats:
     learning       ended requests by outcome, see `core.interfaces.LearningDrafter`; empty where it
                    learns nothing, or before it has told
     latency_sum_s  from message to answer, over the `latency_count` answers to queries
+    open_s, observe_s, propose_s  seconds that the drafter itself worked, by what it was told to do
     """
 
     name: str
@@ -37,5 +38,8 @@ class DrafterStats:
     reconnects: int
     latency_sum_s: float
     latency_count: int
+    open_s: float = 0.0
+    observe_s: float = 0.0
+    propose_s: float = 0.0
     memory_bytes: int = 0
     learning: Mapping[str, int] = field(default_factory=dict)

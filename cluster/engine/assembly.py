@@ -12,9 +12,10 @@ from ...core.engine import EngineCore
 from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
 from ...core.schedule.block_pool import BlockPool
-from ...core.schedule.budget import NodeBudget, StepCost
+from ...core.schedule.budget import NodeBudget, load_choice
 from ...core.schedule.prefill_share import PrefillShare
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
+from ...core.schedule.step_cost import StepCost
 from ...core.step.builder import load_kernels
 from ...core.step.trace import StepTrace
 from ...core.steps import prompt_step
@@ -119,7 +120,7 @@ class Assembly:
         self._pool = BlockPool(plan.specs[0].num_blocks or 1, config.block_size)
         # Nodes that were drawn may not be cut by their value.
         is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
-        self.budget = NodeBudget(config.tree_nodes, is_adaptive=is_adaptive)
+        self.budget = NodeBudget(is_adaptive=is_adaptive)
         self.scheduler = Scheduler(
             self._pool,
             SchedulerLimits(
@@ -156,6 +157,7 @@ class Assembly:
         if self._plan.specs[0].num_blocks is None:
             self._pool.resize(self.pipeline.num_blocks)
         await asyncio.to_thread(load_kernels)
+        await asyncio.to_thread(load_choice)
         config = self._plan.config
         num_slots = self._pool.num_blocks * config.block_size
         self.budget.cost = await measure_step_cost(
@@ -167,7 +169,7 @@ class Assembly:
         await self.hub.start(DRAFTERS_START_S)
 
     def _step_s(self, num_rows: int) -> float:
-        return float(self.budget.cost.seconds(num_rows))
+        return float(self.budget.cost.seconds(1, num_rows))
 
     async def recover(self) -> None:
         """Replace what of the pipeline is lost. Drafters stay connected."""

@@ -58,14 +58,14 @@ class LogitsParams(_message.Message):
     def __init__(self, top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace", "shaping", "end_ids", "cache_salt", "store")
+    __slots__ = ("request_id", "token_ids", "prompt_len", "temperature", "seed", "namespace", "logits_params", "end_ids", "cache_salt", "store")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    SHAPING_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_PARAMS_FIELD_NUMBER: _ClassVar[int]
     END_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
@@ -172,7 +172,7 @@ class Proposal(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., parents: _Optional[_Union[Array, _Mapping]] = ..., log_probs: _Optional[_Union[Array, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., num_top_next_tokens: _Optional[int] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("sequence", "proposals", "error", "memory_bytes", "learning")
+    __slots__ = ("sequence", "proposals", "error", "memory_bytes", "learning", "open_s", "observe_s", "propose_s")
     class LearningEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -185,12 +185,18 @@ class Answer(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEARNING_FIELD_NUMBER: _ClassVar[int]
+    OPEN_S_FIELD_NUMBER: _ClassVar[int]
+    OBSERVE_S_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_S_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
     error: str
     memory_bytes: int
     learning: _containers.ScalarMap[str, int]
-    def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., learning: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    open_s: float
+    observe_s: float
+    propose_s: float
+    def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., learning: _Optional[_Mapping[str, int]] = ..., open_s: _Optional[float] = ..., observe_s: _Optional[float] = ..., propose_s: _Optional[float] = ...) -> None: ...
 
 class ToDrafter(_message.Message):
     __slots__ = ("hello", "step")

@@ -70,7 +70,7 @@ class GrpcLink:
     is_local = False
     learning_counts = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a part
         self,
         name: str,
         address: str | AddressProvider,
@@ -78,10 +78,12 @@ class GrpcLink:
         *,
         replace: Replace | None = None,
         max_nodes: int = MAX_NODES,
+        keeps_answers: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.max_nodes = max_nodes
+        self.keeps_answers = keeps_answers
         self._address = address
         self._options = options or GrpcOptions()
         self._replace = replace

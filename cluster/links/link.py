@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -52,6 +53,22 @@ class DrafterReport:
     learning: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftSeconds:
+    """Seconds that a drafter worked, by what it was told to do; closing counts as opening."""
+
+    open_s: float = 0.0
+    observe_s: float = 0.0
+    propose_s: float = 0.0
+
+    def __add__(self, other: DraftSeconds) -> DraftSeconds:
+        return DraftSeconds(
+            self.open_s + other.open_s,
+            self.observe_s + other.observe_s,
+            self.propose_s + other.propose_s,
+        )
+
+
 def is_report_due(message: DrafterMessage) -> bool:
     """Whether the answer to this message carries a report: the first one does."""
     return message.sequence % REPORT_EVERY == 1
@@ -64,10 +81,15 @@ class LinkEvents(Protocol):
         """Messages may be sent now; the drafter knows no request."""
         ...
 
-    def answered(self, proposals: Sequence[Proposal], report: DrafterReport | None = None) -> None:
+    def answered(
+        self,
+        proposals: Sequence[Proposal],
+        report: DrafterReport | None = None,
+        seconds: DraftSeconds | None = None,
+    ) -> None:
         """The answer to the last message: one proposal a query, in order.
 
-        report  None where the answer carries none
+        report, seconds  None where the answer carries none
         """
         ...
 
@@ -99,6 +121,11 @@ class DrafterLink(Protocol):
         """Most nodes that it is asked for, for one request and step."""
         ...
 
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether it learns from requests that end, also where it was never asked for them."""
+        ...
+
     def connect(self, events: LinkEvents) -> None:
         """Begin to connect; `ready` or `failed` follows."""
         ...
@@ -126,10 +153,14 @@ class DrafterLink(Protocol):
 class DrafterSession:
     """One coordinator's requests at a drafter; `prefix` keeps their ids apart from others'."""
 
-    __slots__ = ("_drafter", "_failures", "_open_ids", "_prefix")
+    __slots__ = ("_clock", "_drafter", "_failures", "_open_ids", "_prefix")
 
-    def __init__(self, drafter: Drafter, prefix: str = "") -> None:
+    def __init__(
+        self, drafter: Drafter, prefix: str = "", clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`clock` gives seconds, for how long the drafter works."""
         self._drafter = drafter
+        self._clock = clock
         self._prefix = prefix
         self._failures = FailureLog(logger, f"drafter={drafter.name}")
         self._open_ids: set[str] = set()
@@ -147,9 +178,10 @@ class DrafterSession:
         """
         return DrafterReport(self._drafter.memory_bytes, self.learning_counts)
 
-    def run(self, message: DrafterMessage) -> Sequence[Proposal]:
-        """Do what one message says. Raises what the drafter raises."""
-        drafter = self._drafter
+    def run(self, message: DrafterMessage) -> tuple[Sequence[Proposal], DraftSeconds]:
+        """Do what one message says; also how long that took. Raises what the drafter raises."""
+        drafter, clock = self._drafter, self._clock
+        start = clock()
         if message.last_commits:
             drafter.observe([self._named(commit) for commit in message.last_commits])
         for request_id in message.closes:
@@ -159,11 +191,15 @@ class DrafterSession:
             named = self._named(request)
             self._open_ids.add(named.request_id)
             drafter.open(named)
+        opened = clock()
         if message.commits:
             drafter.observe([self._named(commit) for commit in message.commits])
-        if not message.queries:
-            return []
-        return drafter.propose([self._named(query) for query in message.queries], message.deadline)
+        observed = clock()
+        proposals: Sequence[Proposal] = []
+        if message.queries:
+            queries = [self._named(query) for query in message.queries]
+            proposals = drafter.propose(queries, message.deadline)
+        return proposals, DraftSeconds(opened - start, observed - opened, clock() - observed)
 
     def close(self) -> None:
         """Close every request. What the drafter raises is logged: it is given up anyway."""
@@ -182,16 +218,19 @@ class DrafterSession:
 class InprocLink:
     """Calls a drafter directly. What the drafter raises becomes `failed`."""
 
-    __slots__ = ("_drafter", "_events", "_session", "max_nodes", "name")
+    __slots__ = ("_drafter", "_events", "_session", "keeps_answers", "max_nodes", "name")
 
     is_local = True
 
-    def __init__(self, drafter: Drafter, max_nodes: int = MAX_NODES) -> None:
+    def __init__(
+        self, drafter: Drafter, max_nodes: int = MAX_NODES, *, keeps_answers: bool = True
+    ) -> None:
         self._drafter = drafter
         self._session = DrafterSession(drafter)
         self._events: LinkEvents | None = None
         self.name = drafter.name
         self.max_nodes = max_nodes
+        self.keeps_answers = keeps_answers
 
     @property
     def learning_counts(self) -> Mapping[str, int]:
@@ -208,14 +247,14 @@ class InprocLink:
         events = self._events
         assert events is not None, "send before connect"
         try:
-            proposals = self._session.run(message)
+            proposals, seconds = self._session.run(message)
             report = self._session.report() if is_report_due(message) else None
         except Exception as error:
             # The hub logs what `failed` tells it, and counts what comes again.
             logger.debug("drafter=%s event=raised", self.name, exc_info=True)
             events.failed(DrafterError(f"it raised {failure_reason(error)}"))
             return
-        events.answered(proposals, report)
+        events.answered(proposals, report, seconds)
 
     def unanswered(self) -> None:
         """Does not happen: `send` answers before it returns."""

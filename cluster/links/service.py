@@ -88,9 +88,9 @@ class DrafterService:
         """Do what one message says. Raises `ProtocolError` if it is no message."""
         message = decode_step(data, self._clock())
         try:
-            proposals = session.run(message)
+            proposals, seconds = session.run(message)
             report = session.report() if is_report_due(message) else None
-            return encode_answer(message, proposals, self._max_bytes, report)
+            return encode_answer(message, proposals, self._max_bytes, report, seconds)
         except Exception as error:
             logger.debug("drafter=%s event=raised", self._drafter.name, exc_info=True)
             reason = failure_reason(error)

@@ -5,6 +5,7 @@ Every decoder raises `ProtocolError` for bytes that are not what it expects, wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -26,7 +27,7 @@ from ...core.proposals import (
     TopNextTokens,
 )
 from . import drafter_pb2 as pb
-from .link import DrafterMessage, DrafterReport
+from .link import DrafterMessage, DrafterReport, DraftSeconds
 
 METHOD = "/draftline.drafter.Drafter/Exchange"
 PROTOCOL_VERSION = 1
@@ -123,12 +124,17 @@ def encode_answer(
     proposals: Sequence[Proposal],
     max_bytes: int,
     report: DrafterReport | None = None,
+    seconds: DraftSeconds | None = None,
 ) -> bytes:
     """The answer to a message. Raises `ProtocolError` above `max_bytes`."""
     answer = pb.Answer(sequence=message.sequence)
     if report is not None:
         answer.memory_bytes = report.memory_bytes
         answer.learning.update(report.learning)
+    if seconds is not None:
+        answer.open_s = seconds.open_s
+        answer.observe_s = seconds.observe_s
+        answer.propose_s = seconds.propose_s
     for query, proposal in zip(message.queries, proposals, strict=True):
         added = answer.proposals.add(
             request_id=query.request_id,
@@ -152,8 +158,8 @@ def encode_error(sequence: int, error: str) -> bytes:
 
 def decode_answer(
     data: bytes, message: DrafterMessage, source: str
-) -> tuple[list[Proposal], DrafterReport | None]:
-    """The proposals that answer `message`, one a query, and the report that comes with them.
+) -> tuple[list[Proposal], DrafterReport | None, DraftSeconds | None]:
+    """The proposals that answer `message`, one a query; the report and seconds that come with them.
 
     Raises `DrafterError` with what the drafter raised, `ProtocolError` if the bytes are an answer
     to something else.
@@ -169,15 +175,23 @@ def decode_answer(
         raise ProtocolError(f"wire: {len(proposals)} proposals for {len(asked)} queries")
     if [proposal.request_id for proposal in proposals] != asked:
         raise ProtocolError("wire: proposals for other requests than those asked about")
-    return [_decode_proposal(proposal, source) for proposal in proposals], _decode_report(
-        parsed.answer
-    )
+    decoded = [_decode_proposal(proposal, source) for proposal in proposals]
+    return decoded, _decode_report(parsed.answer), _decode_seconds(parsed.answer)
 
 
 def _decode_report(answer: pb.Answer) -> DrafterReport | None:
     if not answer.HasField("memory_bytes"):
         return None
     return DrafterReport(answer.memory_bytes, dict(answer.learning))
+
+
+def _decode_seconds(answer: pb.Answer) -> DraftSeconds | None:
+    if not answer.HasField("propose_s"):
+        return None
+    seconds = (answer.open_s, answer.observe_s, answer.propose_s)
+    if not all(0 <= part < math.inf for part in seconds):
+        raise ProtocolError("wire: a drafter's seconds must be finite and not below 0")
+    return DraftSeconds(*seconds)
 
 
 def _parse(data: bytes, kind: type[Message]) -> Message:

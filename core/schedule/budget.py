@@ -1,9 +1,9 @@
-"""Which nodes are worth their time: bought over all requests of a step by falling value.
+"""What is worth its time: drafters that are asked for a request, and nodes that are verified.
 
 A node's value is the probability that the target's path goes through it: the product of the
 estimates along its own path (as in Sequoia and EAGLE-2). The k nodes of largest value are kept for
-the k that makes expected tokens a second largest, given what a step of so many rows takes. k = 0 is
-plain decoding, so under load, where a row costs what it gains, speculation fades out by itself.
+the k that makes expected tokens a second largest, given what a round of so many rows takes. k = 0
+is plain decoding, so under load, where a row costs what it gains, speculation fades out by itself.
 Formula: docs/algorithms/token_trees.md, "Node budget".
 """
 
@@ -13,125 +13,145 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ..arrays import Float64
+from ..proposals import AskPlan, DraftBatch, DraftCost, chain_proposal
 from ..tree.acceptance_table import AcceptanceTable
-from ..tree.kernels import mean_of_ranks
-from ..tree.tree import TokenTree, TreeBatch, attribute
+from ..tree.merge import merge
+from ..tree.tree import TokenTree, TreeBatch
+from .drafter_choice import DrafterChoice, DraftWish, Prices, Verified, everyone
+from .step_cost import StepCost
 
-# Weight of the newest step in what drafting is expected to bring and to take.
-WEIGHT = 0.1
 # Trees of a step that the estimates learn from.
 LEARNED_TREES = 4
-# Every so many steps that did not ask, drafters are asked again: texts and loads change.
-EXPLORE_EVERY = 32
-# Rows at which the curve is kept.
-GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
-# Weight of a new measurement.
-COST_WEIGHT = 0.1
-# One step that took so many times longer than expected tells of the machine, not of its rows.
-OUTLIER = 3.0
-# Weight of the newest step in what a drafter is expected to bring.
-SHARE_WEIGHT = 0.05
-# A drafter is left out only where it clearly costs more than it brings.
-MARGIN = 0.9
-# Steps that a new drafter gets to prove itself.
-TRIAL_STEPS = 16
-# After so many steps without it, a drafter gets some more: texts change.
-RETRY_EVERY = 96
-RETRY_STEPS = 4
+# An edge of what is tried counts for at least so much.
+TRIED_VALUE = 0.5
+# Weight of the newest round in the ratio of seconds a token to those of plain decoding.
+RATIO_WEIGHT = 0.02
+# Tokens never count for less than this share of what they take in plain decoding.
+LEAST_RATIO = 0.1
+# Weight of the newest step in what the host does for a request that takes drafts.
+HOST_WEIGHT = 0.1
 
 
 @dataclass(slots=True)
 class StepOutcome:
     """What a step took and brought; counted while it is committed.
 
-    asked  drafters that were asked for it
-    costs  seconds that each drafter takes
+    seconds          of its pass
+    num_prompt_rows  of its rows
     """
 
     num_rows: int
     seconds: float
-    asked: frozenset[str]
-    costs: Mapping[str, float]
+    num_prompt_rows: int
+    draft_batch: DraftBatch
     num_tokens: int = 0
+    ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
     rows: Sequence[Sequence[int]] = ()
 
-    def count(self, trees: Sequence[TokenTree], rows: Sequence[Sequence[int]]) -> None:
+    def count(
+        self, ids: Sequence[str], trees: Sequence[TokenTree], rows: Sequence[Sequence[int]]
+    ) -> None:
         """Count the requests' committed rows: 0 is the root, node i is row i + 1.
 
         None of a request that ended meanwhile.
         """
         self.num_tokens = sum(map(len, rows))
-        self.trees, self.rows = trees, rows
+        self.ids, self.trees, self.rows = ids, trees, rows
 
 
 class NodeBudget:
-    """Decides before a step whether drafters are asked, and then which nodes go into it."""
+    """Decides before a step who is asked, and then which nodes go into it."""
 
     __slots__ = (
-        "_draft_s", "_is_adaptive", "_num_learned", "_profile", "_sources", "_step_s",
-        "_steps_unasked", "_tokens", "cost", "table",
+        "_committed_at", "_drafters", "_host_s", "_is_adaptive", "_num_learned",
+        "_plain_s", "_spent_s", "cost", "table",
     )  # fmt: skip
 
-    def __init__(
-        self, max_nodes: int, cost: StepCost | None = None, *, is_adaptive: bool = True
-    ) -> None:
-        """`max_nodes`: most nodes of one request's tree; without `cost`, rows cost nothing.
+    def __init__(self, cost: StepCost | None = None, *, is_adaptive: bool = True) -> None:
+        """Without `cost`, rows cost nothing until rounds have been measured.
 
         One that is not adaptive asks every drafter and keeps all nodes that fit, at any cost.
         """
         self._is_adaptive = is_adaptive
         self.table = AcceptanceTable()
         self.cost = cost or StepCost([1], [1.0])
-        # Mean value of a request's best node, its second best, and so on; at first every one is
-        # taken for worth it, so that the first steps find out.
-        self._profile = np.ones(max_nodes)
-        self._draft_s = 0.0
-        self._steps_unasked = 0
+        self._drafters = DrafterChoice()
+        # Of late: seconds of rounds, and seconds that plain decoding takes for as many tokens.
+        self._spent_s = self._plain_s = 0.0
+        self._host_s = 0.0
+        self._committed_at = 0.0
         self._num_learned = 0
-        self._sources = SourceChoice()
-        self._step_s = 0.0
-        self._tokens = 0.0
 
-    def whom_to_ask(
-        self, costs: Mapping[str, float], num_requests: int, num_other_rows: int
-    ) -> frozenset[str]:
-        """Drafters that the next step asks; none where drafting is not worth its time.
+    def plan(
+        self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], num_other_rows: int
+    ) -> AskPlan:
+        """Who is asked for which of the requests that take drafts.
 
-        costs           seconds that each drafter takes in a step, by name
-        num_requests    decoding requests that take drafts
-        num_other_rows  rows of the step besides theirs
+        costs           of each drafter, by name
+        num_other_rows  rows of the step besides the roots of these requests
         """
         if not self._is_adaptive:
-            return frozenset(costs)
-        seconds_a_token = (self._step_s + self._draft_s) / max(self._tokens, 1.0)
-        asked = costs.keys() - self._sources.left_out(costs, seconds_a_token)
-        if asked and self._is_worth_it(num_requests, num_other_rows):
-            return frozenset(asked)
-        self._steps_unasked += 1
-        return frozenset()
+            return everyone(wishes, costs)
+        self._know(costs)
+        num_requests = len(wishes)
+        base_rows = num_requests + num_other_rows
+        curve = self.cost.curve(num_requests)
+        round_s = float(np.interp(base_rows, self.cost.grid, curve))
+        prices = Prices(
+            token_s=self._ratio * round_s / num_requests,
+            grid=self.cost.grid,
+            curve_s=curve,
+            base_rows=base_rows,
+            host_s=self._host_s,
+        )
+        return self._drafters.plan(wishes, costs, prices)
 
-    def note_asked(self, trees: Sequence[TokenTree], draft_s: float) -> None:
-        """Learn from the drafters' trees, before any cut, and from the seconds that they took."""
-        self._steps_unasked = 0
-        self._draft_s += WEIGHT * (draft_s - self._draft_s)
-        batch = TreeBatch.of(trees)
-        means = mean_of_ranks(batch.values, batch.node_ends, len(self._profile))
-        self._profile += WEIGHT * (means - self._profile)
+    def expected(
+        self, wish: DraftWish, costs: Mapping[str, DraftCost], num_running: int
+    ) -> frozenset[str]:
+        """Drafters that will be asked for a new request, as far as its like tell."""
+        if not self._is_adaptive:
+            return frozenset(everyone([wish], costs).by_drafter)
+        self._know(costs)
+        round_s = float(self.cost.seconds(num_running, num_running))
+        return self._drafters.expected(wish, costs, self._ratio * round_s / max(num_running, 1))
 
-    def note_step(self, outcome: StepOutcome) -> None:
-        """Learn from a step that was committed."""
+    def forget(self, request_id: str) -> None:
+        """A request has ended; an unknown id is ignored."""
+        self._drafters.forget(request_id)
+
+    def note_host(self, seconds: float, num_requests: int) -> None:
+        """Learn what the host did with the proposals for so many requests."""
+        if num_requests:
+            self._host_s += HOST_WEIGHT * (seconds / num_requests - self._host_s)
+
+    def note_probe(self, drafter: str, num_rows: int) -> None:
+        """Learn how many rows a drafter wants to probe with, whether it may or not."""
+        if self._is_adaptive:
+            self._drafters.note_probe(drafter, num_rows)
+
+    def note_step(self, outcome: StepOutcome, now: float) -> None:
+        """Learn from a step that was committed; `now` is when, by the engine's clock.
+
+        A round lasts from the commit before, or from its own planning where the engine was idle.
+        """
         self._num_learned = 0
-        if outcome.seconds > 0:
-            self.cost.record(outcome.num_rows, outcome.seconds)
-        if outcome.num_tokens:
-            weight = WEIGHT if self._tokens else 1.0
-            self._step_s += weight * (outcome.seconds - self._step_s)
-            self._tokens += weight * (outcome.num_tokens - self._tokens)
-        self._sources.learn(outcome.costs, outcome.asked, self._credits(outcome))
+        before, self._committed_at = self._committed_at, now
+        is_alone = outcome.draft_batch.began_at >= before
+        round_s = now - max(before, outcome.draft_batch.began_at)
+        # While other steps are on their way, drafters are asked in the time of these.
+        rest_s = round_s - outcome.draft_batch.seconds if is_alone else outcome.seconds
+        num_requests = len(outcome.trees)
+        if round_s > 0 and num_requests and not outcome.num_prompt_rows:
+            self._learn_round(outcome, num_requests, round_s, max(rest_s, 0.0))
+        has_drafts = (
+            outcome.draft_batch.plan.by_drafter or len(TreeBatch.of(outcome.trees).values) > 0
+        )
+        if self._is_adaptive and outcome.trees and has_drafts:
+            self._learn_drafters(outcome)
 
     def learn(self, drafted: TokenTree, path_tokens: Sequence[int]) -> None:
         """Learn from a request's tree before it was cut, and the target's tokens after its root.
@@ -143,40 +163,78 @@ class NodeBudget:
             drafted.learn(self.table, path_tokens)
 
     def choose(
-        self, trees: Sequence[TokenTree], limits: Sequence[int], num_other_rows: int
+        self,
+        trees: Sequence[TokenTree],
+        limits: Sequence[int],
+        num_other_rows: int,
+        *,
+        ids: Sequence[str] = (),
+        tried: Collection[str] = (),
+        spent_s: float = 0.0,
     ) -> TreeBatch:
         """The trees without the nodes that are not worth their rows.
 
-        limits: most nodes of each tree
+        limits   most nodes of each tree
+        ids      of their requests, whose own acceptance counts
+        tried    of these, the ones whose drafters are tried: what is thought of them may be old
+        spent_s  seconds that drafting took for them
         """
         batch = TreeBatch.of(trees)
         kept = batch.best_of_each(limits)
-        if not self._is_adaptive:
+        if not self._is_adaptive or not len(batch.values):
             return batch.keep(kept)
+        values = self._values(batch, ids, tried)
         # Stable, and a node is worth no more than its parent: parents stay where children do.
-        order = np.argsort(-np.where(kept, batch.values, -1.0), kind="stable")
+        order = np.argsort(-np.where(kept, values, -1.0), kind="stable")
         order = order[: np.count_nonzero(kept)]
-        tokens = len(trees) + _sums(batch.values[order])
-        rows = len(trees) + num_other_rows + np.arange(len(tokens))
+        tokens = len(batch) + _sums(values[order])
+        rows = len(batch) + num_other_rows + np.arange(len(tokens))
+        seconds = self.cost.seconds(len(batch), rows) + spent_s
         kept[:] = False
-        kept[order[: int(np.argmax(tokens / self.cost.seconds(rows)))]] = True
+        kept[order[: int(np.argmax(tokens / seconds))]] = True
         return batch.keep(kept)
 
-    def _credits(self, outcome: StepOutcome) -> dict[str, int]:
-        """The accepted nodes of each drafter; of several that proposed one, the cheapest has it."""
-        names = self.table.names
-        costs = np.array([outcome.costs.get(name, 0.0) for name in names])
-        return dict(zip(names, attribute(outcome.trees, outcome.rows, costs), strict=True))
+    def _values(self, batch: TreeBatch, ids: Sequence[str], tried: Collection[str]) -> Float64:
+        """float64 [nodes]: what the nodes are worth in these requests."""
+        values = batch.values
+        if ids:
+            factors = np.repeat(self._drafters.factors(ids), batch.sizes)
+            values = np.minimum(values * factors, 1.0)
+        if tried:
+            is_tried = np.repeat([one in tried for one in ids], batch.sizes)
+            values = np.maximum(values, np.where(is_tried, TRIED_VALUE ** batch.nodes[:, 2], 0.0))
+        return values
 
-    def _is_worth_it(self, num_requests: int, num_other_rows: int) -> bool:
-        if self._steps_unasked >= EXPLORE_EVERY:
-            return True
-        count = np.arange(len(self._profile) + 1)
-        tokens = num_requests * (1.0 + _sums(self._profile))
-        rows = num_requests * (1.0 + count) + num_other_rows
-        rates = tokens / (self.cost.seconds(rows) + self._draft_s)
-        plain = num_requests / self.cost.seconds(num_requests + num_other_rows)
-        return bool(rates.max() > plain)
+    @property
+    def _ratio(self) -> float:
+        """Seconds a token of late, over those of plain decoding."""
+        if not self._plain_s:
+            return 1.0
+        return float(np.clip(self._spent_s / self._plain_s, LEAST_RATIO, 1.0))
+
+    def _know(self, costs: Mapping[str, DraftCost]) -> None:
+        for name in costs:
+            self.table.source_id(name)
+        self._drafters.use(self.table.names)
+
+    def _learn_round(
+        self, outcome: StepOutcome, num_requests: int, round_s: float, rest_s: float
+    ) -> None:
+        if rest_s:
+            self.cost.record(num_requests, outcome.num_rows, rest_s)
+        plain_s = float(self.cost.seconds(num_requests, num_requests))
+        tokens = outcome.num_tokens / num_requests
+        self._spent_s += RATIO_WEIGHT * (round_s - self._spent_s)
+        self._plain_s += RATIO_WEIGHT * (plain_s * tokens - self._plain_s)
+        self._drafters.pass_time(round_s, plain_s)
+
+    def _learn_drafters(self, outcome: StepOutcome) -> None:
+        self._drafters.use(self.table.names)
+        self._drafters.learn(
+            outcome.draft_batch.plan,
+            outcome.draft_batch.costs,
+            Verified(outcome.ids, outcome.trees, outcome.rows),
+        )
 
 
 def _sums(values: Float64) -> Float64:
@@ -186,85 +244,13 @@ def _sums(values: Float64) -> Float64:
     return sums
 
 
-class StepCost:
-    """step time = f(rows), piecewise linear over a grid, never falling, and learning."""
-
-    __slots__ = ("_curve", "_grid", "_is_stale", "_seconds")
-
-    def __init__(self, rows: list[int], seconds: list[float]) -> None:
-        """Begin with measurements at some numbers of rows, at least one; `rows` rises."""
-        assert rows
-        self._grid = np.array(GRID, dtype=np.float64)
-        self._seconds = np.interp(self._grid, rows, seconds)
-        if len(rows) > 1:
-            slope = max(0.0, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
-            beyond = self._grid > rows[-1]
-            self._seconds[beyond] = seconds[-1] + slope * (self._grid[beyond] - rows[-1])
-        self._is_stale = True
-        self._curve = self._seconds
-
-    def seconds(self, rows: npt.ArrayLike) -> Float64:
-        """Expected seconds of steps with so many rows, in the shape of `rows`."""
-        if self._is_stale:
-            # Noise must not make more rows seem cheaper than fewer.
-            rising = np.maximum.accumulate(self._seconds)
-            falling = np.minimum.accumulate(self._seconds[::-1])[::-1]
-            self._curve = (rising + falling) / 2
-            self._is_stale = False
-        return np.asarray(np.interp(np.asarray(rows), self._grid, self._curve))
-
-    def record(self, rows: int, seconds: float) -> None:
-        """Learn that a step of `rows` rows took `seconds`."""
-        expected = float(self.seconds(rows))
-        error = min(seconds, OUTLIER * expected) - expected
-        right = int(np.searchsorted(self._grid, rows))
-        left = max(0, right - 1)
-        right = min(right, len(self._grid) - 1)
-        span = self._grid[right] - self._grid[left]
-        share = 1.0 if span == 0 else float(np.clip((rows - self._grid[left]) / span, 0, 1))
-        self._seconds[left] += SHARE_WEIGHT * (1 - share) * error
-        self._seconds[right] += SHARE_WEIGHT * share * error
-        self._is_stale = True
-
-
-class SourceChoice:
-    """Compares the tokens that only a drafter brings with the seconds that it takes, step by step.
-
-    An accepted node that several drafters proposed is attributed to the one that takes least time,
-    so that of two alike the dearer one is left out.
-    """
-
-    __slots__ = ("_asked", "_gains", "_unasked")
-
-    def __init__(self) -> None:
-        self._gains: dict[str, float] = {}
-        self._asked: dict[str, int] = {}
-        self._unasked: dict[str, int] = {}
-
-    def left_out(self, costs: Mapping[str, float], seconds_a_token: float) -> frozenset[str]:
-        """Drafters that this step goes without.
-
-        costs            seconds that each drafter takes in a step
-        seconds_a_token  what an accepted token saves
-        """
-        out = set()
-        for source, cost in costs.items():
-            is_known = self._asked.get(source, 0) >= TRIAL_STEPS
-            if is_known and self._gains[source] * seconds_a_token < MARGIN * cost:
-                out.add(source)
-                self._unasked[source] = self._unasked.get(source, 0) + 1
-                if self._unasked[source] == RETRY_EVERY:
-                    self._unasked[source] = 0
-                    self._asked[source] = TRIAL_STEPS - RETRY_STEPS
-        return frozenset(out)
-
-    def learn(
-        self, costs: Mapping[str, float], asked: Collection[str], accepted: Mapping[str, int]
-    ) -> None:
-        """Learn from a step: which drafters it asked, and the accepted nodes of each."""
-        for source in asked:
-            if source in costs:
-                count = self._asked[source] = self._asked.get(source, 0) + 1
-                old = self._gains.get(source, 0.0)
-                weight = max(SHARE_WEIGHT, 1 / count)
-                self._gains[source] = old + weight * (accepted.get(source, 0) - old)
+def load_choice() -> None:
+    """Compile the loops of the choice, or load them, so that no step waits for it."""
+    budget, costs = NodeBudget(), {"any": DraftCost()}
+    plan = budget.plan([DraftWish("any", 0.0, "any", None, 2, 2)], costs, 0)
+    assert plan.by_drafter, "what is new and takes nothing is tried"
+    tree = merge([chain_proposal("any", np.arange(2, dtype=np.int32))], 2, 2, budget.table)
+    budget.choose([tree], [2], 0, ids=["any"], tried=plan.tried)
+    outcome = StepOutcome(2, 0.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs))
+    outcome.count(["any"], [tree], [[0, 1]])
+    budget.note_step(outcome, 1.0)

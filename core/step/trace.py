@@ -122,7 +122,7 @@ class TracedStep:
         record = StepRecord(
             step=self._step.step_id,
             planned_at=self._planned_at,
-            drafters=tuple(sorted(draft_batch.asked)) if draft_batch else (),
+            drafters=tuple(sorted(draft_batch.plan.by_drafter)) if draft_batch else (),
             draft_wait_s=draft_batch.seconds if draft_batch else 0.0,
             submitted_at=self._submitted_at,
             answered_at=self._answered_at,

@@ -17,7 +17,7 @@ MAX_RANK = 3
 # A bin is worth as much as its source's mean until it has seen about so many nodes.
 PRIOR_NODES = 8.0
 # Beyond this a bin forgets half, so that it follows a change of the texts.
-MAX_NODES = 512.0
+MAX_NODES = 128.0
 
 _RANKS = MAX_RANK + 1
 _DEPTHS = len(DEPTH_BINS) + 1

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ...cluster.config import DrafterConfig, EngineConfig
-from ...cluster.drafting.factory import build_drafter
+from ...cluster.drafting.factory import build_drafter, keeps_answers
 from ...cluster.engine.assembly import local_pipeline
 from ...cluster.links.grpc_link import AddressProvider, GrpcLink, GrpcOptions
 from ...cluster.links.link import DrafterLink, InprocLink
@@ -74,7 +74,9 @@ class Placement:
             if drafter.transport == "inproc":
                 with _naming(index):
                     built = build_drafter(drafter, self._config)
-                links.append(InprocLink(built, drafter.max_nodes))
+                links.append(
+                    InprocLink(built, drafter.max_nodes, keeps_answers=keeps_answers(drafter))
+                )
             elif drafter.address is not None:
                 with _naming(index):
                     links.append(_link_to_other(drafter, drafter.address))
@@ -114,6 +116,7 @@ class Placement:
             options,
             replace=server.replace,
             max_nodes=drafter.max_nodes,
+            keeps_answers=keeps_answers(drafter),
         )
         return link, server.address
 
@@ -154,7 +157,13 @@ def _link_to_other(drafter: DrafterConfig, address: str) -> GrpcLink:
         # What cannot be read is the user's error now, not a drafter that fails again and again.
         tls.channel_credentials()
     options = GrpcOptions(tls=tls, token=token)
-    return GrpcLink(drafter.source, address, options, max_nodes=drafter.max_nodes)
+    return GrpcLink(
+        drafter.source,
+        address,
+        options,
+        max_nodes=drafter.max_nodes,
+        keeps_answers=keeps_answers(drafter),
+    )
 
 
 async def _start(index: int, address: AddressProvider) -> None:

@@ -1,14 +1,12 @@
-"""SPECTRA-CORE's two dictionaries of n-grams (Le et al., ACL 2025, section 4.2.1).
+"""SPECTRA-CORE's forward dictionary of n-grams (Le et al., ACL 2025, section 4.2.1).
 
-forward   token -> the continuations seen after it: quantity, every one becomes a guess
-backward  sequence -> the token seen after it last: quality, one guess grown token by token
-
-See docs/algorithms/drafters.md, "SPECTRA".
+It leads from a token to the continuations seen after it. Lookahead's pool is one; SPECTRA keeps its
+own in arrays (`spectra_tables.py`). See docs/algorithms/drafters.md, "SPECTRA".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 Ngram = tuple[int, ...]
 
@@ -78,39 +76,3 @@ def _beginning_with(prefix: Ngram, kept: dict[Ngram, None]) -> Ngram | None:
         if known[:length] == prefix:
             return known
     return None
-
-
-class BackwardDictionary:
-    """The token that followed each sequence last, for the latest `max_keys` sequences."""
-
-    __slots__ = ("_max_keys", "_next")
-
-    def __init__(self, max_keys: int) -> None:
-        self._max_keys = max_keys
-        self._next: dict[Ngram, int] = {}
-
-    @property
-    def memory_bytes(self) -> int:
-        """About the bytes of sequences and tokens."""
-        return len(self._next) * NGRAM_BYTES
-
-    def add(self, sequence: Ngram, token: int) -> None:
-        """Note that `token` followed `sequence`, in place of the token that did before."""
-        if self._next.pop(sequence, None) is None and len(self._next) == self._max_keys:
-            del self._next[next(iter(self._next))]
-        self._next[sequence] = token
-
-    def guess(self, context: Sequence[int], key_len: int, guess_len: int) -> list[int]:
-        """Grow a guess below `context`, each token by the longest known suffix up to `key_len`."""
-        tail = tuple(context[-key_len:])
-        guess: list[int] = []
-        while len(guess) < guess_len:
-            for first in range(len(tail)):
-                token = self._next.get(tail[first:])
-                if token is not None:
-                    break
-            else:
-                break
-            guess.append(token)
-            tail = (*tail, token)[-key_len:]
-        return guess

@@ -13,10 +13,32 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`drafters`: who may propose; empty is plain decoding, None leaves it to the server."""
+    """What may differ between runs of the same requests.
+
+    drafters   who may propose; empty is plain decoding, None leaves it to the server
+    num_nodes  every drafter is asked in every step for trees of so many nodes; None: the engine
+               decides
+    """
 
     name: str
     drafters: tuple[str, ...] | None
+    num_nodes: int | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nothing is decided while it runs: plain decoding, or a fixed number of nodes."""
+        return self.drafters == () or self.num_nodes is not None
+
+
+def with_fixed(settings: Sequence[Setting], num_nodes: Sequence[int]) -> list[Setting]:
+    """The settings, and each set of drafters also with each of these numbers of nodes, always."""
+    fixed = [
+        Setting(f"{setting.name}, {count} always", setting.drafters, count)
+        for setting in settings
+        if not setting.is_fixed
+        for count in num_nodes
+    ]
+    return [*settings, *fixed]
 
 
 def matched_settings(known: Sequence[str], chosen: str | None) -> list[Setting]:

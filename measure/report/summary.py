@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ class Summary:
 
     rates     output tokens a second, one a round
     speedups  ratio to the reference's rate of the same round, one a round
+    of_best   ratio to the rate of the best fixed setting in hindsight, of the same round
     whole     the figures over the requests of all rounds
     same      answers that equal the reference's, of all of them
     """
@@ -25,6 +26,7 @@ class Summary:
     name: str
     rates: tuple[float, ...]
     speedups: tuple[float, ...]
+    of_best: tuple[float, ...]
     whole: RunMetrics
     same: int
     rounds: tuple[RunMetrics, ...]
@@ -39,18 +41,25 @@ class Summary:
         """Median over rounds of the ratio to the reference's rate."""
         return statistics.median(self.speedups)
 
+    @property
+    def kept(self) -> float:
+        """Median over rounds of the ratio to the best fixed setting; 1 minus it is the regret."""
+        return statistics.median(self.of_best)
+
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
     """The setup and results of a benchmark of matched runs.
 
     setup        machine, prompts and load, for JSON
+    best_fixed   the fixed setting that was fastest, by the median of its rounds
     differences  None where answers were not compared
     """
 
     setup: dict[str, Any]
     summaries: tuple[Summary, ...]
     differences: tuple[Difference, ...] | None
+    best_fixed: str = ""
 
     @property
     def faults(self) -> list[Difference]:
@@ -61,14 +70,17 @@ class BenchResult:
         """Setup, figures and differences by name, for JSON; times are in seconds."""
         return {
             **self.setup,
+            "best_fixed": self.best_fixed,
             "settings": {
                 summary.name: {
                     "output_throughput": summary.rate,
                     "speedup": summary.speedup,
+                    "of_best_fixed": summary.kept,
                     "tau": summary.whole.counts.tau if summary.whole.counts else None,
                     "same_answers": summary.same,
                     "rates": summary.rates,
                     "speedups": summary.speedups,
+                    "of_best_fixed_by_round": summary.of_best,
                     "all_rounds": asdict(summary.whole),
                     "rounds": [asdict(metrics) for metrics in summary.rounds],
                 }
@@ -78,19 +90,29 @@ class BenchResult:
         }
 
 
-def summarise(runs: Runs, reference: str) -> tuple[Summary, ...]:
-    """One summary for each setting, in the order of `runs`; speedups are over `reference`."""
-    plain = [run.metrics.output_throughput for run in runs[reference]]
+def best_fixed(runs: Runs, fixed: Collection[str]) -> str:
+    """The fastest of the settings `fixed` in hindsight, by the median of its rounds."""
+    return max(fixed, key=lambda name: statistics.median(_rates(runs[name])))
+
+
+def summarise(runs: Runs, reference: str, best: str | None = None) -> tuple[Summary, ...]:
+    """One summary for each setting, in the order of `runs`; speedups are over `reference`.
+
+    best  the best fixed setting; by default the reference
+    """
+    plain = _rates(runs[reference])
+    best_rates = _rates(runs[best or reference])
     answers = _answers(runs[reference][0])
     summaries = []
     for name, rounds in runs.items():
-        rates = [run.metrics.output_throughput for run in rounds]
+        rates = _rates(rounds)
         records = [record for run in rounds for record in run.records]
         summaries.append(
             Summary(
                 name=name,
                 rates=tuple(rates),
                 speedups=tuple(rate / base for rate, base in zip(rates, plain, strict=True)),
+                of_best=tuple(rate / base for rate, base in zip(rates, best_rates, strict=True)),
                 whole=run_metrics(records, sum(run.metrics.seconds for run in rounds)),
                 same=sum(
                     a == b for run in rounds for a, b in zip(answers, _answers(run), strict=True)
@@ -99,6 +121,10 @@ def summarise(runs: Runs, reference: str) -> tuple[Summary, ...]:
             )
         )
     return tuple(summaries)
+
+
+def _rates(rounds: Sequence[Run]) -> list[float]:
+    return [run.metrics.output_throughput for run in rounds]
 
 
 def _answers(run: Run) -> Sequence[object]:

@@ -97,10 +97,10 @@ async def test_a_fault_ends_its_own_request(
     if fault == "planned":
         opened = bench.drafters.open
 
-        def open_request(request: object) -> None:
+        def open_request(request: object, at_once: object = None) -> None:
             if request.request_id == "bad":  # type: ignore[attr-defined]
                 raise ValueError(SECRET)
-            opened(request)  # type: ignore[arg-type]
+            opened(request, at_once)  # type: ignore[arg-type]
 
         monkeypatch.setattr(bench.drafters, "open", open_request)
         monkeypatch.setattr(bench.drafters, "close", _tolerant(bench.drafters.close))

@@ -108,7 +108,7 @@ async def test_accepted_nodes_are_credited_to_their_drafter() -> None:
 
 
 async def test_probes_are_answered() -> None:
-    bench = Bench(probes=True)
+    bench = Bench(probes=True, is_adaptive=False)
     bench.add("a", [1, 2, 3], 60)
     await bench.run()
     assert bench.drafters.probe_answers > 3

@@ -20,7 +20,7 @@ from ....measure.clients.engine_endpoint import EngineEndpoint
 from ....measure.clients.http_endpoint import HttpEndpoint
 from ....measure.clients.load import Load, run_load
 from ....measure.clients.prompts import BenchPrompt
-from ....measure.clients.setting import Setting, matched_settings
+from ....measure.clients.setting import Setting, matched_settings, with_fixed
 from ....measure.replay.recording import RecordedAnswer, Recording, Said, recorded_params
 from ....measure.replay.replay_pipeline import ReplayPipeline
 from ....measure.replay.tapped_pipeline import TappedPipeline
@@ -56,6 +56,8 @@ async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIte
     for field in ("record", "replay"):
         if getattr(job, field) is not None:
             raise ConfigError(field, "needs an engine in this process: leave out --base-url")
+    if job.num_nodes:
+        raise ConfigError("fixed-nodes", "needs engines in this process: leave out --base-url")
     async with HttpEndpoint(job.base_url, job.api_key) as endpoint:
         info = (await endpoint.connect(job.model)).info
         if not info.is_draftline and job.drafters is not None:
@@ -77,6 +79,9 @@ async def open_engines(
     rows = job.rows or matched_settings(
         [drafter.source for drafter in config.drafters], job.drafters
     )
+    rows = with_fixed(rows, job.num_nodes)
+    if job.one_engine and job.num_nodes:
+        raise ConfigError("fixed-nodes", "needs an engine for each setting: leave out --one-engine")
     configs = [config if job.one_engine else _with_drafters(config, row) for row in rows]
     taps: list[TappedPipeline] = []
     if recording is not None:
@@ -176,7 +181,7 @@ def _replaying(recording: Recording) -> Callable[[MakePipeline], MakePipeline]:
 
 
 def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
-    """The engine with this setting's drafters only, so that no other one takes its time.
+    """The engine with this setting's drafters and nodes only, so that no other takes its time.
 
     Those that it would start processes for run in this one: several engines would start too many.
     """
@@ -185,7 +190,10 @@ def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
         for drafter in config.drafters
         if drafter.source in (setting.drafters or ())
     ]
-    return config.model_copy(update={"drafters": tuple(chosen)})
+    changes: dict[str, Any] = {"drafters": tuple(chosen)}
+    if setting.num_nodes is not None:
+        changes |= {"node_budget": "full", "tree_nodes": setting.num_nodes}
+    return config.model_copy(update=changes)
 
 
 def _that_fit(

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ....core.errors import ConfigError
 from ....measure.clients.load import Load
 from ....measure.clients.prompts import BenchPrompt
 from ....measure.clients.setting import Setting
@@ -58,6 +59,15 @@ class BenchJob:
     ] = None
     rounds: Annotated[int, Field(ge=1, description="times that every setting runs")] = 3
     drafters: Drafters = None
+    fixed_nodes: Annotated[
+        str | None,
+        Field(
+            description="numbers of nodes parted by commas: every set of drafters also runs with "
+            "trees of so many nodes in every step, whatever they cost. The table then tells how "
+            "much of the best fixed setting's speed the node budget keeps; without it, only the "
+            "target alone is fixed"
+        ),
+    ] = None
     suite: Annotated[
         Literal["spectra"] | None,
         Field(
@@ -101,6 +111,20 @@ class BenchJob:
     plots: Annotated[Path | None, Field(description="folder for PNG plots")] = None
     model: str | None = None
     rows: tuple[Setting, ...] | None = None
+
+    @property
+    def num_nodes(self) -> list[int]:
+        """The numbers of nodes of `fixed_nodes`. Raises `ConfigError`."""
+        parts = [part.strip() for part in (self.fixed_nodes or "").split(",")]
+        try:
+            numbers = [int(part) for part in parts if part]
+        except ValueError:
+            raise ConfigError("fixed-nodes", "must be whole numbers parted by commas") from None
+        if any(number < 1 for number in numbers):
+            raise ConfigError(
+                "fixed-nodes", "must be at least 1: the target alone runs in any case"
+            )
+        return numbers
 
     @property
     def load(self) -> Load:

@@ -14,7 +14,7 @@ from ....measure.clients.setting import TARGET_ONLY
 from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording
 from ....measure.report.plots import require_matplotlib, write_plots
-from ....measure.report.summary import BenchResult, summarise
+from ....measure.report.summary import BenchResult, best_fixed, summarise
 from ....measure.report.tables import print_result
 from ....measure.runs.equality import differences
 from ....measure.runs.matched import run_matched
@@ -63,7 +63,8 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
         runs = await run_matched(bench.endpoints, bench.plan, tell)
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
     faults = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
-    return BenchResult(what, summarise(runs, TARGET_ONLY), faults)
+    best = best_fixed(runs, [setting.name for setting in bench.endpoints if setting.is_fixed])
+    return BenchResult(what, summarise(runs, TARGET_ONLY, best), faults, best)
 
 
 def _headline(bench: Bench, num_prompts: int) -> str:

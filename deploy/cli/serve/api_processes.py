@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from typing import Any
 
 from ....core.errors import EngineFailed
 from ...engine_process.messages import Setup
@@ -55,6 +56,8 @@ class ApiProcesses:
         loop = asyncio.get_running_loop()
         self._serving = [loop.create_future() for _ in range(self._count)]
         self._keepers = [asyncio.create_task(self._keep(ready)) for ready in self._serving]
+        for keeper in self._keepers:
+            keeper.add_done_callback(self._on_keeper_done)
 
     async def wait_serving(self) -> None:
         """Wait until all answer. Raises `EngineFailed` if they die again and again."""
@@ -69,13 +72,11 @@ class ApiProcesses:
         self._is_closing = True
         sessions = list(self._sessions)
         self._server.drain()
-        answers = [session.draining for session in sessions]
-        # One that is stopped does not answer, and one that dies takes its requests with it.
-        with suppress(TimeoutError):
-            await asyncio.wait_for(
-                asyncio.wait([asyncio.gather(*answers), *self._keepers]), END_TIMEOUT_S
-            )
-        return sum(answer.result() for answer in answers if answer.done())
+        # One that dies takes its requests with it, and one that is stopped does not answer.
+        answers = [asyncio.create_task(_first(one.draining, one.closed)) for one in sessions]
+        if answers:
+            await asyncio.wait(answers, timeout=END_TIMEOUT_S)
+        return sum(one.draining.result() for one in sessions if one.draining.done())
 
     async def wait_ended(self, timeout_s: float) -> None:
         """Wait until all have ended, at most for so long."""
@@ -89,6 +90,8 @@ class ApiProcesses:
         for process in self._processes:
             with suppress(ProcessLookupError):
                 process.kill()
+        if self._keepers:
+            await asyncio.wait(self._keepers, timeout=END_TIMEOUT_S)
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -112,6 +115,12 @@ class ApiProcesses:
                         f"API processes died {len(self._deaths)} times within an hour"
                     )
                 return
+
+    def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
+        """One that cannot start a process, as where the system has none left, tells why."""
+        error = None if keeper.cancelled() else keeper.exception()
+        if error is not None and not self.failed.done():
+            self.failed.set_result(f"an API process could not be started: {error}")
 
     async def _run(self, ready: asyncio.Future[None]) -> int:
         """Run one process to its end; its exit status."""
@@ -147,3 +156,8 @@ class ApiProcesses:
         finally:
             self._sessions.discard(session)
             self._processes.discard(process)
+
+
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

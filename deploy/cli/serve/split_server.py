@@ -75,8 +75,8 @@ async def _serve(parts: SplitServer) -> None:
         parts.on_ready()
         await _wait_for_end(parts, processes, signals)
     finally:
-        server.close()
         await processes.close()
+        server.close()
         await parts.engine.close()
 
 

@@ -89,21 +89,81 @@ async def test_a_busy_drafter_gets_what_it_missed_in_one_message(scene: Scene):
     assert len(scene.link.sent) == num_sent
     scene.link.answer()
     (message,) = scene.link.sent[num_sent:]
-    assert [commit.base_len for commit in message.commits] == [5, 6, 7]
+    # Of three steps, in one piece.
+    assert [(commit.base_len, len(commit.tokens)) for commit in message.commits] == [(5, 3)]
     assert [query.committed_len for query in message.queries] == [8]
     scene.link.answer()
     assert await step(session) == session.expected(8)
 
 
-async def test_a_full_backlog_turns_into_opening_again(scene: Scene):
+async def test_a_drafter_that_is_left_out_hears_nothing_and_catches_up_in_one_piece(scene: Scene):
     session = await scene.session()
     await step(session)
-    for _ in range(LIMITS.max_backlog + 3):
-        await step(session, 1)
     scene.link.answer()
-    message = scene.link.sent[-1]
-    assert len(message.commits) <= LIMITS.max_backlog
-    assert [request.token_ids.tolist() for request in message.opens] == [session.text]
+    await step(session, 1)
+    scene.link.answer()
+    num_sent = len(scene.link.sent)
+    for _ in range(50):
+        await scene.hub.exchange([session.commit(2)], [session.query()], {}, 0.0)
+    assert len(scene.link.sent) == num_sent
+    assert await step(session, 1) is None
+    (message,) = scene.link.sent[num_sent:]
+    assert [(commit.base_len, len(commit.tokens)) for commit in message.commits] == [(6, 101)]
+    assert not message.opens
+    scene.link.answer()
+    assert await step(session) == session.expected(8)
+
+
+async def test_a_request_is_opened_when_it_is_first_asked_for(scene: Scene):
+    await scene.hub.start()
+    sessions = [HubSession(scene.hub, name, at_once=()) for name in ("one", "two")]
+    for _ in range(3):
+        commits = [session.commit(1) for session in sessions]
+        await scene.hub.exchange(commits, [], {}, 0.0)
+    assert scene.link.sent == []
+    queries = [session.query() for session in sessions]
+    await scene.hub.exchange([], queries, {"far": {"two"}}, 0.0)
+    (message,) = scene.link.sent
+    assert [request.request_id for request in message.opens] == ["two"]
+    assert message.opens[0].token_ids.tolist() == sessions[1].text
+    assert message.opens[0].prompt_len == 5
+    scene.link.answer()
+    # Who learns from what ends is told of the other one then, too.
+    scene.hub.close("one", [sessions[0].commit(2)])
+    await asyncio.sleep(0)
+    assert scene.link.sent[-1].opens[0].token_ids.tolist() == sessions[0].text
+    scene.link.answer()
+    assert scene.link.sent[-1].closes == ("one",)
+    assert scene.link.sent[-1].opens == ()
+
+
+async def test_a_drafter_that_keeps_no_answers_never_hears_of_requests_that_it_was_not_asked_for():
+    link = FakeLink(CountingDrafter("far"))
+    link.keeps_answers = False
+    hub = DrafterHub([link], LIMITS, clock=FakeClock())
+    await hub.start()
+    session = HubSession(hub, at_once=())
+    await hub.exchange([session.commit(1)], [session.query()], {}, 0.0)
+    hub.close("r", [session.commit(1)])
+    await asyncio.sleep(0)
+    assert link.sent == []
+    session = HubSession(hub)
+    await session.step(1, budget_s=0.0)
+    link.answer()
+    hub.close("r", [session.commit(1)])
+    await asyncio.sleep(0)
+    assert (link.sent[-1].closes, link.sent[-1].last_commits) == (("r",), [])
+
+
+async def test_what_waits_for_a_drafter_that_learns_is_bounded(scene: Scene):
+    session = await scene.session()
+    await step(session)
+    for index in range(LIMITS.max_backlog + 1):
+        HubSession(scene.hub, f"r{index}", at_once=())
+        scene.hub.close(f"r{index}")
+    scene.link.answer()
+    assert not any(message.opens for message in scene.link.sent[2:])
+    await step(session, 1)
     scene.link.answer()
     assert await step(session) == session.expected(8)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
-from draftline.cluster.links.link import DrafterMessage, DrafterReport
+from draftline.cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import (
@@ -158,15 +158,27 @@ def test_an_impossible_shaping_is_refused(field: str, logits_params: pb.LogitsPa
         wire.decode_step(data, 0.0)
 
 
+SECONDS = DraftSeconds(open_s=0.5, observe_s=0.0, propose_s=0.25)
+
+
 @given(st.lists(st.tuples(queries, proposals), max_size=3))
 def test_an_answer_round_trips(pairs: list[tuple[Query, Proposal]]):
     message = DrafterMessage(7, (), (), [], [query for query, _ in pairs], 0.0)
     answered = [proposal for _, proposal in pairs]
-    data = wire.encode_answer(message, answered, LIMIT, DrafterReport(9, {"learned": 3}))
-    decoded, report = wire.decode_answer(data, message, "s")
+    data = wire.encode_answer(message, answered, LIMIT, DrafterReport(9, {"learned": 3}), SECONDS)
+    decoded, report, seconds = wire.decode_answer(data, message, "s")
     assert same(decoded, answered)
     assert report is not None
     assert (report.memory_bytes, report.learning) == (9, {"learned": 3})
+    assert seconds == SECONDS
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("inf"), float("nan")])
+def test_seconds_that_cannot_be_are_a_protocol_error(bad: float):
+    message = DrafterMessage(1, (), (), [], [], 0.0)
+    data = wire.encode_answer(message, [], LIMIT, None, DraftSeconds(open_s=bad))
+    with pytest.raises(ProtocolError, match="seconds"):
+        wire.decode_answer(data, message, "s")
 
 
 @given(st.binary(max_size=64))
@@ -249,9 +261,10 @@ def test_messages_of_those_who_know_nothing_of_top_next_tokens_mean_none():
     answer.proposals.add(request_id="r", tokens=none, parents=none, log_probs=nothing)
     message = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
     data = pb.FromDrafter(answer=answer).SerializeToString()
-    decoded, report = wire.decode_answer(data, message, "s")
+    decoded, report, seconds = wire.decode_answer(data, message, "s")
     assert decoded[0].is_empty
     assert report is None
+    assert seconds is None
 
 
 def test_oversize_is_refused_before_it_is_sent():

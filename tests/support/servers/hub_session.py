@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import numpy as np
 from draftline.cluster.drafting.channel import DrafterLimits
@@ -22,12 +22,19 @@ QUICK_RETRY = DrafterLimits(
 class HubSession:
     """Commits tokens that count up by one and asks for proposals after them."""
 
-    def __init__(self, hub: DrafterHub, request_id: str = "r", prompt_len: int = 5) -> None:
+    def __init__(
+        self,
+        hub: DrafterHub,
+        request_id: str = "r",
+        prompt_len: int = 5,
+        at_once: Collection[str] | None = None,
+    ) -> None:
         self.hub = hub
         self.request_id = request_id
         self.text = list(range(prompt_len))
         hub.open(
-            DraftRequest(request_id, np.array(self.text, dtype=np.int32), prompt_len, 0.0, seed=1)
+            DraftRequest(request_id, np.array(self.text, dtype=np.int32), prompt_len, 0.0, seed=1),
+            at_once,
         )
 
     def query(self, max_nodes: int = 8) -> Query:

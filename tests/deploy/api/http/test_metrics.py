@@ -8,7 +8,7 @@ from pathlib import Path
 
 import draftline
 from draftline.core.interfaces import OUTCOMES
-from draftline.core.request.output import RequestMetrics
+from draftline.core.request.output import Delta, RequestMetrics
 from draftline.deploy.api.http.metrics import ServerMetrics
 from draftline.deploy.engine.stats import EngineStats
 from prometheus_client import Metric
@@ -52,8 +52,11 @@ def value(families: dict[str, Metric], name: str, **labels: str) -> float:
 
 def test_the_table_of_the_docs_is_complete_and_true() -> None:
     metrics = ServerMetrics("tiny")
-    metrics.record_gap(0.1)
-    metrics.record_finish("stop", finished())
+    delta = Delta(
+        request_id="a", token_ids=(1,), sources=("target",), text="", finish_reason="stop",
+        metrics=finished(),
+    )  # fmt: skip
+    metrics.record(delta, 0.1)
     exposed = {
         (
             name,

@@ -1,0 +1,66 @@
+"""What a drafter takes of the engine's time, from the seconds of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.proposals import DraftCost, DraftRequest
+from ...core.schedule.line_fit import LineFit
+from ..links.link import DraftSeconds
+
+# What a new answer leaves of the weight of those before it.
+DECAY = 0.9
+# Squares of numbers of queries that the guess counts for: half of a message is for its queries.
+PRIOR_SQUARES = 4.0
+# An answer that took so many times longer than the mean tells of the machine, not of the drafter.
+OUTLIER = 4.0
+# Weight of the newest openings.
+OPEN_WEIGHT = 0.2
+
+
+class CostMeter:
+    """Running means of one drafter's `DraftCost`.
+
+    A message takes a part whatever it asks, and a part for each of its queries; a line through the
+    measurements tells them apart. What a message with openings takes beyond that, the openings
+    take: a model reads prompts when it is asked first.
+    """
+
+    __slots__ = ("_line", "_open_token_s")
+
+    def __init__(self) -> None:
+        self._line = LineFit(DECAY)
+        self._open_token_s = 0.0
+
+    def cost(self) -> DraftCost:
+        """The means now."""
+        line = self._line
+        if not line.weight:
+            return DraftCost(open_token_s=self._open_token_s)
+        query_s = line.slope(0.5 * line.mean_y / max(line.mean_x, 1.0), PRIOR_SQUARES)
+        query_s = min(query_s, line.mean_y / max(line.mean_x, 1.0))
+        return DraftCost(line.mean_y - query_s * line.mean_x, query_s, self._open_token_s)
+
+    def record(
+        self,
+        opened: Sequence[DraftRequest],
+        num_queries: int,
+        seconds: float,
+        parts: DraftSeconds | None,
+    ) -> None:
+        """Learn from an answer to a message that opened requests, or asked something.
+
+        seconds  that the engine waited for it, or worked at it
+        parts    what the drafter itself says that it took; None where it does not tell
+        """
+        cost = self.cost()
+        if opened:
+            usual = cost.message_s + cost.query_s * num_queries
+            extra = max(seconds - usual, 0.0 if parts is None else parts.open_s)
+            a_token = extra / max(sum(len(request.token_ids) for request in opened), 1)
+            weight = OPEN_WEIGHT if self._open_token_s else 1.0
+            self._open_token_s += weight * (a_token - self._open_token_s)
+        elif num_queries:
+            if self._line.weight:
+                seconds = min(seconds, OUTLIER * (cost.message_s + cost.query_s * num_queries))
+            self._line.record(num_queries, seconds)

@@ -1,0 +1,220 @@
+"""The compiled loops that choose drafters for the requests of a step.
+
+`core/schedule/drafter_choice.py` explains the estimates, `core/schedule/choice_learning.py` has the
+loops that learn them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import Bool, Float64, Int64
+from ..compiled import compiled
+
+# Steps that the means of the engine, a class and a request count for before they have seen any.
+PRIORS = np.array([1.0, 2.0, 1.0])
+# What a step that did not ask leaves of the weight of what is known of a request.
+RECALL = 0.98
+# Steps that probes are taken to bring nothing for, before they have brought any.
+LIFT_PRIOR = 16.0
+# Steps until a drafter that is left out is tried again for a class: ever more, up to a bound.
+GAP_GROWTH, MOST_GAP = 1.25, 64.0
+# Steps in a row that a request's probes are tried for: what they find is proposed later.
+PROBE_TRIAL = 24
+
+WEIGHT, GAIN, NODES = range(3)
+MESSAGE, QUERY, OPEN_TOKEN = range(3)
+LEFT_OUT, ASKED, PROBING = range(3)
+# Added to a choice that is a trial.
+TRIED = 4
+
+
+class Known(NamedTuple):
+    """What is known of drafters; rows are of the engine (0), of classes and of requests.
+
+    levels      float64 [rows, drafters, 3]  decayed sums of the steps that asked a drafter, of its
+                accepted nodes, and of its bought nodes
+    accepts     float64 [rows, 2]  decayed sums of the values of bought nodes, and of the accepted
+    paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
+    is_open     bool [rows, drafters]  whether a drafter knows a request
+    tries       float64 [rows, drafters, 2]  of a class: the step from which a drafter may be tried
+                again for it, and how many steps lay between the last tries
+    trials      int64 [rows, drafters]  steps that a request's probes are still tried for
+    costs       float64 [drafters, 3]  seconds of a message, a query and opening a token of text
+    lift        float64 [drafters, 2]  decayed sums of steps with probes, and of what these brought
+                more than usual
+    probe_rows  float64 [drafters]  rows of a drafter's probes; 0: it sends none
+    balance     float64 [drafters, 2]  seconds that may go into trying a drafter, and its probes
+    """
+
+    levels: Float64
+    accepts: Float64
+    paths: Int64
+    is_open: Bool
+    tries: Float64
+    trials: Int64
+    costs: Float64
+    lift: Float64
+    probe_rows: Float64
+    balance: Float64
+
+
+class StepWishes(NamedTuple):
+    """The requests of a step, and what time is worth in it.
+
+    rows       int64 [requests]  in `Known`
+    allowed    bool [requests, drafters]  whom each takes
+    sizes      float64 [requests, 2]  tokens of the text, and steps that an opening may be paid in
+    grid       float64 [n]  numbers of rows, rising
+    curve_s    float64 [n]  seconds of the round with so many
+    base_rows  of the step without any nodes
+    token_s    seconds that an accepted token saves
+    host_s     seconds of the host's own work for a request that takes drafts
+    turn       number of the step
+    """
+
+    rows: Int64
+    allowed: Bool
+    sizes: Float64
+    grid: Float64
+    curve_s: Float64
+    base_rows: float
+    token_s: float
+    host_s: float
+    turn: int
+
+
+@compiled
+def means(levels: Float64, path: Int64) -> Float64:
+    """float64 [drafters, 3]: what is expected of each at the end of a path of levels.
+
+    Of the weight column 0; the others are the expected accepted and bought nodes of a step.
+    """
+    expected = np.zeros(levels.shape[1:])
+    for drafter in range(levels.shape[1]):
+        for depth in range(3):
+            own = levels[path[depth], drafter]
+            total = own[WEIGHT] + PRIORS[depth]
+            for part in (GAIN, NODES):
+                before = PRIORS[depth] * expected[drafter, part]
+                expected[drafter, part] = (own[part] + before) / total
+    return expected
+
+
+@compiled
+def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
+    """int64 [requests, drafters] choices, and the seconds of a row at the margin.
+
+    Drafters are taken by falling worth, so that each pays for the rows that it adds to those
+    before it. Then each may be tried for one request more, as far as its account goes.
+    """
+    worth, nodes = _worth(known, wishes)
+    choices = np.zeros(wishes.allowed.shape, dtype=np.int64)
+    at, row_s = wishes.base_rows, 0.0
+    for drafter in np.argsort(-np.maximum(worth, 0.0).sum(axis=0)):
+        own, own_nodes = worth[:, drafter], nodes[:, drafter]
+        row_s = _row_seconds(wishes, at, (own_nodes * (own > 0)).sum())
+        net = np.where(own > 0, own - row_s * own_nodes, np.minimum(own, 0.0))
+        if np.maximum(net, 0.0).sum() > known.costs[drafter, MESSAGE]:
+            choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
+            at += (own_nodes * (net > 0)).sum()
+        _explore(choices[:, drafter], drafter, known, wishes, net)
+        if known.probe_rows[drafter] > 0:
+            _choose_probes(choices[:, drafter], drafter, known, wishes, at)
+    for request in range(len(wishes.rows)):
+        for drafter in range(len(known.costs)):
+            if choices[request, drafter] == LEFT_OUT:
+                known.levels[wishes.rows[request], drafter] *= RECALL
+            elif choices[request, drafter] == ASKED:
+                known.tries[known.paths[wishes.rows[request], 1], drafter] = 0.0
+    return choices, row_s
+
+
+@compiled
+def _worth(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
+    """float64 [requests, drafters] twice.
+
+    Seconds that a drafter's tokens save beyond those of its query, and the nodes that it will have.
+    """
+    worth = np.full(wishes.allowed.shape, -1.0)
+    nodes = np.zeros(wishes.allowed.shape)
+    for request in range(len(wishes.rows)):
+        row = wishes.rows[request]
+        expected = means(known.levels, known.paths[row])
+        for drafter in range(len(known.costs)):
+            if not wishes.allowed[request, drafter]:
+                continue
+            cost = known.costs[drafter, QUERY] + wishes.host_s
+            if not known.is_open[row, drafter]:
+                opening_s = known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
+                cost += opening_s / max(wishes.sizes[request, 1], 1.0)
+            worth[request, drafter] = expected[drafter, GAIN] * wishes.token_s - cost
+            nodes[request, drafter] = expected[drafter, NODES]
+    return worth, nodes
+
+
+@compiled
+def _row_seconds(wishes: StepWishes, first: float, count: float) -> float:
+    """Mean seconds of each of `count` rows, one at least, beyond the `first`."""
+    count = max(count, 1.0)
+    after = np.interp(first + count, wishes.grid, wishes.curve_s)
+    return float((after - np.interp(first, wishes.grid, wishes.curve_s)) / count)
+
+
+@compiled
+def _explore(choices: Int64, drafter: int, known: Known, wishes: StepWishes, net: Float64) -> None:
+    """Ask a drafter for one request that it is not known to pay for, if its account allows.
+
+    In turns one that it knows already, which costs no opening, and one that it does not know.
+    """
+    left = known.balance[drafter, 0]
+    if left <= 0:
+        return
+    message_s = 0.0 if choices.any() else known.costs[drafter, MESSAGE]
+    count, best = len(choices), -1
+    for step in range(count):
+        request = (step + wishes.turn) % count
+        row = wishes.rows[request]
+        if choices[request] != LEFT_OUT or not wishes.allowed[request, drafter]:
+            continue
+        loss = message_s - min(net[request], 0.0)
+        if not known.is_open[row, drafter]:
+            loss += known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
+        is_due = known.tries[known.paths[row, 1], drafter, 0] <= wishes.turn
+        is_better = best < 0 or known.is_open[row, drafter] == (wishes.turn % 2 == 1)
+        if is_due and is_better and loss <= left:
+            best = request
+    if best >= 0:
+        choices[best] = ASKED + TRIED
+        last = known.tries[known.paths[wishes.rows[best], 1], drafter]
+        last[1] = min(max(last[1], 1.0) * GAP_GROWTH, MOST_GAP)
+        last[0] = wishes.turn + last[1]
+
+
+@compiled
+def _choose_probes(
+    choices: Int64, drafter: int, known: Known, wishes: StepWishes, at: float
+) -> None:
+    """Let the asked requests probe where it pays; else try it for one, for some steps in a row."""
+    count = known.probe_rows[drafter]
+    gain_s = wishes.token_s * known.lift[drafter, 1] / (known.lift[drafter, 0] + LIFT_PRIOR)
+    net = gain_s - _row_seconds(wishes, at, count) * count
+    if net > 0:
+        choices += np.where(choices != LEFT_OUT, PROBING - ASKED, 0)
+        return
+    newcomer = -1
+    for request in range(len(choices)):
+        if choices[request] == LEFT_OUT:
+            continue
+        trials = known.trials[wishes.rows[request]]
+        if trials[drafter] > 0:
+            trials[drafter] -= 1
+            choices[request] += PROBING - ASKED
+            return
+        if choices[request] == ASKED:
+            newcomer = request
+    if newcomer >= 0 and -net * PROBE_TRIAL <= known.balance[drafter, 1]:
+        known.trials[wishes.rows[newcomer], drafter] = PROBE_TRIAL
+        known.balance[drafter, 1] += net * PROBE_TRIAL

@@ -1,0 +1,160 @@
+"""The compiled loops that learn what drafters bring requests; `core/schedule/choice_kernels.py`
+explains the arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..arrays import Float64, Int32, Int64
+from ..compiled import compiled
+from ..tree.kernels import DRAFTER, NODE
+from .choice_kernels import (
+    GAIN,
+    LEFT_OUT,
+    MESSAGE,
+    NODES,
+    OPEN_TOKEN,
+    PROBING,
+    QUERY,
+    TRIED,
+    WEIGHT,
+    Known,
+    means,
+)
+
+# What one more step leaves of the weight of those before it: of the engine, a class and a request.
+DECAYS = np.array([0.99, 0.98, 0.95])
+# The same of what probes bring.
+LIFT_DECAY = 0.99
+# Expected nodes that what is known above a class or a request counts for.
+ACCEPTS_PRIOR = 4.0
+MOST_FACTOR = 4.0
+
+
+@compiled
+def note(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+    known: Known,
+    rows: Int64,
+    choices: Int64,
+    gains: Float64,
+    nodes: Float64,
+    sizes: Float64,
+    row_s: float,
+    token_s: float,
+) -> None:
+    """Learn what every drafter brought every request, and charge the accounts for what was tried.
+
+    rows          int64 [requests]  -1 for one that has ended
+    gains, nodes  float64 [requests, drafters]  accepted and bought nodes of each
+    """
+    for drafter in range(choices.shape[1]):
+        is_alone = (choices[:, drafter] != LEFT_OUT).sum() == 1
+        for request in range(len(rows)):
+            gain, bought = gains[request, drafter], nodes[request, drafter]
+            choice, row = choices[request, drafter], rows[request]
+            if choice >= TRIED:
+                cost = known.costs[drafter]
+                taken = cost[QUERY] + row_s * bought + (cost[MESSAGE] if is_alone else 0.0)
+                if row >= 0 and not known.is_open[row, drafter]:
+                    taken += cost[OPEN_TOKEN] * sizes[request, 0]
+                # What it brings pays for what it took, and no more.
+                known.balance[drafter, 0] -= max(taken - token_s * gain, 0.0)
+            if row >= 0:
+                _note_one(known, known.paths[row], drafter, choice, gain, bought)
+
+
+@compiled
+def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
+    known: Known, path: Int64, drafter: int, choice: int, gain: float, bought: float
+) -> None:
+    if choice != LEFT_OUT:
+        known.is_open[path[2], drafter] = True
+    if choice % TRIED == PROBING:
+        usual = means(known.levels, path)[drafter, GAIN]
+        known.lift[drafter] *= LIFT_DECAY
+        known.lift[drafter, 0] += 1.0
+        known.lift[drafter, 1] += gain - usual
+        return
+    # A late proposal brings nodes to a step that did not ask for it.
+    if choice == LEFT_OUT and not bought:
+        return
+    for depth in range(3):
+        # A request of no class has the engine's row twice.
+        if depth and path[depth] == path[depth - 1]:
+            continue
+        own = known.levels[path[depth], drafter]
+        if choice != LEFT_OUT:
+            own *= DECAYS[depth]
+            own[WEIGHT] += 1.0
+        own[GAIN] += gain
+        own[NODES] += bought
+
+
+@compiled
+def credit_nodes(
+    attributions: Int32, attribution_ends: Int64, rows: Int32, row_ends: Int64, costs: Float64
+) -> tuple[Float64, Float64]:
+    """float64 [trees, drafters] twice: each drafter's nodes among the `rows` of a tree, and all.
+
+    Of several that proposed a node, the one of the cheapest query, `costs` [drafters, 3], has it.
+    Row 0 is the root, node i is row i + 1; the rows of a tree rise.
+    """
+    gains = np.zeros((len(row_ends), len(costs)))
+    nodes = np.zeros((len(row_ends), len(costs)))
+    first, first_row = 0, 0
+    for tree in range(len(row_ends)):
+        owners = _owners(attributions[first : attribution_ends[tree]], costs)
+        for owner in owners:
+            nodes[tree, owner] += 1
+        for index in range(first_row + 1, row_ends[tree]):
+            gains[tree, owners[rows[index] - 1]] += 1
+        first, first_row = attribution_ends[tree], row_ends[tree]
+    return gains, nodes
+
+
+@compiled
+def _owners(attributions: Int32, costs: Float64) -> Int64:
+    """int64 [nodes]: the drafter that each node of a tree counts for."""
+    size = 0
+    for attribution in range(len(attributions)):
+        size = max(size, attributions[attribution, NODE] + 1)
+    owners = np.full(size, -1, dtype=np.int64)
+    for attribution in range(len(attributions)):
+        node, drafter = attributions[attribution, NODE], attributions[attribution, DRAFTER]
+        if owners[node] < 0 or costs[drafter, QUERY] < costs[owners[node], QUERY]:
+            owners[node] = drafter
+    return owners
+
+
+@compiled
+def factors(known: Known, rows: Int64) -> Float64:
+    """float64 [requests]: accepted nodes over expected ones; 1 where nothing is known."""
+    found = np.ones(len(rows))
+    for index in range(len(rows)):
+        if rows[index] >= 0:
+            for depth in range(1, 3):
+                own = known.accepts[known.paths[rows[index], depth]]
+                accepted = own[1] + ACCEPTS_PRIOR * found[index]
+                found[index] = accepted / (own[0] + ACCEPTS_PRIOR)
+    return np.minimum(found, MOST_FACTOR)
+
+
+@compiled
+def calibrate(known: Known, rows: Int64, values: Float64, ends: Int64, accepted: Float64) -> None:
+    """Learn how many nodes were accepted of those whose `values` promised it.
+
+    values    float64 [nodes]  of the bought nodes of all trees, one behind the other
+    ends      int64 [trees]    where each tree's end
+    accepted  float64 [trees]  how many were
+    """
+    first = 0
+    for tree in range(len(ends)):
+        if rows[tree] >= 0 and ends[tree] > first:
+            expected = values[first : ends[tree]].sum()
+            for depth in range(1, 3):
+                own = known.accepts[known.paths[rows[tree], depth]]
+                own *= DECAYS[depth]
+                own[0] += expected
+                own[1] += accepted[tree]
+        first = ends[tree]

@@ -1,0 +1,339 @@
+"""Which drafters are asked for which requests, and may probe: by what each brings and takes.
+
+What a drafter brings a request is a mean over the steps that asked it, drawn to what it brings the
+requests of its class (namespace and temperature), and that to what it brings the whole engine. So a
+new request begins with what is known. What is not known to pay is only tried, from an account that
+gets a small share of the time. Formula: docs/algorithms/token_trees.md, "Drafter choice".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Bool, Float64, Int64
+from ..proposals import AskPlan, DraftCost
+from ..tree.tree import TokenTree, TreeBatch
+from .choice_kernels import (
+    GAIN,
+    NODES,
+    PROBING,
+    QUERY,
+    TRIED,
+    Known,
+    StepWishes,
+    decide,
+    means,
+)
+from .choice_learning import calibrate, credit_nodes, factors, note
+
+# Lower ends of the classes of temperatures; 0 is greedy.
+TEMPERATURES = (1e-6, 0.5, 0.9)
+# Classes that are kept apart; the requests of further ones only know the engine's means.
+MAX_CLASSES = 256
+# An opening is paid for by so many of the request's next steps at most.
+HORIZON = 64.0
+# Share of the time that may go into trying what is not known to pay.
+EXPLORED_SHARE = 0.02
+# Seconds, or rounds of plain decoding, that a new engine may spend so at once; and how many times
+# as much is saved up at most.
+FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.08, 2.0
+MOST_CREDIT = 8.0
+# Where nobody was asked, it is thought over again after so many steps.
+QUIET_STEPS = 4
+# Weight of the newest probe in the mean number of its rows.
+PROBE_WEIGHT = 0.1
+# Room for so many requests and classes at first.
+FIRST_ROWS = 64
+# The arrays of `Known` by row, and those of them that have a column for each drafter.
+BY_ROW = ("levels", "accepts", "paths", "is_open", "tries", "trials")
+BY_ROW_AND_DRAFTER = ("levels", "is_open", "tries", "trials")
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWish:
+    """A request that takes drafts.
+
+    drafters     that it takes; None: all
+    num_tokens   of its text
+    tokens_left  that its answer may still have
+    """
+
+    request_id: str
+    temperature: float
+    namespace: str
+    drafters: tuple[str, ...] | None
+    num_tokens: int
+    tokens_left: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prices:
+    """What time and rows are worth in a step.
+
+    token_s    seconds that an accepted token saves
+    grid       float64 [n]  numbers of rows, rising
+    curve_s    float64 [n]  seconds of the round with so many
+    base_rows  of the step without any nodes
+    host_s     seconds of the host's own work for a request that takes drafts
+    """
+
+    token_s: float
+    grid: Float64
+    curve_s: Float64
+    base_rows: float
+    host_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """The requests of a committed step.
+
+    trees  what was verified of each
+    rows   of each tree, that the target went through: the root's 0, then those of nodes, rising
+    """
+
+    ids: Sequence[str]
+    trees: Sequence[TokenTree]
+    rows: Sequence[Sequence[int]]
+
+
+class DrafterChoice:
+    """Estimates for every drafter and request, and what follows from them for a step."""
+
+    __slots__ = (
+        "_classes", "_first_credit_s", "_free", "_known", "_names", "_nobody", "_requests",
+        "_row_s", "_turn",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._known = _nothing_known()
+        # Row 0 is the engine's.
+        self._free = list(range(FIRST_ROWS - 1, 0, -1))
+        self._requests: dict[str, int] = {}
+        self._classes: dict[tuple[str, int], int] = {}
+        self._first_credit_s = FIRST_CREDIT_S
+        # What a row took at the margin of the last step.
+        self._row_s = 0.0
+        self._turn = 0
+        # The last plan, where it asked nobody.
+        self._nobody: AskPlan | None = None
+
+    def use(self, names: Sequence[str]) -> None:
+        """Know these drafters, of which the ones known already come first."""
+        more = len(names) - len(self._names)
+        if not more:
+            return
+        self._names = tuple(names)
+        known = self._known
+        wider = {name: _padded(getattr(known, name), 1, more) for name in BY_ROW_AND_DRAFTER}
+        self._known = known._replace(
+            **wider,
+            costs=_padded(known.costs, 0, more),
+            lift=_padded(known.lift, 0, more),
+            probe_rows=_padded(known.probe_rows, 0, more),
+            balance=np.full((len(names), 2), FIRST_CREDIT_S / (2 * len(names))),
+        )
+
+    def plan(
+        self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], prices: Prices
+    ) -> AskPlan:
+        """Who is asked for the requests of a step. Tries what the account allows."""
+        self._turn += 1
+        ids = tuple(wish.request_id for wish in wishes)
+        if self._nobody is not None and self._nobody.ids == ids and self._turn % QUIET_STEPS:
+            return self._nobody
+        self._take_costs(costs)
+        rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
+        sizes = np.array(
+            [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
+        )
+        step = StepWishes(
+            rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
+            float(prices.base_rows), prices.token_s, prices.host_s, self._turn,
+        )  # fmt: skip
+        choices, self._row_s = decide(self._known, step)
+        if not choices.any():
+            self._nobody = AskPlan({}, {}, ids=ids)
+            return self._nobody
+        self._nobody = None
+        by_drafter, probing = self._by_drafter(ids, choices)
+        is_tried = np.flatnonzero((choices >= TRIED).any(axis=1)).tolist()
+        return AskPlan(
+            by_drafter,
+            probing,
+            frozenset(ids[place] for place in is_tried),
+            ids,
+            choices,
+            sizes,
+            self._row_s,
+            prices.token_s,
+        )
+
+    def expected(
+        self, wish: DraftWish, costs: Mapping[str, DraftCost], token_s: float
+    ) -> frozenset[str]:
+        """Drafters that will be asked for a new request, if it is like others of its class."""
+        self._take_costs(costs)
+        # First, for it may move the arrays.
+        row = self._row(wish)
+        known = self._known
+        gains = means(known.levels, known.paths[row])
+        taken_s = known.costs[:, QUERY] + gains[:, NODES] * self._row_s
+        pays = self._allowed([wish])[0] & (gains[:, GAIN] * token_s > taken_s)
+        return frozenset(self._names[index] for index in pays.nonzero()[0].tolist())
+
+    def pass_time(self, seconds: float, plain_s: float) -> None:
+        """Note that a round took so long: a share of it may be spent on trying.
+
+        plain_s: what it takes in plain decoding
+        """
+        balance = self._known.balance
+        if not balance.size:
+            return
+        share = 1 / balance.size
+        first = max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * plain_s)
+        if first > self._first_credit_s:
+            # Rounds are longer than those before: trying takes longer, too.
+            balance += share * (first - self._first_credit_s)
+            self._first_credit_s = first
+        balance += share * EXPLORED_SHARE * seconds
+        np.minimum(balance, share * MOST_CREDIT * self._first_credit_s, out=balance)
+
+    def note_probe(self, drafter: str, num_rows: int) -> None:
+        """Note that a drafter wants to probe with so many rows a request."""
+        index, probe_rows = self._names.index(drafter), self._known.probe_rows
+        weight = PROBE_WEIGHT if probe_rows[index] else 1.0
+        probe_rows[index] += weight * (num_rows - probe_rows[index])
+
+    def learn(self, plan: AskPlan, costs: Mapping[str, DraftCost], step: Verified) -> None:
+        """Learn what came of a plan."""
+        self._take_costs(costs)
+        rows = self._rows_now(step.ids)
+        batch = TreeBatch.of(step.trees)
+        gains, nodes = credit_nodes(
+            batch.attributions,
+            batch.ends[1],
+            np.array(list(chain.from_iterable(step.rows)), dtype=np.int32),
+            np.array(list(accumulate(map(len, step.rows))), dtype=np.int64),
+            self._known.costs,
+        )
+        calibrate(self._known, rows, batch.values, batch.ends[0], gains.sum(axis=1))
+        if not plan.by_drafter:
+            return
+        places = {request_id: place for place, request_id in enumerate(plan.ids)}
+        choices = np.zeros(gains.shape, dtype=np.int64)
+        sizes = np.zeros((len(step.ids), 2))
+        for index, request_id in enumerate(step.ids):
+            place = places.get(request_id)
+            if place is not None:
+                choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
+        note(self._known, rows, choices, gains, nodes, sizes, plan.row_s, plan.token_s)
+
+    def factors(self, ids: Sequence[str]) -> Float64:
+        """float64 [requests]: how much likelier their nodes are accepted than the values say."""
+        return factors(self._known, self._rows_now(ids))
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended; an unknown id is ignored."""
+        row = self._requests.pop(request_id, None)
+        if row is not None:
+            self._free.append(row)
+
+    def _rows_now(self, ids: Sequence[str]) -> Int64:
+        """Rows of the requests; -1 for those that have ended or take no drafts."""
+        return np.array([self._requests.get(one, -1) for one in ids], dtype=np.int64)
+
+    def _take_costs(self, costs: Mapping[str, DraftCost]) -> None:
+        for index, name in enumerate(self._names):
+            cost = costs.get(name)
+            if cost is not None:
+                self._known.costs[index] = cost.message_s, cost.query_s, cost.open_token_s
+
+    def _allowed(self, wishes: Sequence[DraftWish]) -> Bool:
+        allowed = np.ones((len(wishes), len(self._names)), dtype=np.bool_)
+        for index, wish in enumerate(wishes):
+            if wish.drafters is not None:
+                allowed[index] = [name in wish.drafters for name in self._names]
+        return allowed
+
+    def _row(self, wish: DraftWish) -> int:
+        row = self._requests.get(wish.request_id)
+        if row is None:
+            above = self._class_row(wish)
+            row = self._requests[wish.request_id] = self._new_row()
+            self._known.paths[row] = 0, above, row
+        return row
+
+    def _class_row(self, wish: DraftWish) -> int:
+        warmth = sum(wish.temperature >= bound for bound in TEMPERATURES)
+        key = (wish.namespace, warmth)
+        row = self._classes.get(key)
+        if row is None:
+            if len(self._classes) >= MAX_CLASSES:
+                return 0
+            row = self._classes[key] = self._new_row()
+        return row
+
+    def _new_row(self) -> int:
+        if not self._free:
+            count = len(self._known.paths)
+            longer = {name: _padded(getattr(self._known, name), 0, count) for name in BY_ROW}
+            self._known = self._known._replace(**longer)
+            self._free = list(range(2 * count - 1, count - 1, -1))
+        row = self._free.pop()
+        for name in BY_ROW:
+            getattr(self._known, name)[row] = 0
+        return row
+
+    def _by_drafter(
+        self, ids: Sequence[str], choices: Int64
+    ) -> tuple[dict[str, tuple[str, ...]], dict[str, frozenset[str]]]:
+        asked: dict[str, tuple[str, ...]] = {}
+        probing: dict[str, frozenset[str]] = {}
+        for drafter in np.flatnonzero(choices.any(axis=0)).tolist():
+            pairs = list(zip(ids, choices[:, drafter].tolist(), strict=True))
+            name = self._names[drafter]
+            asked[name] = tuple(one for one, choice in pairs if choice)
+            probing[name] = frozenset(one for one, choice in pairs if choice % TRIED == PROBING)
+        return asked, probing
+
+
+def everyone(wishes: Sequence[DraftWish], names: Iterable[str]) -> AskPlan:
+    """Every drafter that they take is asked for all requests, and may probe for them."""
+    by_drafter: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        takers = [wish for wish in wishes if wish.drafters is None or name in wish.drafters]
+        if takers:
+            by_drafter[name] = tuple(wish.request_id for wish in takers)
+    return AskPlan(by_drafter, {name: frozenset(ids) for name, ids in by_drafter.items()})
+
+
+def _nothing_known() -> Known:
+    return Known(
+        levels=np.zeros((FIRST_ROWS, 0, 3)),
+        accepts=np.zeros((FIRST_ROWS, 2)),
+        paths=np.zeros((FIRST_ROWS, 3), dtype=np.int64),
+        is_open=np.zeros((FIRST_ROWS, 0), dtype=np.bool_),
+        tries=np.zeros((FIRST_ROWS, 0, 2)),
+        trials=np.zeros((FIRST_ROWS, 0), dtype=np.int64),
+        costs=np.zeros((0, 3)),
+        lift=np.zeros((0, 2)),
+        probe_rows=np.zeros(0),
+        balance=np.zeros((0, 2)),
+    )
+
+
+def _padded(array: NDArray[ScalarT], axis: int, count: int) -> NDArray[ScalarT]:
+    """The array with so many zeros more behind an axis."""
+    shape = list(array.shape)
+    shape[axis] = count
+    return np.concatenate([array, np.zeros(shape, dtype=array.dtype)], axis=axis)

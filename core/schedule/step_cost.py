@@ -1,0 +1,97 @@
+"""How long a round of the engine takes, by its requests and rows; measured while it runs.
+
+A round is all that lies between two commits, but for the time that drafters take: building the
+step, the pass, walking, committing and the host's work on every node. Formula:
+docs/algorithms/token_trees.md, "Cost of a round".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import Float64
+from .line_fit import LineFit
+
+# Rows at which the curve is kept.
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+# What a new round leaves of the weight of those before it.
+DECAY = 0.98
+# A round that took so many times longer than expected tells of the machine, not of its rows.
+OUTLIER = 3.0
+# Rounds that the measured curve counts for, where nothing is known of a number of requests.
+PRIOR_ROUNDS = 4.0
+# Rows that were bought tell what rows cost once they made so many squares of a round's time.
+PRIOR_SQUARES = 0.5
+# Weight of a new round in the ratio of rounds to the measured curve.
+SCALE_WEIGHT = 0.1
+
+
+class StepCost:
+    """seconds = f(requests, rows), never falling in rows.
+
+    The curve of the rows is measured at the start, on an idle pipeline (`rows`, `seconds`). Rounds
+    of a number of requests then say, by a line through their measurements, how much longer a
+    round takes, and how much dearer its rows are, than that curve says.
+    """
+
+    __slots__ = ("_curve", "_fits", "_grid", "_scale")
+
+    def __init__(self, rows: list[int], seconds: list[float]) -> None:
+        """Begin with measurements at some numbers of rows, at least one; `rows` rises."""
+        assert rows
+        self._grid = np.array(GRID, dtype=np.float64)
+        curve = np.interp(self._grid, rows, seconds)
+        if len(rows) > 1:
+            slope = max(0.0, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
+            beyond = self._grid > rows[-1]
+            curve[beyond] = seconds[-1] + slope * (self._grid[beyond] - rows[-1])
+        # Noise must not make more rows seem cheaper than fewer.
+        rising = np.maximum.accumulate(curve)
+        falling = np.minimum.accumulate(curve[::-1])[::-1]
+        self._curve: Float64 = (rising + falling) / 2
+        self._fits: dict[int, LineFit] = {}
+        self._scale = 1.0
+
+    @property
+    def grid(self) -> Float64:
+        """The numbers of rows that `curve` is given at; float64, rising."""
+        return self._grid
+
+    def curve(self, num_requests: int) -> Float64:
+        """Expected seconds of rounds of so many requests at the rows of `grid`."""
+        fit = self._fits.get(_bucket(num_requests))
+        if fit is None:
+            return self._scale * self._curve
+        least = self._at(num_requests)
+        slope = fit.slope(self._scale, PRIOR_SQUARES * least * least)
+        return np.maximum(fit.mean_y + slope * (self._curve - fit.mean_x), 0.1 * fit.mean_y)
+
+    def seconds(self, num_requests: int, rows: npt.ArrayLike) -> Float64:
+        """Expected seconds of rounds with so many rows, in the shape of `rows`."""
+        return np.asarray(np.interp(np.asarray(rows), self._grid, self.curve(num_requests)))
+
+    def record(self, num_requests: int, rows: int, seconds: float) -> None:
+        """Learn that a round of so many decoding requests and `rows` rows took `seconds`."""
+        expected = float(self.seconds(num_requests, rows))
+        seconds = min(seconds, OUTLIER * expected) if expected > 0 else seconds
+        measured = self._at(rows)
+        if measured > 0:
+            self._scale += SCALE_WEIGHT * (seconds / measured - self._scale)
+        fit = self._fits.get(_bucket(num_requests))
+        if fit is None:
+            fit = self._fits[_bucket(num_requests)] = LineFit(DECAY)
+            least = self._at(num_requests)
+            fit.record(least, self._scale * least, PRIOR_ROUNDS)
+        fit.record(measured, seconds)
+
+    def _at(self, rows: int) -> float:
+        return float(np.interp(rows, self._grid, self._curve))
+
+
+def _bucket(num_requests: int) -> int:
+    """Numbers of requests that are alike: up to 8 each its own, then steps of an eighth."""
+    if num_requests <= 8:
+        return num_requests
+    shift = num_requests.bit_length() - 4
+    return (num_requests >> shift) << shift

@@ -1,0 +1,288 @@
+"""Engines on a clock that costs move: drafters are asked where they pay, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from draftline.core.proposals import DraftBatch, DraftCost, Proposal, chain_proposal
+from draftline.core.schedule.budget import NodeBudget, StepOutcome
+from draftline.core.schedule.drafter_choice import DraftWish
+from draftline.core.schedule.step_cost import StepCost
+from draftline.core.tree.merge import merge_all
+
+# A pass of one row takes 10 ms, and each further row 0.4 ms.
+CURVE = ([1, 101], [0.010, 0.050])
+PROBE_ROWS = 11
+
+
+@dataclass
+class Guess:
+    """A drafter that proposes a chain of `length`, of which `rate(request)` says how much is right.
+
+    probes  it also probes; `lift` more of its tokens are right after a step that had the probes
+    """
+
+    rate: Callable[[str], float]
+    length: int = 4
+    cost: DraftCost = field(default_factory=lambda: DraftCost(0.0001, 0.0001, 0.0))
+    probes: bool = False
+    lift: float = 0.0
+
+
+@dataclass
+class Simulation:
+    """Rounds of an engine: what is asked, bought and accepted decides how long they take."""
+
+    guesses: dict[str, Guess]
+    temperature: Callable[[str], float] = lambda _request: 0.0
+    tokens_left: int = 100_000
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        self.budget = NodeBudget(StepCost(*CURVE))
+        self.rng = np.random.default_rng(self.seed)
+        self.now = 0.0
+        self.num_tokens = 0
+        # Seconds that each drafter took: its own, and its rows'.
+        self.spent = dict.fromkeys(self.guesses, 0.0)
+        self.num_asked: dict[tuple[str, str], int] = {}
+        self.num_probes = 0
+
+    def run(self, requests: Sequence[str], seconds: float) -> float:
+        """Tokens a second over plain decoding's, of so many seconds."""
+        start, before = self.now, self.num_tokens
+        while self.now < start + seconds:
+            self.round(requests)
+        plain = len(requests) / float(StepCost(*CURVE).seconds(len(requests), len(requests)))
+        return (self.num_tokens - before) / (self.now - start) / plain
+
+    def round(self, requests: Sequence[str]) -> None:
+        costs = {name: guess.cost for name, guess in self.guesses.items()}
+        wishes = [
+            DraftWish(one, self.temperature(one), "shared", None, 100, self.tokens_left)
+            for one in requests
+        ]
+        began_at = self.now
+        plan = self.budget.plan(wishes, costs, 0)
+        offered, accepted = self._propose(requests, plan.by_drafter)
+        draft_s = self._ask(plan.by_drafter)
+        self.now += draft_s
+        trees = merge_all(offered, [16] * len(requests), [16] * len(requests), self.budget.table)
+        probes = [
+            {name: PROBE_ROWS for name, ids in plan.probing.items()
+             if one in ids and self.guesses[name].probes}
+            for one in requests
+        ]  # fmt: skip
+        num_probe_rows = sum(sum(sent.values()) for sent in probes)
+        self.num_probes += bool(num_probe_rows)
+        kept = self.budget.choose(
+            trees,
+            [16] * len(requests),
+            num_probe_rows,
+            ids=requests,
+            tried=plan.tried,
+            spent_s=draft_s,
+        )
+        num_rows = len(requests) + sum(map(len, kept)) + num_probe_rows
+        seconds = float(StepCost(*CURVE).seconds(len(requests), num_rows))
+        self._charge(kept, probes)
+        batch = DraftBatch({}, began_at, draft_s, plan, costs)
+        outcome = StepOutcome(num_rows, seconds, 0, batch)
+        walks = []
+        for name in plan.by_drafter:
+            if self.guesses[name].probes:
+                self.budget.note_probe(name, PROBE_ROWS)
+        for one, drafted, tree in zip(requests, trees, kept, strict=True):
+            tree.check()
+            said = accepted[one]
+            rows = _walk(tree.tokens.tolist(), tree.parents.tolist(), said)
+            self.budget.learn(drafted, [*said, -1])
+            walks.append(rows)
+        outcome.count(requests, kept, walks)
+        self.now += seconds
+        self.num_tokens += outcome.num_tokens
+        self.budget.note_step(outcome, self.now)
+
+    def _propose(
+        self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]
+    ) -> tuple[list[list[Proposal]], dict[str, list[int]]]:
+        """Chains whose tokens are the target's for as long as a drafter is right."""
+        said = {one: self.rng.integers(1, 10**6, 16).tolist() for one in requests}
+        offered: list[list[Proposal]] = []
+        for one in requests:
+            found = []
+            for name, guess in self.guesses.items():
+                if one not in by_drafter.get(name, ()):
+                    continue
+                num_right = 0
+                while num_right < guess.length and self.rng.random() < guess.rate(one):
+                    num_right += 1
+                wrong = self.rng.integers(10**6, 10**7, guess.length - num_right).tolist()
+                tokens = np.array([*said[one][:num_right], *wrong], dtype=np.int32)
+                found.append(chain_proposal(name, tokens))
+            offered.append(found)
+        return offered, said
+
+    def _ask(self, by_drafter: Mapping[str, Sequence[str]]) -> float:
+        total = 0.0
+        for name, ids in by_drafter.items():
+            cost = self.guesses[name].cost
+            seconds = cost.message_s + cost.query_s * len(ids)
+            self.spent[name] += seconds
+            total += seconds
+            for one in ids:
+                self.num_asked[name, one] = self.num_asked.get((name, one), 0) + 1
+        return total
+
+    def _charge(self, kept: Sequence, probes: Sequence[Mapping[str, int]]) -> None:
+        row_s = (CURVE[1][1] - CURVE[1][0]) / 100
+        for tree, sent in zip(kept, probes, strict=True):
+            for name, count in tree.count_sources().items():
+                self.spent[name] += count * row_s
+            for name, count in sent.items():
+                self.spent[name] += count * row_s
+
+
+def _walk(tokens: list[int], parents: list[int], said: list[int]) -> list[int]:
+    rows, last = [0], -1
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent == last and len(rows) <= len(said) and token == said[len(rows) - 1]:
+            rows.append(node + 1)
+            last = node
+    return rows
+
+
+REQUESTS = tuple(f"r{index}" for index in range(8))
+
+
+@pytest.mark.parametrize("requests", [REQUESTS[:1], REQUESTS], ids=["one", "eight"])
+def test_a_drafter_that_never_brings_anything_costs_less_than_2_percent(
+    requests: Sequence[str],
+) -> None:
+    simulation = Simulation({"useless": Guess(lambda _request: 0.0)})
+    assert simulation.run(requests, 5.0) > 0.97
+    before = simulation.spent["useless"]
+    assert simulation.run(requests, 15.0) > 0.98
+    # It is tried now and then.
+    assert 0 < simulation.spent["useless"] - before < 0.02 * 15.0
+
+
+def test_a_dear_drafter_is_tried_no_more_often_than_its_price_allows() -> None:
+    dear = Guess(lambda _request: 0.3, cost=DraftCost(0.05, 0.001, 0.001))
+    simulation = Simulation({"dear": dear})
+    simulation.run(REQUESTS, 5.0)
+    before = simulation.spent["dear"]
+    simulation.run(REQUESTS, 40.0)
+    assert 0 < simulation.spent["dear"] - before < 0.02 * 40.0
+
+
+def test_a_drafter_that_pays_is_asked_soon_and_nearly_always() -> None:
+    simulation = Simulation({"good": Guess(lambda _request: 0.8)})
+    assert simulation.run(REQUESTS, 5.0) > 1.5
+    asked = sum(simulation.num_asked.values())
+    simulation.run(REQUESTS, 5.0)
+    asked_later = sum(simulation.num_asked.values()) - asked
+    assert asked_later > 0.9 * 5.0 / 0.03 * len(REQUESTS) / 2
+
+
+def test_of_two_that_say_the_same_the_dearer_one_is_left_out() -> None:
+    class Echo(Simulation):
+        def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
+            offered, said = super()._propose(requests, by_drafter)
+            for one, found in zip(requests, offered, strict=True):
+                for index, proposal in enumerate(found):
+                    right = np.array(said[one][:3], dtype=np.int32)
+                    found[index] = chain_proposal(proposal.source, right)
+            return offered, said
+
+    simulation = Echo(
+        {
+            "dear": Guess(lambda _request: 1.0, cost=DraftCost(0.0002, 0.0004, 0.0)),
+            "cheap": Guess(lambda _request: 1.0, cost=DraftCost(0.0001, 0.0001, 0.0)),
+        }
+    )
+    simulation.run(REQUESTS, 8.0)
+    asked = simulation.num_asked.copy()
+    simulation.run(REQUESTS, 8.0)
+    count = {
+        name: sum(simulation.num_asked.get((name, one), 0) - asked.get((name, one), 0)
+                  for one in REQUESTS)
+        for name in simulation.guesses
+    }  # fmt: skip
+    assert count["dear"] < 0.1 * count["cheap"]
+
+
+def test_each_request_has_the_drafters_that_pay_for_it() -> None:
+    cost = DraftCost(0.0, 0.001, 0.0)
+    simulation = Simulation({"some": Guess(lambda one: 0.8 * (one == "good"), cost=cost)})
+    simulation.run(["good", "bad"], 10.0)
+    asked = simulation.num_asked.copy()
+    simulation.run(["good", "bad"], 20.0)
+    good, bad = (simulation.num_asked["some", one] - asked["some", one] for one in ("good", "bad"))
+    assert bad < 0.1 * good
+
+
+def test_new_requests_begin_with_what_is_known_of_their_class() -> None:
+    """Sampled requests gain nothing, greedy ones do: the first steps of new ones know it."""
+    simulation = Simulation(
+        {"some": Guess(lambda one: 0.8 if one.startswith("greedy") else 0.0)},
+        temperature=lambda one: 0.0 if one.startswith("greedy") else 1.0,
+    )
+    for index in range(20):
+        simulation.run([f"greedy{index}", f"sampled{index}"], 0.5)
+        for kind in ("greedy", "sampled"):
+            simulation.budget.forget(f"{kind}{index}")
+    for _ in range(5):
+        simulation.round(["greedy-new", "sampled-new"])
+    assert simulation.num_asked["some", "greedy-new"] == 5
+    assert simulation.num_asked.get(("some", "sampled-new"), 0) <= 1
+    wishes = [
+        DraftWish(f"{kind}-newer", warmth, "shared", None, 100, 100)
+        for kind, warmth in (("greedy", 0.0), ("sampled", 1.0))
+    ]
+    costs = {"some": simulation.guesses["some"].cost}
+    assert simulation.budget.expected(wishes[0], costs, 2) == {"some"}
+    assert simulation.budget.expected(wishes[1], costs, 2) == frozenset()
+
+
+def test_a_drafter_comes_back_when_texts_change() -> None:
+    now: list[Simulation] = []
+    simulation = Simulation({"late": Guess(lambda _one: 0.9 if now[0].now > 8.0 else 0.0)})
+    now.append(simulation)
+    assert simulation.run(REQUESTS, 8.0) > 0.97
+    simulation.run(REQUESTS, 3.0)
+    assert simulation.run(REQUESTS, 3.0) > 1.5
+
+
+def test_probes_that_do_not_pay_are_dropped_and_their_drafters_nodes_stay() -> None:
+    simulation = Simulation({"prober": Guess(lambda _request: 0.7, probes=True)})
+    assert simulation.run(REQUESTS, 5.0) > 1.2
+    probed, asked = simulation.num_probes, sum(simulation.num_asked.values())
+    plain = Simulation({"prober": Guess(lambda _request: 0.7)})
+    plain.run(REQUESTS, 5.0)
+    rate, plain_rate = simulation.run(REQUESTS, 20.0), plain.run(REQUESTS, 20.0)
+    assert rate > 0.97 * plain_rate
+    rounds_asked = (sum(simulation.num_asked.values()) - asked) / len(REQUESTS)
+    assert 0 < simulation.num_probes - probed < 0.2 * rounds_asked
+
+
+def test_one_that_is_not_adaptive_asks_everyone_for_all_that_they_take() -> None:
+    budget = NodeBudget(StepCost(*CURVE), is_adaptive=False)
+    wishes = [
+        DraftWish("a", 0.0, "shared", None, 10, 10),
+        DraftWish("b", 0.0, "shared", ("second",), 10, 10),
+    ]
+    plan = budget.plan(wishes, {"first": DraftCost(), "second": DraftCost()}, 0)
+    assert plan.by_drafter == {"first": ("a",), "second": ("a", "b")}
+    assert plan.probing == {"first": {"a"}, "second": {"a", "b"}}
+
+
+def test_requests_that_end_leave_nothing_behind() -> None:
+    simulation = Simulation({"some": Guess(lambda _request: 0.5)})
+    for index in range(300):
+        simulation.round([f"r{index}", f"r{index + 1}"])
+        simulation.budget.forget(f"r{index}")
+    assert len(simulation.budget._drafters._known.paths) <= 64
