@@ -140,9 +140,7 @@ def test_a_path_is_the_same_bit_by_bit_with_siblings_between_and_without(
     of_tree = layer.own(make_step([rows]))[path]
     # The path's keys and values move to where a chunk has them.
     moved = request.slots(21, len(path))
-    chunk = replace(
-        request.chunk([5] * len(path), 21), slots=rows.slots[path], blocks=range(40)
-    )
+    chunk = replace(request.chunk([5] * len(path), 21), slots=rows.slots[path], blocks=range(40))
     layer.kv.data[:, torch.from_numpy(moved).long()] = layer.kv.data[
         :, torch.from_numpy(rows.slots[path]).long()
     ].clone()
