@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...core.errors import DrafterError, ProtocolError
-from ...core.proposal_batch import ProposalBatch
 from ...core.proposals import DraftCost, Proposal, Query, StepCommit
 from ...core.tree.merge import reroot
+from ...core.tree.proposal_batch import ProposalBatch
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
 from .backlog import CommittedText, DrafterBacklog

@@ -55,7 +55,7 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     placed = np.empty(size + 1, dtype=np.int32)
     placed[size] = ROOT
     num_children = np.zeros(size + 1, dtype=np.int32)
-    proposal, start, end, num_attributions = 0, 0, 0, 0
+    proposal, start, end, used = 0, 0, 0, 0
     for request in range(len(request_ends)):
         first, count = end, 0
         while proposal < request_ends[request]:
@@ -71,25 +71,18 @@ def merge_nodes(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
                 if node == CUT:
                     continue
                 count = max(count, node + 1)
-                row = attributions[num_attributions]
+                row = attributions[used]
                 row[NODE], row[DRAFTER], row[RANK] = node, source, rank
-                attribution_log_probs[num_attributions] = log_probs[index]
-                num_attributions += 1
+                attribution_log_probs[used] = log_probs[index]
+                used += 1
                 above = 1.0 if parent == ROOT else float(values[first + parent])
                 depth = nodes[first + node, DEPTH]
                 value = _value(counts, above, source, log_probs[index], depth, rank)
                 values[first + node] = max(values[first + node], value)
-            start = ends[proposal]
-            proposal += 1
+            start, proposal = ends[proposal], proposal + 1
         end = first + count
-        tree_ends[0, request], tree_ends[1, request] = end, num_attributions
-    return (
-        nodes[:end],
-        values[:end],
-        attributions[:num_attributions],
-        attribution_log_probs[:num_attributions],
-        tree_ends,
-    )
+        tree_ends[0, request], tree_ends[1, request] = end, used
+    return nodes[:end], values[:end], attributions[:used], attribution_log_probs[:used], tree_ends
 
 
 @compiled

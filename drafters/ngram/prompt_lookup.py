@@ -14,8 +14,8 @@ import numpy as np
 from ...core.arrays import Int32, Int64
 from ...core.compiled import address_of
 from ...core.errors import ConfigError
-from ...core.proposal_batch import ProposalBatch
 from ...core.proposals import DraftRequest
+from ...core.tree.proposal_batch import ProposalBatch
 from ..open_requests import BatchedDrafter
 from ..option_checks import require_whole
 from .ngram_index import NO_MATCH, Index, extend_all, propose_all, refill

@@ -17,8 +17,8 @@ import numpy as np
 from ...core.arrays import Int32, Int64
 from ...core.compiled import address_of
 from ...core.errors import ConfigError
-from ...core.proposal_batch import ProposalBatch
 from ...core.proposals import Commit, DraftRequest
+from ...core.tree.proposal_batch import ProposalBatch
 from ..open_requests import PIECE_LEN, BatchedDrafter
 from ..option_checks import require_fraction, require_switches, require_whole
 from .candidate_pool import CandidatePool, require_probe_fits

@@ -8,10 +8,10 @@ from typing import overload
 
 import numpy as np
 
-from .arrays import ROOT, Float32, Int32, Int64
-from .compiled import compiled
-from .errors import ProtocolError
-from .proposals import LOG_PROB_SLACK, MAX_PROPOSAL_NODES, Probe, Proposal
+from ..arrays import ROOT, Float32, Int32, Int64
+from ..compiled import compiled
+from ..errors import ProtocolError
+from ..proposals import LOG_PROB_SLACK, MAX_PROPOSAL_NODES, Probe, Proposal
 
 # What may be wrong with a proposal.
 FITS, TOO_LONG, BAD_TOKEN, BAD_PARENT, BAD_LOG_PROB = range(5)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draftline.core.errors import ProtocolError
-from draftline.core.proposal_batch import ProposalBatch
 from draftline.core.proposals import MAX_PROPOSAL_NODES
+from draftline.core.tree.proposal_batch import ProposalBatch
 from hypothesis import given
 from hypothesis import strategies as st
 
