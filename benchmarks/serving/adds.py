@@ -91,7 +91,7 @@ class Parts:
             num_groups=1,
         )
         scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), limits)
-        pipeline, budget = BlockingPipeline(step_s), NodeBudget(0)
+        pipeline, budget = BlockingPipeline(step_s), NodeBudget(is_adaptive=False)
         self.core = EngineCore(pipeline, CountingDrafters(0), scheduler, budget, time.monotonic)
 
     async def start(self) -> None:

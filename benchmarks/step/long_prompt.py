@@ -67,7 +67,7 @@ class Streams:
         rows = [1, STEP_ROWS]
         # As an engine measures it at its start: one step at a time.
         seconds = [stages * (STAGE_S + ROW_S * many) for many in rows]
-        budget = NodeBudget(NODES, StepCost(rows, seconds))
+        budget = NodeBudget(StepCost(rows, seconds))
         blocks = (prompt_len + 16384 * count) // BLOCK_SIZE
         limits = SchedulerLimits(
             max_running=count + 1,
@@ -80,7 +80,7 @@ class Streams:
         scheduler = Scheduler(
             BlockPool(blocks, BLOCK_SIZE),
             limits,
-            PrefillShare(share, lambda rows: float(budget.cost.seconds(rows)), stages),
+            PrefillShare(share, lambda rows: float(budget.cost.seconds(0, rows)), stages),
         )
         drafters = CountingDrafters(NODES)
         self.core = EngineCore(pipeline, drafters, scheduler, budget, time.monotonic)

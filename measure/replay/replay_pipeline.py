@@ -99,6 +99,9 @@ class ReplayPipeline:
         answer.set_result(self._answer(step))
         return answer
 
+    async def restart(self) -> None:
+        """Do nothing: there is nothing to lose."""
+
     async def close(self) -> None:
         """Do nothing: there is nothing to end."""
 
