@@ -38,7 +38,9 @@ class FileRecorder:
 
 async def answer(recorder: FileRecorder) -> None:
     """Record the second of two answers: the first one warms up."""
-    config = EngineConfig(model="demo", drafters=(DrafterConfig(kind="prompt_lookup"),))
+    config = EngineConfig(
+        model="demo", drafters=(DrafterConfig(kind="prompt_lookup"),), compile="off"
+    )
     app = create_app(LocalEngineClient(AsyncEngine(config)), ServerConfig(), "demo")
     async with (
         app.router.lifespan_context(app),
