@@ -318,10 +318,7 @@ class EngineCore:
         self.deadline.record(seconds)
         num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
         self._scheduler.note_step(
-            in_flight.num_rows - num_prompt_rows,
-            num_prompt_rows,
-            seconds,
-            1 + len(self._in_flight),
+            in_flight.num_rows, in_flight.chunks, seconds, 1 + len(self._in_flight)
         )
         draft_batch = in_flight.draft_batch
         if draft_batch is None:

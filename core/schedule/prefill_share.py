@@ -1,4 +1,4 @@
-"""How many prompt rows a step may hold beside answers that are being generated.
+"""How many rows of long prompts a step may hold beside answers that are being generated.
 
 A long prompt is cached in chunks beside them (chunked prefill, Sarathi-Serve, arXiv 2403.02310,
 section 4.2). Its rows are bounded by time and not by number: a row of a long prompt takes more time
@@ -53,11 +53,11 @@ class PrefillShare:
     ) -> int:
         """Most prompt rows of a step beside so many rows of trees, at most `room`.
 
-        Where many prompts wait beside few answers, their share grows with their number: a burst of
-        requests is not held up for the sake of one. A step without trees counts as one with as many
-        as steps have.
+        Long prompts, which take several steps: short ones are best computed together, so that
+        answers are generated in larger batches. Where many wait beside few answers, their share
+        grows with their number. A step without trees counts as one with as many as steps have.
 
-        num_prompts    requests whose prompts are to be cached
+        num_prompts    requests whose long prompts are to be cached
         num_answering  requests that are generating their answers
         """
         if not num_answering or room <= 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -154,8 +154,14 @@ class Scheduler:
 
     def num_prefill_rows(self, num_decoding: int) -> int:
         """Prompt rows that will go into a step beside so many roots."""
-        wanted = sum(state.num_prefill_left for state in self._prefilling.values())
-        return min(wanted, self._prompt_room(num_decoding)) if wanted else 0
+        room = max(0, self._limits.max_step_rows - num_decoding)
+        short = long = 0
+        for state in self._prefilling.values():
+            if self._is_long(state):
+                long += state.num_prefill_left
+            else:
+                short += state.num_prefill_left
+        return min(room, short + min(long, self._long_room(num_decoding, room)))
 
     def reserve(self, state: RequestState, num_slots: int) -> bool:
         """Give a request exactly the blocks of this many slots; False if too few are free."""
@@ -188,10 +194,12 @@ class Scheduler:
         """Fill the rows that trees leave to prompts, in order; counts them as scheduled."""
         if not self._prefilling:
             return []
-        left = self._prompt_room(num_tree_rows)
+        left = max(0, self._limits.max_step_rows - num_tree_rows)
+        long_left = self._long_room(num_tree_rows, left)
         chunks = []
         for state in _in_order(self._prefilling):
-            size = min(left, state.num_prefill_left)
+            is_long = self._is_long(state)
+            size = min(left, long_left if is_long else left, state.num_prefill_left)
             if size > 0:
                 start, end = state.num_scheduled, state.num_scheduled + size
                 state.num_scheduled = end
@@ -200,26 +208,36 @@ class Scheduler:
                 wants_token = end == state.prefill_len and not state.has_answer
                 chunks.append(PromptChunk(state, start, end, wants_token))
                 left -= size
+                long_left -= size if is_long else 0
         return chunks
 
-    def _prompt_room(self, num_tree_rows: int) -> int:
-        """Rows that prompts may take in a step."""
-        room = max(0, self._limits.max_step_rows - num_tree_rows)
+    def _is_long(self, state: RequestState) -> bool:
+        """Whether a step cannot hold what it is to cache, so that it holds others up for long."""
+        return state.prefill_len > self._limits.max_step_rows
+
+    def _long_room(self, num_tree_rows: int, room: int) -> int:
+        """Rows that long prompts may take of `room`."""
         if self._prefill_share is None:
+            return room
+        num_long = sum(map(self._is_long, self._prefilling.values()))
+        if not num_long:
             return room
         return self._prefill_share.max_rows(
             num_tree_rows,
             room,
-            num_prompts=len(self._prefilling),
+            num_prompts=num_long,
             num_answering=sum(state.has_answer for state in self.running.values()),
         )
 
     def note_step(
-        self, num_tree_rows: int, num_prompt_rows: int, seconds: float, num_in_flight: int
+        self, num_rows: int, chunks: Sequence[PromptChunk], seconds: float, num_in_flight: int
     ) -> None:
-        """Learn what a step took; see `PrefillShare.note_step`."""
-        if self._prefill_share is not None:
-            self._prefill_share.note_step(num_tree_rows, num_prompt_rows, seconds, num_in_flight)
+        """Learn what a step of so many rows took; see `PrefillShare.note_step`."""
+        if self._prefill_share is not None and all(self._is_long(c.state) for c in chunks):
+            num_prompt_rows = sum(chunk.num_rows for chunk in chunks)
+            self._prefill_share.note_step(
+                num_rows - num_prompt_rows, num_prompt_rows, seconds, num_in_flight
+            )
 
     def share(self, state: RequestState, num_tokens: int) -> None:
         """Let others share the KV of a request's first `num_tokens` tokens, which is final."""

@@ -7,6 +7,8 @@ import pytest
 from draftline.core.schedule.prefill_share import LEAST_ROWS, PrefillShare
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fakes.fake_bench import Bench
+from support.fakes.fake_target import plain_answer
 
 ROW_S = 0.001
 
@@ -92,3 +94,18 @@ def test_prompts_always_get_on_and_fit(
         bound.note_step(trees, 50, taken)
     rows = bound.max_rows(trees, room, num_prompts=prompts, num_answering=answering)
     assert min(LEAST_ROWS, room) <= rows <= room
+
+
+async def test_short_prompts_are_taken_at_once_and_long_ones_by_their_share() -> None:
+    bench = Bench(rows=20, nodes=0, max_running=4, num_blocks=200)
+    bench.scheduler._prefill_share = PrefillShare(0.5, lambda rows: 0.1 * rows)
+    bench.add("a", [1, 2], 60)
+    for _ in range(3):
+        await bench.core.step()
+    bench.add("bb", [3] * 18, 5)
+    bench.add("ccc", [3] * 100, 5)
+    await bench.run()
+    sizes = [np.diff(step.request_starts).tolist() for step in bench.target.steps]
+    assert any(18 in size for size in sizes)
+    assert max(max(size) for size in sizes if 18 not in size) <= LEAST_ROWS
+    assert bench.tokens("ccc") == plain_answer([3] * 100, 5, 3, 7)
