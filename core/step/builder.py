@@ -13,9 +13,8 @@ from ..request.request import NO_MOVES, RequestState
 from ..sampling.rows import rows_of_requests
 from ..steps import LogitEdits, StepInput, TreeRows, Verification
 from ..tree.acceptance_table import AcceptanceTable
-from ..tree.kernels import WORD_BITS, mean_of_ranks, pack, unpack
+from ..tree.kernels import WORD_BITS, pack, unpack
 from ..tree.merge import merge_all
-from ..tree.tree import attribute
 from ..verify.walk import RowSlots, walk_all
 from .edits import placed_edits
 from .layout import lay_out
@@ -200,13 +199,11 @@ def load_kernels() -> None:
     table, ids = AcceptanceTable(), np.arange(2, dtype=np.int32)
     proposal = chain_proposal("any", ids)
     trees = merge_all([[proposal], [proposal]], [2, 2], [2, 2], table)
-    mean_of_ranks(trees.values, trees.node_ends, 2)
     cut = trees.keep(trees.best_of_each([1, 1]))
     trees[0].learn(table, [0])
     none, starts = NO_ROWS, np.array([0, 3], dtype=np.int32)
     cut.ancestors()
     walk_all(trees, np.arange(6, dtype=np.int32), RowSlots(starts, np.arange(6, dtype=np.int32)))
-    attribute(trees, [[0, 1], [0]], np.zeros(1))
     nodes = trees.nodes, trees.node_ends, ids
     tables = np.zeros((2, 8), dtype=np.int32)
     lay_out(*nodes, none, none, np.zeros(2, dtype=np.int32), none, none, none, ids, tables, 1)

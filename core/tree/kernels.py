@@ -207,21 +207,6 @@ def best_of_each(values: Float64, ends: Int64, limits: Int64) -> Bool:
 
 
 @compiled
-def mean_of_ranks(values: Float64, ends: Int64, num_ranks: int) -> Float64:
-    """float64 [num_ranks]: the mean over the trees of their best node's value, of their second
-    best's, and so on; 0 where a tree has no more.
-    """
-    means = np.zeros(num_ranks, dtype=np.float64)
-    first = 0
-    for tree in range(len(ends)):
-        ordered = np.sort(values[first : ends[tree]])[::-1]
-        for rank in range(min(num_ranks, len(ordered))):
-            means[rank] += ordered[rank]
-        first = ends[tree]
-    return means / len(ends)
-
-
-@compiled
 def ancestor_bits(nodes: Int32, ends: Int64) -> UInt64:
     """The masks of all trees, one behind the other, each uint64 [n + 1, words]: bit c is row c.
 
@@ -290,32 +275,6 @@ def learn(
                 node_bin,
                 nodes[node, TOKEN] == path_tokens[index],
             )
-
-
-@compiled
-def attribute(
-    attributions: Int32, attribution_ends: Int64, rows: Int32, row_ends: Int64, costs: Float64
-) -> Int64:
-    """int64 [drafters]: how many of the trees' `rows`, but the roots', each drafter has.
-
-    Of several that proposed a node, the one of least `costs`, float64 [drafters], has it.
-    """
-    credits = np.zeros(len(costs), dtype=np.int64)
-    first_attribution, first_row = 0, 0
-    for tree in range(len(row_ends)):
-        for index in range(first_row + 1, row_ends[tree]):
-            node = rows[index] - 1
-            best = -1
-            for attribution in range(first_attribution, attribution_ends[tree]):
-                source = attributions[attribution, DRAFTER]
-                if attributions[attribution, NODE] == node and (
-                    best < 0 or costs[source] < costs[best]
-                ):
-                    best = source
-            if best >= 0:
-                credits[best] += 1
-        first_attribution, first_row = attribution_ends[tree], row_ends[tree]
-    return credits
 
 
 def pack(mask: Bool) -> UInt64:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
 from typing import overload
 
 import numpy as np
@@ -205,22 +204,6 @@ class TreeBatch(Sequence[TokenTree]):
             {name: count for name, count in zip(self.names, row, strict=True) if count}
             for row in counts.tolist()
         ]
-
-
-def attribute(
-    trees: Sequence[TokenTree], rows: Sequence[Sequence[int]], costs: Float64
-) -> list[int]:
-    """How many nodes each drafter has among these rows of the trees, in the order of their names.
-
-    A row's node belongs to the drafter that takes least of those that proposed it; `costs` is
-    float64 [drafters], in seconds.
-    """
-    row_ends = np.array(list(accumulate(map(len, rows))), dtype=np.int64)
-    flat_rows = np.array(list(chain.from_iterable(rows)), dtype=np.int32)
-    batch = TreeBatch.of(trees)
-    return tree_kernels.attribute(
-        batch.attributions, batch.ends[1], flat_rows, row_ends, costs
-    ).tolist()
 
 
 NO_TREE = TokenTree(

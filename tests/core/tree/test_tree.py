@@ -8,7 +8,7 @@ from draftline.core.proposals import Proposal, chain_proposal
 from draftline.core.request.output import TARGET_SOURCE
 from draftline.core.tree.kernels import pack, unpack
 from draftline.core.tree.merge import merge, merge_all
-from draftline.core.tree.tree import TokenTree, TreeBatch, attribute
+from draftline.core.tree.tree import TokenTree, TreeBatch
 from draftline.core.verify.walk import RowSlots, Walk, walk_all
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,18 +164,11 @@ def test_many_trees_at_once_are_as_each_alone(
         assert np.array_equal(walk.token_ids, own.token_ids)
         assert np.array_equal(walk.moves, own.moves + first)
         first += len(tree) + 1
-    rows = [walk.rows for walk in found]
-    names = max((tree.names for tree in trees), key=len)
-    credits = [
-        attribute([tree], [own], np.ones(len(names))) for tree, own in zip(trees, rows, strict=True)
-    ]
-    assert attribute(trees, rows, np.ones(len(names))) == np.sum(credits, axis=0).tolist()
 
 
 def test_no_tree_at_all() -> None:
     assert walks([], np.array([3], dtype=np.int32)) == []
     assert len(TreeBatch.of([]).ancestors()) == 0
-    assert attribute([], [], np.zeros(2)) == [0, 0]
 
 
 def test_check_notices_a_broken_tree() -> None:
