@@ -91,11 +91,8 @@ class OpenRequests(Generic[S]):
         return state
 
 
-class StatefulDrafter(ABC, Generic[S]):
-    """A `Drafter` that answers each query at once, from the state of its request alone.
-
-    Subclasses say what a request's state is, what a commit changes in it, and what is proposed.
-    """
+class RequestsDrafter(ABC, Generic[S]):
+    """The part of a `Drafter` that keeps a state for each open request."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -110,6 +107,17 @@ class StatefulDrafter(ABC, Generic[S]):
     def memory_bytes(self) -> int:
         """About the bytes that the states of all open requests take."""
         return self._requests.memory_bytes
+
+    def close(self, request_id: str) -> None:
+        """Forget a request; an unknown id is ignored."""
+        self._requests.drop(request_id)
+
+
+class StatefulDrafter(RequestsDrafter[S]):
+    """A `Drafter` that answers each query at once, from the state of its request alone.
+
+    Subclasses say what a request's state is, what a commit changes in it, and what is proposed.
+    """
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no committed token."""
@@ -126,10 +134,6 @@ class StatefulDrafter(ABC, Generic[S]):
         """Learn what was committed. Raises `DrafterError` for a commit that does not fit."""
         for commit in commits:
             self._learn(self._requests.of_commit(commit), commit)
-
-    def close(self, request_id: str) -> None:
-        """Forget a request; an unknown id is ignored."""
-        self._requests.drop(request_id)
 
     @abstractmethod
     def _state(self, request: DraftRequest) -> S:
@@ -159,24 +163,10 @@ class Growing(Tracked, Protocol):
 G = TypeVar("G", bound=Growing)
 
 
-class BatchedDrafter(ABC, Generic[G]):
+class BatchedDrafter(RequestsDrafter[G]):
     """A `Drafter` that does for all requests of a message in one compiled call what
     `StatefulDrafter` does for each.
     """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._requests: OpenRequests[G] = OpenRequests(name)
-
-    @property
-    def name(self) -> str:
-        """The `source` of the proposals."""
-        return self._name
-
-    @property
-    def memory_bytes(self) -> int:
-        """About the bytes that the states of all open requests take."""
-        return self._requests.memory_bytes
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no committed token."""
@@ -215,10 +205,6 @@ class BatchedDrafter(ABC, Generic[G]):
         finally:
             if states:
                 self._extend_all(states, tokens)
-
-    def close(self, request_id: str) -> None:
-        """Forget a request; an unknown id is ignored."""
-        self._requests.drop(request_id)
 
     @abstractmethod
     def _state(self, request: DraftRequest) -> G:

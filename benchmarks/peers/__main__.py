@@ -95,15 +95,17 @@ def main(  # noqa: PLR0913 - one parameter a flag
         "threads": threads,
         "num_prompts": num_prompts,
         "max_tokens": tokens,
-        "commands": {spec.name: _shown(spec) for spec in specs},
+        "commands": {spec.name: _shown(spec, peer) for spec in specs},
     }
     output.write_text(json.dumps(fields(rows, what), indent=1) + "\n")
 
 
-def _shown(spec: ServerSpec) -> str:
+def _shown(spec: ServerSpec, peer: PeerEnvironment) -> str:
     """The command without the folders of this machine."""
     command = shlex.join([*spec.command, "0"])
-    return command.replace(sys.executable, "python").replace(str(ROOT), ".")
+    for interpreter in (sys.executable, str(peer.python)):
+        command = command.replace(interpreter, "python")
+    return command.replace(str(ROOT), ".")
 
 
 def _run_rounds(

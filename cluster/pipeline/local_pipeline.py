@@ -81,28 +81,26 @@ class LocalPipeline:
     def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
         """See `Pipeline`."""
         loop = asyncio.get_running_loop()
-        if self._steps is None or self._device_lost is not None:
+        steps = self._steps
+        if steps is None or self._device_lost is not None:
             future: asyncio.Future[StepOutput] = loop.create_future()
             future.set_exception(self._device_lost or StageLost("the pipeline is not open"))
             return future
-        sequence, future = self._steps.add()
+        sequence, future = steps.add()
 
         def answer(result: StageResult) -> None:
-            call_on_loop(loop, self._answer, sequence, result)
+            call_on_loop(loop, self._answer, steps, sequence, result)
 
         self._threads[0].put(_Work(step, answer))
         return future
 
-    def _answer(self, sequence: int, result: StageResult) -> None:
+    def _answer(self, steps: InFlightSteps, sequence: int, result: StageResult) -> None:
         if isinstance(result, DeviceLost):
             # The stages are of no use to this process, however often the pipeline is opened.
             self._device_lost = self._device_lost or result
-        if self._steps is None:
-            return
-        if isinstance(result, DeviceLost):
-            self._steps.lose(str(result), DeviceLost)
+            steps.lose(str(result), DeviceLost)
         else:
-            self._steps.answer(sequence, result)
+            steps.answer(sequence, result)
 
     async def restart(self) -> None:
         """See `Pipeline`; the stages stay. Raises `DeviceLost` where one is lost."""
