@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...core.arrays import Int32, Int64
-from ...core.compiled import compiled
+from ...core.compiled import compiled, prefetch
 
 NgramMap = tuple[Int32, Int64, Int64, Int32]
 
@@ -57,6 +57,25 @@ def find_hashed(ngrams: NgramMap, ngram: Int32, hashed: int) -> int:
     """`find`, with the n-gram's hash."""
     word = ngrams[1][_slot(ngrams, ngram, hashed)]
     return NONE if word == NONE else int(word & ENTRY_MASK)
+
+
+@compiled
+def prefetch_slot(ngrams: NgramMap, hashed: int) -> None:
+    """Have the slot of an n-gram of this hash read beside what is done next."""
+    table = ngrams[1]
+    prefetch(table.ctypes.data + 8 * (hashed & (len(table) - 1)))
+
+
+@compiled
+def prefetch_entry(ngrams: NgramMap, hashed: int) -> int:
+    """Have its entry read, of which this is the probable number; NONE where there is none."""
+    entries, table, _, _ = ngrams
+    word = table[hashed & (len(table) - 1)]
+    if word == NONE:
+        return NONE
+    entry = word & ENTRY_MASK
+    prefetch(entries.ctypes.data + 4 * entries.shape[1] * entry)
+    return int(entry)
 
 
 @compiled

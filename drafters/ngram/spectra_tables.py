@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...core.arrays import Bool, Float32, Int32, Int64
-from ...core.compiled import compiled, int32_at, int32_rows_at, int64_at
+from ...core.compiled import compiled, int32_at, int32_rows_at, int64_at, prefetch
 from .ngram_index import add_path
 from .ngram_maps import (
     COUNT,
@@ -30,6 +30,8 @@ from .ngram_maps import (
     find,
     find_hashed,
     hash_of,
+    prefetch_entry,
+    prefetch_slot,
     use,
 )
 from .spectra_pool import advance, refine
@@ -50,6 +52,8 @@ FIRST, LAST, HELD = range(TOKENS + 1, TOKENS + 4)
 # Of a continuation.
 BEFORE, AFTER, LENGTH = range(3)
 PATH = 3
+# More tokens than these are a prompt, whose n-grams would not stay in the cache until their turn.
+PREFETCHED = 32
 
 
 @compiled
@@ -95,6 +99,8 @@ def learn_all(  # noqa: PLR0917 - compiled functions take no options by name
     first, first_answer, first_row = 0, 0, 0
     for place in range(len(rows)):
         tables, row = tables_at(rows, place), rows[place]
+        if ends[place] - first <= PREFETCHED:
+            _prefetch(tables, tokens[first : ends[place]], row)
         num_rows, top_k = shapes[place]
         if num_rows:
             last_answer = first_answer + num_rows * top_k
@@ -110,6 +116,40 @@ def learn_all(  # noqa: PLR0917 - compiled functions take no options by name
 
 
 @compiled
+def _prefetch(tables: Tables, tokens: Int32, row: Int64) -> None:
+    """Have what a text's next n-grams need read at once: one after the other is most of the time
+    that they take.
+    """
+    forward, backward, continuations, cursor = tables
+    text = _joined(cursor, tokens)
+    for stage in range(3):
+        for end in range(len(text) - len(tokens), len(text)):
+            for first in range(max(0, end + 1 - row[NGRAM]), end):
+                hashed = hash_of(text[first : first + 1])
+                if stage == 0:
+                    prefetch_slot(forward, hashed)
+                    prefetch_slot(backward, hash_of(text[first:end]))
+                elif stage == 1:
+                    prefetch_entry(forward, hashed)
+                    prefetch_entry(backward, hash_of(text[first:end]))
+                else:
+                    entry = prefetch_entry(forward, hashed)
+                    if entry != NONE and forward[0][entry, LAST] != NONE:
+                        known = forward[0][entry, LAST]
+                        prefetch(continuations.ctypes.data + 4 * continuations.shape[1] * known)
+
+
+@compiled
+def _joined(cursor: Int64, tokens: Int32) -> Int32:
+    """The last tokens of the text and those that follow."""
+    num_before = cursor[TAIL_LEN]
+    text = np.empty(num_before + len(tokens), dtype=np.int32)
+    text[:num_before] = cursor[TAIL : TAIL + num_before]
+    text[num_before:] = tokens
+    return text
+
+
+@compiled
 def _learn_pooled(tables: Tables, ngrams: Int32, row: Int64, has_all_starts: int) -> None:
     for ngram in ngrams:
         starts = len(ngram) - 1 if has_all_starts else 1
@@ -122,10 +162,8 @@ def _learn_pooled(tables: Tables, ngrams: Int32, row: Int64, has_all_starts: int
 def _extend(tables: Tables, tokens: Int32, row: Int64, is_learned: int) -> None:
     """Continue the text, learning every n-gram that ends at a new token."""
     cursor, ngram = tables[3], row[NGRAM]
-    num_before = cursor[TAIL_LEN]
-    text = np.empty(num_before + len(tokens), dtype=np.int32)
-    text[:num_before] = cursor[TAIL : TAIL + num_before]
-    text[num_before:] = tokens
+    text = _joined(cursor, tokens)
+    num_before = len(text) - len(tokens)
     if is_learned:
         for end in range(num_before + 1, len(text) + 1):
             for length in range(row[SHORTEST], min(end, ngram) + 1):
