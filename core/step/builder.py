@@ -188,10 +188,11 @@ def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
 
 
 def _take_moves(states: Sequence[RequestState]) -> Int32:
-    moves = [state.moves for state in states if len(state.moves)]
-    for state in states:
+    moving = [state for state in states if state.moves is not NO_MOVES]
+    moves = [NO_MOVES, *(state.moves for state in moving)]
+    for state in moving:
         state.moves = NO_MOVES
-    return np.concatenate([NO_MOVES, *moves])
+    return np.concatenate(moves)
 
 
 def load_kernels() -> None:
