@@ -308,7 +308,7 @@ class EngineCore:
             state.in_flight -= 1
             state.num_losses = 0
         trees = in_flight.trees
-        self._committing.note_walks(trees, walks, outcome)
+        self._committing.count(trees, walks, outcome)
         parts = zip(trees.states, walks, answers, strict=True)
         contain_each(self._committing.commit_tree, parts, self._fail_part)
         for chunk, first in zip(in_flight.chunks, chosen, strict=True):
