@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -48,8 +47,7 @@ def build_step(
     the requests' last commits left.
     """
     states = [*trees.states, *(chunk.state for chunk in chunks)]
-    params = (state.request.params for state in states)
-    num_tops = {(own.logprobs, own.prompt_logprobs) for own in params}
+    num_tops = {state.num_tops for state in states}
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]
     contexts = np.array(context_lens, dtype=np.int32)
@@ -132,7 +130,7 @@ def _tree_rows(
     for place, wishes in trees.wishes.items():
         if wishes.probes:
             bits = _with_probes(rows[place].ancestors, trees.part(place))
-            rows[place] = replace(rows[place], ancestors=bits)
+            rows[place] = rows[place]._replace(ancestors=bits)
     return tuple(rows)
 
 
