@@ -66,8 +66,8 @@ class StopRule:
     """
 
     __slots__ = (
-        "_eos_ids", "_includes_stop", "_is_silent", "_max_tokens", "_min_tokens", "_num_tokens", "_stop_ids",
-        "_stop_texts", "_stream",
+        "_eos_ids", "_includes_stop", "_is_silent", "_max_tokens", "_min_tokens", "_num_tokens",
+        "_stop_ids", "_stop_texts", "_stream",
     )  # fmt: skip
 
     def __init__(
