@@ -107,7 +107,7 @@ def learn_all(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
             best = answers[first_answer:last_answer].reshape(num_rows, top_k)
             own_explore = explore[first_row : first_row + num_rows]
             pool = int32_at(row[POOL], row[POOL_SIZE])
-            root = tables[3][TAIL + tables[3][TAIL_LEN] - 1]
+            root = int(tables[3][TAIL + tables[3][TAIL_LEN] - 1])
             completed = advance(pool, row[NGRAM], root, refine(tables[0], best, own_explore))
             _learn_pooled(tables, completed, row, settings[0])
             first_answer, first_row = last_answer, first_row + num_rows
