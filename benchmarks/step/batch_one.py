@@ -13,7 +13,7 @@ from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
 from ...models.load.checkpoint import resolve_model_path
 from ...models.text.tokenizer import load_tokenizer
-from ..peers.llama_peer import LlamaPeer
+from ..peers.llama.llama_peer import LlamaPeer
 from .decode import DRAFTERS
 
 SETTINGS = ((), ("prompt_lookup",), ("spectra",), ("prompt_lookup", "spectra"))

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from ...cluster.config import EngineConfig
 from ...measure.records.record import machine
 from ...models.load.checkpoint import resolve_model_path
-from ..peers.llama_peer import HOW_TO, LlamaPeer
+from ..peers.llama.llama_peer import HOW_TO, LlamaPeer
 from .batch_one import decode_rates
 from .pass_cost import VARIANTS, Pass, random_checkpoint, stage_pass
 
