@@ -74,7 +74,12 @@ def chosen(known: Sequence[str], parts: Sequence[str]) -> list[str]:
     for part in parts:
         if not any(part in name for name in known):
             raise ConfigError("servers", f"{part!r} is in no name: {'; '.join(known)}")
-    return [name for name in known if any(part in name for part in parts)]
+    return [
+        name
+        for name in known
+        # A whole name means that one, and not those that go on behind it.
+        if any(part == name or (part in name and part not in known) for part in parts)
+    ]
 
 
 def shown(spec: ServerSpec, peers: Peers, root: Path) -> str:

@@ -6,9 +6,12 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import httpx
 
 from ...core.errors import DraftlineError
+from ...measure.clients.endpoint import Ask
 from ...measure.clients.http_endpoint import HttpEndpoint
 from ...measure.clients.load import Load, run_load
 from ...measure.clients.setting import Setting
@@ -17,7 +20,7 @@ from ...measure.records.run_metrics import run_metrics
 from ...measure.records.spec_counts import total
 from ...measure.runs.matched import Plan
 from .cpu_time import cpu_seconds
-from .plan import Cell, Start
+from .plan import WARM_UP, Cell, Start
 from .report.runs import PeerRun
 from .running import RunningServer
 from .transformers_peer import TransformersPeer
@@ -31,32 +34,45 @@ def measure_server(
     server: RunningServer, name: str, start: Start, tokens: int, turn: int
 ) -> list[PeerRun]:
     """What a healthy server does in each cell, after a warm-up. Raises `DraftlineError`."""
-    return asyncio.run(_measure(server, name, start, Plan(prompts=(), max_tokens=tokens), turn))
-
-
-async def _measure(
-    server: RunningServer, name: str, start: Start, plan: Plan, turn: int
-) -> list[PeerRun]:
+    plan = Plan(prompts=start.warm_up, max_tokens=tokens)
+    asyncio.run(_load(server, plan.asks(SERVED, "warm-up"), WARM_UP))
     found = []
-    # Reports of sources would be work that other servers do not do.
-    async with HttpEndpoint(server.url, report=False) as endpoint:
-        await endpoint.connect()
-        warm_up = replace(plan, prompts=start.warm_up).asks(SERVED, "warm-up")
-        await run_load(endpoint, warm_up, Load(concurrency=len(warm_up)))
-        for cell in start.cells:
-            asks = replace(plan, prompts=cell.prompts).asks(SERVED, f"{cell.label} {cell.streams}")
-            begin = cpu_seconds(server.pid)
-            records, seconds = await run_load(endpoint, asks, Load(concurrency=cell.streams))
-            end = cpu_seconds(server.pid)
-            cpu_s = None if begin is None or end is None else end - begin
-            found.append(_run(cell, turn, name, records, seconds, cpu_s))
+    for cell in start.cells:
+        asks = replace(plan, prompts=cell.prompts).asks(SERVED, f"{cell.label} {cell.streams}")
+        begin = cpu_seconds(server.pid)
+        records, seconds = asyncio.run(_load(server, asks, cell.streams))
+        end = cpu_seconds(server.pid)
+        cpu_s = None if begin is None or end is None else end - begin
+        found.append(_run(cell, turn, name, Answered(records, seconds, cpu_s)))
     return found
 
 
-def _run(
-    cell: Cell, turn: int, name: str, records: list[Record], seconds: float, cpu_s: float | None
-) -> PeerRun:
-    metrics = run_metrics(records, seconds)
+async def _load(
+    server: RunningServer, asks: Sequence[Ask], streams: int
+) -> tuple[list[Record], float]:
+    """Records and seconds; every request has a connection of its own.
+
+    llama.cpp's server closes connections without a word, and a request that is sent over one at
+    that moment is lost.
+    """
+    client = httpx.AsyncClient(limits=httpx.Limits(max_keepalive_connections=0))
+    # Reports of sources would be work that other servers do not do.
+    async with HttpEndpoint(server.url, report=False, http_client=client) as endpoint:
+        await endpoint.connect()
+        return await run_load(endpoint, asks, Load(concurrency=streams))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A cell's records, the seconds that they took, and the server's processor seconds."""
+
+    records: Sequence[Record]
+    seconds: float
+    cpu_s: float | None
+
+
+def _run(cell: Cell, turn: int, name: str, answered: Answered) -> PeerRun:
+    metrics = run_metrics(answered.records, answered.seconds)
     return PeerRun(
         round=turn,
         prompts=cell.label,
@@ -64,13 +80,13 @@ def _run(
         server=name,
         num_requests=metrics.num_requests,
         num_tokens=metrics.num_tokens,
-        seconds=seconds,
+        seconds=metrics.seconds,
         ttft=metrics.ttft,
         tpot=metrics.tpot,
         itl=metrics.itl,
-        cpu_s=cpu_s,
-        tau=tau(records),
-        answers=digests(record.text for record in records),
+        cpu_s=answered.cpu_s,
+        tau=tau(answered.records),
+        answers=digests(record.text for record in answered.records),
     )
 
 

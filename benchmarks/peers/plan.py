@@ -55,7 +55,7 @@ def make_starts(sets: PromptSets, streams: Sequence[int], least: int, seed: int)
             ends = list(accumulate(sizes, initial=WARM_UP))
             starts[number] += [
                 Cell(label, count, tuple(order[begin:end]))
-                for count, begin, end in zip(group, ends, ends[1:], strict=True)
+                for count, begin, end in zip(group, ends[:-1], ends[1:], strict=True)
             ]
     return [Start(warm_ups[number], tuple(cells)) for number, cells in enumerate(starts)]
 

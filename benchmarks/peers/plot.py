@@ -26,11 +26,12 @@ BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 PAGE = """# Beside other servers: what a request waits for
 
 Written by `python -m draftline.benchmarks.peers.plot` from
-[peers.json](../benchmarks/results/peers.json); tokens a second stand in [results.md](results.md), and how it is
-measured in [benchmarks.md](benchmarks.md). {caption}.
+[peers.json](../benchmarks/results/peers.json); tokens a second stand in [results.md](results.md),
+and how it is measured in [benchmarks.md](benchmarks.md). {caption}.
 
-llama.cpp sends every token as a part of its own, the others what a pass brought, so the time between parts is only
-comparable without speculation. Processor time is that of all processes of a server, prompts included.
+llama.cpp sends every token as a part of its own, the others what a pass brought, so the time
+between parts is only comparable without speculation. Processor time is that of all processes of a
+server, prompts included.
 
 {details}
 """

@@ -47,5 +47,7 @@ def fitting(
     prompts: Sequence[BenchPrompt], count: Callable[[str], int], room: int
 ) -> list[BenchPrompt]:
     """Prompts of at most `room` tokens, each text once, in their order."""
-    texts = {prompt.text: prompt for prompt in reversed(prompts)}
-    return [prompt for prompt in reversed(texts.values()) if count(prompt.text) <= room]
+    once: dict[str, BenchPrompt] = {}
+    for prompt in prompts:
+        once.setdefault(prompt.text, prompt)
+    return [prompt for prompt in once.values() if count(prompt.text) <= room]

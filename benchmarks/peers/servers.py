@@ -16,8 +16,8 @@ from .environment import PeerEnvironment
 MAX_MODEL_LEN = 1024
 MAX_SEQS = 64
 TARGET, DRAFTER = "demo", "demo-drafter"
-# The space of vLLM's keys and values. In float32 a token of the demo takes 6 KiB (6 layers of 2 heads
-# of 64), so this holds every request at its longest.
+# The space of vLLM's keys and values. In float32 a token of the demo takes 6 KiB (6 layers of 2
+# heads of 64), so this holds every request at its longest.
 KV_GIB = 1
 
 DEFAULT = "default"

@@ -1,4 +1,4 @@
-"""The picture of a comparison: total tokens a second by number of streams, a panel a set of prompts."""
+"""The picture of a comparison: total tokens a second by streams, a panel a set of prompts."""
 
 from __future__ import annotations
 
@@ -73,14 +73,13 @@ def _panel(axes: Axes, comparison: Comparison, label: str) -> None:
     loads = comparison.loads
     for line in read_lines(comparison, label):
         medians = [statistics.median(rates) for rates in line.rates.values()]
-        low = [
-            middle - min(rates) for middle, rates in zip(medians, line.rates.values(), strict=True)
-        ]
-        high = [
-            max(rates) - middle for middle, rates in zip(medians, line.rates.values(), strict=True)
+        pairs = list(zip(medians, line.rates.values(), strict=True))
+        errors = [
+            [middle - min(rates) for middle, rates in pairs],
+            [max(rates) - middle for middle, rates in pairs],
         ]
         axes.errorbar(
-            list(line.rates), medians, yerr=[low, high], label=line.name, capsize=2, markersize=4,
+            list(line.rates), medians, yerr=errors, label=line.name, capsize=2, markersize=4,
             **_look(line.name, comparison.servers),
         )  # fmt: skip
     axes.set_xscale("log", base=2)
