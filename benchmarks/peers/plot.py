@@ -9,6 +9,7 @@ docs/results.md. `--docs ""` draws only.
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -22,12 +23,15 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
 DOCS = ROOT / "docs"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+WIDTH = 120
 
 PAGE = """# Beside other servers: what a request waits for
 
 Written by `python -m draftline.benchmarks.peers.plot` from
 [peers.json](../benchmarks/results/peers.json); tokens a second stand in [results.md](results.md),
-and how it is measured in [benchmarks.md](benchmarks.md). {caption}.
+and how it is measured in [benchmarks.md](benchmarks.md).
+
+{caption}.
 
 llama.cpp sends every token as a part of its own, the others what a pass brought, so the time
 between parts is only comparable without speculation. Processor time is that of all processes of a
@@ -49,9 +53,10 @@ def replaced(text: str, tables: str) -> str:
 def write_docs(comparison: Comparison, docs: Path) -> None:
     """Write `peers.md`, and the tables of `results.md`. Raises `ConfigError`."""
     page = docs / "results.md"
-    tables = f"{_line(comparison)}.\n\n{markdown_rates(comparison)}"
+    line = fill(_line(comparison), WIDTH)
+    tables = f"{line}.\n\n{markdown_rates(comparison)}"
     page.write_text(replaced(page.read_text("utf-8"), tables), encoding="utf-8")
-    details = PAGE.format(caption=_line(comparison), details=markdown_details(comparison))
+    details = PAGE.format(caption=line, details=markdown_details(comparison))
     (docs / "peers.md").write_text(details, encoding="utf-8")
 
 

@@ -19,6 +19,8 @@ COLOURS = {"transformers": "#777777", "vLLM": "#d97b28", "llama.cpp": "#4f9a5b",
 OTHER_COLOUR, DEFAULT_COLOUR = "#a05fb0", "#16549c"
 # One family's settings in the order of its first runs.
 STYLES, MARKERS = ("-", "--", ":", "-."), "osD^vPX"
+LEGEND_INCHES = 2.4
+RATES = (20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,9 @@ def write_picture(comparison: Comparison, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 - plots are optional
 
     labels = comparison.labels
-    figure = Figure(figsize=(1.5 + 3.6 * len(labels), 4.9), layout="constrained")
+    figure = Figure(
+        figsize=(5.0 + 3.2 * (len(labels) - 1) + LEGEND_INCHES, 4.9), layout="constrained"
+    )
     panels = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
     for axes, label in zip(panels, labels, strict=True):
         _panel(axes, comparison, label)
@@ -83,9 +87,12 @@ def _panel(axes: Axes, comparison: Comparison, label: str) -> None:
             **_look(line.name, comparison.servers),
         )  # fmt: skip
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    axes.set_yscale("log")
     axes.set_xticks(loads, [str(count) for count in loads])
-    axes.yaxis.set_major_formatter(lambda value, _place: f"{value:.0f}")
+    low, high = axes.get_ylim()
+    axes.set_yticks(RATES, [str(rate) for rate in RATES])
+    axes.minorticks_off()
+    axes.set_ylim(low, high)
     axes.set_title(label, fontsize="medium")
     axes.set_xlabel("streams", fontsize="small")
     axes.grid(alpha=0.3)
@@ -116,6 +123,6 @@ def caption(comparison: Comparison) -> str:
     ]
     return (
         f"{many}; greedy, float32, {about['max_tokens']} tokens an answer\n"
-        f"{machine['processor'].replace('(R)', '')}, {about['threads']} thread a model, "
+        f"{machine['processor'].replace('(R)', '')}, {about['threads']} thread a model\n"
         f"torch {machine['torch']}, transformers {machine['transformers']}, {', '.join(peers)}"
     )
