@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from .arrays import Int32
 from .drafting import Drafting
 from .proposals import StepCommit
 from .request.output import TARGET_SOURCE, Delta, TokenLogProb
 from .request.request import RequestState
 from .request.stop import Advance
-from .schedule.budget import LEARNED_TREES, NodeBudget, StepOutcome
+from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
 from .step.outputs import NO_TREE_OUTPUT, Chosen, TreeOutput
 from .step.prompt_chunk import PromptChunk
@@ -46,16 +44,20 @@ class Committing:
         self._is_alive = is_alive
         self._finish = finish
 
-    def note_walks(self, trees: TreeSteps, walks: Sequence[Walk], outcome: StepOutcome) -> None:
-        """Learn from the walks through the trees of requests that have not ended meanwhile."""
-        is_alive = list(map(self._is_alive, trees.states))
-        rows = [walk.rows if alive else () for walk, alive in zip(walks, is_alive, strict=True)]
-        outcome.count([state.request_id for state in trees.states], trees.trees, rows)
-        has_nodes = trees.drafted.sizes > 0
-        for place in np.flatnonzero(has_nodes & np.array(is_alive, dtype=np.bool_))[
-            :LEARNED_TREES
-        ].tolist():
-            self._budget.learn(trees.drafted[place], walks[place].tokens)
+    def count(self, trees: TreeSteps, walks: Sequence[Walk], outcome: StepOutcome) -> None:
+        """Count the walks through the trees of requests that have not ended meanwhile."""
+        alive = [
+            walk if self._is_alive(state) else None
+            for state, walk in zip(trees.states, walks, strict=True)
+        ]
+        outcome.count(
+            [state.request_id for state in trees.states],
+            trees.trees,
+            trees.drafted,
+            [walk.rows if walk else () for walk in alive],
+            [walk.tokens if walk else () for walk in alive],
+        )
+        self._budget.judge(outcome)
 
     def commit_tree(self, state: RequestState, walk: Walk, answer: TreeOutput) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""

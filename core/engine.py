@@ -300,7 +300,7 @@ class EngineCore:
             state.in_flight -= 1
             state.num_losses = 0
         trees = in_flight.trees
-        self._committing.note_walks(trees, walks, outcome)
+        self._committing.count(trees, walks, outcome)
         for state, walk, answer in zip(trees.states, walks, answers, strict=True):
             with self._contain(state):
                 self._committing.commit_tree(state, walk, answer)

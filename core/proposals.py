@@ -301,7 +301,6 @@ class AskPlan:
 
     by_drafter  ids of the requests that each drafter is asked for; none that is asked for nothing
     probing     of these, the ones whose probes go into the step
-    tried       requests that a drafter is asked for although it is not known to pay
     ids         of the requests that take drafts; the rest is about them, for what is learned of it:
     choices     int64 [requests, drafters]  what was decided (`core/schedule/choice_kernels.py`)
     sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
@@ -311,7 +310,6 @@ class AskPlan:
 
     by_drafter: Mapping[str, tuple[str, ...]]
     probing: Mapping[str, frozenset[str]]
-    tried: frozenset[str] = frozenset()
     ids: tuple[str, ...] = ()
     choices: Int64 = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     sizes: Float64 = field(default_factory=lambda: np.empty((0, 2)))
