@@ -13,6 +13,8 @@ goes on with what stands there. `--install` first makes vLLM's environment with 
 
 from __future__ import annotations
 
+import signal
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,6 +70,8 @@ def main(  # noqa: PLR0913 - one parameter a flag
 ) -> None:
     """Compare servers of one model."""
     torch.set_num_threads(threads)
+    # Whoever ends this ends the server that runs, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     console = Console(width=120, highlight=False)
     vllm = PeerEnvironment(environment, "cuda" if torch.cuda.is_available() else "cpu")
     if install and vllm.version() is None:
