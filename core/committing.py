@@ -59,8 +59,9 @@ class Committing:
         )
         self._budget.judge(outcome)
 
-    def commit_tree(self, state: RequestState, walk: Walk, answer: TreeOutput) -> None:
+    def commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""
+        state, walk, answer = part
         self._scheduler.share(state, len(state.token_ids) - 1)
         if not self._is_alive(state):
             return
@@ -74,7 +75,8 @@ class Committing:
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
             state.moves = moves
-        log_probs = answer.chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
+        num_top = state.request.params.logprobs
+        log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
         self._emit(state, advance, tokens, sources, log_probs)
 
     def commit_chunk(self, chunk: PromptChunk, chosen: Chosen) -> None:
@@ -95,7 +97,7 @@ class Committing:
         self._emit(state, advance, tokens, [TARGET_SOURCE], log_probs)
 
     def _append(
-        self, state: RequestState, tokens: list[int], token_ids: Int32, answer: TreeOutput
+        self, state: RequestState, tokens: Sequence[int], token_ids: Int32, answer: TreeOutput
     ) -> None:
         base_len = len(state.token_ids)
         state.append(tokens)

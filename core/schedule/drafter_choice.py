@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,8 +57,7 @@ BY_ROW_AND_DRAFTER = ("levels", "is_open", "trials")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftWish:
+class DraftWish(NamedTuple):
     """A request that takes drafts.
 
     drafters     that it takes; None: all
