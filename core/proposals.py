@@ -306,7 +306,7 @@ class AskPlan:
     sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
     row_s       seconds that a row takes at the margin
     token_s     seconds that an accepted token saves
-    regime      of these two prices
+    regime      of the step's prices
     """
 
     by_drafter: Mapping[str, tuple[str, ...]]

@@ -116,6 +116,7 @@ class NodeBudget:
         round_s = float(np.interp(num_requests, self.cost.grid, curve))
         prices = Prices(
             token_s=self._ratio * round_s / num_requests,
+            plain_s=round_s / num_requests,
             grid=self.cost.grid,
             curve_s=curve,
             base_rows=base_rows,

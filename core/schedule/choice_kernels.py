@@ -14,7 +14,7 @@ from ..arrays import Bool, Float64, Int64
 from ..compiled import compiled
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.
-PRIORS = np.array([1.0, 2.0, 1.0])
+PRIORS = np.array([1.0, 2.0, 3.0])
 # What a step that did not ask leaves of the weight of what is known of a request.
 RECALL = 0.98
 # What is asked is what seemed best, often by chance: so much of what it should bring counts.
@@ -38,8 +38,8 @@ TRIED = 4
 class Known(NamedTuple):
     """What is known of drafters; rows are of the engine (0), of classes and of requests.
 
-    levels      float64 [rows, drafters, regimes, 3]  decayed sums of the steps that asked a drafter,
-                of its accepted nodes, and of its bought nodes; by `regime_of` the step
+    levels      float64 [rows, drafters, regimes, 3]  decayed sums of the steps that asked a
+                drafter, of its accepted nodes, and of its bought nodes; by `regime_of` the step
     failures    float64 [rows, 2]  decayed sums of wrong nodes that were the most probable, and of
                 the hazard gone through
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
@@ -75,7 +75,7 @@ class StepWishes(NamedTuple):
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
     token_s    seconds that an accepted token saves
-    regime     `regime_of` the two prices
+    regime     `regime_of` the step's prices
     """
 
     rows: Int64
@@ -89,8 +89,9 @@ class StepWishes(NamedTuple):
 
 
 def regime_of(row_s: float, token_s: float) -> int:
-    """The range of the price of a row in tokens: what is bought depends on it, so what drafters
-    bring is learned for each by itself.
+    """The range of the price of a row in tokens of plain decoding.
+
+    What is bought depends on it, so what drafters bring is learned for each range by itself.
     """
     return sum(row_s >= bound * token_s for bound in REGIMES)
 

@@ -69,7 +69,7 @@ def note(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
 
 
 @compiled
-def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
+def _note_one(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
     known: Known,
     path: Int64,
     drafter: int,

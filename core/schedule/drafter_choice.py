@@ -82,6 +82,7 @@ class Prices:
     """What time and rows are worth in a step.
 
     token_s    seconds that an accepted token saves
+    plain_s    seconds of a token in plain decoding
     grid       float64 [n]  numbers of rows, rising
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
@@ -89,6 +90,7 @@ class Prices:
     """
 
     token_s: float
+    plain_s: float
     grid: Float64
     curve_s: Float64
     base_rows: float
@@ -169,7 +171,7 @@ class DrafterChoice:
         sizes = np.array(
             [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
         )
-        self._regime = regime_of(prices.first_row_s, prices.token_s)
+        self._regime = regime_of(prices.first_row_s, prices.plain_s)
         step = StepWishes(
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
             float(prices.base_rows), prices.token_s, self._regime,
