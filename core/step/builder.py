@@ -86,6 +86,8 @@ def build_step(
         verification=_verification(trees, context_lens),
         edits=placed_edits(chosen, edits),
         num_top=max(max(num or 0, of_prompt or 0) for num, of_prompt in num_tops),
+        # Numbers of arrival.
+        request_keys=tuple(state.order[1] for state in states),
     )
 
 
