@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..arrays import Int32
+from ..arrays import Int32, UInt32
 from ..steps import LogitEdits, Penalties
 from .kept_edits import KeptEdits
 from .kept_masks import ReceivedMasks, SentMasks
 from .step_difference import EditChanges
-from .typed_array import expect, expect_flat, typed
+from .typed_array import ends_of, expect, expect_flat, typed
 
 AS_KEPT = NONE = -1
 NUM_HEADS, MASK_ROWS = 9, 7
-FLAT_FIELDS = (
-    "bias_tokens", "bias", "factors", "count_places", "tokens", "counts", "in_prompt",
-    "path_rows", "path_tokens",
-)  # fmt: skip
-
 
 Arrays = list[NDArray[Any]]
 
@@ -125,7 +120,7 @@ class ReceivedEdits:
     def apply(self, changes: EditChanges | None, row_slots: Int32) -> tuple[LogitEdits, ...]:
         """The edits that the other end's `changes` was given.
 
-        Raises `ProtocolError` for what the other end cannot have made.
+        The tokens of their penalties are the kept ones, which the next call changes. Raises `ProtocolError` for what the other end cannot have made.
         """
         if changes is None:
             return ()
@@ -137,69 +132,49 @@ class ReceivedEdits:
         masks = iter(
             () if changes.masks is None else self._masks.apply(changes.masks, num_masks[is_masked])
         )
-        reader = _Reader(changes)
         edits = []
-        for head in heads.tolist():
-            first_row, num_rows, num_biases, *penalties, mask_rows, has_factors = head
-            expect(0 <= first_row < len(row_slots), "edits are of no row")
-            kept = self._kept[int(row_slots[first_row])]
-            if num_biases != AS_KEPT:
-                kept.bias_tokens = reader.take("bias_tokens", num_biases)
-                kept.bias = reader.take("bias", num_biases)
-            if has_factors:
-                kept.factors = reader.take("factors", 3)
-            own = None if penalties[0] == NONE else reader.penalties(kept, *penalties)
-            mask = None if mask_rows == NONE else next(masks)
-            edits.append(LogitEdits(first_row, num_rows, kept.bias_tokens, kept.bias, own, mask))
-        reader.finish()
+        for head, *parts in zip(heads.tolist(), *_parts_of(changes), strict=True):
+            expect(0 <= head[0] < len(row_slots), "edits are of no row")
+            kept = self._kept[int(row_slots[head[0]])]
+            mask = None if head[MASK_ROWS] == NONE else next(masks)
+            edits.append(_applied(kept, head, parts, mask))
         return tuple(edits)
 
 
-class _Reader:
-    """Takes the arrays of `EditChanges` part by part."""
+def _parts_of(changes: EditChanges) -> Iterator[Arrays]:
+    """The arrays of every edit, field by field as in `_Parts`."""
+    heads = changes.heads
+    num_biases = np.maximum(heads[:, 2], 0)
+    num_new = np.where(heads[:, 3] == NONE, 0, heads[:, 3] - heads[:, 4])
+    lengths = {
+        "bias_tokens": num_biases, "bias": num_biases, "factors": 3 * heads[:, 8],
+        "count_places": heads[:, 5], "tokens": num_new, "counts": heads[:, 5] + num_new,
+        "in_prompt": heads[:, 5] + num_new, "path_rows": heads[:, 6], "path_tokens": heads[:, 6],
+    }  # fmt: skip
+    for name, own in lengths.items():
+        array = getattr(changes, name)
+        expect_flat(name, array)
+        ends = ends_of(own, len(array), name)
+        yield [array[first:end] for first, end in zip([0, *ends], ends, strict=False)]
 
-    __slots__ = ("_changes", "_done")
 
-    def __init__(self, changes: EditChanges) -> None:
-        self._changes = changes
-        self._done = dict.fromkeys(FLAT_FIELDS, 0)
-        for name in FLAT_FIELDS:
-            expect_flat(name, getattr(changes, name))
-
-    def take(self, name: str, count: int) -> NDArray[Any]:
-        """The next entries of one array. Raises `ProtocolError` where there are fewer."""
-        first, array = self._done[name], getattr(self._changes, name)
-        self._done[name] = end = first + count
-        expect(first <= end <= len(array), f"{name} are cut short")
-        return array[first:end]
-
-    def penalties(
-        self, kept: KeptEdits, num_tokens: int, num_kept: int, num_changed: int, num_path: int
-    ) -> Penalties:
-        """The next penalties, which are kept from now on."""
-        expect(0 <= num_kept <= min(kept.num_tokens, num_tokens), "tokens are not known here")
-        places = self.take("count_places", num_changed)
+def _applied(kept: KeptEdits, head: list[int], parts: Arrays, mask: UInt32 | None) -> LogitEdits:
+    """One edit, which is kept from now on."""
+    first_row, num_rows, num_biases, num_tokens, num_kept, num_changed, *_ = head
+    bias_tokens, bias, factors, places, tokens, counts, in_prompt, path_rows, path_tokens = parts
+    if num_biases != AS_KEPT:
+        kept.bias_tokens, kept.bias = bias_tokens, bias
+    if len(factors):
+        kept.factors = factors
+    penalties = None
+    if num_tokens != NONE:
+        expect(0 <= num_kept <= kept.num_tokens, "tokens are not known here")
         if num_changed:
             expect(places.min() >= 0 and places.max() < num_kept, "counts are of no token")
-        kept.counts[places] = self.take("counts", num_changed)
-        kept.in_prompt[places] = self.take("in_prompt", num_changed)
-        num_new = num_tokens - num_kept
-        tail = [self.take(name, num_new) for name in ("tokens", "counts", "in_prompt")]
-        kept.put_tail(num_kept, *tail)
-        repetition, presence, frequency = kept.factors.tolist()
-        # Copies: the next message changes what is kept.
-        return Penalties(
-            kept.tokens[:num_tokens].copy(), kept.counts[:num_tokens].copy(),
-            kept.in_prompt[:num_tokens].copy(), self.take("path_rows", num_path),
-            self.take("path_tokens", num_path), repetition, presence, frequency,
-        )  # fmt: skip
-
-    def finish(self) -> None:
-        """Raise `ProtocolError` where anything is left."""
-        is_whole = all(
-            len(getattr(self._changes, name)) == done for name, done in self._done.items()
-        )
-        expect(is_whole, "edits are too many")
+        kept.counts[places], kept.in_prompt[places] = counts[:num_changed], in_prompt[:num_changed]
+        kept.put_tail(num_kept, tokens, counts[num_changed:], in_prompt[num_changed:])
+        penalties = Penalties(*kept.text, path_rows, path_tokens, *kept.factors.tolist())
+    return LogitEdits(first_row, num_rows, kept.bias_tokens, kept.bias, penalties, mask)
 
 
 def _has_new_factors(parts: _Parts, penalties: Penalties, kept: KeptEdits) -> bool:

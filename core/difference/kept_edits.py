@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Bool, Float64, Int32
 from ..compiled import compiled
@@ -12,6 +15,8 @@ from .typed_array import typed
 NO_IDS = np.empty(0, dtype=np.int32)
 NO_BIAS = np.empty(0, dtype=np.float32)
 FIRST_ROOM = 256
+# Entries that are compared at once.
+CHUNK = 32
 
 
 class KeptEdits:
@@ -42,6 +47,12 @@ class KeptEdits:
         self.in_prompt[first:end] = in_prompt
         self.num_tokens = end
 
+    @property
+    def text(self) -> tuple[Int32, Int32, Bool]:
+        """What is in use of `tokens`, `counts` and `in_prompt`."""
+        count = self.num_tokens
+        return self.tokens[:count], self.counts[:count], self.in_prompt[:count]
+
     def num_kept(self, penalties: Penalties) -> tuple[int, Int32]:
         """How many tokens, from the first on, are those kept; whose counts of them are others."""
         tokens = typed(penalties.tokens, np.int32, 1, "tokens")
@@ -49,8 +60,7 @@ class KeptEdits:
         in_prompt = typed(penalties.in_prompt, np.bool_, 1, "in_prompt")
         if not len(tokens) == len(counts) == len(in_prompt):
             raise TypeError("penalties have tokens without a count")
-        kept = self.tokens[: self.num_tokens], self.counts, self.in_prompt
-        return _compared(*kept, tokens, counts, in_prompt)
+        return _compared(*self.text, tokens, counts, in_prompt)
 
 
 @compiled
@@ -62,19 +72,32 @@ def _compared(  # noqa: PLR0917 - flat arrays, and one loop over them
     counts: Int32,
     in_prompt: Bool,
 ) -> tuple[int, Int32]:
-    num_kept = 0
-    while num_kept < min(len(kept_tokens), len(tokens)):
-        if kept_tokens[num_kept] != tokens[num_kept]:
-            break
-        num_kept += 1
-    num_changed = 0
-    for index in range(num_kept):
-        differs = kept_counts[index] != counts[index]
-        num_changed += differs | (kept_in_prompt[index] != in_prompt[index])
-    places = np.empty(num_changed, dtype=np.int32)
-    done = 0
-    for index in range(num_kept if num_changed else 0):
-        if kept_counts[index] != counts[index] or kept_in_prompt[index] != in_prompt[index]:
+    most = min(len(kept_tokens), len(tokens))
+    num_kept = _num_equal(kept_tokens[:most], tokens[:most], 0)
+    places = np.empty(num_kept, dtype=np.int32)
+    done = index = 0
+    while index < num_kept:
+        index = min(
+            _num_equal(kept_counts[:num_kept], counts[:num_kept], index),
+            _num_equal(kept_in_prompt[:num_kept], in_prompt[:num_kept], index),
+        )
+        if index < num_kept:
             places[done] = index
             done += 1
-    return num_kept, places
+            index += 1
+    return num_kept, places[:done].copy()
+
+
+@compiled
+def _num_equal(left: NDArray[Any], right: NDArray[Any], first: int) -> int:
+    """The first place from `first` on where they differ, or their length; chunk by chunk."""
+    while first + CHUNK <= len(left):
+        are_equal = True
+        for index in range(first, first + CHUNK):
+            are_equal &= left[index] == right[index]
+        if not are_equal:
+            break
+        first += CHUNK
+    while first < len(left) and left[first] == right[first]:
+        first += 1
+    return first
