@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from ...core.difference.load_loops import load_loops
 from ...core.errors import DeviceLost, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from .messages import StepReader, encode_result
@@ -68,6 +69,7 @@ class StageWorker:
         if spec.device == "cpu":
             # Stages of one machine run at once; more threads than cores slow all of them down.
             torch.set_num_threads(max(1, int(spec.num_cpus)))
+        load_loops()
         if self._stage is not None and self._is_same(self._stage, index, spec):
             self._stage.reset()
         else:

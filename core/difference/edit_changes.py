@@ -120,7 +120,8 @@ class ReceivedEdits:
     def apply(self, changes: EditChanges | None, row_slots: Int32) -> tuple[LogitEdits, ...]:
         """The edits that the other end's `changes` was given.
 
-        The tokens of their penalties are the kept ones, which the next call changes. Raises `ProtocolError` for what the other end cannot have made.
+        The tokens of their penalties are the kept ones, which the next call changes. Raises
+        `ProtocolError` for what the other end cannot have made.
         """
         if changes is None:
             return ()

@@ -16,7 +16,7 @@ NO_IDS = np.empty(0, dtype=np.int32)
 NO_BIAS = np.empty(0, dtype=np.float32)
 FIRST_ROOM = 256
 # Entries that are compared at once.
-CHUNK = 32
+CHUNK = 64
 
 
 class KeptEdits:
@@ -92,10 +92,11 @@ def _compared(  # noqa: PLR0917 - flat arrays, and one loop over them
 def _num_equal(left: NDArray[Any], right: NDArray[Any], first: int) -> int:
     """The first place from `first` on where they differ, or their length; chunk by chunk."""
     while first + CHUNK <= len(left):
-        are_equal = True
-        for index in range(first, first + CHUNK):
-            are_equal &= left[index] == right[index]
-        if not are_equal:
+        # Slices, whose places count from 0: no loop over places that may be below 0 is vectorised.
+        old, new, count = left[first : first + CHUNK], right[first : first + CHUNK], 0
+        for index in range(CHUNK):
+            count += old[index] != new[index]
+        if count:
             break
         first += CHUNK
     while first < len(left) and left[first] == right[first]:
