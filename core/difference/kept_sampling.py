@@ -32,8 +32,8 @@ class KeptSampling:
 
     def changes(
         self, rows: RowsDifference, logits_rows: Int32, sampling: SamplingRows
-    ) -> SamplingChanges:
-        """What differs in the parameters of these rows; kept from now on.
+    ) -> SamplingChanges | None:
+        """What differs in the parameters of these rows; kept from now on. None: nothing.
 
         Raises `TypeError` for arrays that no step has.
         """
@@ -47,6 +47,8 @@ class KeptSampling:
         self._make_room(slots)
         kept = self._floats.view(np.int32), self._top_k, self._seeds
         places = _changes(starts, slots, logits_rows, floats.view(np.int32), top_k, seeds, *kept)
+        if is_behind and not len(places):
+            return None
         changed = slots[places]
         return SamplingChanges(
             places,
@@ -58,31 +60,22 @@ class KeptSampling:
         )
 
     def apply(
-        self, rows: RowsDifference, logits_rows: Int32, changes: SamplingChanges
+        self, rows: RowsDifference, logits_rows: Int32, changes: SamplingChanges | None
     ) -> SamplingRows:
         """The parameters that the other end's `changes` was given.
 
         `rows` and `logits_rows` were checked to be of one step. Raises `ProtocolError` for what
         the other end cannot have made.
         """
-        if changes.rows is not None:
-            return changes.rows
-        places, slots = changes.places, rows.request_slots
-        expect_flat("sampling", places, changes.floats, changes.top_k, changes.seeds)
-        count = len(places)
-        is_whole = len(changes.floats) == 4 * count
-        is_whole &= len(changes.top_k) == len(changes.seeds) == count
-        expect(is_whole, "sampling parameters are cut short")
-        if count:
-            fits = places.min() >= 0 and places.max() < len(slots)
-            expect(fits, "sampling parameters are of no request")
+        slots, positions = rows.request_slots, None
         self._make_room(slots)
-        changed = slots[places]
-        self._floats[changed] = changes.floats.reshape(-1, 4)
-        self._top_k[changed], self._seeds[changed] = changes.top_k, changes.seeds
-        owners = slots[np.searchsorted(rows.request_starts, logits_rows, side="right") - 1]
+        if changes is not None:
+            if changes.rows is not None:
+                return changes.rows
+            self._keep(slots, changes)
+            positions = changes.positions
+        owners = rows.slots_of(logits_rows)
         temperature, top_p, min_p, typical_p = np.ascontiguousarray(self._floats[owners].T)
-        positions = changes.positions
         if positions is None:
             positions = rows.positions[logits_rows].astype(np.int64) + 1
         expect(positions.shape == logits_rows.shape, "positions are of other rows")
@@ -91,8 +84,21 @@ class KeptSampling:
             self._seeds[owners], positions,
         )  # fmt: skip
 
+    def _keep(self, slots: Int32, changes: SamplingChanges) -> None:
+        places, count = changes.places, len(changes.places)
+        expect_flat("sampling", places, changes.floats, changes.top_k, changes.seeds)
+        is_whole = len(changes.floats) == 4 * count
+        is_whole &= len(changes.top_k) == len(changes.seeds) == count
+        expect(is_whole, "sampling parameters are cut short")
+        if count:
+            fits = places.min() >= 0 and places.max() < len(slots)
+            expect(fits, "sampling parameters are of no request")
+        changed = slots[places]
+        self._floats[changed] = changes.floats.reshape(-1, 4)
+        self._top_k[changed], self._seeds[changed] = changes.top_k, changes.seeds
+
     def _make_room(self, slots: Int32) -> None:
-        missing = int(slots.max(initial=-1)) + 1 - len(self._seeds)
+        missing = max(slots.tolist(), default=-1) + 1 - len(self._seeds)
         if missing > 0:
             self._floats = np.concatenate((self._floats, np.zeros((missing, 4), np.float32)))
             self._top_k = np.concatenate((self._top_k, np.zeros(missing, np.int32)))

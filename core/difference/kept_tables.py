@@ -7,7 +7,7 @@ import numpy as np
 from ..arrays import Int32
 from ..compiled import compiled
 from .step_difference import TableChanges
-from .typed_array import MAX_ENTRIES, ends_of, expect, expect_flat
+from .typed_array import MAX_ENTRIES, expect, expect_flat
 
 # Entries that are compared at once.
 CHUNK = 64
@@ -37,22 +37,19 @@ class KeptTables:
 
         Raises `ProtocolError` for what it cannot have made.
         """
-        firsts, counts, blocks = changes.firsts, changes.counts, changes.blocks
-        expect_flat("block tables", firsts, counts, blocks)
-        expect(len(firsts) == len(counts) == len(slots), "block tables are of other requests")
-        ends_of(counts, len(blocks), "block tables")
-        width = changes.width
-        highest = max(int(slots.max(initial=0)) + 1, len(self._kept))
+        spans, blocks, width = changes.spans, changes.blocks, changes.width
+        expect_flat("block tables", blocks)
+        expect(spans.shape == (2, len(slots)), "block tables are of other requests")
+        highest = max(_most(slots) + 1, len(self._kept), 1)
         expect(0 <= width <= MAX_ENTRIES // highest, f"block tables of {width} columns")
-        if len(slots):
-            ends = firsts.astype(np.int64) + counts
-            expect(firsts.min() >= 0 and ends.max() <= width, "block tables are longer than wide")
+        are_whole = _are_spans(spans, width, len(blocks))
+        expect(are_whole, "block tables are cut short, too many, or longer than wide")
         self._make_room(slots, width)
-        return _applied(self._kept, slots, firsts, counts, blocks, width)
+        return _applied(self._kept, slots, spans, blocks, width)
 
     def _make_room(self, slots: Int32, width: int) -> None:
         num_slots, num_columns = self._kept.shape
-        needed = int(slots.max(initial=-1)) + 1
+        needed = _most(slots) + 1
         if needed <= num_slots and width <= num_columns:
             return
         # By a quarter more, since contexts grow block by block.
@@ -64,11 +61,11 @@ class KeptTables:
 
 
 @compiled
-def _changes(kept: Int32, slots: Int32, tables: Int32) -> tuple[Int32, Int32, Int32]:
+def _changes(kept: Int32, slots: Int32, tables: Int32) -> tuple[Int32, Int32]:
     """First column and number of columns that differ, of each request, and these columns."""
     num_requests, width = tables.shape
-    firsts = np.zeros(num_requests, dtype=np.int32)
-    counts = np.zeros(num_requests, dtype=np.int32)
+    spans = np.zeros((2, num_requests), dtype=np.int32)
+    firsts, counts = spans
     for place in range(num_requests):
         old, new = kept[slots[place]], tables[place]
         end = width
@@ -83,7 +80,7 @@ def _changes(kept: Int32, slots: Int32, tables: Int32) -> tuple[Int32, Int32, In
         for column in range(firsts[place], firsts[place] + counts[place]):
             blocks[done] = kept[slots[place], column] = tables[place, column]
             done += 1
-    return firsts, counts, blocks
+    return spans, blocks
 
 
 @compiled
@@ -104,10 +101,22 @@ def _first_difference(old: Int32, new: Int32) -> int:
 
 
 @compiled
-def _applied(  # noqa: PLR0917 - flat arrays, and one loop over them
-    kept: Int32, slots: Int32, firsts: Int32, counts: Int32, blocks: Int32, width: int
-) -> Int32:
+def _are_spans(spans: Int32, width: int, num_blocks: int) -> bool:
+    """Whether these columns are within tables of this width, and so many together."""
+    firsts, counts = spans
+    total = 0
+    for place in range(len(firsts)):
+        first, count = firsts[place], counts[place]
+        if first < 0 or count < 0 or np.int64(first) + count > width:
+            return False
+        total += count
+    return total == num_blocks
+
+
+@compiled
+def _applied(kept: Int32, slots: Int32, spans: Int32, blocks: Int32, width: int) -> Int32:
     """Write the columns that differ; the tables as they are then."""
+    firsts, counts = spans
     tables = np.empty((len(slots), width), dtype=np.int32)
     done = 0
     for place in range(len(slots)):
@@ -117,3 +126,8 @@ def _applied(  # noqa: PLR0917 - flat arrays, and one loop over them
             done += 1
         tables[place] = row[:width]
     return tables
+
+
+def _most(slots: Int32) -> int:
+    """The highest slot; -1 without any. Of few numbers Python's own is the quicker one."""
+    return max(slots.tolist(), default=-1)

@@ -113,5 +113,4 @@ def _check(rows: RowsDifference) -> None:
     are_whole = len(rows.positions) == len(rows.slots) == num_rows
     are_whole &= are_starts(rows.request_starts, num_requests, num_rows)
     expect(are_whole and len(slots) == num_requests, "rows are of no request")
-    if num_requests:
-        expect(slots.min() >= 0 and slots.max() < MAX_SLOTS, "requests have no slot")
+    expect(all(0 <= slot < MAX_SLOTS for slot in slots.tolist()), "requests have no slot")

@@ -17,34 +17,41 @@ class TableChanges:
     """Entries of block tables that differ from those kept in the requests' slots.
 
     width   columns of the step's tables
-    firsts  int32 [requests]  first column of each request that differs
-    counts  int32 [requests]  columns from there on that are sent
+    spans   int32 [2, requests]  first column of each request that differs, and how many columns
+            from there on are sent
     blocks  int32 [all of these]
     """
 
     width: int
-    firsts: Int32
-    counts: Int32
+    spans: Int32
     blocks: Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeColumns:
+    """Columns of all trees.
+
+    counts            int32 [trees]
+    slots, positions  int32 [all columns]
+    """
+
+    counts: Int32
+    slots: Int32
+    positions: Int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeArrays:
     """The `TreeRows` of all requests, one behind the other.
 
-    num_rows     int32 [requests]  of each one's ancestors; -1: it has no tree
-    num_words    int32 [requests]
-    ancestors    uint64 [all words]
-    num_columns  int32 [requests]; none at all where every tree's columns are its own rows
-    slots, positions  int32 [all columns]
+    shapes     int32 [requests, 2]  of each one's ancestors; -1 rows: it has no tree
+    ancestors  uint64 [all words]
+    columns    None where every tree's columns are its own rows
     """
 
-    num_rows: Int32
-    num_words: Int32
+    shapes: Int32
     ancestors: UInt64
-    num_columns: Int32
-    slots: Int32
-    positions: Int32
+    columns: TreeColumns | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,10 +149,13 @@ class EditChanges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceDifference:
-    """What the last stage alone needs of a step."""
+    """What the last stage alone needs of a step.
+
+    sampling  None: the kept parameters, and each row's position is the one behind its own
+    """
 
     logits_rows: Int32
-    sampling: SamplingChanges
+    sampling: SamplingChanges | None
     probe_rows: Int32
     probe_top_k: int
     scored_rows: Int32

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from ..arrays import Int32, Int64
 from ..steps import StepInput, TreeRows
-from .step_difference import RowsDifference, TreeArrays
+from .step_difference import RowsDifference, TreeArrays, TreeColumns
 from .typed_array import ends_of, expect, expect_flat, typed
 
-NONE = np.empty(0, dtype=np.int32)
-NO_TREE = -1
+NO_TREE = (-1, 0)
 
 
 def flatten_trees(step: StepInput) -> TreeArrays | None:
@@ -30,17 +30,14 @@ def flatten_trees(step: StepInput) -> TreeArrays | None:
     if any(num_slots != num_positions for num_slots, num_positions in sizes):
         raise TypeError("a tree has columns without a slot or a position")
     num_columns = np.array([count for count, _ in sizes], dtype=np.int32)
-    shapes = iter([own.shape for own in bits])
-    dims = np.array(
-        [(NO_TREE, 0) if tree is None else next(shapes) for tree in step.trees], dtype=np.int32
-    )
-    if _are_rows(step, num_columns, slots, positions):
-        num_columns = slots = positions = NONE
-    ancestors = np.concatenate([own.ravel() for own in bits])
+    own = iter([tree.shape for tree in bits])
+    shapes = [NO_TREE if tree is None else next(own) for tree in step.trees]
+    are_rows = _are_rows(step, num_columns, slots, positions)
     return TreeArrays(
-        np.ascontiguousarray(dims[:, 0]), np.ascontiguousarray(dims[:, 1]), ancestors,
-        num_columns, slots, positions,
-    )  # fmt: skip
+        np.array(shapes, dtype=np.int32),
+        np.concatenate([tree.ravel() for tree in bits]),
+        None if are_rows else TreeColumns(num_columns, slots, positions),
+    )
 
 
 def _are_rows(step: StepInput, num_columns: Int32, slots: Int32, positions: Int32) -> bool:
@@ -61,20 +58,17 @@ def split_trees(rows: RowsDifference) -> tuple[TreeRows | None, ...]:
     num_requests, arrays = len(rows.context_lens), rows.trees
     if arrays is None:
         return (None,) * num_requests
-    expect_flat("trees", arrays.num_rows, arrays.num_words, arrays.ancestors)
-    expect(len(arrays.num_rows) == len(arrays.num_words) == num_requests, "trees are of others")
-    is_tree = arrays.num_rows != NO_TREE
-    places = np.flatnonzero(is_tree)
-    num_rows, num_words = arrays.num_rows[is_tree], arrays.num_words[is_tree]
-    signs = num_rows.min(initial=0) >= 0 and num_words.min(initial=0) >= 0
-    expect(signs, "trees have sizes below 0")
-    sizes = num_rows.astype(np.int64) * num_words
-    ends = sizes.cumsum().tolist()
+    shapes = arrays.shapes
+    expect_flat("trees", arrays.ancestors)
+    expect(shapes.shape == (num_requests, 2), "trees are of other requests")
+    places = np.flatnonzero(shapes[:, 0] != NO_TREE[0])
+    sizes = [(rows, words) for rows, words in shapes.tolist() if rows != NO_TREE[0]]
+    expect(all(rows >= 0 and words >= 0 for rows, words in sizes), "trees have sizes below 0")
+    ends = list(accumulate(rows * words for rows, words in sizes))
     expect((ends[-1] if ends else 0) == len(arrays.ancestors), "trees are cut short")
     columns = _columns(rows, arrays, places)
     trees: list[TreeRows | None] = [None] * num_requests
-    shapes = zip(num_rows.tolist(), num_words.tolist(), strict=True)
-    parts = zip(places.tolist(), shapes, [0, *ends], ends, columns, strict=False)
+    parts = zip(places.tolist(), sizes, [0, *ends], ends, columns, strict=False)
     for place, shape, first, end, (slots, positions) in parts:
         trees[place] = TreeRows(arrays.ancestors[first:end].reshape(shape), slots, positions)
     return tuple(trees)
@@ -84,16 +78,17 @@ def _columns(
     rows: RowsDifference, arrays: TreeArrays, places: Int64
 ) -> Sequence[tuple[Int32, Int32]]:
     """Slots and positions of the columns of each tree."""
-    slots, positions = arrays.slots, arrays.positions
-    expect_flat("trees", arrays.num_columns, slots, positions)
-    if len(arrays.num_columns):
-        expect(len(arrays.num_columns) == len(places), "columns are of other trees")
-        expect(len(slots) == len(positions), "columns have no position")
-        ends = ends_of(arrays.num_columns, len(slots), "columns")
-        firsts = [0, *ends]
-    else:
+    columns = arrays.columns
+    if columns is None:
         slots, positions = rows.slots, rows.positions
         firsts = rows.request_starts[places].tolist()
         ends = rows.request_starts[places + 1].tolist()
+    else:
+        slots, positions = columns.slots, columns.positions
+        expect_flat("trees", columns.counts, slots, positions)
+        expect(len(columns.counts) == len(places), "columns are of other trees")
+        expect(len(slots) == len(positions), "columns have no position")
+        ends = ends_of(columns.counts, len(slots), "columns")
+        firsts = [0, *ends]
     pairs = zip(firsts, ends, strict=False)
     return [(slots[first:end], positions[first:end]) for first, end in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ def expect(condition: bool | np.bool_, what: str) -> None:
 
 def expect_flat(name: str, *arrays: NDArray[Any]) -> None:
     """Raise `ProtocolError` unless all arrays have one dimension."""
-    expect(all(array.ndim == 1 for array in arrays), f"{name} are no flat arrays")
+    for array in arrays:
+        expect(array.ndim == 1, f"{name} are no flat arrays")
 
 
 def ends_of(lengths: Int32, total: int, name: str) -> list[int]:
@@ -37,7 +39,8 @@ def ends_of(lengths: Int32, total: int, name: str) -> list[int]:
 
     Raises `ProtocolError` where they do not.
     """
-    expect(not len(lengths) or bool(lengths.min() >= 0), f"{name} have lengths below 0")
-    ends = lengths.astype(np.int64).cumsum().tolist()
+    own = lengths.tolist()
+    expect(min(own, default=0) >= 0, f"{name} have lengths below 0")
+    ends = list(accumulate(own))
     expect((ends[-1] if ends else 0) == total, f"{name} are cut short or too many")
     return ends

@@ -46,8 +46,8 @@ class Link:
         """A step that has no encoding."""
         with pytest.raises(TypeError):
             self.encoder.encode(replace(step, request_starts=step.request_starts[:-1]))
+        rows = np.full(1, 1000, dtype=np.int32)
         with pytest.raises(TypeError):
-            rows = np.full(1, 1000, dtype=np.int32)
             self.encoder.encode(replace(step, logits_rows=rows))
         if step.edits:
             # The last thing that is looked at, behind much that was kept already.
@@ -139,7 +139,7 @@ def test_a_message_that_is_broken_ends_the_run() -> None:
     decoder.decode(encoder.encode(busy_step(world)))
     difference = encoder.encode(busy_step(world))
     tables = replace(difference.rows.tables, blocks=np.zeros(999, dtype=np.int32))
-    with pytest.raises(ProtocolError, match="block tables are cut short or too many"):
+    with pytest.raises(ProtocolError, match="block tables are cut short, too many"):
         decoder.decode(replace(difference, rows=replace(difference.rows, tables=tables)))
     with pytest.raises(ProtocolError, match="not the last here"):
         decoder.decode(difference)
