@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from .arrays import Int32
 from .drafting import Drafting
 from .proposals import StepCommit
 from .request.output import TARGET_SOURCE, Delta, TokenLogProb
 from .request.request import RequestState
 from .request.stop import Advance
-from .schedule.budget import LEARNED_TREES, NodeBudget, StepOutcome
+from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
 from .step.outputs import NO_TREE_OUTPUT, Chosen, TreeOutput
 from .step.prompt_chunk import PromptChunk
@@ -46,19 +44,24 @@ class Committing:
         self._is_alive = is_alive
         self._finish = finish
 
-    def note_walks(self, trees: TreeSteps, walks: Sequence[Walk], outcome: StepOutcome) -> None:
-        """Learn from the walks through the trees of requests that have not ended meanwhile."""
-        is_alive = list(map(self._is_alive, trees.states))
-        rows = [walk.rows if alive else () for walk, alive in zip(walks, is_alive, strict=True)]
-        outcome.count([state.request_id for state in trees.states], trees.trees, rows)
-        has_nodes = trees.drafted.sizes > 0
-        for place in np.flatnonzero(has_nodes & np.array(is_alive, dtype=np.bool_))[
-            :LEARNED_TREES
-        ].tolist():
-            self._budget.learn(trees.drafted[place], walks[place].tokens)
+    def count(self, trees: TreeSteps, walks: Sequence[Walk], outcome: StepOutcome) -> None:
+        """Count the walks through the trees of requests that have not ended meanwhile."""
+        alive = [
+            walk if self._is_alive(state) else None
+            for state, walk in zip(trees.states, walks, strict=True)
+        ]
+        outcome.count(
+            [state.request_id for state in trees.states],
+            trees.trees,
+            trees.drafted,
+            [walk.rows if walk else () for walk in alive],
+            [walk.tokens if walk else () for walk in alive],
+        )
+        self._budget.judge(outcome)
 
-    def commit_tree(self, state: RequestState, walk: Walk, answer: TreeOutput) -> None:
+    def commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""
+        state, walk, answer = part
         self._scheduler.share(state, len(state.token_ids) - 1)
         if not self._is_alive(state):
             return
@@ -72,7 +75,8 @@ class Committing:
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
             state.moves = moves
-        log_probs = answer.chosen.logprobs_of(rows[:taken], state.request.params.logprobs)
+        num_top = state.request.params.logprobs
+        log_probs = () if num_top is None else answer.chosen.logprobs_of(rows[:taken], num_top)
         self._emit(state, advance, tokens, sources, log_probs)
 
     def commit_chunk(self, chunk: PromptChunk, chosen: Chosen) -> None:
@@ -93,7 +97,7 @@ class Committing:
         self._emit(state, advance, tokens, [TARGET_SOURCE], log_probs)
 
     def _append(
-        self, state: RequestState, tokens: list[int], token_ids: Int32, answer: TreeOutput
+        self, state: RequestState, tokens: Sequence[int], token_ids: Int32, answer: TreeOutput
     ) -> None:
         base_len = len(state.token_ids)
         state.append(tokens)

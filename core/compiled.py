@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
@@ -70,6 +71,25 @@ def _typed_pointer(_context: Any, address: Any) -> Any:
 
 
 pointer = cast("Callable[[int], Any]", intrinsic(_typed_pointer))
+
+
+def _prefetching(_context: Any, address: Any) -> Any:
+    """The processor's hint that the line of memory at an address will be read soon."""
+
+    def build(_target: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        int32, byte_pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        hint = ir.FunctionType(ir.VoidType(), [byte_pointer, int32, int32, int32])
+        name = f"llvm.prefetch.{byte_pointer.intrinsic_name}"
+        function = cgutils.get_or_insert_function(builder.module, hint, name)
+        line = builder.inttoptr(values[0], byte_pointer)
+        # To read, to be kept in all caches, data.
+        builder.call(function, [line, int32(0), int32(3), int32(1)])
+        return _target.get_dummy_value()
+
+    return types.none(address), build
+
+
+prefetch = cast("Callable[[int], None]", intrinsic(_prefetching))
 
 
 @compiled

@@ -176,7 +176,6 @@ class Drafting:
             drafted.max_nodes,
             self._scheduler.num_prefill_rows(len(drafted)) + num_probe_rows,
             ids=[state.request_id for state in drafted.states],
-            tried=draft_batch.plan.tried,
             spent_s=draft_batch.seconds,
         )
         for place, form in drafted.forms.items():

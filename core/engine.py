@@ -13,7 +13,15 @@ from functools import partial
 
 from .committing import Committing
 from .drafting import Drafting, DraftingGroup
-from .errors import Contained, DraftlineError, RequestError, StageLost, as_request_failure, place_of
+from .errors import (
+    Contained,
+    DraftlineError,
+    RequestError,
+    StageLost,
+    as_request_failure,
+    contain_each,
+    place_of,
+)
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
 from .proposals import AskPlan, DraftBatch
@@ -300,10 +308,9 @@ class EngineCore:
             state.in_flight -= 1
             state.num_losses = 0
         trees = in_flight.trees
-        self._committing.note_walks(trees, walks, outcome)
-        for state, walk, answer in zip(trees.states, walks, answers, strict=True):
-            with self._contain(state):
-                self._committing.commit_tree(state, walk, answer)
+        self._committing.count(trees, walks, outcome)
+        parts = zip(trees.states, walks, answers, strict=True)
+        contain_each(self._committing.commit_tree, parts, self._fail_part)
         for chunk, first in zip(in_flight.chunks, chosen, strict=True):
             with self._contain(chunk.state):
                 self._committing.commit_chunk(chunk, first)
@@ -327,7 +334,10 @@ class EngineCore:
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)
-        self._tell(state, replace(last, metrics=state.metrics(self._clock(), self._acceptance)))
+        self._tell(state, last._replace(metrics=state.metrics(self._clock(), self._acceptance)))
+
+    def _fail_part(self, part: tuple[RequestState, Walk, TreeOutput], error: Exception) -> None:
+        self._fail(part[0], as_request_failure(error, part[0].request_id))
 
     def _contain(self, state: RequestState) -> Contained:
         return Contained(state.request_id, partial(self._fail, state))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from types import TracebackType
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 # Frames of a traceback that are named, the innermost ones.
 MAX_PLACES = 4
 MAX_INT32 = 2**31 - 1
@@ -133,6 +134,22 @@ class Contained:
             return False
         self._fail(as_request_failure(error, self._request_id))
         return True
+
+
+def contain_each(
+    work: Callable[[T], None], parts: Iterable[T], fail: Callable[[T, Exception], None]
+) -> None:
+    """Do something for each part; an exception ends that part's request by `fail`, and no more.
+
+    `StageLost` is let through. For parts of every step: `Contained` takes a microsecond for each.
+    """
+    for part in parts:
+        try:
+            work(part)
+        except StageLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - it supervises: the other requests go on
+            fail(part, error)
 
 
 def as_request_failure(error: Exception, request_id: str) -> DraftlineError:

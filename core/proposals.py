@@ -9,7 +9,8 @@ step      one batch of rows that enters stage 0 and leaves the last stage
 row       one token of a step
 slot      one token's place in a stage's paged KV cache: block id * block size + offset
 
-All arrays are numpy and are never written after construction.
+All arrays are numpy and are never written after construction. What is made for every request of
+every step is a named tuple, which is made in a third of the time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -226,8 +229,7 @@ class DraftRequest:
     store: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(NamedTuple):
     """Asks for a proposal that continues a request's first `committed_len` tokens."""
 
     request_id: str
@@ -247,8 +249,7 @@ class TopNextTokens:
     ids: Int32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Commit:
+class Commit(NamedTuple):
     """Tokens appended to a request by one step.
 
     base_len   committed tokens before this commit
@@ -265,8 +266,7 @@ class Commit:
     top_next_tokens: TopNextTokens | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepCommit:
+class StepCommit(NamedTuple):
     """Tokens appended to a request by one step, for all drafters.
 
     `probe_ids` and `top_next_tokens` hold, by source, the answers to what the proposals asked for;
@@ -276,8 +276,8 @@ class StepCommit:
     request_id: str
     base_len: int
     tokens: Int32
-    probe_ids: Mapping[str, Int32] = field(default_factory=dict)
-    top_next_tokens: Mapping[str, TopNextTokens] = field(default_factory=dict)
+    probe_ids: Mapping[str, Int32] = MappingProxyType({})
+    top_next_tokens: Mapping[str, TopNextTokens] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,6 @@ class AskPlan:
 
     by_drafter  ids of the requests that each drafter is asked for; none that is asked for nothing
     probing     of these, the ones whose probes go into the step
-    tried       requests that a drafter is asked for although it is not known to pay
     ids         of the requests that take drafts; the rest is about them, for what is learned of it:
     choices     int64 [requests, drafters]  what was decided (`core/schedule/choice_kernels.py`)
     sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
@@ -311,7 +310,6 @@ class AskPlan:
 
     by_drafter: Mapping[str, tuple[str, ...]]
     probing: Mapping[str, frozenset[str]]
-    tried: frozenset[str] = frozenset()
     ids: tuple[str, ...] = ()
     choices: Int64 = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     sizes: Float64 = field(default_factory=lambda: np.empty((0, 2)))

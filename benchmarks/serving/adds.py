@@ -29,7 +29,7 @@ from ...cluster.loop_calls import off_loop
 from ...core.engine import EngineCore
 from ...core.request.request import Request
 from ...core.request.sampling_params import SamplingParams
-from ...core.request.stop import StopRule
+from ...core.request.stop import SilentStream, StopRule
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
@@ -40,7 +40,6 @@ from ..step.simulated_pipeline import (
     BLOCK_SIZE,
     PROMPT_LEN,
     CountingDrafters,
-    NoText,
     SimulatedPipeline,
 )
 
@@ -154,7 +153,7 @@ def _request(name: str, tokens: int) -> Added:
     params = SamplingParams(max_tokens=tokens, temperature=0.0)
     ids = np.arange(PROMPT_LEN, dtype=np.int32)
     request = Request(name, ids, params, 0, tokens, lambda _: None)
-    return request, StopRule(params, (), tokens, NoText())
+    return request, StopRule(params, (), tokens, SilentStream())
 
 
 async def by_threads(thread: EngineThread, requests: list[Added]) -> tuple[float, float]:

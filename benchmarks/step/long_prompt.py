@@ -25,14 +25,14 @@ from ...core.errors import DraftlineError
 from ...core.request.output import Delta
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import SamplingParams
-from ...core.request.stop import StopRule
+from ...core.request.stop import SilentStream, StopRule
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget, StepCost
 from ...core.schedule.prefill_share import PrefillShare
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.step.builder import load_kernels
 from ...measure.records.record import machine
-from .simulated_pipeline import VOCAB, CountingDrafters, NoText, SimulatedPipeline
+from .simulated_pipeline import VOCAB, CountingDrafters, SimulatedPipeline
 
 RESULTS = Path(__file__).parents[1] / "results" / "long_prompt.json"
 BLOCK_SIZE = 16
@@ -99,7 +99,7 @@ class Streams:
             max_tokens=tokens,
             sink=self._sink(name),
         )
-        self.core.add(request, StopRule(params, (), tokens, NoText()))
+        self.core.add(request, StopRule(params, (), tokens, SilentStream()))
 
     def _sink(self, name: str) -> Sink:
         times = self.times.setdefault(name, [])

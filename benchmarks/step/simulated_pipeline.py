@@ -34,7 +34,7 @@ from ...core.proposals import DraftCost, DraftRequest, Proposal, Query, StepComm
 from ...core.request.output import Delta
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import SamplingParams
-from ...core.request.stop import StopRule
+from ...core.request.stop import SilentStream, StopRule
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
@@ -130,18 +130,6 @@ class CountingDrafters:
         return Proposal("counting", tokens, self._parents, self._log_probs)
 
 
-class NoText:
-    """A text that nobody reads."""
-
-    def push(self, token_id: int) -> str:  # noqa: ARG002
-        """Nothing."""
-        return ""
-
-    def flush(self) -> str:
-        """Nothing."""
-        return ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """`requests` requests at once, each with trees of `nodes` nodes."""
@@ -213,7 +201,7 @@ class Bench:
             max_tokens=tokens,
             sink=sink,
         )
-        self.core.add(request, StopRule(params, (), tokens, NoText()))
+        self.core.add(request, StopRule(params, (), tokens, SilentStream()))
 
     async def newcomers(self, count: int, apart_s: float) -> list[float]:
         """Seconds to the first token of `count` requests that come one after the other."""

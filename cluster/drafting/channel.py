@@ -327,7 +327,7 @@ class DrafterChannel:
 
     def _capped(self, query: Query) -> Query:
         most = self.link.max_nodes
-        return query if query.max_nodes <= most else replace(query, max_nodes=most)
+        return query if query.max_nodes <= most else query._replace(max_nodes=most)
 
     def _check(self, message: DrafterMessage, proposals: Sequence[Proposal]) -> None:
         if len(proposals) != len(message.queries):

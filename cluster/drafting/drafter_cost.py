@@ -34,12 +34,7 @@ class CostMeter:
 
     def cost(self) -> DraftCost:
         """The means now."""
-        line = self._line
-        if not line.weight:
-            return DraftCost(open_token_s=self._open_token_s)
-        query_s = line.slope(0.5 * line.mean_y / max(line.mean_x, 1.0), PRIOR_SQUARES)
-        query_s = min(query_s, line.mean_y / max(line.mean_x, 1.0))
-        return DraftCost(line.mean_y - query_s * line.mean_x, query_s, self._open_token_s)
+        return DraftCost(*self._line.parts(PRIOR_SQUARES), self._open_token_s)
 
     def record(
         self,

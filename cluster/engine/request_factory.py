@@ -12,12 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from ...core.arrays import Int32
 from ...core.errors import RequestError
 from ...core.request.allowed_tokens import AllowedTokens, BannedSequences, allowed_tokens_of
-from ...core.request.answer_text import SilentStream
 from ...core.request.constraint import Constraint
 from ...core.request.input_checks import answer_room, check_vocabulary, checked_prompt
 from ...core.request.request import PrefixKeys, Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ...core.request.stop import StopRule, stop_token_ids
+from ...core.request.stop import SilentStream, StopRule, stop_token_ids
 from ...models.load.model_info import ModelInfo
 from ...models.text.grammar import GrammarConstraint, GrammarFactory
 from ...models.text.tokenizer import LOOKBACK, TextStream, bad_word_ids

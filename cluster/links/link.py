@@ -19,7 +19,7 @@ REPORT_EVERY = 32
 # Of a link that is given no limit of its own: that of the settings.
 MAX_NODES = 256
 logger = logging.getLogger(__name__)
-NamedT = TypeVar("NamedT", DraftRequest, Commit, Query)
+NamedT = TypeVar("NamedT", Commit, Query)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,9 +188,9 @@ class DrafterSession:
             drafter.close(self._prefix + request_id)
             self._open_ids.discard(self._prefix + request_id)
         for request in message.opens:
-            named = self._named(request)
-            self._open_ids.add(named.request_id)
-            drafter.open(named)
+            request_id = self._prefix + request.request_id
+            self._open_ids.add(request_id)
+            drafter.open(replace(request, request_id=request_id) if self._prefix else request)
         opened = clock()
         if message.commits:
             drafter.observe([self._named(commit) for commit in message.commits])
@@ -212,7 +212,7 @@ class DrafterSession:
         self._open_ids.clear()
 
     def _named(self, part: NamedT) -> NamedT:
-        return replace(part, request_id=self._prefix + part.request_id) if self._prefix else part
+        return part._replace(request_id=self._prefix + part.request_id) if self._prefix else part
 
 
 class InprocLink:

@@ -1,32 +1,17 @@
 """The text of an answer from its tokens, for whoever gets the tokens alone.
 
 The engine commits tokens, and needs their text only where a stop text is looked for. Otherwise the
-process that answers the client makes the text: `SilentStream` stands in the engine for the text
+process that answers the client makes the text: `SilentStream` (`core/request/stop.py`) stands in the engine for the text
 that is not made, and `AnswerText` makes it where it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from .output import Delta, FinishReason
 from .sampling_params import SamplingParams
 from .stop import TextStream
-
-
-class SilentStream:
-    """A `TextStream` that gives no text."""
-
-    __slots__ = ()
-
-    def push(self, token_id: int) -> str:  # noqa: ARG002 - the interface
-        """No text."""
-        return ""
-
-    def flush(self) -> str:
-        """No text."""
-        return ""
 
 
 class AnswerText:
@@ -46,7 +31,7 @@ class AnswerText:
     def completed(self, delta: Delta) -> Delta:
         """The delta with its text."""
         text = self.advance(delta.token_ids, delta.finish_reason, delta.text)
-        return delta if text == delta.text else replace(delta, text=text)
+        return delta if text == delta.text else delta._replace(text=text)
 
     def advance(
         self, token_ids: Sequence[int], finish_reason: FinishReason | None, text: str = ""

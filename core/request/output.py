@@ -85,8 +85,7 @@ class TokenLogProb(NamedTuple):
         return zip(self.top_ids, self.top_log_probs, strict=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(NamedTuple):
     """What one step adds to a request's answer.
 
     token_ids and sources run in parallel; a source is a drafter's name or `TARGET_SOURCE`.

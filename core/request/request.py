@@ -49,6 +49,7 @@ class Request:
 class RequestState:
     """The only mutable state of a running request.
 
+    edits_logits   whether its parameters change logits, so that its rows may need `LogitEdits`
     token_ids      committed tokens, prompt included
     order          (priority, number of arrival): who goes first
     keys           names of its full blocks; None: it shares none
@@ -69,6 +70,8 @@ class RequestState:
     stop: StopRule
     blocks: list[int]
     arrival_time: float
+    request_id: str = field(init=False)
+    edits_logits: bool = field(init=False)
     token_ids: list[int] = field(default_factory=list)
     prompt_len: int = 0
     order: tuple[int, int] = (0, 0)
@@ -96,7 +99,10 @@ class RequestState:
     def __post_init__(self) -> None:
         self.token_ids = self.request.prompt_ids.tolist()
         self.prompt_len = len(self.token_ids)
-        params = self.request.params
+        request, params = self.request, self.request.params
+        self.request_id = request.request_id
+        has_rules = request.allowed_tokens is not None or bool(params.logit_bias)
+        self.edits_logits = has_rules or params.has_penalties
         if params.has_penalties:
             self.token_counts = TokenCounts(self.token_ids)
         if params.prompt_logprobs is not None:
@@ -104,21 +110,9 @@ class RequestState:
             self.prompt_log_probs = list[TokenLogProb | None]([None] * self.prompt_len)
 
     @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
-
-    @property
     def num_answered(self) -> int:
         """Tokens of the answer so far."""
         return len(self.token_ids) - self.prompt_len
-
-    @property
-    def edits_logits(self) -> bool:
-        """Whether its parameters change logits, so that its rows may need `LogitEdits`."""
-        request = self.request
-        has_rules = request.allowed_tokens is not None or bool(request.params.logit_bias)
-        return has_rules or self.token_counts is not None
 
     def last_answered(self, count: int) -> list[int]:
         """The last `count` tokens of the answer, or all of it."""
@@ -206,10 +200,13 @@ class RequestState:
         drafted  nodes of each drafter
         sources  of the tokens that were taken
         """
+        counts = self.drafted_by_source
         for source, count in drafted.items():
-            self.drafted_by_source[source] += count
+            counts[source] += count
+        num_accepted = len(sources)
         # The last token is the target's own, but for an end before it.
-        num_accepted = len(sources) - (sources[-1:] == [TARGET_SOURCE])
+        if num_accepted and sources[-1] == TARGET_SOURCE:
+            num_accepted -= 1
         self.accepted_lengths.append(num_accepted)
         for source in sources[:num_accepted]:
             self.accepted_by_source[source] += 1

@@ -21,6 +21,20 @@ class TextStream(Protocol):
         ...
 
 
+class SilentStream:
+    """A `TextStream` that gives no text, for whoever reads the tokens alone."""
+
+    __slots__ = ()
+
+    def push(self, token_id: int) -> str:  # noqa: ARG002 - the interface
+        """No text."""
+        return ""
+
+    def flush(self) -> str:
+        """No text."""
+        return ""
+
+
 def stop_token_ids(params: SamplingParams, eos_token_ids: Sequence[int]) -> frozenset[int]:
     """Tokens that end an answer."""
     eos = () if params.ignore_eos else eos_token_ids
@@ -52,7 +66,7 @@ class StopRule:
     """
 
     __slots__ = (
-        "_eos_ids", "_includes_stop", "_max_tokens", "_min_tokens", "_num_tokens", "_stop_ids",
+        "_eos_ids", "_includes_stop", "_is_silent", "_max_tokens", "_min_tokens", "_num_tokens", "_stop_ids",
         "_stop_texts", "_stream",
     )  # fmt: skip
 
@@ -70,6 +84,7 @@ class StopRule:
         self._stop_texts = StopTexts(params.stop) if params.stop else None
         self._max_tokens = max_tokens
         self._stream = stream
+        self._is_silent = isinstance(stream, SilentStream)
         self._num_tokens = 0
 
     @property
@@ -86,7 +101,8 @@ class StopRule:
         """Offer tokens in order; those after the end are not taken."""
         if not self._may_end(token_ids):
             self._num_tokens += len(token_ids)
-            return Advance(len(token_ids), "".join(map(self._stream.push, token_ids)), None)
+            text = "" if self._is_silent else "".join(map(self._stream.push, token_ids))
+            return Advance(len(token_ids), text, None)
         text = ""
         for index, token_id in enumerate(token_ids):
             self._num_tokens += 1

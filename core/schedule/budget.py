@@ -9,29 +9,30 @@ Formula: docs/algorithms/token_trees.md, "Node budget".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..arrays import Float64
 from ..proposals import AskPlan, DraftBatch, DraftCost, chain_proposal
 from ..tree.acceptance_table import AcceptanceTable
+from ..tree.hazards import values_under
 from ..tree.merge import merge
-from ..tree.tree import TokenTree, TreeBatch
+from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from .drafter_choice import DrafterChoice, DraftWish, Prices, Verified, everyone
+from .hindsight import Hindsight
+from .line_fit import LineFit
 from .step_cost import StepCost
 
-# Trees of a step that the estimates learn from.
-LEARNED_TREES = 4
-# An edge of what is tried counts for at least so much.
-TRIED_VALUE = 0.5
 # Weight of the newest round in the ratio of seconds a token to those of plain decoding.
 RATIO_WEIGHT = 0.02
 # Tokens never count for less than this share of what they take in plain decoding.
 LEAST_RATIO = 0.1
-# Weight of the newest step in what the host does for a request that takes drafts.
-HOST_WEIGHT = 0.1
+# What a step leaves of the weight of those before it, of the host's work for requests with drafts;
+# and squares of their number that a guess counts for: half of the work is theirs.
+HOST_DECAY = 0.95
+HOST_SQUARES = 16.0
 
 
 @dataclass(slots=True)
@@ -50,23 +51,33 @@ class StepOutcome:
     ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
     rows: Sequence[Sequence[int]] = ()
+    tokens: Sequence[Sequence[int]] = ()
+    drafted: TreeBatch = field(default_factory=lambda: empty_trees(0))
 
     def count(
-        self, ids: Sequence[str], trees: Sequence[TokenTree], rows: Sequence[Sequence[int]]
+        self,
+        ids: Sequence[str],
+        trees: Sequence[TokenTree],
+        drafted: TreeBatch,
+        rows: Sequence[Sequence[int]],
+        tokens: Sequence[Sequence[int]],
     ) -> None:
-        """Count the requests' committed rows: 0 is the root, node i is row i + 1.
+        """Count what the requests committed; nothing of one that ended meanwhile.
 
-        None of a request that ended meanwhile.
+        drafted  the trees before they were cut
+        rows     0 is the root, node i of `trees` is row i + 1
+        tokens   the target's, after the roots
         """
         self.num_tokens = sum(map(len, rows))
         self.ids, self.trees, self.rows = ids, trees, rows
+        self.drafted, self.tokens = drafted, tokens
 
 
 class NodeBudget:
     """Decides before a step who is asked, and then which nodes go into it."""
 
     __slots__ = (
-        "_committed_at", "_drafters", "_host_s", "_is_adaptive", "_num_learned",
+        "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_is_adaptive",
         "_plain_s", "_spent_s", "cost", "table",
     )  # fmt: skip
 
@@ -81,9 +92,11 @@ class NodeBudget:
         self._drafters = DrafterChoice()
         # Of late: seconds of rounds, and seconds that plain decoding takes for as many tokens.
         self._spent_s = self._plain_s = 0.0
+        self._hindsight = Hindsight()
+        self._host = LineFit(HOST_DECAY)
+        # Since the last commit.
         self._host_s = 0.0
         self._committed_at = 0.0
-        self._num_learned = 0
 
     def plan(
         self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], num_other_rows: int
@@ -105,7 +118,7 @@ class NodeBudget:
             grid=self.cost.grid,
             curve_s=curve,
             base_rows=base_rows,
-            host_s=self._host_s,
+            host_s=self._host.parts(HOST_SQUARES),
         )
         return self._drafters.plan(wishes, costs, prices)
 
@@ -122,11 +135,13 @@ class NodeBudget:
     def forget(self, request_id: str) -> None:
         """A request has ended; an unknown id is ignored."""
         self._drafters.forget(request_id)
+        self._hindsight.forget(request_id)
 
     def note_host(self, seconds: float, num_requests: int) -> None:
         """Learn what the host did with the proposals for so many requests."""
         if num_requests:
-            self._host_s += HOST_WEIGHT * (seconds / num_requests - self._host_s)
+            self._host.record(num_requests, seconds)
+        self._host_s += seconds
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
         """Learn how many rows a drafter wants to probe with, whether it may or not."""
@@ -138,29 +153,29 @@ class NodeBudget:
 
         A round lasts from the commit before, or from its own planning where the engine was idle.
         """
-        self._num_learned = 0
         before, self._committed_at = self._committed_at, now
+        host_s, self._host_s = self._host_s, 0.0
         is_alone = outcome.draft_batch.began_at >= before
         round_s = now - max(before, outcome.draft_batch.began_at)
         # While other steps are on their way, drafters are asked in the time of these.
-        rest_s = round_s - outcome.draft_batch.seconds if is_alone else outcome.seconds
+        drafting_s = outcome.draft_batch.seconds + host_s
+        rest_s = round_s - drafting_s if is_alone else outcome.seconds
         num_requests = len(outcome.trees)
         if round_s > 0 and num_requests and not outcome.num_prompt_rows:
             self._learn_round(outcome, num_requests, round_s, max(rest_s, 0.0))
-        has_drafts = (
-            outcome.draft_batch.plan.by_drafter or len(TreeBatch.of(outcome.trees).values) > 0
-        )
-        if self._is_adaptive and outcome.trees and has_drafts:
+        if self._is_adaptive and outcome.trees:
             self._learn_drafters(outcome)
 
-    def learn(self, drafted: TokenTree, path_tokens: Sequence[int]) -> None:
-        """Learn from a request's tree before it was cut, and the target's tokens after its root.
-
-        `LEARNED_TREES` of a step are enough; the others are ignored.
+    def judge(self, outcome: StepOutcome) -> None:
+        """Learn which drafted nodes were right, of a step that was counted, before any of its
+        requests ends.
         """
-        if self._num_learned < LEARNED_TREES and len(drafted):
-            self._num_learned += 1
-            drafted.learn(self.table, path_tokens)
+        ratios = self._drafters.hazard_ratios(outcome.ids)
+        judged = self._hindsight.judge(
+            outcome.ids, outcome.drafted, outcome.tokens, self.table.counts, ratios
+        )
+        if self._is_adaptive and judged.any():
+            self._drafters.calibrate(outcome.ids, judged)
 
     def choose(
         self,
@@ -169,21 +184,22 @@ class NodeBudget:
         num_other_rows: int,
         *,
         ids: Sequence[str] = (),
-        tried: Collection[str] = (),
         spent_s: float = 0.0,
     ) -> TreeBatch:
         """The trees without the nodes that are not worth their rows.
 
         limits   most nodes of each tree
         ids      of their requests, whose own acceptance counts
-        tried    of these, the ones whose drafters are tried: what is thought of them may be old
         spent_s  seconds that drafting took for them
         """
         batch = TreeBatch.of(trees)
         kept = batch.best_of_each(limits)
         if not self._is_adaptive or not len(batch.values):
             return batch.keep(kept)
-        values = self._values(batch, ids, tried)
+        values = batch.values
+        if ids:
+            ratios = self._drafters.hazard_ratios(ids)
+            values = values_under(batch.nodes, values, batch.node_ends, ratios)
         # Stable, and a node is worth no more than its parent: parents stay where children do.
         order = np.argsort(-np.where(kept, values, -1.0), kind="stable")
         order = order[: np.count_nonzero(kept)]
@@ -193,17 +209,6 @@ class NodeBudget:
         kept[:] = False
         kept[order[: int(np.argmax(tokens / seconds))]] = True
         return batch.keep(kept)
-
-    def _values(self, batch: TreeBatch, ids: Sequence[str], tried: Collection[str]) -> Float64:
-        """float64 [nodes]: what the nodes are worth in these requests."""
-        values = batch.values
-        if ids:
-            factors = np.repeat(self._drafters.factors(ids), batch.sizes)
-            values = np.minimum(values * factors, 1.0)
-        if tried:
-            is_tried = np.repeat([one in tried for one in ids], batch.sizes)
-            values = np.maximum(values, np.where(is_tried, TRIED_VALUE ** batch.nodes[:, 2], 0.0))
-        return values
 
     @property
     def _ratio(self) -> float:
@@ -229,6 +234,8 @@ class NodeBudget:
         self._drafters.pass_time(round_s, plain_s)
 
     def _learn_drafters(self, outcome: StepOutcome) -> None:
+        if not (outcome.draft_batch.plan.by_drafter or len(TreeBatch.of(outcome.trees).values)):
+            return
         self._drafters.use(self.table.names)
         self._drafters.learn(
             outcome.draft_batch.plan,
@@ -250,7 +257,8 @@ def load_choice() -> None:
     plan = budget.plan([DraftWish("any", 0.0, "any", None, 2, 2)], costs, 0)
     assert plan.by_drafter, "what is new and takes nothing is tried"
     tree = merge([chain_proposal("any", np.arange(2, dtype=np.int32))], 2, 2, budget.table)
-    budget.choose([tree], [2], 0, ids=["any"], tried=plan.tried)
+    budget.choose([tree], [2], 0, ids=["any"])
     outcome = StepOutcome(2, 0.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs))
-    outcome.count(["any"], [tree], [[0, 1]])
+    outcome.count(["any"], [tree], TreeBatch.of([tree]), [[0, 1]], [[0, 1]])
+    budget.judge(outcome)
     budget.note_step(outcome, 1.0)

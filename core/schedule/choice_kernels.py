@@ -19,8 +19,6 @@ PRIORS = np.array([1.0, 2.0, 1.0])
 RECALL = 0.98
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
-# Steps until a drafter that is left out is tried again for a class: ever more, up to a bound.
-GAP_GROWTH, MOST_GAP = 1.25, 64.0
 # Steps in a row that a request's probes are tried for: what they find is proposed later.
 PROBE_TRIAL = 24
 
@@ -36,29 +34,29 @@ class Known(NamedTuple):
 
     levels      float64 [rows, drafters, 3]  decayed sums of the steps that asked a drafter, of its
                 accepted nodes, and of its bought nodes
-    accepts     float64 [rows, 2]  decayed sums of the values of bought nodes, and of the accepted
+    failures    float64 [rows, 2]  decayed sums of wrong nodes that were the most probable, and of
+                the hazard gone through
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
     is_open     bool [rows, drafters]  whether a drafter knows a request
-    tries       float64 [rows, drafters, 2]  of a class: the step from which a drafter may be tried
-                again for it, and how many steps lay between the last tries
     trials      int64 [rows, drafters]  steps that a request's probes are still tried for
     costs       float64 [drafters, 3]  seconds of a message, a query and opening a token of text
     lift        float64 [drafters, 2]  decayed sums of steps with probes, and of what these brought
                 more than usual
     probe_rows  float64 [drafters]  rows of a drafter's probes; 0: it sends none
     balance     float64 [drafters, 2]  seconds that may go into trying a drafter, and its probes
+    turns       int64 [drafters]  the place of the request that a drafter is tried for next
     """
 
     levels: Float64
-    accepts: Float64
+    failures: Float64
     paths: Int64
     is_open: Bool
-    tries: Float64
     trials: Int64
     costs: Float64
     lift: Float64
     probe_rows: Float64
     balance: Float64
+    turns: Int64
 
 
 class StepWishes(NamedTuple):
@@ -71,8 +69,6 @@ class StepWishes(NamedTuple):
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
     token_s    seconds that an accepted token saves
-    host_s     seconds of the host's own work for a request that takes drafts
-    turn       number of the step
     """
 
     rows: Int64
@@ -82,8 +78,6 @@ class StepWishes(NamedTuple):
     curve_s: Float64
     base_rows: float
     token_s: float
-    host_s: float
-    turn: int
 
 
 @compiled
@@ -127,8 +121,6 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         for drafter in range(len(known.costs)):
             if choices[request, drafter] == LEFT_OUT:
                 known.levels[wishes.rows[request], drafter] *= RECALL
-            elif choices[request, drafter] == ASKED:
-                known.tries[known.paths[wishes.rows[request], 1], drafter] = 0.0
     return choices, row_s
 
 
@@ -146,7 +138,7 @@ def _worth(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
         for drafter in range(len(known.costs)):
             if not wishes.allowed[request, drafter]:
                 continue
-            cost = known.costs[drafter, QUERY] + wishes.host_s
+            cost = known.costs[drafter, QUERY]
             if not known.is_open[row, drafter]:
                 opening_s = known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
                 cost += opening_s / max(wishes.sizes[request, 1], 1.0)
@@ -165,32 +157,26 @@ def _row_seconds(wishes: StepWishes, first: float, count: float) -> float:
 
 @compiled
 def _explore(choices: Int64, drafter: int, known: Known, wishes: StepWishes, net: Float64) -> None:
-    """Ask a drafter for one request that it is not known to pay for, if its account allows.
+    """Ask a drafter for requests that it is not known to pay for, in turns, if its account allows.
 
-    In turns one that it knows already, which costs no opening, and one that it does not know.
+    Only nodes that are worth their rows are bought of what it proposes; all are judged later.
     """
     left = known.balance[drafter, 0]
-    if left <= 0:
-        return
     message_s = 0.0 if choices.any() else known.costs[drafter, MESSAGE]
-    count, best = len(choices), -1
+    count = len(choices)
+    first = known.turns[drafter]
     for step in range(count):
-        request = (step + wishes.turn) % count
-        row = wishes.rows[request]
+        request = (first + step) % count
         if choices[request] != LEFT_OUT or not wishes.allowed[request, drafter]:
             continue
         loss = message_s - min(net[request], 0.0)
-        if not known.is_open[row, drafter]:
+        if not known.is_open[wishes.rows[request], drafter]:
             loss += known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
-        is_due = known.tries[known.paths[row, 1], drafter, 0] <= wishes.turn
-        is_better = best < 0 or known.is_open[row, drafter] == (wishes.turn % 2 == 1)
-        if is_due and is_better and loss <= left:
-            best = request
-    if best >= 0:
-        choices[best] = ASKED + TRIED
-        last = known.tries[known.paths[wishes.rows[best], 1], drafter]
-        last[1] = min(max(last[1], 1.0) * GAP_GROWTH, MOST_GAP)
-        last[0] = wishes.turn + last[1]
+        if loss <= left:
+            choices[request] = ASKED + TRIED
+            known.turns[drafter] = request + 1
+            left -= loss
+            message_s = 0.0
 
 
 @compiled

@@ -27,9 +27,9 @@ from .choice_kernels import (
 DECAYS = np.array([0.99, 0.98, 0.95])
 # The same of what probes bring.
 LIFT_DECAY = 0.99
-# Expected nodes that what is known above a class or a request counts for.
-ACCEPTS_PRIOR = 4.0
-MOST_FACTOR = 4.0
+# Hazard that what is known above a class or a request counts for; bounds of hazard ratios.
+HAZARD_PRIOR = 0.5
+LEAST_RATIO, MOST_RATIO = 0.02, 10.0
 
 
 @compiled
@@ -128,33 +128,27 @@ def _owners(attributions: Int32, costs: Float64) -> Int64:
 
 
 @compiled
-def factors(known: Known, rows: Int64) -> Float64:
-    """float64 [requests]: accepted nodes over expected ones; 1 where nothing is known."""
+def ratios(known: Known, rows: Int64) -> Float64:
+    """float64 [requests]: hazard ratios; 1 where nothing is known."""
     found = np.ones(len(rows))
     for index in range(len(rows)):
         if rows[index] >= 0:
             for depth in range(1, 3):
-                own = known.accepts[known.paths[rows[index], depth]]
-                accepted = own[1] + ACCEPTS_PRIOR * found[index]
-                found[index] = accepted / (own[0] + ACCEPTS_PRIOR)
-    return np.minimum(found, MOST_FACTOR)
+                own = known.failures[known.paths[rows[index], depth]]
+                failed = own[0] + HAZARD_PRIOR * found[index]
+                found[index] = failed / (own[1] + HAZARD_PRIOR)
+    return np.minimum(np.maximum(found, LEAST_RATIO), MOST_RATIO)
 
 
 @compiled
-def calibrate(known: Known, rows: Int64, values: Float64, ends: Int64, accepted: Float64) -> None:
-    """Learn how many nodes were accepted of those whose `values` promised it.
+def calibrate(known: Known, rows: Int64, judged: Float64) -> None:
+    """Learn how often the most probable nodes were wrong.
 
-    values    float64 [nodes]  of the bought nodes of all trees, one behind the other
-    ends      int64 [trees]    where each tree's end
-    accepted  float64 [trees]  how many were
+    judged  float64 [requests, 2]  failures, and the hazard that was gone through
     """
-    first = 0
-    for tree in range(len(ends)):
-        if rows[tree] >= 0 and ends[tree] > first:
-            expected = values[first : ends[tree]].sum()
+    for index in range(len(rows)):
+        if rows[index] >= 0 and judged[index, 1] > 0:
             for depth in range(1, 3):
-                own = known.accepts[known.paths[rows[tree], depth]]
+                own = known.failures[known.paths[rows[index], depth]]
                 own *= DECAYS[depth]
-                own[0] += expected
-                own[1] += accepted[tree]
-        first = ends[tree]
+                own += judged[index]

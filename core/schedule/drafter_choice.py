@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from .choice_kernels import (
     decide,
     means,
 )
-from .choice_learning import calibrate, credit_nodes, factors, note
+from .choice_learning import calibrate, credit_nodes, note, ratios
 
 # Lower ends of the classes of temperatures; 0 is greedy.
 TEMPERATURES = (1e-6, 0.5, 0.9)
@@ -51,14 +51,13 @@ PROBE_WEIGHT = 0.1
 # Room for so many requests and classes at first.
 FIRST_ROWS = 64
 # The arrays of `Known` by row, and those of them that have a column for each drafter.
-BY_ROW = ("levels", "accepts", "paths", "is_open", "tries", "trials")
-BY_ROW_AND_DRAFTER = ("levels", "is_open", "tries", "trials")
+BY_ROW = ("levels", "failures", "paths", "is_open", "trials")
+BY_ROW_AND_DRAFTER = ("levels", "is_open", "trials")
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftWish:
+class DraftWish(NamedTuple):
     """A request that takes drafts.
 
     drafters     that it takes; None: all
@@ -82,14 +81,14 @@ class Prices:
     grid       float64 [n]  numbers of rows, rising
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
-    host_s     seconds of the host's own work for a request that takes drafts
+    host_s     seconds of the host's own work for a step with drafts, and for each of its requests
     """
 
     token_s: float
     grid: Float64
     curve_s: Float64
     base_rows: float
-    host_s: float = 0.0
+    host_s: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +139,7 @@ class DrafterChoice:
             costs=_padded(known.costs, 0, more),
             lift=_padded(known.lift, 0, more),
             probe_rows=_padded(known.probe_rows, 0, more),
+            turns=_padded(known.turns, 0, more),
             balance=np.full((len(names), 2), FIRST_CREDIT_S / (2 * len(names))),
         )
 
@@ -153,30 +153,21 @@ class DrafterChoice:
             return self._nobody
         self._take_costs(costs)
         rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
+        known = self._known._replace(costs=self._known.costs + np.array([*prices.host_s, 0.0]))
         sizes = np.array(
             [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
         )
         step = StepWishes(
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
-            float(prices.base_rows), prices.token_s, prices.host_s, self._turn,
+            float(prices.base_rows), prices.token_s,
         )  # fmt: skip
-        choices, self._row_s = decide(self._known, step)
+        choices, self._row_s = decide(known, step)
         if not choices.any():
             self._nobody = AskPlan({}, {}, ids=ids)
             return self._nobody
         self._nobody = None
         by_drafter, probing = self._by_drafter(ids, choices)
-        is_tried = np.flatnonzero((choices >= TRIED).any(axis=1)).tolist()
-        return AskPlan(
-            by_drafter,
-            probing,
-            frozenset(ids[place] for place in is_tried),
-            ids,
-            choices,
-            sizes,
-            self._row_s,
-            prices.token_s,
-        )
+        return AskPlan(by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s)
 
     def expected(
         self, wish: DraftWish, costs: Mapping[str, DraftCost], token_s: float
@@ -226,7 +217,6 @@ class DrafterChoice:
             np.array(list(accumulate(map(len, step.rows))), dtype=np.int64),
             self._known.costs,
         )
-        calibrate(self._known, rows, batch.values, batch.ends[0], gains.sum(axis=1))
         if not plan.by_drafter:
             return
         places = {request_id: place for place, request_id in enumerate(plan.ids)}
@@ -238,9 +228,13 @@ class DrafterChoice:
                 choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
         note(self._known, rows, choices, gains, nodes, sizes, plan.row_s, plan.token_s)
 
-    def factors(self, ids: Sequence[str]) -> Float64:
-        """float64 [requests]: how much likelier their nodes are accepted than the values say."""
-        return factors(self._known, self._rows_now(ids))
+    def calibrate(self, ids: Sequence[str], judged: Float64) -> None:
+        """Learn float64 [requests, 2]: failures, and the hazard that was gone through."""
+        calibrate(self._known, self._rows_now(ids), judged)
+
+    def hazard_ratios(self, ids: Sequence[str]) -> Float64:
+        """float64 [requests]: how much more often their drafts fail than the values say."""
+        return ratios(self._known, self._rows_now(ids))
 
     def forget(self, request_id: str) -> None:
         """The request has ended; an unknown id is ignored."""
@@ -320,15 +314,15 @@ def everyone(wishes: Sequence[DraftWish], names: Iterable[str]) -> AskPlan:
 def _nothing_known() -> Known:
     return Known(
         levels=np.zeros((FIRST_ROWS, 0, 3)),
-        accepts=np.zeros((FIRST_ROWS, 2)),
+        failures=np.zeros((FIRST_ROWS, 2)),
         paths=np.zeros((FIRST_ROWS, 3), dtype=np.int64),
         is_open=np.zeros((FIRST_ROWS, 0), dtype=np.bool_),
-        tries=np.zeros((FIRST_ROWS, 0, 2)),
         trials=np.zeros((FIRST_ROWS, 0), dtype=np.int64),
         costs=np.zeros((0, 3)),
         lift=np.zeros((0, 2)),
         probe_rows=np.zeros(0),
         balance=np.zeros((0, 2)),
+        turns=np.zeros(0, dtype=np.int64),
     )
 
 

@@ -18,16 +18,29 @@ class LineFit:
         self.mean_x = self.mean_y = 0.0
         self._xx = self._xy = 0.0
 
-    def record(self, x: float, y: float, weight: float = 1.0) -> None:
-        """Learn that `x` gave `y`."""
+    def record(self, x: float, y: float, weight: float = 1.0) -> tuple[float, float]:
+        """Learn that `x` gave `y`; the squares that it adds: of x by x, and of x by y."""
         self.weight = self._decay * self.weight + weight
         share = weight / self.weight
         before = x - self.mean_x
         self.mean_x += share * before
         self.mean_y += share * (y - self.mean_y)
-        self._xx = self._decay * self._xx + weight * before * (x - self.mean_x)
-        self._xy = self._decay * self._xy + weight * before * (y - self.mean_y)
+        squares = weight * before * (x - self.mean_x), weight * before * (y - self.mean_y)
+        self._xx = self._decay * self._xx + squares[0]
+        self._xy = self._decay * self._xy + squares[1]
+        return squares
 
     def slope(self, prior: float, prior_xx: float) -> float:
         """The slope, not below 0; `prior` counts as much as squares of x that sum to `prior_xx`."""
         return max(0.0, (self._xy + prior_xx * prior) / (self._xx + prior_xx))
+
+    def parts(self, prior_xx: float) -> tuple[float, float]:
+        """What y is without any x, and what each adds; neither is below 0.
+
+        Where the x hardly differ, half of y is theirs; `prior_xx` as of `slope`.
+        """
+        if not self.weight:
+            return 0.0, 0.0
+        mean_each = self.mean_y / max(self.mean_x, 1.0)
+        each = min(self.slope(0.5 * mean_each, prior_xx), mean_each)
+        return self.mean_y - each * self.mean_x, each

@@ -19,12 +19,10 @@ GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 7
 DECAY = 0.98
 # A round that took so many times longer than expected tells of the machine, not of its rows.
 OUTLIER = 3.0
-# Rounds that the measured curve counts for, where nothing is known of a number of requests.
-PRIOR_ROUNDS = 4.0
 # Rows that were bought tell what rows cost once they made so many squares of a round's time.
 PRIOR_SQUARES = 0.5
-# Weight of a new round in the ratio of rounds to the measured curve.
-SCALE_WEIGHT = 0.1
+# No round takes less than this share of what is usual.
+LEAST_SHARE = 0.1
 
 
 class StepCost:
@@ -32,10 +30,12 @@ class StepCost:
 
     The curve of the rows is measured at the start, on an idle pipeline (`rows`, `seconds`). Rounds
     of a number of requests then say, by a line through their measurements, how much longer a
-    round takes, and how much dearer its rows are, than that curve says.
+    round takes, and how much dearer its rows are, than that curve says. Where the rows of a number
+    of requests were never varied, they cost what they do beside others; what was never seen at
+    all takes as much longer than the curve as a line over the numbers of requests says.
     """
 
-    __slots__ = ("_curve", "_fits", "_grid", "_scale")
+    __slots__ = ("_curve", "_fits", "_grid", "_offsets", "_xx", "_xy")
 
     def __init__(self, rows: list[int], seconds: list[float]) -> None:
         """Begin with measurements at some numbers of rows, at least one; `rows` rises."""
@@ -51,7 +51,9 @@ class StepCost:
         falling = np.minimum.accumulate(curve[::-1])[::-1]
         self._curve: Float64 = (rising + falling) / 2
         self._fits: dict[int, LineFit] = {}
-        self._scale = 1.0
+        # Of all numbers of requests, each about its own means.
+        self._xx = self._xy = 0.0
+        self._offsets = LineFit(DECAY)
 
     @property
     def grid(self) -> Float64:
@@ -62,10 +64,11 @@ class StepCost:
         """Expected seconds of rounds of so many requests at the rows of `grid`."""
         fit = self._fits.get(_bucket(num_requests))
         if fit is None:
-            return self._scale * self._curve
+            return self._unseen(num_requests, self._curve)
         least = self._at(num_requests)
-        slope = fit.slope(self._scale, PRIOR_SQUARES * least * least)
-        return np.maximum(fit.mean_y + slope * (self._curve - fit.mean_x), 0.1 * fit.mean_y)
+        slope = fit.slope(self._slope, PRIOR_SQUARES * least * least)
+        seconds = fit.mean_y + slope * (self._curve - fit.mean_x)
+        return np.maximum(seconds, LEAST_SHARE * fit.mean_y)
 
     def seconds(self, num_requests: int, rows: npt.ArrayLike) -> Float64:
         """Expected seconds of rounds with so many rows, in the shape of `rows`."""
@@ -76,14 +79,27 @@ class StepCost:
         expected = float(self.seconds(num_requests, rows))
         seconds = min(seconds, OUTLIER * expected) if expected > 0 else seconds
         measured = self._at(rows)
-        if measured > 0:
-            self._scale += SCALE_WEIGHT * (seconds / measured - self._scale)
         fit = self._fits.get(_bucket(num_requests))
         if fit is None:
             fit = self._fits[_bucket(num_requests)] = LineFit(DECAY)
-            least = self._at(num_requests)
-            fit.record(least, self._scale * least, PRIOR_ROUNDS)
-        fit.record(measured, seconds)
+        xx, xy = fit.record(measured, seconds)
+        self._xx = DECAY * self._xx + xx
+        self._xy = DECAY * self._xy + xy
+        self._offsets.record(num_requests, seconds - self._slope * measured)
+
+    @property
+    def _slope(self) -> float:
+        """How much dearer rows are than the curve says, whatever the number of requests."""
+        prior = PRIOR_SQUARES * float(self._curve[0]) ** 2
+        return max(0.0, (self._xy + prior) / (self._xx + prior))
+
+    def _unseen(self, num_requests: int, measured: npt.ArrayLike) -> Float64:
+        """What rounds take that the curve says `measured` of, as other numbers of requests tell."""
+        line = self._offsets
+        away = num_requests - line.mean_x
+        offset = line.mean_y + line.slope(0.0, num_requests**2) * away
+        measured = np.asarray(measured)
+        return np.maximum(self._slope * measured + offset, LEAST_SHARE * measured)
 
     def _at(self, rows: int) -> float:
         return float(np.interp(rows, self._grid, self._curve))

@@ -203,7 +203,6 @@ def load_kernels() -> None:
     proposal = chain_proposal("any", ids)
     trees = merge_all([[proposal], [proposal]], [2, 2], [2, 2], table)
     cut = trees.keep(trees.best_of_each([1, 1]))
-    trees[0].learn(table, [0])
     none, starts = NO_ROWS, np.array([0, 3], dtype=np.int32)
     cut.ancestors()
     walk_all(trees, np.arange(6, dtype=np.int32), RowSlots(starts, np.arange(6, dtype=np.int32)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 from ..compiled import compiled
-from .acceptance_table import bin_of, estimate, record
+from .acceptance_table import bin_of, estimate
 
 # Stands for the parent of nodes that had no room.
 CUT = ROOT - 1
@@ -242,39 +242,6 @@ def count_sources(nodes: Int32, ends: Int64, num_sources: int) -> Int64:
             counts[tree, nodes[node, SOURCE]] += 1
             node += 1
     return counts
-
-
-@compiled
-def learn(
-    nodes: Int32,
-    attributions: Int32,
-    attribution_log_probs: Float32,
-    path_tokens: Int32,
-    counts: Float64,
-) -> None:
-    """Record every attribution on a child of what the target said, right or wrong."""
-    # After the root and each node: which of the target's tokens comes there; -1 off its path.
-    following = np.full(len(nodes) + 1, -1, dtype=np.int32)
-    following[0] = 0
-    for node in range(len(nodes)):
-        index = following[nodes[node, PARENT] + 1]
-        if 0 <= index < len(path_tokens) and nodes[node, TOKEN] == path_tokens[index]:
-            following[node + 1] = index + 1
-    for attribution in range(len(attributions)):
-        node = attributions[attribution, NODE]
-        index = following[nodes[node, PARENT] + 1]
-        if 0 <= index < len(path_tokens):
-            node_bin = bin_of(
-                attribution_log_probs[attribution],
-                nodes[node, DEPTH],
-                attributions[attribution, RANK],
-            )
-            record(
-                counts,
-                attributions[attribution, DRAFTER],
-                node_bin,
-                nodes[node, TOKEN] == path_tokens[index],
-            )
 
 
 def pack(mask: Bool) -> UInt64:

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
 from . import kernels as tree_kernels
-from .acceptance_table import AcceptanceTable
 from .kernels import unpack
 
 
@@ -76,17 +75,6 @@ class TokenTree:
         """The tree of these nodes; the parent of each must be among them. `kept` is bool [n]."""
         (tree,) = TreeBatch.of([self]).keep(kept)
         return tree
-
-    def learn(self, table: AcceptanceTable, path_tokens: Sequence[int]) -> None:
-        """Tell the `table` of its merge which nodes were right, for the target's own tokens.
-
-        Only nodes below what the target said are judged; the others' parents were wrong.
-        """
-        assert table.names[: len(self.names)] == self.names
-        said = np.array(path_tokens, dtype=np.int32)
-        tree_kernels.learn(
-            self.nodes, self.attributions, self.attribution_log_probs, said, table.counts
-        )
 
     def check(self) -> None:
         """Assert the invariants above."""

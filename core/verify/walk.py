@@ -33,9 +33,9 @@ class Walk(NamedTuple):
     moves       int32 [m, 2]  KV copies (from slot, to slot) that bring these rows together
     """
 
-    rows: list[int]
-    tokens: list[int]
-    sources: list[str]
+    rows: tuple[int, ...]
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
     drafted: dict[str, int]
     token_ids: Int32
     moves: Int32
@@ -89,8 +89,8 @@ def _cut(trees: TreeBatch, steps: Int32, ends: Int64, row_slots: RowSlots) -> li
     """The walks of each tree; `steps` and `ends` are as `follow` gives them."""
     # The last one stands for the target, whose id is -1.
     names = (*trees.names, TARGET_SOURCE)
-    rows, tokens, source_ids = steps.tolist()
-    sources = [names[source] for source in source_ids]
+    rows, tokens, source_ids = map(tuple, steps.tolist())
+    sources = tuple([names[source] for source in source_ids])
     ids = steps[1].copy()
     moves, move_ends = kv_moves(steps[0], ends, row_slots.starts, row_slots.slots)
     walks, first, first_move = [], 0, 0

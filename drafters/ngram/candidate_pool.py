@@ -55,7 +55,7 @@ class CandidatePool:
     def probe(self, top_k: int) -> Probe:
         """The window's rows, level by level; the wanted ones are the highest level."""
         tokens = np.array([token for level in self._levels for token in level], dtype=np.int32)
-        offsets, mask, wanted = _layout(len(self._levels[0]) + 1, len(self._levels))
+        offsets, mask, wanted = probe_layout(len(self._levels[0]) + 1, len(self._levels))
         return Probe(tokens, offsets, mask, wanted, top_k)
 
     def advance(self, root: int, predicted: Sequence[int]) -> list[Ngram]:
@@ -80,8 +80,8 @@ class CandidatePool:
 
 
 @lru_cache(maxsize=64)
-def _layout(num_columns: int, num_levels: int) -> tuple[Int32, Bool, Int32]:
-    """Offsets int32 [n], mask bool [n, n], and the rows of the highest level, int32 [w]."""
+def probe_layout(num_columns: int, num_levels: int) -> tuple[Int32, Bool, Int32]:
+    """A probe's offsets int32 [n], mask bool [n, n], and the rows of the highest level, int32 [w]."""
     level, column = np.divmod(
         np.arange(1, num_columns * num_levels, dtype=np.int32), np.int32(num_columns)
     )

@@ -10,37 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
-from ...core.arrays import Int32, Int64
+from ...core.arrays import Bool, Int32, Int64
 from ...core.compiled import address_of
-from ...core.errors import ConfigError
-from ...core.proposals import Commit, DraftRequest
+from ...core.errors import ConfigError, DrafterError
+from ...core.proposals import Commit, DraftRequest, Probe
+from ...core.sampling.noise import uniform
 from ...core.tree.proposal_batch import ProposalBatch
 from ..open_requests import PIECE_LEN, BatchedDrafter
 from ..option_checks import require_fraction, require_switches, require_whole
-from .candidate_pool import CandidatePool, require_probe_fits
-from .ngram_maps import NONE, empty_map, fill_table
+from .candidate_pool import probe_layout, require_probe_fits
+from .ngram_maps import NONE, ORDER_LEN, VACANT, empty_map, fill_table
+from .spectra_pool import COLUMNS, LEVELS, first_pool, probe_all
 from .spectra_tables import (
     BACKWARD,
-    BACKWARD_TABLE,
     CONTINUATIONS,
     CURSOR,
     FORWARD,
-    FORWARD_TABLE,
     FREE,
-    PATH,
+    POOL,
+    POOL_SIZE,
     TAIL,
     USED,
     guess_all,
-    knows,
     learn_all,
 )
+from .spectra_tables import PATH as CONTINUATION_HEAD
 
 # N-grams that a request's arrays first have room for.
 FIRST_ROOM = 256
+# Keeps the pool's random numbers apart from the sampling noise.
+POOL_SALT = 0x5350454354524131
+NO_ANSWERS = np.empty((0, 1), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,28 +99,28 @@ class SpectraOptions:
 
 
 class _Request:
-    """Dictionaries, pool and the last token of one request.
+    """Dictionaries and pool of one request.
 
-    row  of the dictionaries' arrays as the compiled loops take them; another one after `reserve`
+    row   of their arrays as the compiled loops take them; another one after `reserve`
+    pool  of `spectra_pool.py`; of no number where there is none
     """
 
-    __slots__ = ("_arrays", "_num_pending", "_room", "_seed", "committed_len", "last_token",
-                 "options", "pool", "row")  # fmt: skip
+    __slots__ = ("_arrays", "_num_pending", "_options", "_room", "committed_len", "pool", "row",
+                 "seed")  # fmt: skip
 
     def __init__(self, options: SpectraOptions, request: DraftRequest) -> None:
-        self.options = options
-        self._seed = request.seed
+        self._options = options
+        self.seed = request.seed
         self.committed_len = 0
-        self.last_token = 0
         cursor = np.zeros(TAIL + options.ngram, dtype=np.int64)
-        cursor[[1, 2, 4, 5, FREE]] = NONE
+        cursor[[VACANT, ORDER_LEN + VACANT, FREE]] = NONE
         self._num_pending = 0
-        self._hold(_empty_arrays(options, FIRST_ROOM), cursor)
-        self.pool: CandidatePool | None = None
+        self.pool = np.empty(0, dtype=np.int32)
         if options.pool and len(request.token_ids):
-            self.pool = CandidatePool(
-                options.ngram, options.window, request.token_ids, self._rng(0)
-            )
+            rng = np.random.default_rng([request.seed, 0])
+            level = rng.choice(request.token_ids, options.window + options.ngram - 3)
+            self.pool = first_pool(options.ngram, options.window, level)
+        self._hold(_empty_arrays(options, FIRST_ROOM), cursor)
 
     @property
     def memory_bytes(self) -> int:
@@ -127,8 +130,8 @@ class _Request:
     def reserve(self, count: int, num_pooled: int = 0) -> None:
         """Count tokens as committed, and make room for what they and pooled n-grams teach."""
         self.committed_len += count
-        starts = self.options.ngram - 1 if self.options.all_offsets else 1
-        self._num_pending += (count + num_pooled * starts) * (self.options.ngram - 1)
+        starts = self._options.ngram - 1 if self._options.all_offsets else 1
+        self._num_pending += (count + num_pooled * starts) * (self._options.ngram - 1)
         if self._num_pending > self._room:
             self._room = self._num_free()
             if self._num_pending > self._room:
@@ -139,68 +142,65 @@ class _Request:
         self._room -= self._num_pending
         self._num_pending = 0
 
-    def completed(self, commit: Commit) -> list[tuple[int, ...]]:
-        """The n-grams that the answers to the pool's probe complete; the pool moves on."""
-        if self.pool is None or commit.probe_ids is None:
-            return []
-        return self.pool.advance(self.last_token, self._refine(commit.probe_ids))
+    def answers(self, commit: Commit) -> Int32:
+        """The answers to the pool's probe, int32 [wanted rows, top k]; no rows where it had none.
+
+        Raises `DrafterError` for answers to another number of rows.
+        """
+        if commit.probe_ids is None or not len(self.pool):
+            return NO_ANSWERS
+        levels, columns = self.pool[[LEVELS, COLUMNS]].tolist()
+        num_wanted = columns - (levels == 1)
+        if len(commit.probe_ids) != num_wanted:
+            raise DrafterError(
+                f"{len(commit.probe_ids)} probe answers came, {num_wanted} were wanted"
+            )
+        return commit.probe_ids
 
     def _num_free(self) -> int:
         """N-grams that there is room for, however many of them are new."""
-        arrays, keys = self._arrays, self.options.max_keys
+        arrays, keys = self._arrays, self._options.max_keys
         cursor = arrays[CURSOR]
         free = len(arrays[CONTINUATIONS]) - int(cursor[USED])
-        for column, used in ((FORWARD, cursor[0]), (BACKWARD, cursor[3])):
+        for entries, used in ((arrays[FORWARD], cursor[0]), (arrays[BACKWARD], cursor[ORDER_LEN])):
             # A map of so many keys forgets one for every new one.
-            if len(arrays[column]) < keys:
-                free = min(free, len(arrays[column]) - int(used))
+            if len(entries) < keys:
+                free = min(free, len(entries) - int(used))
         return free
 
     def _grow(self) -> None:
         """Go on in larger arrays."""
         old = self._arrays
         room = len(old[CONTINUATIONS]) - self._room + self._num_pending
-        new = _empty_arrays(self.options, 3 * room // 2)
+        new = _empty_arrays(self._options, 3 * room // 2)
         for column in (FORWARD, BACKWARD, CONTINUATIONS):
             new[column][: len(old[column])] = old[column]
-        cursor = old[CURSOR]
-        fill_table((new[FORWARD], new[FORWARD_TABLE], cursor[:3]))
-        fill_table((new[BACKWARD], new[BACKWARD_TABLE], cursor[3:6]))
-        self._hold(new, cursor)
+        self._hold(new, old[CURSOR])
 
     def _hold(self, arrays: list[np.ndarray], cursor: Int64) -> None:
-        options = self.options
-        self._arrays = [*arrays, cursor]
+        """Go on in these arrays, whose tables are empty."""
+        options = self._options
+        self._arrays = [*arrays, self.pool, cursor]
+        for first, order in ((FORWARD, cursor[:ORDER_LEN]), (BACKWARD, cursor[ORDER_LEN:USED])):
+            entries, table, queue = arrays[first : first + 3]
+            fill_table((entries, table, order, queue))
         self._room = self._num_free()
         self.row = (
-            *map(address_of, self._arrays), *map(len, arrays),
+            *map(address_of, self._arrays), *map(len, arrays), len(self.pool),
             options.ngram, options.capacity, options.max_keys,
             2 if options.sub_ngrams else options.ngram,
         )  # fmt: skip
 
-    def _refine(self, probe_ids: Int32) -> list[int]:
-        """The target's best token after each wanted row; sometimes its best unknown one."""
-        draws = self._rng(self.committed_len).random(len(probe_ids))
-        below = self.options.explore_when == "lt"
-        explore = (draws < self.options.refine_threshold) == below
-        row = np.array([self.row], dtype=np.int64) if explore.any() else None
-        return [
-            best[0]
-            if row is None or not exploring
-            else next((token for token in best if not knows(row, token)), best[0])
-            for best, exploring in zip(probe_ids.tolist(), explore.tolist(), strict=True)
-        ]
-
-    def _rng(self, committed_len: int) -> np.random.Generator:
-        """Repeats for a request's seed; never part of the sampling noise."""
-        return np.random.default_rng([self._seed, committed_len])
-
 
 def _empty_arrays(options: SpectraOptions, room: int) -> list[np.ndarray]:
-    """All arrays but the cursor, in the order of a row's columns, for so many n-grams."""
+    """All arrays but pool and cursor, in the order of a row's columns, for so many n-grams."""
     keys, longest = min(room, options.max_keys), options.ngram - 1
-    continuations = np.empty((room, PATH + longest), dtype=np.int32)
-    return [*empty_map(1, keys), *empty_map(longest, keys), continuations]
+    continuations = np.empty((room, CONTINUATION_HEAD + longest), dtype=np.int32)
+    return [
+        *empty_map(1, 3, keys, options.max_keys),
+        *empty_map(longest, 1, keys, options.max_keys),
+        continuations,
+    ]
 
 
 class SpectraDrafter(BatchedDrafter[_Request]):
@@ -218,7 +218,6 @@ class SpectraDrafter(BatchedDrafter[_Request]):
             first.reserve(FIRST_ROOM)
             self._extend_all([first], [np.zeros(FIRST_ROOM, dtype=np.int32)])
         self._propose_all([first], [1])
-        knows(_rows([first]), 0)
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request. Raises `DrafterError` if it has no committed token."""
@@ -230,65 +229,103 @@ class SpectraDrafter(BatchedDrafter[_Request]):
             for first in range(0, len(tokens), PIECE_LEN):
                 piece = tokens[first : first + PIECE_LEN]
                 state.reserve(len(piece))
-                self._learn_all([state], [[]], [piece], is_learned)
+                self._learn_all([state], [NO_ANSWERS], [piece], is_learned)
         self._requests.put(request.request_id, state)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn what was committed. Raises `DrafterError` for a commit that does not fit; those
         before it are learned."""
-        # The pool's n-grams come first, so that the text has the last word.
-        batch: dict[int, tuple[_Request, list[tuple[int, ...]], Int32]] = {}
+        batch: dict[int, tuple[_Request, Int32, Int32]] = {}
         try:
             for commit in commits:
                 state = self._requests.of_commit(commit)
                 if id(state) in batch:
                     self._learn_batch(batch)
-                ngrams = state.completed(commit)
-                state.reserve(len(commit.tokens), len(ngrams))
-                batch[id(state)] = (state, ngrams, commit.tokens)
+                answers = state.answers(commit)
+                state.reserve(len(commit.tokens), self._options.window if len(answers) else 0)
+                batch[id(state)] = (state, answers, commit.tokens)
         finally:
             self._learn_batch(batch)
 
-    def _learn_batch(self, batch: dict[int, tuple[_Request, list[tuple[int, ...]], Int32]]) -> None:
+    def _learn_batch(self, batch: dict[int, tuple[_Request, Int32, Int32]]) -> None:
         if batch:
-            states, ngrams, tokens = zip(*batch.values(), strict=True)
-            self._learn_all(states, ngrams, tokens, self._options.learn_committed)
+            states, answers, tokens = zip(*batch.values(), strict=True)
+            self._learn_all(states, answers, tokens, self._options.learn_committed)
         batch.clear()
 
     def _learn_all(
         self,
         states: Sequence[_Request],
-        ngrams: Sequence[Sequence[tuple[int, ...]]],
+        answers: Sequence[Int32],
         tokens: Sequence[Int32],
         is_learned: bool,
     ) -> None:
-        pooled = list(chain.from_iterable(ngrams))
+        """The pools' n-grams come first, so that the text has the last word."""
+        num_tokens = list(map(len, tokens))
+        shapes = np.array([own.shape for own in answers], dtype=np.int64)
+        has_answers = shapes[:, 0].any()
         learn_all(
             _rows(states),
-            np.array(pooled, dtype=np.int32).reshape(-1, self._options.ngram),
-            np.array(list(map(len, ngrams)), dtype=np.int64).cumsum(),
+            np.concatenate([own.ravel() for own in answers]) if has_answers else NO_ANSWERS[:, 0],
+            shapes,
+            self._explored(states, num_tokens, shapes),
             np.concatenate(tokens),
-            np.array(list(map(len, tokens)), dtype=np.int64).cumsum(),
+            np.array(num_tokens, dtype=np.int64).cumsum(),
             np.array([self._options.all_offsets, is_learned], dtype=np.int64),
         )
-        for state, own in zip(states, tokens, strict=True):
+        for state in states:
             state.settle()
-            state.last_token = int(own[-1])
+
+    def _explored(
+        self, states: Sequence[_Request], num_tokens: Sequence[int], shapes: Int64
+    ) -> Bool:
+        """bool, of each answer: whether an unknown token is taken instead of the best.
+
+        That follows from the request's seed and the place of its text's end.
+        """
+        num_rows = shapes[:, 0]
+        total = int(num_rows.sum())
+        if not total:
+            return np.empty(0, dtype=np.bool_)
+        ends = [
+            state.committed_len - count for state, count in zip(states, num_tokens, strict=True)
+        ]
+        seeds = np.array([state.seed ^ POOL_SALT for state in states], dtype=np.int64)
+        index = np.arange(total) - (num_rows.cumsum() - num_rows).repeat(num_rows)
+        positions = np.array(ends, dtype=np.int64).repeat(num_rows)
+        draws = uniform(seeds.repeat(num_rows), positions, index)
+        return (draws < self._options.refine_threshold) == (self._options.explore_when == "lt")
 
     def _state(self, request: DraftRequest) -> _Request:
         return _Request(self._options, request)
 
     def _extend_all(self, states: Sequence[_Request], tokens: Sequence[Int32]) -> None:
-        self._learn_all(states, [()] * len(states), tokens, self._options.learn_committed)
+        self._learn_all(states, [NO_ANSWERS] * len(states), tokens, self._options.learn_committed)
 
     def _propose_all(self, states: Sequence[_Request], max_nodes: Sequence[int]) -> ProposalBatch:
         limits = np.array(max_nodes, dtype=np.int64)
+        rows = _rows(states)
+        guesses = guess_all(rows, limits, self._settings)
+        return ProposalBatch(self._name, *guesses, self._probes(states, rows, limits))
+
+    def _probes(
+        self, states: Sequence[_Request], rows: Int64, limits: Int64
+    ) -> Sequence[Probe | None]:
+        if not self._options.pool:
+            return ()
         # Where no nodes are wanted every row of the step is dear: no probe either.
-        probes = [
-            state.pool.probe(self._options.explore_top_k) if state.pool and most else None
-            for state, most in zip(states, max_nodes, strict=True)
-        ]
-        return ProposalBatch(self._name, *guess_all(_rows(states), limits, self._settings), probes)
+        sizes = np.where(limits > 0, rows[:, POOL_SIZE], 0)
+        tokens, ends = probe_all(rows[:, POOL], sizes, self._options.ngram)
+        probes: list[Probe | None] = []
+        first = 0
+        for state, end in zip(states, ends.tolist(), strict=True):
+            levels, columns = state.pool[:2].tolist() if end > first else (0, 0)
+            layout = probe_layout(columns, levels) if levels else None
+            probes.append(
+                Probe(tokens[first:end], *layout, self._options.explore_top_k) if layout else None
+            )
+            first = end
+        return probes
 
 
 def _rows(states: Sequence[_Request]) -> Int64:

@@ -1,68 +1,78 @@
 """The compiled loops of SPECTRA: its two dictionaries, and guesses by them, for all requests.
 
-What they mean is in `ngram_dictionaries.py`. A request keeps six arrays, which go into the loops by
-their addresses; one column of a row each, and their sizes:
+What they mean is in `ngram_dictionaries.py`. A request keeps some arrays, which go into the loops
+by their addresses; one column of a row each, and their sizes:
 forward        map (`ngram_maps.py`) of single tokens: the OLDEST and LATEST continuation, and how
                many there are
 backward       map of sequences: the token that followed last
 continuations  int32 [capacity, 3 + longest]  neighbours in their token's list, length, tokens
-cursor         int64 [8 + ngram]  orders of both maps; continuations so far, and the first that is
-               free again; then the last tokens of the text, and before them how many there are
+cursor         int64 [14 + ngram]  orders of both maps; continuations so far, and the first that is
+               free again; whether one may begin another; then the last tokens of the text, and
+               before them how many there are
+pool           (`spectra_pool.py`)
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...core.arrays import Float32, Int32, Int64
-from ...core.compiled import compiled, int32_at, int32_rows_at, int64_at
+from ...core.arrays import Bool, Float32, Int32, Int64
+from ...core.compiled import compiled, int32_at, int32_rows_at, int64_at, prefetch
 from .ngram_index import add_path
 from .ngram_maps import (
-    AFTER,
-    BEFORE,
     COUNT,
-    LENGTH,
     NONE,
-    OLDEST,
+    ORDER_LEN,
     TOKENS,
-    VALUE,
     NgramMap,
+    add,
     drop_oldest,
     find,
-    put,
+    find_hashed,
+    hash_of,
+    prefetch_entry,
+    prefetch_slot,
+    use,
 )
+from .spectra_pool import advance, refine
 
 Tables = tuple[NgramMap, NgramMap, Int32, Int64]
 
 # Columns of a row: addresses, sizes, and the request's settings.
 (
-    FORWARD, FORWARD_TABLE, BACKWARD, BACKWARD_TABLE, CONTINUATIONS, CURSOR,
-    FORWARD_SIZE, FORWARD_SLOTS, BACKWARD_SIZE, BACKWARD_SLOTS, NUM_CONTINUATIONS,
+    FORWARD, FORWARD_TABLE, FORWARD_QUEUE, BACKWARD, BACKWARD_TABLE, BACKWARD_QUEUE,
+    CONTINUATIONS, POOL, CURSOR, FORWARD_SIZE, FORWARD_SLOTS, FORWARD_QUEUED,
+    BACKWARD_SIZE, BACKWARD_SLOTS, BACKWARD_QUEUED, NUM_CONTINUATIONS, POOL_SIZE,
     NGRAM, CAPACITY, MAX_KEYS, SHORTEST,
-) = range(15)  # fmt: skip
+) = range(21)  # fmt: skip
 # Of the cursor.
-USED, FREE, TAIL_LEN, TAIL = 6, 7, 8, 9
-# Values of a forward entry; that of a backward one is VALUE.
-FIRST, LAST, HELD = VALUE, VALUE + 1, VALUE + 2
-# Of a continuation, BEFORE, AFTER and LENGTH come first.
+USED, FREE, IS_NESTED, TAIL_LEN, TAIL = range(2 * ORDER_LEN, 2 * ORDER_LEN + 5)
+# Values of a forward entry, which has one token; that of a backward one is its last number.
+FIRST, LAST, HELD = range(TOKENS + 1, TOKENS + 4)
+# Of a continuation.
+BEFORE, AFTER, LENGTH = range(3)
 PATH = 3
+# More tokens than these are a prompt, whose n-grams would not stay in the cache until their turn.
+PREFETCHED = 32
 
 
 @compiled
 def tables_at(rows: Int64, place: int) -> Tables:
-    """The arrays that a row names."""
+    """The arrays that a row names, but the pool."""
     row = rows[place]
     longest = row[NGRAM] - 1
     cursor = int64_at(row[CURSOR], TAIL + row[NGRAM])
     forward = (
-        int32_rows_at(row[FORWARD], row[FORWARD_SIZE], TOKENS + 1),
-        int32_at(row[FORWARD_TABLE], row[FORWARD_SLOTS]),
-        cursor[:3],
+        int32_rows_at(row[FORWARD], row[FORWARD_SIZE], TOKENS + 4),
+        int64_at(row[FORWARD_TABLE], row[FORWARD_SLOTS]),
+        cursor[:ORDER_LEN],
+        int32_at(row[FORWARD_QUEUE], row[FORWARD_QUEUED]),
     )
     backward = (
-        int32_rows_at(row[BACKWARD], row[BACKWARD_SIZE], TOKENS + longest),
-        int32_at(row[BACKWARD_TABLE], row[BACKWARD_SLOTS]),
-        cursor[3:6],
+        int32_rows_at(row[BACKWARD], row[BACKWARD_SIZE], TOKENS + longest + 1),
+        int64_at(row[BACKWARD_TABLE], row[BACKWARD_SLOTS]),
+        cursor[ORDER_LEN : 2 * ORDER_LEN],
+        int32_at(row[BACKWARD_QUEUE], row[BACKWARD_QUEUED]),
     )
     continuations = int32_rows_at(row[CONTINUATIONS], row[NUM_CONTINUATIONS], PATH + longest)
     return forward, backward, continuations, cursor
@@ -70,58 +80,121 @@ def tables_at(rows: Int64, place: int) -> Tables:
 
 @compiled
 def learn_all(  # noqa: PLR0917 - compiled functions take no options by name
-    rows: Int64, ngrams: Int32, ngram_ends: Int64, tokens: Int32, ends: Int64, settings: Int64
+    rows: Int64,
+    answers: Int32,
+    shapes: Int64,
+    explore: Bool,
+    tokens: Int32,
+    ends: Int64,
+    settings: Int64,
 ) -> None:
-    """Learn n-grams of the pool and then the text of each request.
+    """Learn the n-grams that the pools complete and then the text of each request.
 
-    ngrams, ngram_ends  int32 [n, ngram], and where those of each request end
-    tokens, ends        the text's next tokens likewise
-    settings            int64 [2]  1 or 0: n-grams are learned from every start, the text is learned
+    answers, shapes  the answers to the pools' probes, one behind the other, and int64 [requests, 2]
+                     how many rows and columns each has; none for a pool that stays as it is
+    explore          bool [rows of all answers]  whether an unknown token is looked for
+    tokens, ends     the text's next tokens, and where those of each request end
+    settings         int64 [2]  1 or 0: n-grams are learned from every start, the text is learned
     """
-    first, first_ngram = 0, 0
+    first, first_answer, first_row = 0, 0, 0
     for place in range(len(rows)):
-        tables = tables_at(rows, place)
-        for ngram in ngrams[first_ngram : ngram_ends[place]]:
-            starts = len(ngram) - 1 if settings[0] else 1
-            for start in range(starts):
-                for length in range(rows[place, SHORTEST], len(ngram) - start + 1):
-                    _learn(tables, ngram[start : start + length], rows[place])
-        for token in tokens[first : ends[place]]:
-            _append(tables, token, rows[place], settings[1])
-        first, first_ngram = ends[place], ngram_ends[place]
+        tables, row = tables_at(rows, place), rows[place]
+        if ends[place] - first <= PREFETCHED:
+            _prefetch(tables, tokens[first : ends[place]], row)
+        num_rows, top_k = shapes[place]
+        if num_rows:
+            last_answer = first_answer + num_rows * top_k
+            best = answers[first_answer:last_answer].reshape(num_rows, top_k)
+            own_explore = explore[first_row : first_row + num_rows]
+            pool = int32_at(row[POOL], row[POOL_SIZE])
+            root = tables[3][TAIL + tables[3][TAIL_LEN] - 1]
+            completed = advance(pool, row[NGRAM], root, refine(tables[0], best, own_explore))
+            _learn_pooled(tables, completed, row, settings[0])
+            first_answer, first_row = last_answer, first_row + num_rows
+        _extend(tables, tokens[first : ends[place]], row, settings[1])
+        first = ends[place]
 
 
 @compiled
-def _append(tables: Tables, token: int, row: Int64, is_learned: int) -> None:
-    """Continue the text, learning every n-gram that ends at the new token."""
+def _prefetch(tables: Tables, tokens: Int32, row: Int64) -> None:
+    """Have what a text's next n-grams need read at once: one after the other is most of the time
+    that they take.
+    """
+    forward, backward, continuations, cursor = tables
+    text = _joined(cursor, tokens)
+    for stage in range(3):
+        for end in range(len(text) - len(tokens), len(text)):
+            for first in range(max(0, end + 1 - row[NGRAM]), end):
+                hashed = hash_of(text[first : first + 1])
+                if stage == 0:
+                    prefetch_slot(forward, hashed)
+                    prefetch_slot(backward, hash_of(text[first:end]))
+                elif stage == 1:
+                    prefetch_entry(forward, hashed)
+                    prefetch_entry(backward, hash_of(text[first:end]))
+                else:
+                    entry = prefetch_entry(forward, hashed)
+                    if entry != NONE and forward[0][entry, LAST] != NONE:
+                        known = forward[0][entry, LAST]
+                        prefetch(continuations.ctypes.data + 4 * continuations.shape[1] * known)
+
+
+@compiled
+def _joined(cursor: Int64, tokens: Int32) -> Int32:
+    """The last tokens of the text and those that follow."""
+    num_before = cursor[TAIL_LEN]
+    text = np.empty(num_before + len(tokens), dtype=np.int32)
+    text[:num_before] = cursor[TAIL : TAIL + num_before]
+    text[num_before:] = tokens
+    return text
+
+
+@compiled
+def _learn_pooled(tables: Tables, ngrams: Int32, row: Int64, has_all_starts: int) -> None:
+    for ngram in ngrams:
+        starts = len(ngram) - 1 if has_all_starts else 1
+        for start in range(starts):
+            for length in range(row[SHORTEST], len(ngram) - start + 1):
+                _learn(tables, ngram[start : start + length], row)
+
+
+@compiled
+def _extend(tables: Tables, tokens: Int32, row: Int64, is_learned: int) -> None:
+    """Continue the text, learning every n-gram that ends at a new token."""
     cursor, ngram = tables[3], row[NGRAM]
-    if cursor[TAIL_LEN] == ngram:
-        for place in range(ngram - 1):
-            cursor[TAIL + place] = cursor[TAIL + place + 1]
-        cursor[TAIL_LEN] -= 1
-    cursor[TAIL + cursor[TAIL_LEN]] = token
-    cursor[TAIL_LEN] += 1
+    text = _joined(cursor, tokens)
+    num_before = len(text) - len(tokens)
     if is_learned:
-        tail = cursor[TAIL : TAIL + cursor[TAIL_LEN]].astype(np.int32)
-        for length in range(row[SHORTEST], len(tail) + 1):
-            _learn(tables, tail[len(tail) - length :], row)
+        for end in range(num_before + 1, len(text) + 1):
+            for length in range(row[SHORTEST], min(end, ngram) + 1):
+                _learn(tables, text[end - length : end], row)
+    cursor[TAIL_LEN] = min(len(text), ngram)
+    cursor[TAIL : TAIL + cursor[TAIL_LEN]] = text[len(text) - cursor[TAIL_LEN] :]
 
 
 @compiled
 def _learn(tables: Tables, ngram: Int32, row: Int64) -> None:
     forward, backward, continuations, cursor = tables
-    entry = find(forward, ngram[:1])
-    if entry == NONE and forward[2][COUNT] == row[MAX_KEYS]:
-        _free_all(forward, continuations, cursor)
-        drop_oldest(forward)
-    entry = put(forward, ngram[:1])
-    if forward[0][entry, HELD] == NONE:
+    token, sequence = ngram[:1], ngram[: len(ngram) - 1]
+    hashed = hash_of(token)
+    entry = find_hashed(forward, token, hashed)
+    if entry == NONE:
+        if forward[2][COUNT] == row[MAX_KEYS]:
+            _free_all(forward[0][drop_oldest(forward)], continuations, cursor)
+        entry = add(forward, token, hashed)
         forward[0][entry, HELD] = 0
+    else:
+        use(forward, entry)
     _continue(forward[0][entry], continuations, cursor, ngram[1:], row[CAPACITY])
-    sequence = ngram[: len(ngram) - 1]
-    if find(backward, sequence) == NONE and backward[2][COUNT] == row[MAX_KEYS]:
-        drop_oldest(backward)
-    backward[0][put(backward, sequence), VALUE] = ngram[len(ngram) - 1]
+    hashed = hash_of(sequence)
+    entry = find_hashed(backward, sequence, hashed)
+    if entry == NONE:
+        if backward[2][COUNT] == row[MAX_KEYS]:
+            drop_oldest(backward)
+        entry = add(backward, sequence, hashed)
+    else:
+        use(backward, entry)
+    backward[0][entry, backward[0].shape[1] - 1] = ngram[len(ngram) - 1]
 
 
 @compiled
@@ -129,11 +202,13 @@ def _continue(
     entry: Int32, continuations: Int32, cursor: Int64, path: Int32, capacity: int
 ) -> None:
     """Make a path the latest continuation of an entry's token."""
-    known = _known(entry, continuations, path)
+    known = _known(entry, continuations, cursor, path)
     if known != NONE:
-        _remove(entry, continuations, known)
         if continuations[known, LENGTH] < len(path):
             _write(continuations, known, path)
+        if known == entry[LAST]:
+            return
+        _remove(entry, continuations, known)
     else:
         if entry[HELD] == capacity:
             first = entry[FIRST]
@@ -158,27 +233,34 @@ def _continue(
 
 
 @compiled
-def _known(entry: Int32, continuations: Int32, path: Int32) -> int:
+def _known(entry: Int32, continuations: Int32, cursor: Int64, path: Int32) -> int:
     """The continuation that a path takes the place of, or that says it already.
 
     That is the path without its last token; else the path itself; else the latest that begins with
-    it. NONE where there is none.
+    it. NONE where there is none. While none of all continuations begins another, the latest that
+    has to do with the path is the one.
     """
-    prefix, same, longer = NONE, NONE, NONE
+    prefix, same, longer, begins = NONE, NONE, NONE, False
     known = entry[LAST]
     while known != NONE:
         row = continuations[known]
         shared = 0
         while shared < len(path) and shared < row[LENGTH] and row[PATH + shared] == path[shared]:
             shared += 1
-        if shared == len(path) - 1 and row[LENGTH] == shared:
+        is_prefix = shared == len(path) - 1 and row[LENGTH] == shared
+        if (is_prefix or shared == len(path)) and not cursor[IS_NESTED]:
+            return known
+        if is_prefix:
             prefix = known
         elif shared == len(path):
             if row[LENGTH] == shared:
                 same = known
             elif longer == NONE:
                 longer = known
+        begins = begins or shared == row[LENGTH]
         known = row[BEFORE]
+    if begins:
+        cursor[IS_NESTED] = 1
     if prefix != NONE:
         return prefix
     return longer if same == NONE else same
@@ -199,9 +281,9 @@ def _remove(entry: Int32, continuations: Int32, known: int) -> None:
 
 
 @compiled
-def _free_all(forward: NgramMap, continuations: Int32, cursor: Int64) -> None:
-    """Free all continuations of the oldest token."""
-    known = forward[0][forward[2][OLDEST], FIRST]
+def _free_all(entry: Int32, continuations: Int32, cursor: Int64) -> None:
+    """Free all continuations of a token."""
+    known = entry[FIRST]
     while known != NONE:
         following = continuations[known, AFTER]
         continuations[known, AFTER] = cursor[FREE]
@@ -214,13 +296,6 @@ def _write(continuations: Int32, known: int, path: Int32) -> None:
     continuations[known, LENGTH] = len(path)
     for place in range(len(path)):
         continuations[known, PATH + place] = path[place]
-
-
-@compiled
-def knows(rows: Int64, token: int) -> bool:
-    """Whether n-grams that begin with a token are known to the request of the first row."""
-    forward, _, _, _ = tables_at(rows, 0)
-    return find(forward, np.array([token], dtype=np.int32)) != NONE
 
 
 @compiled
@@ -278,6 +353,6 @@ def _backward_guess(backward: NgramMap, context: Int32, ngram: int, guess_len: i
             first += 1
         if entry == NONE:
             break
-        text[end] = backward[0][entry, VALUE]
+        text[end] = backward[0][entry, backward[0].shape[1] - 1]
         end += 1
     return text[len(context) : end]

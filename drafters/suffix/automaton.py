@@ -12,6 +12,9 @@ edges   int32 [edges, 4]   SOURCE and TARGET state, TOKEN, and the source's NEXT
 table   int32 [slots]      edges by a hash of source and token, NONE where free; a power of two
 cursor  int64 [6]          NUM_STATES, NUM_EDGES, NUM_TOKENS; LAST, the state of the text so far;
                            CONTEXT, that of its last CONTEXT_LEN tokens
+
+Where one call works on several of them, each is a row: their addresses, and the tokens that they
+have room for.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...core.arrays import Int32, Int64
-from ...core.compiled import compiled
+from ...core.compiled import address_of, compiled, int32_at, int32_rows_at, int64_at
 
 Automaton = tuple[Int32, Int32, Int32, Int64]
 
@@ -41,6 +44,35 @@ def empty_automaton(capacity: int) -> Automaton:
     edges = np.empty((3 * capacity, 4), dtype=np.int32)
     table = np.full(4 * capacity, NONE, dtype=np.int32)
     return states, edges, table, np.array([1, 0, 0, ROOT_STATE, ROOT_STATE, 0], dtype=np.int64)
+
+
+def row_of(automaton: Automaton) -> tuple[int, ...]:
+    """The automaton as a row; whoever holds the row must hold the arrays, too."""
+    return (*map(address_of, automaton), len(automaton[2]) // 4)
+
+
+# Numbers of a row.
+ROW_LEN = 5
+
+
+@compiled
+def automaton_at(row: Int64) -> Automaton:
+    """The arrays that a row names."""
+    capacity = row[4]
+    return (
+        int32_rows_at(row[0], 2 * capacity + 1, 6),
+        int32_rows_at(row[1], 3 * capacity, 4),
+        int32_at(row[2], 4 * capacity),
+        int64_at(row[3], 6),
+    )
+
+
+@compiled
+def extend_all(rows: Int64, tokens: Int32, spans: Int64, max_depth: int) -> None:
+    """`extend` for the automaton of each row, by `tokens[spans[row, 0] : spans[row, 1]]`."""
+    for place in range(len(rows)):
+        own = tokens[spans[place, 0] : spans[place, 1]]
+        extend(automaton_at(rows[place]), own, max_depth)
 
 
 @compiled

@@ -27,6 +27,7 @@ from .automaton import (
     extend,
     fill_table,
     find_edge,
+    row_of,
 )
 
 FIRST_CAPACITY = 64
@@ -37,20 +38,19 @@ class SuffixCounts:
 
     Takes at most 112 bytes a token, and twice that where the arrays have just grown.
 
-    automaton  what the compiled loops read; another one after an append
+    num_tokens  of all texts
+    automaton   what the compiled loops read; another one after an append or `take`
+    row         the same as a row of `extend_all`
     """
 
-    __slots__ = ("_capacity", "_max_depth", "automaton")
+    __slots__ = ("_capacity", "_max_depth", "automaton", "num_tokens", "row")
 
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
         self._capacity = FIRST_CAPACITY
+        self.num_tokens = 0
         self.automaton: Automaton = empty_automaton(FIRST_CAPACITY)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all texts."""
-        return int(self.automaton[3][NUM_TOKENS])
+        self.row = row_of(self.automaton)
 
     @property
     def memory_bytes(self) -> int:
@@ -61,11 +61,16 @@ class SuffixCounts:
         """Begin a new text: what is appended next does not follow what was before."""
         self.automaton[3][[LAST, CONTEXT, CONTEXT_LEN]] = (ROOT_STATE, ROOT_STATE, 0)
 
+    def take(self, count: int) -> tuple[int, ...]:
+        """Count so many tokens, which the caller appends now to the automaton of this row."""
+        self.num_tokens += count
+        if self.num_tokens > self._capacity:
+            self._grow()
+        return self.row
+
     def append(self, tokens: Int32) -> None:
         """Continue the text. `tokens` is int32 [n]."""
-        num_tokens = self.num_tokens + len(tokens)
-        if num_tokens > self._capacity:
-            self._grow(num_tokens)
+        self.take(len(tokens))
         # The loops are compiled for arrays that may be written, and would be again for others.
         extend(self.automaton, np.array(tokens, dtype=np.int32), self._max_depth)
 
@@ -89,12 +94,12 @@ class SuffixCounts:
         after = np.bincount(sources[is_counted], counts[targets[is_counted]], num_states)
         is_counted = shortest[1:] <= self._max_depth
         before = np.bincount(links[is_counted], counts[1:][is_counted], num_states)
-        assert after[ROOT_STATE] == before[ROOT_STATE] == self.num_tokens
+        assert after[ROOT_STATE] == before[ROOT_STATE] == cursor[NUM_TOKENS] == self.num_tokens
         assert np.all(np.maximum(after, before)[1:] <= counts[1:])
 
-    def _grow(self, num_tokens: int) -> None:
+    def _grow(self) -> None:
         capacity = self._capacity
-        while capacity < num_tokens:
+        while capacity < self.num_tokens:
             capacity *= 2
         old_states, old_edges, _, cursor = self.automaton
         states, edges, table, _ = empty_automaton(capacity)
@@ -104,6 +109,7 @@ class SuffixCounts:
         fill_table(edges, num_edges, table)
         self._capacity = capacity
         self.automaton = (states, edges, table, cursor)
+        self.row = row_of(self.automaton)
 
 
 def grown_counts() -> SuffixCounts:
@@ -136,6 +142,11 @@ class RecentCounts:
         return self._serving.automaton
 
     @property
+    def row(self) -> tuple[int, ...]:
+        """The same as a row of `extend_all`."""
+        return self._serving.row
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of both automata."""
         return sum(counts.memory_bytes for counts in self._both())
@@ -156,6 +167,19 @@ class RecentCounts:
                 counts.append(piece)
             self._num_tokens += len(piece)
             tokens = tokens[len(piece) :]
+
+    def take(self, count: int) -> tuple[tuple[int, ...], ...]:
+        """Count so many tokens, which the caller appends now to the automata of these rows.
+
+        None, and nothing is counted, where an automaton begins or ends among them: `append` then.
+        """
+        place = self._num_tokens % self._half
+        if place + count > self._half or (self._num_tokens and not place):
+            return ()
+        self._num_tokens += count
+        younger = self._younger
+        row = self._serving.take(count)
+        return (row,) if younger is None else (row, younger.take(count))
 
     def check_integrity(self) -> None:
         """Assert what `SuffixCounts` does, and that no more tokens are kept than `max_tokens`."""

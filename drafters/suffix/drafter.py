@@ -7,23 +7,28 @@ Oliaro et al. 2024, "SuffixDecoding: Extreme Speculative Decoding for Emerging A
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...core.arrays import Int32
+from ...core.compiled import address_of
 from ...core.errors import ConfigError
-from ...core.proposals import Commit, DraftRequest, Proposal, empty_proposal
-from ..open_requests import StatefulDrafter
+from ...core.proposals import DraftRequest
+from ...core.tree.proposal_batch import ProposalBatch
+from ..open_requests import BatchedDrafter
 from ..option_checks import require_fraction, require_number, require_switches, require_whole
+from .automaton import extend_all
 from .counts import RecentCounts, SuffixCounts, grown_counts
-from .drafts import Limits, best_draft
+from .drafts import Limits, draft_all
 
 # Namespace and cache salt.
 Sharing = tuple[str, str]
 
 NO_ANSWERS = SuffixCounts(max_depth=1)
+# Of the text of a request when it opens.
+FIRST_ROOM = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,39 +76,60 @@ class SuffixOptions:
 
 
 class _Request:
-    """The counts of one request's text, its answer, and its last tokens."""
+    """The counts of one request's text, and the text from the prompt's last tokens on."""
 
     __slots__ = (
-        "_max_match_len", "answer", "committed_len", "context", "counts", "sharing", "store",
+        "_address", "_answer_start", "_max_match_len", "_num_held", "_text", "committed_len",
+        "counts", "sharing", "store",
     )  # fmt: skip
 
     def __init__(self, request: DraftRequest, options: SuffixOptions) -> None:
         self.sharing: Sharing = (request.namespace, request.cache_salt)
         self.store = request.store
         self.counts = RecentCounts(options.window, options.max_depth)
-        self.answer = array("i")
-        self.context: Int32 = np.empty(0, dtype=np.int32)
-        self.committed_len = 0
+        self.committed_len = len(request.token_ids)
         self._max_match_len = options.max_match_len
-        self._extend(request.token_ids)
-        self.answer.extend(request.token_ids[request.prompt_len :].tolist())
+        first = max(0, min(request.prompt_len, self.committed_len) - options.max_match_len)
+        self._answer_start = request.prompt_len - first
+        self._num_held = self.committed_len - first
+        self._hold(request.token_ids[first:], self._num_held)
+        self.counts.append(request.token_ids)
 
     @property
     def memory_bytes(self) -> int:
-        return self.counts.memory_bytes + len(self.answer) * self.answer.itemsize
+        """Bytes of the counts and the text."""
+        return self.counts.memory_bytes + self._text.nbytes
+
+    @property
+    def answer(self) -> Int32:
+        """What was generated, int32 [n]."""
+        return self._text[self._answer_start : self._num_held]
+
+    def reserve(self, count: int) -> None:
+        """Count further tokens as committed."""
+        self.committed_len += count
 
     def append(self, tokens: Int32) -> None:
-        """Add to the answer."""
-        self._extend(tokens)
-        self.answer.extend(tokens.tolist())
+        """Add tokens to the text; they are counted apart."""
+        end = self._num_held + len(tokens)
+        if end > len(self._text):
+            self._hold(self._text[: self._num_held], end)
+        self._text[self._num_held : end] = tokens
+        self._num_held = end
 
-    def _extend(self, tokens: Int32) -> None:
-        self.counts.append(tokens)
-        self.context = np.concatenate([self.context, tokens])[-self._max_match_len :]
-        self.committed_len += len(tokens)
+    def context(self) -> tuple[int, int]:
+        """Where the last tokens of the text are, and how many."""
+        count = min(self._num_held, self._max_match_len)
+        return self._address + 4 * (self._num_held - count), count
+
+    def _hold(self, tokens: Int32, num_tokens: int) -> None:
+        """Go on in an array for so many tokens and more, of which these are the first."""
+        self._text = np.empty(3 * num_tokens // 2 + FIRST_ROOM, dtype=np.int32)
+        self._text[: len(tokens)] = tokens
+        self._address = address_of(self._text)
 
 
-class SuffixDrafter(StatefulDrafter[_Request]):
+class SuffixDrafter(BatchedDrafter[_Request]):
     """Proposes the better of two drafts: by the request's own text, and by earlier answers.
 
     An answer is counted when its request closes, for requests of the same namespace and cache salt
@@ -123,8 +149,10 @@ class SuffixDrafter(StatefulDrafter[_Request]):
         # By namespace and cache salt; the latest to end an answer is the last.
         self._answers: dict[Sharing, RecentCounts] = {}
         # Compiles the loops, or reads them from disk, before a request waits for them.
-        grown = grown_counts().automaton
-        best_draft(grown, grown, np.zeros(1, dtype=np.int32), 1, self._limits)
+        grown_counts()
+        first = _Request(DraftRequest("", np.zeros(1, dtype=np.int32), 1, 0.0, 0), self._options)
+        self._extend_all([first], [np.zeros(1, dtype=np.int32)])
+        self._propose_all([first], [1])
 
     @property
     def memory_bytes(self) -> int:
@@ -132,11 +160,15 @@ class SuffixDrafter(StatefulDrafter[_Request]):
         answers = list(self._answers.values())
         return self._requests.memory_bytes + sum(counts.memory_bytes for counts in answers)
 
+    def open(self, request: DraftRequest) -> None:
+        """Begin a request. Raises `DrafterError` if it has no committed token."""
+        self._requests.put(request.request_id, self._state(request))
+
     def close(self, request_id: str) -> None:
         """Forget a request, but for its answer; an unknown id is ignored."""
         state = self._requests.drop(request_id)
         if state is not None and state.store and self._options.answer_tokens:
-            self._keep_answer(state.sharing, np.array(state.answer, dtype=np.int32))
+            self._keep_answer(state.sharing, state.answer)
 
     def check_integrity(self) -> None:
         """Assert that all counts agree with each other and stay within their bounds."""
@@ -149,8 +181,26 @@ class SuffixDrafter(StatefulDrafter[_Request]):
     def _state(self, request: DraftRequest) -> _Request:
         return _Request(request, self._options)
 
-    def _learn(self, state: _Request, commit: Commit) -> None:
-        state.append(commit.tokens)
+    def _extend_all(self, states: Sequence[_Request], tokens: Sequence[Int32]) -> None:
+        rows: list[tuple[int, ...]] = []
+        spans: list[tuple[int, int]] = []
+        is_alone = len(set(map(id, states))) == len(states)
+        first = 0
+        for state, own in zip(states, tokens, strict=True):
+            state.append(own)
+            taken = state.counts.take(len(own)) if is_alone else ()
+            if not taken:
+                state.counts.append(own)
+            rows += taken
+            spans += [(first, first + len(own))] * len(taken)
+            first += len(own)
+        if rows:
+            extend_all(
+                np.array(rows, dtype=np.int64),
+                np.concatenate(tokens),
+                np.array(spans, dtype=np.int64),
+                self._options.max_depth,
+            )
 
     def _keep_answer(self, sharing: Sharing, answer: Int32) -> None:
         if not len(answer):
@@ -165,12 +215,16 @@ class SuffixDrafter(StatefulDrafter[_Request]):
         counts.start_text()
         counts.append(answer)
 
-    def _propose(self, state: _Request, max_nodes: int) -> Proposal:
-        room = min(self._options.num_tokens, max_nodes)
-        if room <= 0:
-            return empty_proposal(self._name)
-        answers = self._answers.get(state.sharing, NO_ANSWERS)
-        draft = best_draft(
-            state.counts.automaton, answers.automaton, state.context, room, self._limits
-        )
-        return Proposal(self._name, *draft)
+    def _propose_all(self, states: Sequence[_Request], max_nodes: Sequence[int]) -> ProposalBatch:
+        answers = self._answers
+        rows = [
+            (
+                *state.counts.row,
+                *answers.get(state.sharing, NO_ANSWERS).row,
+                *state.context(),
+            )
+            for state in states
+        ]
+        rooms = np.minimum(np.array(max_nodes, dtype=np.int64), self._options.num_tokens)
+        drafts = draft_all(np.array(rows, dtype=np.int64), rooms, self._limits)
+        return ProposalBatch(self._name, *drafts)

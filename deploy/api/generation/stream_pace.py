@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ....core.request.output import Delta, TokenLogProb
@@ -106,7 +106,7 @@ class HeldDeltas:
         """Everything that is held; with it, the end of a finished answer."""
         assert self._last is not None, "nothing is held"
         last, self._last = self._last, None
-        return replace(last, **self._cut(self.num_tokens, len(self._text)))
+        return last._replace(**self._cut(self.num_tokens, len(self._text)))
 
     def _cut(self, count: int, num_chars: int) -> dict[str, Any]:
         text = self._text[:num_chars]

@@ -50,6 +50,8 @@ class Simulation:
         self.spent = dict.fromkeys(self.guesses, 0.0)
         self.num_asked: dict[tuple[str, str], int] = {}
         self.num_probes = 0
+        # What the target will say, whatever is drafted.
+        self.futures: dict[str, list[int]] = {}
 
     def run(self, requests: Sequence[str], seconds: float) -> float:
         """Tokens a second over plain decoding's, of so many seconds."""
@@ -83,7 +85,6 @@ class Simulation:
             [16] * len(requests),
             num_probe_rows,
             ids=requests,
-            tried=plan.tried,
             spent_s=draft_s,
         )
         num_rows = len(requests) + sum(map(len, kept)) + num_probe_rows
@@ -91,17 +92,18 @@ class Simulation:
         self._charge(kept, probes)
         batch = DraftBatch({}, began_at, draft_s, plan, costs)
         outcome = StepOutcome(num_rows, seconds, 0, batch)
-        walks = []
+        walks, committed = [], []
         for name in plan.by_drafter:
             if self.guesses[name].probes:
                 self.budget.note_probe(name, PROBE_ROWS)
-        for one, drafted, tree in zip(requests, trees, kept, strict=True):
+        for one, tree in zip(requests, kept, strict=True):
             tree.check()
-            said = accepted[one]
-            rows = _walk(tree.tokens.tolist(), tree.parents.tolist(), said)
-            self.budget.learn(drafted, [*said, -1])
+            rows = _walk(tree.tokens.tolist(), tree.parents.tolist(), accepted[one])
             walks.append(rows)
-        outcome.count(requests, kept, walks)
+            committed.append(accepted[one][: len(rows)])
+            del self.futures[one][: len(rows)]
+        outcome.count(requests, kept, trees, walks, committed)
+        self.budget.judge(outcome)
         self.now += seconds
         self.num_tokens += outcome.num_tokens
         self.budget.note_step(outcome, self.now)
@@ -110,7 +112,10 @@ class Simulation:
         self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]
     ) -> tuple[list[list[Proposal]], dict[str, list[int]]]:
         """Chains whose tokens are the target's for as long as a drafter is right."""
-        said = {one: self.rng.integers(1, 10**6, 16).tolist() for one in requests}
+        for one in requests:
+            future = self.futures.setdefault(one, [])
+            future += self.rng.integers(1, 10**6, 20 - len(future)).tolist()
+        said = {one: self.futures[one].copy() for one in requests}
         offered: list[list[Proposal]] = []
         for one in requests:
             found = []
@@ -222,13 +227,15 @@ def test_each_request_has_the_drafters_that_pay_for_it() -> None:
     asked = simulation.num_asked.copy()
     simulation.run(["good", "bad"], 20.0)
     good, bad = (simulation.num_asked["some", one] - asked["some", one] for one in ("good", "bad"))
-    assert bad < 0.1 * good
+    assert bad < 0.2 * good
+    assert bad * cost.query_s < 0.02 * 20.0
 
 
 def test_new_requests_begin_with_what_is_known_of_their_class() -> None:
     """Sampled requests gain nothing, greedy ones do: the first steps of new ones know it."""
+    cost = DraftCost(0.0, 0.002, 0.0)
     simulation = Simulation(
-        {"some": Guess(lambda one: 0.8 if one.startswith("greedy") else 0.0)},
+        {"some": Guess(lambda one: 0.8 if one.startswith("greedy") else 0.0, cost=cost)},
         temperature=lambda one: 0.0 if one.startswith("greedy") else 1.0,
     )
     for index in range(20):

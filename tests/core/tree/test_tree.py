@@ -114,14 +114,15 @@ def test_walk_follows_the_target_until_it_leaves_the_tree(
     ((rows, tokens, sources, drafted, token_ids, moves),) = walks(
         [tree], np.array(targets, dtype=np.int32)
     )
-    assert token_ids.tolist() == tokens
+    assert tuple(token_ids.tolist()) == tokens
     assert moves.tolist() == [[row, place] for place, row in enumerate(rows) if row != place]
     assert rows[0] == 0
     assert drafted == tree.count_sources()
     path = np.array(rows[1:], dtype=np.int32) - 1
     *accepted, bonus = tokens
     assert accepted == tree.tokens[path].tolist()
-    assert sources == [*(tree.names[i] for i in tree.sources[path].tolist()), TARGET_SOURCE]
+    names = [tree.names[i] for i in tree.sources[path].tolist()]
+    assert sources == (*names, TARGET_SOURCE)
     node = ROOT
     for step in path:
         assert tree.parents[step] == node

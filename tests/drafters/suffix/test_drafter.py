@@ -293,3 +293,31 @@ def test_equals_a_look_at_every_occurrence(
     expected = own if own[0] >= earlier[0] else earlier
     assert rows_of(propose(drafter, text, max_nodes)) == expected[1]
     drafter.check_integrity()
+
+
+@given(
+    st.lists(texts, min_size=1, max_size=4),
+    st.lists(st.lists(st.tuples(st.integers(0, 3), texts), max_size=6), max_size=4),
+    st.sampled_from([2, 9, 64]),
+)
+def test_several_requests_in_one_call_are_drafted_for_as_each_alone(
+    known: list[list[int]], messages: list[list[tuple[int, list[int]]]], window: int
+) -> None:
+    """Whatever their texts were committed in: some twice in a message, some beyond a window."""
+    drafter = suffix_drafter(window=window, max_match_len=6)
+    for index, text in enumerate(known):
+        open_in(drafter, text, request_id=str(index), namespace=f"n{index % 2}")
+    for message in messages:
+        commits = []
+        for index, tokens in message:
+            if index < len(known):
+                base, added = len(known[index]), np.array(tokens, dtype=np.int32)
+                commits.append(Commit(str(index), base, added))
+                known[index] = known[index] + tokens
+        drafter.observe(commits)
+        queries = [Query(str(index), len(text), index + 3) for index, text in enumerate(known)]
+        for query, text, found in zip(queries, known, drafter.propose(queries), strict=True):
+            alone = suffix_drafter(window=window, max_match_len=6)
+            open_in(alone, text)
+            assert rows_of(found) == rows_of(propose(alone, text, query.max_nodes))
+    drafter.check_integrity()

@@ -1,0 +1,229 @@
+"""Is a server with drafters ever slower than one without, or than the best fixed setting?
+
+    python -m draftline.benchmarks.serving.budget_promise [--prompts code=FILE] [--rounds 3]
+
+For each set of drafters, load, temperature and kind of prompts three engines start: without
+drafters, with them, and with them at fixed numbers of nodes. Each decodes one half of the prompts
+fresh, in turns, and then the other half: `fresh` and `steady` are ratios of tokens a second to
+those of plain decoding in the same half, `of best` is that of the second half to the best fixed
+setting. Prints a row for each, writes JSON after each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from ...cluster.config import DrafterConfig, EngineConfig
+from ...deploy.cli.bench.prompts import bench_prompts
+from ...deploy.engine.engine import AsyncEngine
+from ...measure.clients.engine_endpoint import EngineEndpoint
+from ...measure.clients.load import Load, run_load
+from ...measure.clients.prompts import BenchPrompt
+from ...measure.clients.setting import Setting
+from ...measure.records.record import machine
+from ...measure.records.run_metrics import RunMetrics, run_metrics
+from ...measure.runs.matched import Plan
+from ..step.decode import DRAFTERS
+
+RESULTS = Path(__file__).parents[1] / "results" / "budget_promise.json"
+MAX_MODEL_LEN = 1024
+# Longer ones leave no room for answers.
+MAX_PROMPT_LETTERS = 2000
+# Numbers of nodes that are tried as fixed settings.
+FIXED_NODES = (4, 8, 16)
+# Prompts that every engine decodes plainly at first.
+WARM_UP = 2
+PLAIN, ADAPTIVE = Setting("plain", ()), Setting("adaptive", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is measured together."""
+
+    drafters: str
+    prompts: str
+    temperature: float
+    streams: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Ratios of one cell, one a round; `best` is the best fixed setting, of the medians.
+
+    tau  tokens a step of the adaptive engine, in the second half
+    """
+
+    cell: Cell
+    fresh: tuple[float, ...]
+    steady: tuple[float, ...]
+    of_best: tuple[float, ...]
+    best: str
+    tau: float
+    plain_rate: float
+
+
+def main(  # noqa: PLR0913 - one parameter a flag
+    *,
+    drafters: Annotated[
+        str, typer.Option(help="Sets of drafters, parted by commas; + joins several.")
+    ] = "suffix+prompt_lookup",
+    prompts: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE or NAME=FILE@CATEGORY, beside bundled ones.")
+    ] = None,
+    streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32",
+    temperatures: Annotated[str, typer.Option(help="Temperatures.")] = "0,0.7,1",
+    tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
+    rounds: Annotated[int, typer.Option(help="Times that every cell is measured.")] = 1,
+    output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS,
+) -> None:
+    """Measure what the node budget promises."""
+    torch.set_num_threads(1)
+    console = Console(width=110, highlight=False)
+    kinds = dict(_kind(text) for text in ["bundled", *(prompts or [])])
+    cells = [
+        Cell(*parts)
+        for parts in product(
+            drafters.split(","),
+            kinds,
+            map(float, temperatures.split(",")),
+            map(int, streams.split(",")),
+        )
+    ]
+    rows: list[Row] = []
+    for cell in cells:
+        row = asyncio.run(_measure(cell, kinds[cell.prompts], tokens, rounds))
+        rows.append(row)
+        console.print(_line(row))
+        what = {"machine": machine().fields(), "tokens": tokens, "rounds": rounds}
+        content = {**what, "rows": [asdict(one) for one in rows]}
+        output.write_text(json.dumps(content, indent=1) + "\n")
+    console.print(machine().line())
+
+
+def _kind(text: str) -> tuple[str, list[BenchPrompt]]:
+    """The name and the prompts of `NAME`, `NAME=FILE` or `NAME=FILE@CATEGORY`."""
+    name, _, file = text.partition("=")
+    path, _, category = file.partition("@")
+    found = bench_prompts(Path(path) if path else None)
+    found = [
+        prompt
+        for prompt in found
+        if len(prompt.text) <= MAX_PROMPT_LETTERS and category in {"", prompt.category}
+    ]
+    # Neighbours in a file are alike.
+    Random(0).shuffle(found)
+    return name, found
+
+
+async def _measure(cell: Cell, prompts: Sequence[BenchPrompt], tokens: int, rounds: int) -> Row:
+    load = Load(concurrency=cell.streams)
+    count = min(max(2 * cell.streams, 16), len(prompts) // 2)
+    plan = Plan(prompts=prompts, max_tokens=tokens, temperature=cell.temperature, load=load)
+    halves = [replace(plan, prompts=prompts[start : start + count]) for start in (0, count)]
+    found = [await _round(cell, halves, turn) for turn in range(rounds)]
+    names = [setting.name for setting in [PLAIN, *_fixed()]]
+    median = {
+        name: statistics.median(steady[name].output_throughput for _, steady in found)
+        for name in names
+    }
+    best = max(names, key=lambda name: median[name])
+    counts = found[-1][1][ADAPTIVE.name].counts
+    assert counts is not None
+    return Row(
+        cell,
+        tuple(_ratio(fresh, PLAIN.name) for fresh, _ in found),
+        tuple(_ratio(steady, PLAIN.name) for _, steady in found),
+        tuple(_ratio(steady, best) for _, steady in found),
+        best,
+        round(counts.tau, 2),
+        round(median[PLAIN.name], 1),
+    )
+
+
+async def _round(
+    cell: Cell, halves: Sequence[Plan], turn: int
+) -> tuple[dict[str, RunMetrics], dict[str, RunMetrics]]:
+    """By setting: the first half, of the two that are compared, and the second, of all."""
+    async with _engines(cell) as endpoints:
+        for endpoint in dict.fromkeys(endpoints.values()):
+            # What any first step pays, with or without drafters.
+            await _run(endpoint, replace(halves[0], prompts=halves[0].prompts[:WARM_UP]), PLAIN)
+        order = list(endpoints)[:2][:: 1 if turn % 2 else -1]
+        fresh = {one.name: await _run(endpoints[one], halves[0], one) for one in order}
+        later = list(endpoints)
+        later = [*later[turn % len(later) :], *later[: turn % len(later)]]
+        steady = {one.name: await _run(endpoints[one], halves[1], one) for one in later}
+    return fresh, steady
+
+
+async def _run(endpoint: EngineEndpoint, plan: Plan, setting: Setting) -> RunMetrics:
+    records, seconds = await run_load(endpoint, plan.asks(setting, setting.name), plan.load)
+    return run_metrics(records, seconds)
+
+
+@asynccontextmanager
+async def _engines(cell: Cell) -> AsyncIterator[Mapping[Setting, EngineEndpoint]]:
+    names = cell.drafters.split("+")
+    common: dict[str, Any] = {
+        "model": "demo",
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": cell.streams,
+        "kv_cache_tokens": cell.streams * MAX_MODEL_LEN,
+        "enable_prefix_caching": False,
+    }
+    drafters: list[DrafterConfig] = [DRAFTERS[name] for name in names]
+    plain = AsyncEngine(EngineConfig(**common))
+    adaptive = AsyncEngine(EngineConfig(**common, drafters=drafters))
+    full = AsyncEngine(EngineConfig(**common, drafters=drafters, node_budget="full"))
+    engines = [plain, adaptive, full]
+    try:
+        for engine in engines:
+            await engine.start()
+        endpoints = [EngineEndpoint(engine, per_request=False) for engine in engines]
+        yield {
+            PLAIN: endpoints[0],
+            ADAPTIVE: endpoints[1],
+            **dict.fromkeys(_fixed(), endpoints[2]),
+        }
+    finally:
+        for engine in engines:
+            await engine.close()
+
+
+def _fixed() -> list[Setting]:
+    return [Setting(f"{count} nodes always", None, count) for count in FIXED_NODES]
+
+
+def _ratio(metrics: Mapping[str, RunMetrics], base: str) -> float:
+    return round(metrics[ADAPTIVE.name].output_throughput / metrics[base].output_throughput, 3)
+
+
+def _line(row: Row) -> str:
+    cell = row.cell
+    parts = [
+        f"{label} {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+        for label, ratios in (
+            ("fresh", row.fresh), ("steady", row.steady), ("of best", row.of_best),
+        )
+    ]  # fmt: skip
+    return (
+        f"{cell.drafters}, {cell.prompts}, temperature {cell.temperature:g}, {cell.streams} at "
+        f"once: {', '.join(parts)} ({row.best}), tau {row.tau:g}"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
