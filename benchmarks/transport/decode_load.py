@@ -51,7 +51,7 @@ class Scenario:
 class _NoText:
     """A stream of tokens that have no text."""
 
-    def push(self, _token_id: int) -> str:
+    def push(self, token_id: int) -> str:  # noqa: ARG002
         return ""
 
     def flush(self) -> str:
@@ -127,8 +127,8 @@ class DecodeLoad:
         }
 
     def _state(self, index: int) -> RequestState:
-        penalty = {"frequency_penalty": 0.2} if self._scenario.penalties else {}
-        params = SamplingParams(temperature=0.7, top_p=0.9, **penalty)
+        penalty = 0.2 if self._scenario.penalties else 0.0
+        params = SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=penalty)
         allowed = AllowedTokens(None, None, 0, _Form(self._masks[0]))
         request = Request(
             str(index), self._tokens(self._scenario.context_len), params, index, 1 << 20,

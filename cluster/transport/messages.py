@@ -133,11 +133,12 @@ class StepReader:
         Raises `ProtocolError`, which names the field, for what is no message or not the next one.
         """
         if self._is_last:
-            sequence, *head, choice = _decode(_steps, data)
+            message = _decode(_steps, data)
+            choice = message.choice
         else:
-            sequence, *head, _ = _decode(_rows, data)
-            choice = None
-        return sequence, self._decoder.decode(StepDifference(*head, choice))
+            message, choice = _decode(_rows, data), None
+        difference = StepDifference(message.epoch, message.serial, message.rows, choice)
+        return message.sequence, self._decoder.decode(difference)
 
 
 def encode_result(sequence: int, answer: StageResult) -> bytes:

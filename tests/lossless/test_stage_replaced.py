@@ -70,7 +70,7 @@ def test_texts_outlive_stages_that_are_replaced(
     pipelines: list[WorkerPipeline] = []
 
     def pipeline(specs: Sequence[StageSpec]) -> WorkerPipeline:
-        pipelines.append(WorkerPipeline(specs, lost_at=(60, 80, 100)))
+        pipelines.append(WorkerPipeline(specs, lost_at=(60, 75, 90)))
         return pipelines[-1]
 
     got = answers(pipeline, is_speculative)

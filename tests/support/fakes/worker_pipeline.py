@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from draftline.cluster.transport.messages import StepWriter, decode_result
@@ -16,14 +17,19 @@ from draftline.core.steps import StepInput, StepOutput
 class WorkerPipeline:
     """Runs each step at once, through the workers of a compiled graph, without Ray.
 
-    lost_at  numbers of steps that no answer comes to. Stages take turns to die of them: that one is
-             built anew, the others keep their process and whatever they were told
+    lost_at  numbers of steps, ascending, from which on one gets no answer: the first that takes no
+             request along whose last steps were lost already, since an engine ends those. Stages
+             take turns to die of it: that one is told nothing of the past, the others keep their
+             process and whatever they were told
     """
 
-    def __init__(self, specs: Sequence[StageSpec], lost_at: Collection[int] = ()) -> None:
+    def __init__(self, specs: Sequence[StageSpec], lost_at: Sequence[int] = ()) -> None:
         self._specs = specs
-        self._lost_at = lost_at
+        self._lost_at = deque(lost_at)
         self._is_lost = False
+        # Requests of lost steps that had no answer since, and those of the last steps.
+        self._unanswered: set[int] = set()
+        self._last: deque[set[int]] = deque()
         self._workers = [self._worker(index, spec.build()) for index, spec in enumerate(specs)]
         self.num_steps = self.num_restarts = self.num_bytes = 0
         self.max_in_flight = len(specs)
@@ -39,7 +45,7 @@ class WorkerPipeline:
         """See `Pipeline`."""
         future = asyncio.get_running_loop().create_future()
         self.num_steps += 1
-        self._is_lost |= self.num_steps in self._lost_at
+        self._is_lost = self._is_lost or self._loses(set(step.request_keys))
         if self._is_lost:
             # A step that was told to some stages, and never to all.
             self._workers[0].run_payload(self._writer.write(self.num_steps, step).whole, b"lost")
@@ -65,6 +71,20 @@ class WorkerPipeline:
 
     async def close(self) -> None:
         """See `Pipeline`."""
+
+    def _loses(self, keys: set[int]) -> bool:
+        """Whether the step is the last of this run."""
+        self._last.append(keys)
+        involved = set().union(*self._last)
+        if self._lost_at and self.num_steps >= self._lost_at[0] and not involved & self._unanswered:
+            self._lost_at.popleft()
+            self._unanswered |= involved
+            self._last.clear()
+            return True
+        # An answer may still wait to be read.
+        if len(self._last) > self.max_in_flight:
+            self._unanswered -= self._last.popleft()
+        return False
 
     def _answer(self, payload: bytes) -> StepOutput | StageError | StageLost:
         self.num_bytes += len(payload)
