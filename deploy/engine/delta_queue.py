@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ...core.errors import DraftlineError, ReaderTooSlow
 from ...core.request.output import TokenLogProb
+from .loop_mailbox import LoopMailbox
 
 # What may wait for the reader of a stream, where nobody says otherwise.
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
@@ -48,7 +49,7 @@ class DeltaQueue(Generic[D]):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, max_bytes: int, on_full: Callable[[], None]
     ) -> None:
-        self._loop = loop
+        self._mailbox = LoopMailbox.of(loop)
         self._max_bytes = max_bytes
         self._on_full = on_full
         self._events: asyncio.Queue[D | DraftlineError] = asyncio.Queue()
@@ -58,9 +59,7 @@ class DeltaQueue(Generic[D]):
 
     def on_output(self, event: D | DraftlineError) -> None:
         """Take an event from any thread."""
-        # A server that shuts down closes its loop before the engine's last output.
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.put, event)
+        self._mailbox.post(self.put, event)
 
     async def next(self) -> D:
         """The next delta. Raises the error that ended the request."""

@@ -39,9 +39,7 @@ FIRST_WINDOW = 8
 
 
 @compiled
-def draft_all(
-    rows: Int64, rooms: Int64, limits: Limits
-) -> tuple[Int32, Int32, Float32, Int64]:
+def draft_all(rows: Int64, rooms: Int64, limits: Limits) -> tuple[Int32, Int32, Float32, Int64]:
     """Tokens, parents, log-probabilities and ends, as in `ProposalBatch`, of the best drafts.
 
     rows   int64 [requests, 2 * ROW_LEN + 2]  the automata of the text and of other texts; the
