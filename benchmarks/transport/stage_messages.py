@@ -3,7 +3,7 @@
 Run `python -m draftline.benchmarks.transport.stage_messages`. Decode steps of many requests as the
 engine builds them, each sent to two stages: as the difference from the step before, as
 `cluster/transport/messages.py` sends them, and whole, as every step is that begins a run of the
-stages; in turns. Prints a table and writes `benchmarks/results/stage_messages.json`. Needs no Ray.
+stages. Prints a table and writes `benchmarks/results/stage_messages.json`. Needs no Ray.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROUNDS = 20
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """Milliseconds, medians over rounds; bytes of the message to either stage.
+    """Milliseconds of CPU time, medians over rounds; bytes of the message to either stage.
 
     sent  as a difference, or whole
     """
@@ -85,25 +85,28 @@ def main() -> None:
 
 
 def measure(scenario: Scenario, rounds: int) -> list[MessageTimes]:
-    """A scenario's steps as differences and whole, in turns."""
+    """A scenario's steps as differences; then as many whole, each as the first one of a run.
+
+    Not in turns: messages a hundred times as large would leave the smaller ones' memory cold.
+    """
     load = DecodeLoad(scenario)
-    writer, readers = StepWriter(1), _readers()
-    figures: dict[str, list[tuple[float, ...]]] = {"difference": [], "whole": []}
+    link = StepWriter(1), *_readers()
     # The first rounds send everything and grow tables.
-    for number in range(rounds + 2):
-        load.advance()
-        build_ms, step = _timed(load.build)
-        for sent, own in figures.items():
-            if sent == "whole":
-                writer_of, readers_of = StepWriter(number), _readers()
-            else:
-                writer_of, readers_of = writer, readers
-            encode_ms, payloads = _timed(lambda: writer_of.write(number, step))  # noqa: B023
-            first_ms, _ = _timed(lambda: readers_of[0].read(payloads.rows))  # noqa: B023
-            last_ms, _ = _timed(lambda: readers_of[1].read(payloads.whole))  # noqa: B023
-            sizes = len(payloads.rows), len(payloads.whole)
-            own.append((build_ms, encode_ms, first_ms, last_ms, *sizes))
-    return [_medians(scenario, sent, own[2:]) for sent, own in figures.items()]
+    differences = [_round(load, link) for _ in range(rounds + 2)]
+    whole = [_round(load, (StepWriter(1), *_readers())) for _ in range(rounds + 2)]
+    figures = {"difference": differences, "whole": whole}
+    return [_medians(scenario, sent, rows[2:]) for sent, rows in figures.items()]
+
+
+def _round(load: DecodeLoad, link: tuple[StepWriter, StepReader, StepReader]) -> tuple[float, ...]:
+    """Figures of one step, in the order of `MessageTimes`."""
+    writer, first, last = link
+    load.advance()
+    build_ms, step = _timed(load.build)
+    encode_ms, payloads = _timed(lambda: writer.write(0, step))
+    first_ms, _ = _timed(lambda: first.read(payloads.rows))
+    last_ms, _ = _timed(lambda: last.read(payloads.whole))
+    return build_ms, encode_ms, first_ms, last_ms, len(payloads.rows), len(payloads.whole)
 
 
 def _medians(scenario: Scenario, sent: str, rows: list[tuple[float, ...]]) -> MessageTimes:
@@ -128,10 +131,10 @@ def _answer_us() -> float:
 
 
 def _timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Milliseconds, and the result."""
-    start = time.perf_counter()
+    """Milliseconds of this thread on a core, whoever else is there; and the result."""
+    start = time.thread_time()
     result = work()
-    return (time.perf_counter() - start) * 1e3, result
+    return (time.thread_time() - start) * 1e3, result
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def answers(
     """All requests at once, with KV for some of them."""
     config = EngineConfig(
         model="demo", pipeline_parallel_size=2, kv_cache_tokens=160, max_num_seqs=4, tree_nodes=8,
-        device="cpu", compile="off",
+        device="cpu", compile="off", node_budget="full",
     )  # fmt: skip
     plan = plan_model(config)
 
@@ -75,7 +75,7 @@ def test_texts_outlive_stages_that_are_replaced(
 
     got = answers(pipeline, is_speculative)
     assert [output.token_ids for output in got] == [output.token_ids for output in plain]
-    assert pipelines[0].num_restarts == 3
+    assert pipelines[0].num_restarts >= 2
     assert sum(output.metrics.num_preemptions for output in got) > pipelines[0].num_restarts
     if is_speculative:
         assert max(output.metrics.acceptance_length for output in got) > 1.1
