@@ -120,19 +120,22 @@ class Committing:
         """Tell of committed tokens."""
         is_first = state.num_answered == len(tokens)
         prompt_log_probs = state.prompt_log_probs if is_first else None
+        _, text, finish_reason, stop_reason = advance
         delta = Delta(
-            request_id=state.request_id,
-            token_ids=tuple(tokens),
-            sources=tuple(sources),
-            text=advance.text,
-            finish_reason=advance.finish_reason,
-            stop_reason=advance.stop_reason,
-            log_probs=log_probs,
-            prompt_log_probs=None if prompt_log_probs is None else tuple(prompt_log_probs),
+            state.request_id,
+            tuple(tokens),
+            tuple(sources),
+            text,
+            finish_reason,
+            None,
+            log_probs,
+            None if prompt_log_probs is None else tuple(prompt_log_probs),
+            stop_reason,
         )
-        if advance.finish_reason is None:
-            if state.request.allowed_tokens is not None:
-                state.request.allowed_tokens.advance(tokens)
-            state.request.sink(delta)
+        if finish_reason is None:
+            request = state.request
+            if request.allowed_tokens is not None:
+                request.allowed_tokens.advance(tokens)
+            request.sink(delta)
         else:
             self._finish(state, delta)

@@ -223,13 +223,15 @@ class EngineCore:
         draft_batch = asking.answer.result()
         drafted = self._drafting.merge([s for s in asking.states if self._is_ready(s)], draft_batch)
         most = self._scheduler.nodes_each(len(drafted))
-        drafted = await self._forms.join(drafted, self.deadline.patience_s, most)
-        return draft_batch, self._drafting.choose(drafted.where(self._is_ready), draft_batch)
+        joined = await self._forms.join(drafted, self.deadline.patience_s, most)
+        # Where no masks were wanted nothing was awaited.
+        chosen = joined if joined is drafted else joined.where(self._is_ready)
+        return draft_batch, self._drafting.choose(chosen, draft_batch)
 
     def _is_ready(self, state: RequestState) -> bool:
         """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters
         were asked or masks awaited."""
-        return self._is_alive(state) and state.is_decoding and not state.in_flight
+        return not state.in_flight and state.is_decoding and self._is_alive(state)
 
     def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""

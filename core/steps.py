@@ -85,8 +85,7 @@ class LogitEdits:
     mask: UInt32 | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TreeRows:
+class TreeRows(NamedTuple):
     """What the rows of one request see besides the committed context.
 
     ancestors  uint64 [rows of the request, words]  a bit a column (`core/tree/kernels.py`)

@@ -1,8 +1,8 @@
 """The text of an answer from its tokens, for whoever gets the tokens alone.
 
 The engine commits tokens, and needs their text only where a stop text is looked for. Otherwise the
-process that answers the client makes the text: `SilentStream` (`core/request/stop.py`) stands in the engine for the text
-that is not made, and `AnswerText` makes it where it is read.
+process that answers the client makes the text: `SilentStream` (`core/request/stop.py`) stands in
+the engine for the text that is not made, and `AnswerText` makes it where it is read.
 """
 
 from __future__ import annotations

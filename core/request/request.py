@@ -50,6 +50,8 @@ class RequestState:
     """The only mutable state of a running request.
 
     edits_logits   whether its parameters change logits, so that its rows may need `LogitEdits`
+    num_tops       most probable tokens beside log-probabilities of its answer and its prompt; None
+                   where no log-probabilities are wanted
     token_ids      committed tokens, prompt included
     order          (priority, number of arrival): who goes first
     keys           names of its full blocks; None: it shares none
@@ -72,6 +74,7 @@ class RequestState:
     arrival_time: float
     request_id: str = field(init=False)
     edits_logits: bool = field(init=False)
+    num_tops: tuple[int | None, int | None] = field(init=False)
     token_ids: list[int] = field(default_factory=list)
     prompt_len: int = 0
     order: tuple[int, int] = (0, 0)
@@ -103,6 +106,7 @@ class RequestState:
         self.request_id = request.request_id
         has_rules = request.allowed_tokens is not None or bool(params.logit_bias)
         self.edits_logits = has_rules or params.has_penalties
+        self.num_tops = params.logprobs, params.prompt_logprobs
         if params.has_penalties:
             self.token_counts = TokenCounts(self.token_ids)
         if params.prompt_logprobs is not None:
@@ -208,8 +212,12 @@ class RequestState:
         if num_accepted and sources[-1] == TARGET_SOURCE:
             num_accepted -= 1
         self.accepted_lengths.append(num_accepted)
-        for source in sources[:num_accepted]:
-            self.accepted_by_source[source] += 1
+        counts = self.accepted_by_source
+        if num_accepted and sources.count(sources[0]) == num_accepted:
+            counts[sources[0]] += num_accepted
+        else:
+            for source in sources[:num_accepted]:
+                counts[source] += 1
 
     def wasted_by_source(self) -> Counter[str]:
         """Nodes that were verified and not committed."""

@@ -66,8 +66,8 @@ class StopRule:
     """
 
     __slots__ = (
-        "_eos_ids", "_includes_stop", "_is_silent", "_max_tokens", "_min_tokens", "_num_tokens", "_stop_ids",
-        "_stop_texts", "_stream",
+        "_eos_ids", "_includes_stop", "_is_silent", "_max_tokens", "_min_tokens", "_num_tokens",
+        "_stop_ids", "_stop_texts", "_stream",
     )  # fmt: skip
 
     def __init__(
@@ -99,10 +99,13 @@ class StopRule:
 
     def advance(self, token_ids: Sequence[int]) -> Advance:
         """Offer tokens in order; those after the end are not taken."""
-        if not self._may_end(token_ids):
-            self._num_tokens += len(token_ids)
+        # Mostly no stop text is looked for, and none of the tokens is the last.
+        count = len(token_ids)
+        is_long = self._num_tokens + count >= self._max_tokens
+        if not (self._stop_texts or is_long) and self._stop_ids.isdisjoint(token_ids):
+            self._num_tokens += count
             text = "" if self._is_silent else "".join(map(self._stream.push, token_ids))
-            return Advance(len(token_ids), text, None)
+            return Advance(count, text, None)
         text = ""
         for index, token_id in enumerate(token_ids):
             self._num_tokens += 1
@@ -117,12 +120,6 @@ class StopRule:
                 reason: FinishReason = "stop" if is_stop else "length"
                 return Advance(index + 1, text, reason, self._named(token_id) if is_stop else None)
         return Advance(len(token_ids), text, None)
-
-    def _may_end(self, token_ids: Sequence[int]) -> bool:
-        """False where no stop text is looked for and none of these tokens is the last."""
-        is_long = self._num_tokens + len(token_ids) >= self._max_tokens
-        has_texts = self._stop_texts is not None
-        return has_texts or is_long or not self._stop_ids.isdisjoint(token_ids)
 
     def _feed(self, piece: str) -> tuple[str, StopMatch | None]:
         """Text that is final with this piece, and the stop text that ends it."""

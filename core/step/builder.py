@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -49,8 +48,7 @@ def build_step(
     the requests' last commits left.
     """
     states = [*trees.states, *(chunk.state for chunk in chunks)]
-    params = (state.request.params for state in states)
-    num_tops = {(own.logprobs, own.prompt_logprobs) for own in params}
+    num_tops = {state.num_tops for state in states}
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]
     contexts = np.array(context_lens, dtype=np.int32)
@@ -135,7 +133,7 @@ def _tree_rows(
     for place, wishes in trees.wishes.items():
         if wishes.probes:
             bits = _with_probes(rows[place].ancestors, trees.part(place))
-            rows[place] = replace(rows[place], ancestors=bits)
+            rows[place] = rows[place]._replace(ancestors=bits)
     return tuple(rows)
 
 
@@ -191,10 +189,11 @@ def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
 
 
 def _take_moves(states: Sequence[RequestState]) -> Int32:
-    moves = [state.moves for state in states if len(state.moves)]
-    for state in states:
+    moving = [state for state in states if state.moves is not NO_MOVES]
+    moves = [NO_MOVES, *(state.moves for state in moving)]
+    for state in moving:
         state.moves = NO_MOVES
-    return np.concatenate([NO_MOVES, *moves])
+    return np.concatenate(moves)
 
 
 def load_kernels() -> None:

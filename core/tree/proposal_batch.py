@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import overload
 
 import numpy as np
@@ -38,9 +38,14 @@ class ProposalBatch(Sequence[Proposal]):
     log_probs: Float32
     ends: Int64
     probes: Sequence[Probe | None] = ()
+    _ends: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Each of them is asked for: numbers of an array would be made one by one.
+        object.__setattr__(self, "_ends", self.ends.tolist())
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self._ends)
 
     @overload
     def __getitem__(self, index: int) -> Proposal: ...
@@ -51,8 +56,8 @@ class ProposalBatch(Sequence[Proposal]):
     def __getitem__(self, index: int | slice) -> Proposal | list[Proposal]:
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
-        place = range(len(self))[index]
-        own = slice(int(self.ends[place - 1]) if place else 0, int(self.ends[place]))
+        place = index if index >= 0 else range(len(self))[index]
+        own = slice(self._ends[place - 1] if place else 0, self._ends[place])
         probe = self.probes[place] if self.probes else None
         arrays = self.tokens[own], self.parents[own], self.log_probs[own]
         return Proposal(self.source, *arrays, probe)

@@ -188,10 +188,15 @@ class TreeBatch(Sequence[TokenTree]):
     def count_sources(self) -> list[dict[str, int]]:
         """`TokenTree.count_sources` of all trees."""
         counts = tree_kernels.count_sources(self.nodes, self.ends[0], len(self.names))
+        # Most trees of a step have as many of each as another one.
+        known: dict[tuple[int, ...], dict[str, int]] = {}
         return [
-            {name: count for name, count in zip(self.names, row, strict=True) if count}
-            for row in counts.tolist()
+            known.get(row) or known.setdefault(row, self._named(row))
+            for row in map(tuple, counts.tolist())
         ]
+
+    def _named(self, counts: tuple[int, ...]) -> dict[str, int]:
+        return {name: count for name, count in zip(self.names, counts, strict=True) if count}
 
 
 NO_TREE = TokenTree(

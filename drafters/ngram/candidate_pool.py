@@ -81,7 +81,7 @@ class CandidatePool:
 
 @lru_cache(maxsize=64)
 def probe_layout(num_columns: int, num_levels: int) -> tuple[Int32, Bool, Int32]:
-    """A probe's offsets int32 [n], mask bool [n, n], and the rows of the highest level, int32 [w]."""
+    """Offsets int32 [n], mask bool [n, n], and rows of the highest level, int32 [w], of a probe."""
     level, column = np.divmod(
         np.arange(1, num_columns * num_levels, dtype=np.int32), np.int32(num_columns)
     )

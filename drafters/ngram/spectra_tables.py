@@ -79,7 +79,7 @@ def tables_at(rows: Int64, place: int) -> Tables:
 
 
 @compiled
-def learn_all(  # noqa: PLR0917 - compiled functions take no options by name
+def learn_all(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
     rows: Int64,
     answers: Int32,
     shapes: Int64,
@@ -107,7 +107,7 @@ def learn_all(  # noqa: PLR0917 - compiled functions take no options by name
             best = answers[first_answer:last_answer].reshape(num_rows, top_k)
             own_explore = explore[first_row : first_row + num_rows]
             pool = int32_at(row[POOL], row[POOL_SIZE])
-            root = tables[3][TAIL + tables[3][TAIL_LEN] - 1]
+            root = int(tables[3][TAIL + tables[3][TAIL_LEN] - 1])
             completed = advance(pool, row[NGRAM], root, refine(tables[0], best, own_explore))
             _learn_pooled(tables, completed, row, settings[0])
             first_answer, first_row = last_answer, first_row + num_rows
@@ -240,30 +240,51 @@ def _known(entry: Int32, continuations: Int32, cursor: Int64, path: Int32) -> in
     it. NONE where there is none. While none of all continuations begins another, the latest that
     has to do with the path is the one.
     """
-    prefix, same, longer, begins = NONE, NONE, NONE, False
+    if cursor[IS_NESTED]:
+        return _known_of_nested(entry, continuations, path)
+    begins, known = False, entry[LAST]
+    while known != NONE:
+        row = continuations[known]
+        shared = _shared(row, path)
+        is_prefix = shared == len(path) - 1 and row[LENGTH] == shared
+        if is_prefix or shared == len(path):
+            return known
+        begins = begins or shared == row[LENGTH]
+        known = row[BEFORE]
+    if begins:
+        # The path is added, although it goes on from another one.
+        cursor[IS_NESTED] = 1
+    return NONE
+
+
+@compiled
+def _known_of_nested(entry: Int32, continuations: Int32, path: Int32) -> int:
+    """The same where there may be several."""
+    prefix, same, longer = NONE, NONE, NONE
     known = entry[LAST]
     while known != NONE:
         row = continuations[known]
-        shared = 0
-        while shared < len(path) and shared < row[LENGTH] and row[PATH + shared] == path[shared]:
-            shared += 1
-        is_prefix = shared == len(path) - 1 and row[LENGTH] == shared
-        if (is_prefix or shared == len(path)) and not cursor[IS_NESTED]:
-            return known
-        if is_prefix:
+        shared = _shared(row, path)
+        if shared == len(path) - 1 and row[LENGTH] == shared:
             prefix = known
         elif shared == len(path):
             if row[LENGTH] == shared:
                 same = known
             elif longer == NONE:
                 longer = known
-        begins = begins or shared == row[LENGTH]
         known = row[BEFORE]
-    if begins:
-        cursor[IS_NESTED] = 1
     if prefix != NONE:
         return prefix
     return longer if same == NONE else same
+
+
+@compiled
+def _shared(row: Int32, path: Int32) -> int:
+    """How many of its first tokens a continuation shares with a path."""
+    shared, most = 0, min(len(path), row[LENGTH])
+    while shared < most and row[PATH + shared] == path[shared]:
+        shared += 1
+    return shared
 
 
 @compiled

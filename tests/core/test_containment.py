@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.arrays import Bool
-from draftline.core.errors import DraftlineError, RequestError, RequestFailed, StageLost
+from draftline.core.errors import (
+    DraftlineError,
+    RequestError,
+    RequestFailed,
+    StageLost,
+    contain_each,
+)
 from draftline.core.request.output import Delta
 from draftline.core.request.request import Request
 from draftline.core.request.sampling_params import SamplingParams
@@ -252,3 +258,20 @@ async def test_who_leaves_while_drafters_are_asked_costs_nobody_else(
     await bench.run()
     assert_whole(bench, "bb")
     bench.check_empty()
+
+
+def test_each_part_is_contained_but_not_a_lost_stage() -> None:
+    done: list[int] = []
+    failed: list[tuple[int, str]] = []
+
+    def work(part: int) -> None:
+        if part == 1:
+            raise ValueError(SECRET)
+        if part == 4:
+            raise StageLost("gone")
+        done.append(part)
+
+    with pytest.raises(StageLost):
+        contain_each(work, range(6), lambda part, error: failed.append((part, str(error))))
+    assert done == [0, 2, 3]
+    assert failed == [(1, SECRET)]

@@ -105,7 +105,7 @@ async def test_a_wish_for_top_next_tokens_and_its_answer_travel(make_hub):
     assert (len(proposal.tokens), proposal.num_top_next_tokens) == (0, 2)
     tokens, ids = np.array([4], dtype=np.int32), np.array([[7, 5]], dtype=np.int32)
     heard = {"scripted": TopNextTokens(tokens, ids), "another": TopNextTokens(tokens, ids + 1)}
-    commit = dataclasses.replace(session.commit(1), top_next_tokens=heard)
+    commit = session.commit(1)._replace(top_next_tokens=heard)
     await hub.exchange([commit], [session.query()], budget_s=5.0)
     await session.step(1)
     (first, second) = drafter.commits

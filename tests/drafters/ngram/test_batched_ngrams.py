@@ -152,3 +152,38 @@ def test_spectra_guesses_what_its_plain_dictionaries_guess(
             plain[index].extend(tokens, learn=options.learn_committed)
             known[index] += tokens
         drafter.observe(commits)
+
+
+@quick
+@given(st.data(), st.sampled_from(["lt", "gt"]), st.sampled_from([0.3, 1.0]))
+def test_a_pool_explores_alike_in_any_company(
+    data: st.DataObject, when: str, threshold: float
+) -> None:
+    """Requests of one message, some of which got no answers, and each of them alone."""
+    options = SpectraOptions(ngram=3, window=2, refine_threshold=threshold, explore_when=when)
+    known = [data.draw(texts(6)) for _ in range(3)]
+    together, alone = SpectraDrafter(options=options), [SpectraDrafter(options=options)] * 3
+    for index, text in enumerate(known):
+        request = DraftRequest(str(index), ids(text), len(text), 0.0, 100 + index)
+        together.open(request)
+        alone[index] = SpectraDrafter(options=options)
+        alone[index].open(request)
+    for _ in range(4):
+        queries = [Query(str(index), len(text), 9) for index, text in enumerate(known)]
+        proposals = together.propose(queries)
+        commits = []
+        for index, found in enumerate(proposals):
+            [expected] = alone[index].propose([queries[index]])
+            assert_alike(found, expected)
+            assert found.probe is not None
+            assert expected.probe is not None
+            assert found.probe.tokens.tolist() == expected.probe.tokens.tolist()
+            seed = data.draw(st.integers(0, 2**32 - 1))
+            shape = (len(found.probe.wanted), data.draw(st.sampled_from([1, 8])))
+            answers = np.random.default_rng(seed).integers(0, 9, shape).astype(np.int32)
+            tokens = ids(data.draw(texts(6))[:9])
+            commit = Commit(str(index), len(known[index]), tokens, answers if seed % 3 else None)
+            commits.append(commit)
+            alone[index].observe([commit])
+            known[index] += tokens.tolist()
+        together.observe(commits)

@@ -117,7 +117,7 @@ def only(rows: Rows, row: int) -> Rows:
             rows, tokens=rows.tokens[own], positions=rows.positions[own], slots=rows.slots[own],
             context_len=context,
         )  # fmt: skip
-    tree = replace(rows.tree, ancestors=rows.tree.ancestors[own])
+    tree = rows.tree._replace(ancestors=rows.tree.ancestors[own])
     return replace(
         rows, tokens=rows.tokens[own], positions=rows.positions[own], slots=rows.slots[own],
         tree=tree,
