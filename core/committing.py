@@ -57,7 +57,9 @@ class Committing:
             [walk.rows if walk else () for walk in alive],
             [walk.tokens if walk else () for walk in alive],
         )
+        start = self._clock()
         self._budget.judge(outcome)
+        self._budget.note_host(self._clock() - start)
 
     def commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""

@@ -37,7 +37,7 @@ class Drafting:
     """Speaks with the drafters for all requests, and makes a tree for each under the budget."""
 
     __slots__ = (
-        "_acceptance", "_budget", "_clock", "_commits", "_drafters", "_merge_s", "_scheduler",
+        "_acceptance", "_budget", "_clock", "_commits", "_drafters", "_scheduler",
     )  # fmt: skip
 
     def __init__(
@@ -54,8 +54,6 @@ class Drafting:
         self._budget = budget
         self._clock = clock
         self._commits: list[StepCommit] = []
-        # Seconds of the last merge.
-        self._merge_s = 0.0
 
     def open(self, state: RequestState) -> None:
         """Begin a request with the drafters, if it wants them and has not begun.
@@ -113,6 +111,7 @@ class Drafting:
             if state.request_id in asked
         ]
         start = self._clock()
+        self._budget.note_host(start - began_at)
         proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
         seconds = self._clock() - start
         return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
@@ -133,7 +132,7 @@ class Drafting:
             [_max_depth(state) for state in states],
             self._budget.table,
         )
-        self._merge_s = self._clock() - start
+        self._budget.note_host(self._clock() - start)
         return DraftedTrees(states, trees, proposals, limits)
 
     def allow(self, drafted: DraftedTree, form: TreeForm | None) -> DraftedTree:
@@ -181,8 +180,7 @@ class Drafting:
         for place, form in drafted.forms.items():
             left = form[rows_in(trees[place], drafted.trees[place])]
             wishes[place] = replace(wishes.get(place, NO_WISHES), form=left)
-        host_s, self._merge_s = self._merge_s + self._clock() - start, 0.0
-        self._budget.note_host(host_s, len(draft_batch.by_request))
+        self._budget.note_host(self._clock() - start)
         return TreeSteps(drafted.states, trees, drafted.trees, wishes)
 
     def _all_bare(self, drafted: DraftedTrees) -> TreeSteps:

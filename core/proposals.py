@@ -306,6 +306,7 @@ class AskPlan:
     sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
     row_s       seconds that a row takes at the margin
     token_s     seconds that an accepted token saves
+    regime      of the step's prices
     """
 
     by_drafter: Mapping[str, tuple[str, ...]]
@@ -315,6 +316,7 @@ class AskPlan:
     sizes: Float64 = field(default_factory=lambda: np.empty((0, 2)))
     row_s: float = 0.0
     token_s: float = 0.0
+    regime: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

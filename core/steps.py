@@ -164,6 +164,8 @@ class StepInput:
     verification   candidates of all trees, which a rule decides about; None: target tokens do
     num_top        how many of the most probable tokens are wanted beside each log-probability
     is_traced      whether each stage notes when it began and ended the step
+    request_keys   names the requests from step to step, so that stages in other processes need not
+                   be sent what they have; none: nothing of the step is like that before it
     """
 
     step_id: int
@@ -187,6 +189,7 @@ class StepInput:
     edits: tuple[LogitEdits, ...] = ()
     num_top: int = 0
     is_traced: bool = False
+    request_keys: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

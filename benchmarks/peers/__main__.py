@@ -1,165 +1,157 @@
-"""draftline beside transformers and vLLM: same prompts, model, threads and client.
+"""draftline beside vLLM, llama.cpp and transformers: same prompts, model, threads and client.
 
-    python -m draftline.benchmarks.peers [--install] [--rounds 3] [--num-prompts 16] [--tokens 128]
+    python -m draftline.benchmarks.peers [--install] [--llama-server FILE] [--rounds 3]
+        [--prompts bundled --prompts humaneval=FILE] [--streams 1,4,8,16,32,64] [--resume]
 
-Greedy, float32, no prefix shared, and no prompt twice: some draft from earlier answers. Every
-server answers through its OpenAI endpoint, streamed to the client of `draftline bench`, at each
-number of streams; only one runs at a time, and each round starts them all anew. transformers runs
-in this process, as many prompts together as there are streams. Prints a table and writes
-benchmarks/results/peers.json. `--install` first makes vLLM's environment with pip, in build/.
+Greedy, float32, no prefix shared, and no prompt twice for one start of a server: some draft from
+earlier answers. Every server answers through its OpenAI endpoint, streamed to the client of
+`draftline bench`, at each number of streams; only one runs at a time. In a round all take turns,
+each round begins with another one, and has its own prompts. transformers runs in this process,
+plain, once. Prints tables, and writes benchmarks/results/peers.json after every turn; `--resume`
+goes on with what stands there. `--install` first makes vLLM's environment with pip, in build/.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 
-from ...core.errors import DraftlineError
-from ...deploy.cli.bench.prompts import bench_prompts
+from ...cluster.config import EngineConfig
+from ...core.errors import ConfigError, DraftlineError
+from ...kernels.cpu.build import load_cpu_ops
 from ...measure.records.record import machine
-from ...measure.runs.matched import Plan
+from ...models.load.bundled import demo_path
+from .catalogue import Peers, chosen, known_servers, shown
 from .environment import PeerEnvironment
-from .measure import Plans, make_plans, measure_server, measure_transformers
-from .report import Rows, fields, print_table
-from .servers import (
-    DRAFTER,
-    DRAFTERS,
-    TARGET,
-    VLLM_SPECULATION,
-    ServerSpec,
-    draftline_server,
-    running,
-    vllm_server,
-)
-from .transformers_peer import TransformersPeer
+from .llama.gguf_file import write_checkpoint
+from .llama.server_binary import HOW_TO, LlamaBinary
+from .plan import PromptSets, digest, make_starts
+from .prompt_sets import BUNDLED, read_sets
+from .report.runs import Comparison, resumed
+from .report.table import print_comparison
+from .rounds import TRANSFORMERS, Turn, estimate, make_turns, run_turns
+from .servers import DRAFTER, TARGET, ServerSpec
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
-LOGS = ROOT / "build" / "peers-logs"
-TRANSFORMERS = "transformers"
+BUILD = ROOT / "build"
+LOGS = BUILD / "peers-logs"
 
 
 def main(  # noqa: PLR0913 - one parameter a flag
     *,
-    prompts: Annotated[Path | None, typer.Option(help="Prompt file. Default: bundled.")] = None,
-    num_prompts: Annotated[
-        int, typer.Option(help="Least prompts for each number of streams.")
-    ] = 16,
+    prompts: Annotated[
+        list[str] | None, typer.Option(help="`bundled`, or LABEL=FILE; may be given several times.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(help="Least prompts for each number of streams.")] = 8,
     tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
     rounds: Annotated[int, typer.Option(help="Times that every server runs.")] = 3,
-    streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32",
+    streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,4,8,16,32,64",
     threads: Annotated[int, typer.Option(help="Threads of each server's model.")] = 1,
-    best: Annotated[
-        str, typer.Option(help="Drafters of draftline's best setting.")
-    ] = "suffix,prompt_lookup",
-    only: Annotated[str, typer.Option(help="Part of the names of servers to run.")] = "",
+    servers: Annotated[
+        list[str] | None,
+        typer.Option(help="Part of servers' names, several times; '' is all. Default: the main."),
+    ] = None,
     install: Annotated[bool, typer.Option("--install", help="Make vLLM's environment.")] = False,
-    environment: Annotated[Path, typer.Option(help="Folder of vLLM's environment.")] = ROOT
-    / "build"
+    environment: Annotated[Path, typer.Option(help="Folder of vLLM's environment.")] = BUILD
     / "peers-venv",
+    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's llama-server.")] = None,
     eager: Annotated[bool, typer.Option("--eager", help="vLLM does not compile.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with --output.")] = False,
     output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS,
 ) -> None:
     """Compare servers of one model."""
     torch.set_num_threads(threads)
-    console = Console(width=110, highlight=False)
-    peer = PeerEnvironment(environment, "cuda" if torch.cuda.is_available() else "cpu")
-    if install and peer.version() is None:
-        peer.install()
-    if peer.version() is None:
-        console.print(f"no vLLM in {environment}: left out; --install installs it")
-    found = bench_prompts(prompts)
-    # Neighbours in a file are alike.
-    Random(0).shuffle(found)
-    counts = [int(count) for count in streams.split(",")]
-    plans = make_plans(Plan(prompts=found, max_tokens=tokens), counts, num_prompts)
-    specs = [spec for spec in _specs(peer, best, threads, eager=eager) if only in spec.name]
-    rows = _run_rounds(plans, specs, rounds, console)
-    if only in TRANSFORMERS:
-        _run_transformers(plans, rounds, rows)
-    print_table(rows, console)
-    console.print(machine().line(), f"vLLM {peer.version()}", sep="; ")
-    what = {
+    # Whoever ends this ends the server that runs, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    console = Console(width=120, highlight=False)
+    vllm = PeerEnvironment(environment, "cuda" if torch.cuda.is_available() else "cpu")
+    if install and vllm.version() is None:
+        vllm.install()
+    sets = read_sets(prompts or [BUNDLED], tokens)
+    loads = [int(count) for count in streams.split(",")]
+    plans = [make_starts(sets, loads, num_prompts, seed) for seed in range(rounds)]
+    with tempfile.TemporaryDirectory() as models:
+        llama = None if llama_server is None else LlamaBinary(llama_server)
+        peers = Peers(vllm, llama, Path(models), threads, eager)
+        specs = _specs(peers, servers or [], console)
+        turns = make_turns(
+            plans,
+            [spec for spec in specs.values() if spec is not None],
+            transformers=TRANSFORMERS in specs,
+        )
+        about = _about(peers, sets, tokens, num_prompts, loads) | {
+            "commands": {
+                name: shown(spec, peers, ROOT) for name, spec in specs.items() if spec is not None
+            }
+        }
+        comparison = resumed(output, about) if resume and output.exists() else Comparison(about)
+        _prepare(peers, specs, console)
+        _print_estimate(turns, rounds, tokens, console)
+        failed = run_turns(comparison, turns, lambda: comparison.write(output), LOGS, console)
+    print_comparison(comparison, console)
+    console.print(machine().line(), *failed, sep="\n")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _specs(peers: Peers, parts: Sequence[str], console: Console) -> dict[str, ServerSpec | None]:
+    """What is compared, by name; transformers has no command."""
+    if peers.vllm.version() is None:
+        console.print(f"no vLLM in {peers.vllm.folder}: left out; --install installs it")
+    if peers.llama is None:
+        console.print(HOW_TO)
+    elif peers.llama.version() is None:
+        raise ConfigError("llama-server", f"{peers.llama.path} does not run")
+    known: dict[str, ServerSpec | None] = {**known_servers(peers), TRANSFORMERS: None}
+    return {name: known[name] for name in chosen(list(known), parts)}
+
+
+def _about(
+    peers: Peers, sets: PromptSets, tokens: int, num_prompts: int, loads: list[int]
+) -> dict[str, Any]:
+    return {
         "machine": machine().fields(),
-        "vllm": peer.version(),
-        "vllm_eager": eager,
-        "threads": threads,
-        "num_prompts": num_prompts,
+        "vllm": peers.vllm.version(),
+        "vllm_eager": peers.eager,
+        "llama_cpp": None if peers.llama is None else peers.llama.version(),
+        "threads": peers.threads,
         "max_tokens": tokens,
-        "commands": {spec.name: _shown(spec, peer) for spec in specs},
+        "num_prompts": num_prompts,
+        "streams": loads,
+        "prompts": {
+            label: {"count": len(prompts), "digest": digest(prompts)}
+            for label, prompts in sets.items()
+        },
     }
-    output.write_text(json.dumps(fields(rows, what), indent=1) + "\n")
 
 
-def _shown(spec: ServerSpec, peer: PeerEnvironment) -> str:
-    """The command without the folders of this machine."""
-    command = shlex.join([*spec.command, "0"])
-    for interpreter in (sys.executable, str(peer.python)):
-        command = command.replace(interpreter, "python")
-    return command.replace(str(ROOT), ".")
+def _prepare(peers: Peers, specs: Mapping[str, ServerSpec | None], console: Console) -> None:
+    """Make what servers would otherwise make while they are measured."""
+    if peers.llama is not None:
+        for name in (TARGET, DRAFTER):
+            write_checkpoint(demo_path(name), peers.models / f"{name}.gguf")
+    if any(name.startswith("draftline") for name in specs):
+        try:
+            load_cpu_ops(Path(EngineConfig().compile_cache).expanduser())
+        except DraftlineError as error:
+            console.print(f"draftline runs without its own operators: {error}")
 
 
-def _run_rounds(
-    plans: Plans, specs: Sequence[ServerSpec], num_rounds: int, console: Console
-) -> Rows:
-    """All servers in each round, beginning with another one each time."""
-    rows = Rows()
-    for turn in range(num_rounds if specs else 0):
-        first = turn % len(specs)
-        for spec in [*specs[first:], *specs[:first]]:
-            console.print(f"round {turn + 1} of {num_rounds}: {spec.name}")
-            try:
-                with running(spec, LOGS) as url:
-                    found = measure_server(url, plans)
-            except DraftlineError as error:
-                console.print(f"LEFT OUT in this round: {error}", style="bold red")
-                continue
-            for count, measured in found.items():
-                rows.add_server(spec.name, count, measured)
-    return rows
-
-
-def _run_transformers(plans: Plans, num_rounds: int, rows: Rows) -> None:
-    """Its own kinds of decoding, in this process, in turn; it speculates for one prompt only."""
-    peer = TransformersPeer(TARGET, DRAFTER)
-    modes = {
-        "plain": {},
-        "prompt lookup": {"prompt_lookup_num_tokens": 10},
-        "assisted": {"assistant_model": peer.assistant},
-    }
-    for _ in range(num_rounds):
-        for name, options in modes.items():
-            for batch, plan in plans.by_streams.items():
-                if options and batch > 1:
-                    continue
-                run = measure_transformers(peer, plan, options, batch)
-                rows.add_in_process(f"{TRANSFORMERS}, {name}, in process", batch, run)
-
-
-def _specs(peer: PeerEnvironment, best: str, threads: int, *, eager: bool) -> Iterator[ServerSpec]:
-    """Every server that can run here, draftline without drafters first."""
-    chosen = {
-        "plain": (),
-        "prompt_lookup": ("prompt_lookup",),
-        best.replace(",", " + "): tuple(best.split(",")),
-        "all": tuple(DRAFTERS),
-    }
-    for name, drafters in chosen.items():
-        yield draftline_server(name, drafters, threads)
-    for name in ("plain", best.replace(",", " + ")):
-        yield draftline_server(f"{name}, compiled", chosen[name], threads, compiled=True)
-    if peer.version() is not None:
-        for name in VLLM_SPECULATION:
-            yield vllm_server(name, peer, threads, eager=eager)
+def _print_estimate(turns: Sequence[Turn], rounds: int, tokens: int, console: Console) -> None:
+    first = estimate([turn for turn in turns if turn.round == 0], tokens)
+    console.print(
+        f"about {first / 60:.0f} minutes for the first round, "
+        f"{estimate(turns, tokens) / 60:.0f} for all {rounds}; {len(turns)} starts"
+    )
 
 
 if __name__ == "__main__":

@@ -1,33 +1,26 @@
-"""Servers of the same model, each in a process of its own, one at a time."""
+"""The commands of servers of the same model: draftline, vLLM, llama.cpp."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from ...core.errors import DraftlineError
 from ...models.load.bundled import demo_path
 from .environment import PeerEnvironment
 
-# vLLM imports, loads and compiles; the first compilation is the longest.
-START_TIMEOUT_S = 900.0
-STOP_TIMEOUT_S = 60.0
 MAX_MODEL_LEN = 1024
-MAX_SEQS = 32
+MAX_SEQS = 64
 TARGET, DRAFTER = "demo", "demo-drafter"
+# The space of vLLM's keys and values. In float32 a token of the demo takes 6 KiB (6 layers of 2
+# heads of 64), so this holds every request at its longest.
+KV_GIB = 1
 
+DEFAULT = "default"
 # In order of priority.
 DRAFTERS: dict[str, dict[str, Any]] = {
     "suffix": {"kind": "suffix"},
@@ -51,6 +44,16 @@ VLLM_SPECULATION: dict[str, dict[str, Any] | None] = {
     },
     "suffix": {"method": "suffix"},
 }
+LLAMA_SPECULATION: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    # Of its n-gram kinds this takes the least processor time a token on the demo; the sizes that it
+    # has by itself, 12 and 48, are for rewriting long texts.
+    "ngram": (
+        "--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", "4",
+        "--spec-ngram-map-k-size-m", "12",
+    ),
+    "draft_model": ("--spec-type", "draft-simple", "--spec-draft-n-max", "4"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +64,34 @@ class ServerSpec:
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def family(self) -> str:
+        """Who wrote it."""
+        return self.name.partition(",")[0]
+
 
 def draftline_server(
-    name: str, drafters: Sequence[str], threads: int, *, compiled: bool = False
+    name: str, drafters: Sequence[str] | None, threads: int, *, compiled: bool = False
 ) -> ServerSpec:
-    """draftline with these drafters; `compiled` turns compiled stages on."""
-    config = json.dumps([DRAFTERS[drafter] for drafter in drafters])
-    command = (
-        sys.executable, "-c", "from draftline.deploy.cli.main import main; main()", "serve", TARGET,
+    """draftline with these drafters; `compiled` turns compiled stages on.
+
+    None: those of `draftline serve` when it is told nothing, on one stage, since each stage has a
+    thread of its own.
+    """
+    own = [] if drafters is None else [TARGET]
+    command = [
+        sys.executable, "-c", "from draftline.deploy.cli.main import main; main()", "serve", *own,
         "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN),
-        "--max-num-seqs", str(MAX_SEQS), "--speculative-config", config,
-        "--compile", "on" if compiled else "auto", "--port",
-    )  # fmt: skip
-    return ServerSpec(f"draftline, {name}", command, _threads(threads))
+        "--max-num-seqs", str(MAX_SEQS), "--kv-cache-tokens", str(MAX_SEQS * MAX_MODEL_LEN),
+    ]  # fmt: skip
+    if drafters is None:
+        command += ["--pipeline-parallel-size", "1"]
+    else:
+        config = json.dumps([DRAFTERS[drafter] for drafter in drafters])
+        command += ["--speculative-config", config]
+    if compiled:
+        command += ["--compile", "on"]
+    return ServerSpec(f"draftline, {name}", (*command, "--port"), _threads(threads))
 
 
 def vllm_server(
@@ -95,66 +113,40 @@ def vllm_server(
     environment = _threads(threads) | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, first_cores(threads))),
         "LD_PRELOAD": ":".join(map(str, peer.preload)),
     }
     return ServerSpec(f"vLLM, {name}", (*command, "--port"), environment)
 
 
-@contextmanager
-def running(spec: ServerSpec, logs: Path) -> Iterator[str]:
-    """The URL of the server once it is healthy; it is ended afterwards.
+def llama_server(name: str, binary: Path, models: Path, threads: int) -> ServerSpec:
+    """llama.cpp's server with one of `LLAMA_SPECULATION`; GGUF files are in `models`.
 
-    Its output goes to a file in `logs`. Raises `DraftlineError` if it does not come up.
+    A slot for every request, each with room for the longest one; keys and values in float32.
     """
-    port = _free_port()
-    logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"{spec.name}.log"
-    with (
-        log.open("w") as output,
-        subprocess.Popen(
-            [*spec.command, str(port)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | spec.environment,
-            # Its own group: what it starts ends with it.
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait(spec, process, url, log)
-            yield url
-        finally:
-            _end(process)
+    count = str(threads)
+    command = [
+        str(binary), "--model", str(models / f"{TARGET}.gguf"), "--alias", TARGET,
+        "--ctx-size", str(MAX_SEQS * MAX_MODEL_LEN), "--parallel", str(MAX_SEQS),
+        "--threads", count, "--threads-batch", count,
+        "--cache-type-k", "f32", "--cache-type-v", "f32",
+        "--no-cache-prompt", "--cache-ram", "0", "--no-webui", "--host", "127.0.0.1",
+        *LLAMA_SPECULATION[name],
+    ]  # fmt: skip
+    if name == "draft_model":
+        command += [
+            "--model-draft", str(models / f"{DRAFTER}.gguf"), "--threads-draft", count,
+            "--threads-batch-draft", count, "--spec-draft-type-k", "f32",
+            "--spec-draft-type-v", "f32",
+        ]  # fmt: skip
+    return ServerSpec(f"llama.cpp, {name}", (*command, "--port"), _threads(threads))
 
 
-def _wait(spec: ServerSpec, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise DraftlineError(f"{spec.name} did not come up; see {log}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def first_cores(count: int) -> list[int]:
+    """So many of the cores that this process may use."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(count)
+    return sorted(allowed)[:count]
 
 
 def _threads(count: int) -> dict[str, str]:

@@ -38,6 +38,10 @@ class TransformersPeer:
         """Token ids of a prompt."""
         return list(self._tokenizer(text)["input_ids"])
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer."""
+        return str(self._tokenizer.decode(list(token_ids)))
+
     def generate(
         self, prompt: list[int], num_tokens: int, options: Mapping[str, Any]
     ) -> PeerOutput:

@@ -1,24 +1,27 @@
-"""Batch-1 decoding of held-out prompts: eager and compiled engines, and llama.cpp."""
+"""Batch-1 decoding of held-out prompts: engines by how they compile, and llama.cpp."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ...cluster.config import EngineConfig
 from ...core.request.sampling_params import SamplingParams
 from ...deploy.cli.demo.held_out_prompts import held_out_prompts
 from ...deploy.engine.engine import Engine
+from ...kernels.cpu.build import load_cpu_ops
 from ...models.load.checkpoint import resolve_model_path
 from ...models.text.tokenizer import load_tokenizer
-from ..peers.llama_peer import LlamaPeer
+from ..peers.llama.llama_peer import LlamaPeer
 from .decode import DRAFTERS
 
-SETTINGS = ((), ("prompt_lookup",), ("spectra",), ("prompt_lookup", "spectra"))
+# The first set of drafters is that of `draftline serve` when it is told nothing.
+SETTINGS = ((), ("suffix", "prompt_lookup"), ("prompt_lookup",), ("prompt_lookup", "spectra"))
+COMPILE = ("off", "auto", "on")
 LOOKUPS = (0, 5, 10)
-TREE_NODES = 8
 
 # Seconds and token ids of one prompt's answer of so many tokens.
 Mode = Callable[[list[int], int], tuple[float, list[int]]]
@@ -29,11 +32,13 @@ def decode_rates(
 ) -> dict[str, Any]:
     """By mode: tokens a second of every round, equal texts, and medians of ratios to llama.cpp."""
     tokenizer = load_tokenizer(resolve_model_path("demo"))
+    # `auto` would run on torch's operators until its own are built.
+    load_cpu_ops(Path(cache).expanduser())
     ids = [tokenizer.encode(prompt.text) for prompt in held_out_prompts(prompts)]
     engines = {
         f"{compile_}: {' + '.join(names) or 'plain'}": _engine(names, compile_, cache)
         for names in SETTINGS
-        for compile_ in ("off", "on")
+        for compile_ in COMPILE
     }
     modes = {f"draftline, compile {name}": _draftline(engine) for name, engine in engines.items()}
     if peer is not None:
@@ -55,7 +60,6 @@ def _engine(names: tuple[str, ...], compile_: Any, cache: str) -> Engine:
             model="demo",
             compile=compile_,
             compile_cache=cache,
-            tree_nodes=TREE_NODES if names else 0,
             # Rounds repeat the prompts, and llama.cpp computes them anew each time.
             enable_prefix_caching=False,
             drafters=[DRAFTERS[name] for name in names],

@@ -1,8 +1,9 @@
-"""What it takes to encode and decode the messages between coordinator and stages.
+"""What it takes to build, encode and decode the messages between coordinator and stages.
 
-Run `python -m draftline.benchmarks.transport.stage_messages`. Steps with trees and their answers as
-`cluster/transport/messages.py` sends them, and as pickle would, in turns. Prints a table and writes
-`benchmarks/results/stage_messages-<date>.json`. Needs no Ray.
+Run `python -m draftline.benchmarks.transport.stage_messages`. Decode steps of many requests as the
+engine builds them, each sent to two stages: as the difference from the step before, as
+`cluster/transport/messages.py` sends them, and whole, as every step is that begins a run of the
+stages. Prints a table and writes `benchmarks/results/stage_messages.json`. Needs no Ray.
 """
 
 from __future__ import annotations
@@ -10,122 +11,130 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from ...cluster.transport.messages import decode_result, decode_step, encode_result, encode_step
-from ...core.steps import SamplingRows, StepInput, StepOutput, TreeRows
+from ...cluster.transport.messages import StepReader, StepWriter, decode_result, encode_result
+from ...core.difference.load_loops import load_loops
+from ...core.step.builder import load_kernels
+from ...core.steps import StepOutput
 from ...measure.records.record import machine
+from .decode_load import DecodeLoad, Scenario
+
+T = TypeVar("T")
 
 RESULTS = Path(__file__).parents[1] / "results"
-# Rows of a step, and requests with a tree each.
-SIZES = ((1, 1), (25, 1), (200, 8), (512, 16))
+SHORT, LONG = 1 << 10, 1 << 17
+SCENARIOS = (
+    Scenario(1, 60, SHORT),
+    Scenario(64, 16, SHORT),
+    Scenario(64, 16, LONG),
+    Scenario(64, 16, SHORT, penalties=True),
+    Scenario(64, 16, LONG, penalties=True),
+    Scenario(64, 16, SHORT, grammar=True),
+    Scenario(64, 16, LONG, penalties=True, grammar=True),
+)
 ROUNDS = 20
-TIMES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """Medians over rounds; `ratio` of encoding and decoding to pickle's, within each round."""
+    """Milliseconds of CPU time, medians over rounds; bytes of the message to either stage.
 
-    message: str
-    num_rows: int
-    num_trees: int
-    num_bytes: int
-    encode_us: float
-    decode_us: float
-    pickle_us: float
-    ratio: float
+    sent  as a difference, or whole
+    """
+
+    scenario: str
+    sent: str
+    build_ms: float
+    encode_ms: float
+    decode_first_ms: float
+    decode_last_ms: float
+    first_bytes: int
+    last_bytes: int
 
 
 def main() -> None:
-    """Measure every size."""
+    """Measure every scenario."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
+    load_kernels()
+    load_loops()
     times: list[MessageTimes] = []
-    for num_rows, num_trees in SIZES:
-        step = build_step(num_rows, num_trees)
-        output = StepOutput(0, step.token_ids, step.moves, step.sampling.temperature)
-        size = (num_rows, num_trees)
-        step_data, answer_data = encode_step(0, step), encode_result(0, output)
-        times += [
-            _measure(("step", *size), step, len(step_data), rounds,
-                     lambda step=step: encode_step(0, step),
-                     lambda data=step_data: decode_step(data)),
-            _measure(("answer", *size), output, len(answer_data), rounds,
-                     lambda output=output: encode_result(0, output),
-                     lambda data=answer_data: decode_result(data)),
-        ]  # fmt: skip
-    for row in times:
-        print("  ".join(f"{name} {value}" for name, value in asdict(row).items()))
-    _write(times)
-
-
-def build_step(num_rows: int, num_trees: int) -> StepInput:
-    """A step of `num_trees` requests, each a tree behind 1,000 tokens."""
-    rows = np.arange(num_rows, dtype=np.int32)
-    starts = np.linspace(0, num_rows, num_trees + 1).astype(np.int32)
-    none = np.empty(0, dtype=np.int32)
-    trees = tuple(
-        TreeRows(np.ones((end - start, -(-(end - start) // 64)), dtype=np.uint64),
-                 rows[start:end], rows[start:end])
-        for start, end in pairwise(starts)
-    )  # fmt: skip
-    return StepInput(
-        step_id=0, moves=np.zeros((num_trees, 2), dtype=np.int32), token_ids=rows,
-        positions=rows, slots=rows, request_starts=starts,
-        context_lens=np.full(num_trees, 1000, dtype=np.int32),
-        block_tables=np.zeros((num_trees, 64), dtype=np.int32), trees=trees, logits_rows=rows,
-        sampling=SamplingRows.greedy(rows.astype(np.int64)),
-        probe_rows=none, probe_top_k=0, scored_rows=none, scored_tokens=none,
-    )  # fmt: skip
-
-
-def _measure(  # noqa: PLR0917 - one message in two encodings
-    name: tuple[str, int, int], value: object, num_bytes: int, rounds: int,
-    encode: Callable[[], object], decode: Callable[[], object],
-) -> MessageTimes:  # fmt: skip
-    pickled = pickle.dumps((0, value), protocol=pickle.HIGHEST_PROTOCOL)
-    ways = (
-        encode,
-        decode,
-        lambda: pickle.dumps((0, value), protocol=pickle.HIGHEST_PROTOCOL),
-        lambda: pickle.loads(pickled),
-    )
-    # The first round warms caches up.
-    us = np.array([[_microseconds(way) for way in ways] for _ in range(rounds + 1)])[1:]
-    there_and_back, by_pickle = us[:, :2].sum(axis=1), us[:, 2:].sum(axis=1)
-    encode_us, decode_us = (round(float(x), 1) for x in np.median(us[:, :2], axis=0))
-    ratio = round(float(np.median(there_and_back / by_pickle)), 2)
-    pickle_us = round(float(np.median(by_pickle)), 1)
-    return MessageTimes(*name, num_bytes, encode_us, decode_us, pickle_us, ratio)
-
-
-def _microseconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    for _ in range(TIMES):
-        work()
-    return (time.perf_counter() - start) / TIMES * 1e6
-
-
-def _write(times: list[MessageTimes]) -> None:
+    for scenario in SCENARIOS:
+        times += measure(scenario, rounds)
+        for row in times[-2:]:
+            print("  ".join(f"{name} {value}" for name, value in asdict(row).items()), flush=True)
+    answer_us = _answer_us()
+    print(f"an answer of 1088 rows there and back: {answer_us:.0f} us")
     report = {
         "machine": machine().fields(),
         "load": [round(load, 2) for load in os.getloadavg()],
-        "messages": list(map(asdict, times)),
+        "answer_us": round(answer_us, 1),
+        "steps": list(map(asdict, times)),
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"stage_messages-{datetime.now(UTC):%Y-%m-%d}.json"
+    path = RESULTS / "stage_messages.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {path}")
+
+
+def measure(scenario: Scenario, rounds: int) -> list[MessageTimes]:
+    """A scenario's steps as differences; then as many whole, each as the first one of a run.
+
+    Not in turns: messages a hundred times as large would leave the smaller ones' memory cold.
+    """
+    load = DecodeLoad(scenario)
+    link = StepWriter(1), *_readers()
+    # The first rounds send everything and grow tables.
+    differences = [_round(load, link) for _ in range(rounds + 2)]
+    whole = [_round(load, (StepWriter(1), *_readers())) for _ in range(rounds + 2)]
+    figures = {"difference": differences, "whole": whole}
+    return [_medians(scenario, sent, rows[2:]) for sent, rows in figures.items()]
+
+
+def _round(load: DecodeLoad, link: tuple[StepWriter, StepReader, StepReader]) -> tuple[float, ...]:
+    """Figures of one step, in the order of `MessageTimes`."""
+    writer, first, last = link
+    load.advance()
+    build_ms, step = _timed(load.build)
+    encode_ms, payloads = _timed(lambda: writer.write(0, step))
+    first_ms, _ = _timed(lambda: first.read(payloads.rows))
+    last_ms, _ = _timed(lambda: last.read(payloads.whole))
+    return build_ms, encode_ms, first_ms, last_ms, len(payloads.rows), len(payloads.whole)
+
+
+def _medians(scenario: Scenario, sent: str, rows: list[tuple[float, ...]]) -> MessageTimes:
+    *ms, first_bytes, last_bytes = np.median(rows, axis=0).tolist()
+    build, encode, first, last = (round(value, 3) for value in ms)
+    sizes = int(first_bytes), int(last_bytes)
+    return MessageTimes(scenario.name, sent, build, encode, first, last, *sizes)
+
+
+def _readers() -> tuple[StepReader, StepReader]:
+    """Of the first stage, and of the last."""
+    return StepReader(is_last=False), StepReader(is_last=True)
+
+
+def _answer_us() -> float:
+    """Microseconds of the answer to 64 trees of 16 nodes, encoded and decoded."""
+    tokens = np.arange(64 * 17, dtype=np.int32)
+    none = np.empty((0, 0), dtype=np.int32)
+    output = StepOutput(0, tokens, none, np.empty(0, dtype=np.float32))
+    times = [_timed(lambda: decode_result(encode_result(0, output)))[0] for _ in range(200)]
+    return 1e3 * float(np.median(times))
+
+
+def _timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Milliseconds of this thread on a core, whoever else is there; and the result."""
+    start = time.thread_time()
+    result = work()
+    return (time.thread_time() - start) * 1e3, result
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ DECAY = 0.9
 PRIOR_SQUARES = 4.0
 # An answer that took so many times longer than the mean tells of the machine, not of the drafter.
 OUTLIER = 4.0
+# Opening a token never takes longer than a query. The first message of all may have waited for
+# anything: until one without openings was seen, no more than this is believed.
+FIRST_OPEN_TOKEN_S = 1e-4
 # Weight of the newest openings.
 OPEN_WEIGHT = 0.2
 
@@ -34,7 +37,9 @@ class CostMeter:
 
     def cost(self) -> DraftCost:
         """The means now."""
-        return DraftCost(*self._line.parts(PRIOR_SQUARES), self._open_token_s)
+        message_s, query_s = self._line.parts(PRIOR_SQUARES)
+        limit = query_s if self._line.weight else FIRST_OPEN_TOKEN_S
+        return DraftCost(message_s, query_s, min(self._open_token_s, limit))
 
     def record(
         self,

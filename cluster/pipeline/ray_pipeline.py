@@ -18,6 +18,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from ...core.difference.load_loops import load_loops
 from ...core.errors import DraftlineError, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ..config import TransportName
@@ -179,7 +180,10 @@ class RayPipeline:
 
     async def _start(self) -> None:
         self._steps = steps = InFlightSteps(self._max_in_flight)
+        # While the stages load.
+        loading = asyncio.create_task(asyncio.to_thread(load_loops))
         places = await asyncio.gather(*map(self._ready_stage, range(len(self._specs))))
+        await loading
         stages = [self._stages[index] for index in range(len(self._specs))]
         self._deaths = [_watch(stage, index, steps) for index, stage in enumerate(stages)]
         counts: list[Any] = [stage.num_blocks.remote() for stage in stages]

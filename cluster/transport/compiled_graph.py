@@ -18,7 +18,7 @@ from ...core.errors import ProtocolError
 from ...core.steps import StepInput
 from ..loop_calls import call_on_loop, in_daemon_thread
 from .in_flight import InFlightSteps
-from .messages import decode_result, encode_step
+from .messages import StepWriter, decode_result, new_epoch
 from .stage_worker import WARM_UP
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class CompiledGraphTransport:
         self._graph: Any = None
         self._reader: threading.Thread | None = None
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._writer = StepWriter(new_epoch())
 
     @property
     def leaves_stages_idle(self) -> bool:
@@ -57,7 +58,8 @@ class CompiledGraphTransport:
 
     def send(self, sequence: int, step: StepInput) -> None:
         """See `StageTransport`."""
-        payload = encode_step(sequence, step)
+        # A graph has one input, which all stages read in the memory of their node.
+        payload = self._writer.write(sequence, step).whole
         try:
             self._sent.put(self._graph.execute(payload))
         except RayError as error:

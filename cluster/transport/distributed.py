@@ -16,7 +16,7 @@ from ...core.steps import StepInput
 from .distributed_stage import StageLink
 from .hidden_link import Backend
 from .in_flight import InFlightSteps
-from .messages import FrameBuffer, decode_result, encode_frame, encode_step
+from .messages import FrameBuffer, StepWriter, decode_result, encode_frame, new_epoch
 from .stage_place import StagePlace
 
 LOOPBACK = "127.0.0.1"
@@ -41,6 +41,7 @@ class DistributedTransport:
         self._max_in_flight = max_in_flight
         self._server: asyncio.Server | None = None
         self._connections: dict[int, asyncio.WriteTransport] = {}
+        self._writer = StepWriter(new_epoch())
 
     @property
     def leaves_stages_idle(self) -> bool:
@@ -83,9 +84,11 @@ class DistributedTransport:
 
     def send(self, sequence: int, step: StepInput) -> None:
         """See `StageTransport`."""
-        frame = encode_frame(encode_step(sequence, step))
-        for connection in self._connections.values():
-            connection.write(frame)
+        payloads = self._writer.write(sequence, step)
+        rows, whole = encode_frame(payloads.rows), encode_frame(payloads.whole)
+        last = len(self._connections) - 1
+        for index, connection in self._connections.items():
+            connection.write(whole if index == last else rows)
 
     async def close(self) -> None:
         """See `StageTransport`."""

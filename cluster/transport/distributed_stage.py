@@ -19,7 +19,7 @@ from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 from ...models.device import HostCopy
 from .hidden_link import Backend, HiddenLink, open_group
-from .messages import FrameSender, decode_step, encode_result, receive_frame
+from .messages import FrameSender, StepReader, encode_result, receive_frame
 from .stage_failure import end_process
 from .stage_spans import Spans, run_traced
 from .stage_spec import StageRunner, StageSpec, launch_stage
@@ -155,9 +155,10 @@ class DistributedStage:
             connection.sendall(link.secret + bytes([self._index]))
             self._answers = FrameSender(connection)
             self._deliveries = Deliveries(self._end, apart=self._spec.computes_apart)
+            reader = StepReader(is_last=self._is_last)
             try:
                 while not self._is_cut_off:
-                    self._step(stage, *decode_step(receive_frame(connection)))
+                    self._step(stage, *reader.read(receive_frame(connection)))
             except ProtocolError as error:
                 reason = f"stage {self._index} was sent what is no step: {error}"
                 self._end(StageLost(reason), "bad_message")

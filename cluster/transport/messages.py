@@ -1,12 +1,14 @@
 """What coordinator and stages tell each other, as msgpack: steps, answers, failures.
 
-Decoding makes these values and nothing else, whatever the bytes are: every field is checked against
-its annotation in `core/steps.py`, arrays by their numpy type. On a connection a message has its
-length before it; `distributed.py` cuts off whoever cannot show the secret of the run before that.
+Steps travel as differences (`core/difference/`). Decoding makes these values and nothing else,
+whatever the bytes are: every field is checked against its annotation, arrays by their numpy type.
+On a connection a message has its length before it; `distributed.py` cuts off whoever cannot show
+the secret of the run before that.
 """
 
 from __future__ import annotations
 
+import secrets
 import socket
 import struct
 import threading
@@ -18,6 +20,9 @@ import msgspec
 import numpy as np
 
 from ...core.arrays import PackedArray, pack, unpack
+from ...core.difference.step_decoder import StepDecoder
+from ...core.difference.step_difference import ChoiceDifference, RowsDifference, StepDifference
+from ...core.difference.step_encoder import StepEncoder
 from ...core.errors import DeviceLost, ProtocolError, StageError, StageLost
 from ...core.steps import StepInput, StepOutput
 
@@ -30,13 +35,34 @@ DIMS = (1, 2)
 
 LENGTH = struct.Struct("!Q")
 MAX_FRAME_BYTES = 1 << 30
+EPOCH_BITS = 62
 
 
 class StepMessage(NamedTuple):
-    """To a stage: a step, by its number in the pipeline's run."""
+    """To a stage: a step, by its number in the pipeline's run, as a `StepDifference`."""
 
     sequence: int
-    step: StepInput
+    epoch: int
+    serial: int
+    rows: RowsDifference
+    choice: ChoiceDifference | None
+
+
+class RowsMessage(NamedTuple):
+    """The same as a stage before the last reads it, whatever there is to choose."""
+
+    sequence: int
+    epoch: int
+    serial: int
+    rows: RowsDifference
+    choice: msgspec.Raw
+
+
+class StepPayloads(NamedTuple):
+    """A step for the stages before the last, and for the last, which may go to all of them."""
+
+    rows: bytes
+    whole: bytes
 
 
 Kind = Literal["step", "stage", "device"]
@@ -64,17 +90,55 @@ ERRORS: dict[Kind, type[StageError | StageLost]] = {
 KINDS: dict[type[StageError | StageLost], Kind] = {error: kind for kind, error in ERRORS.items()}
 
 
-def encode_step(sequence: int, step: StepInput) -> bytes:
-    """A step for the stages. Raises `ProtocolError` where a value of it has no encoding."""
-    try:
-        return _encoder.encode(StepMessage(sequence, step))
-    except (TypeError, OverflowError) as error:
-        raise ProtocolError(f"step {step.step_id} has no encoding: {error}") from error
+def new_epoch() -> int:
+    """A name for a run of the stages that no other one has."""
+    return secrets.randbits(EPOCH_BITS)
 
 
-def decode_step(data: bytes | bytearray) -> StepMessage:
-    """What `encode_step` made. Raises `ProtocolError`, which names the field, for other bytes."""
-    return _decode(_steps, data)
+class StepWriter:
+    """Makes the messages of one run of the stages. `epoch` names the run."""
+
+    def __init__(self, epoch: int) -> None:
+        self._encoder = StepEncoder(epoch)
+
+    def write(self, sequence: int, step: StepInput) -> StepPayloads:
+        """The next step, against those before it: every one that is written must be sent.
+
+        Raises `ProtocolError` where a value of it has no encoding.
+        """
+        try:
+            difference = self._encoder.encode(step)
+            head = (sequence, difference.epoch, difference.serial)
+            rows = msgspec.Raw(_encoder.encode(difference.rows))
+            whole = _encoder.encode((*head, rows, difference.choice))
+            return StepPayloads(_encoder.encode((*head, rows, None)), whole)
+        except (TypeError, OverflowError) as error:
+            self._encoder.forget()
+            raise ProtocolError(f"step {step.step_id} has no encoding: {error}") from error
+
+
+class StepReader:
+    """A stage's end of the messages, of one run after the other.
+
+    is_last  whether it chooses; other stages leave that part of a message unread
+    """
+
+    def __init__(self, *, is_last: bool) -> None:
+        self._is_last = is_last
+        self._decoder = StepDecoder()
+
+    def read(self, data: bytes | bytearray) -> tuple[int, StepInput]:
+        """The number of a step in the run, and the step.
+
+        Raises `ProtocolError`, which names the field, for what is no message or not the next one.
+        """
+        if self._is_last:
+            message = _decode(_steps, data)
+            choice = message.choice
+        else:
+            message, choice = _decode(_rows, data), None
+        difference = StepDifference(message.epoch, message.serial, message.rows, choice)
+        return message.sequence, self._decoder.decode(difference)
 
 
 def encode_result(sequence: int, answer: StageResult) -> bytes:
@@ -136,6 +200,7 @@ def _dtype(kind: Any) -> np.dtype:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
 _steps = msgspec.msgpack.Decoder(StepMessage, dec_hook=_unpack)
+_rows = msgspec.msgpack.Decoder(RowsMessage, dec_hook=_unpack)
 _answers = msgspec.msgpack.Decoder(ResultMessage, dec_hook=_unpack)
 
 

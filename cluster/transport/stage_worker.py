@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from ...core.difference.load_loops import load_loops
 from ...core.errors import DeviceLost, StageError, StageLost
-from ...core.steps import StepOutput
-from .messages import decode_step, encode_result
+from ...core.steps import StepInput, StepOutput
+from .messages import StepReader, encode_result
 from .stage_failure import end_process
 from .stage_place import StagePlace
 from .stage_spans import Spans, run_traced
@@ -43,6 +44,7 @@ class StageWorker:
         self._spec: StageSpec | None = None
         self._stage: StageRunner | None = None
         self._distributed: DistributedStage | None = None
+        self._reader: StepReader | None = None
         self._is_serving = threading.Lock()
         # transformers cannot be imported by two threads at once: one may see half of it.
         self._importing = threading.Lock()
@@ -67,13 +69,14 @@ class StageWorker:
         if spec.device == "cpu":
             # Stages of one machine run at once; more threads than cores slow all of them down.
             torch.set_num_threads(max(1, int(spec.num_cpus)))
+        load_loops()
         if self._stage is not None and self._is_same(self._stage, index, spec):
             self._stage.reset()
         else:
             self._stage = None  # before the new one needs its memory
             self._stage = spec.build()
         self._index, self._spec = index, spec
-        self._distributed = None
+        self._distributed = self._reader = None
         node = ray.get_runtime_context().get_node_id()
         gpu = _nccl_gpu(spec.device)
         return StagePlace(node, ray.util.get_node_ip_address(), gpu, os.getpid())
@@ -104,14 +107,16 @@ class StageWorker:
     def run_payload(
         self, payload: bytes, carried: Carried | bytes | None = None
     ) -> Carried | bytes:
-        """One step of a compiled graph, of `encode_step`; the last stage gives an `encode_result`.
+        """One step of a compiled graph, by a `StepWriter`; the last stage gives an `encode_result`.
 
         A failure travels on in the place of the hidden states, encoded already. Raises
         `ProtocolError` for a payload that is no step.
         """
         if payload == WARM_UP:
             return WARM_UP
-        return carried if isinstance(carried, bytes) else self._run(payload, carried)
+        # Read in any case: the next step is told as what differs from this one.
+        sequence, step = self._read(payload)
+        return carried if isinstance(carried, bytes) else self._run(sequence, step, carried)
 
     def open_store(self, host: str) -> int:
         """Serve the rendezvous of the stages; returns the port. First stage only."""
@@ -143,9 +148,14 @@ class StageWorker:
         self._distributed = DistributedStage(self._index, self._spec)
         return self._distributed
 
-    def _run(self, payload: bytes, carried: Carried | None) -> Carried | bytes:
+    def _read(self, payload: bytes) -> tuple[int, StepInput]:
+        if self._reader is None:
+            assert self._spec is not None, "steps come after build"
+            self._reader = StepReader(is_last=self._spec.span.is_last)
+        return self._reader.read(payload)
+
+    def _run(self, sequence: int, step: StepInput, carried: Carried | None) -> Carried | bytes:
         assert self._stage is not None, "steps come after build"
-        sequence, step = decode_step(payload)
         hidden, spans = carried if isinstance(carried, tuple) else (carried, ())
         try:
             if step.is_traced:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +16,7 @@ from .allowed_tokens import AllowedTokens
 from .output import TARGET_SOURCE, Delta, RequestMetrics, TokenLogProb
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
+from .token_counts import TokenCounts
 
 # Gets every delta of a request in order, or the error that ends it.
 Sink = Callable[[Delta | DraftlineError], None]
@@ -241,31 +241,6 @@ class RequestState:
             finish_time=now,
             acceptance=acceptance,
         )
-
-
-class TokenCounts:
-    """Distinct tokens of a text, those of the prompt first, and how often each is in the answer.
-
-    times          by token
-    num_in_prompt  so many of them are in the prompt
-    """
-
-    __slots__ = ("num_in_prompt", "times")
-
-    def __init__(self, prompt: Iterable[int]) -> None:
-        self.times = dict.fromkeys(prompt, 0)
-        self.num_in_prompt = len(self.times)
-
-    def append(self, tokens: Iterable[int]) -> None:
-        """Count tokens of the answer."""
-        for token in tokens:
-            self.times[token] = self.times.get(token, 0) + 1
-
-    def copy(self) -> TokenCounts:
-        """The same counts, to go on from apart."""
-        other = copy(self)
-        other.times = self.times.copy()
-        return other
 
 
 class PrefixKeys:

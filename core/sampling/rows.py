@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 
-from ..arrays import ROOT, Int32, Int64, UInt32
+from ..arrays import Int32, Int64, UInt32
 from ..logits_params import LogitsParams
-from ..request.request import RequestState, TokenCounts
-from ..steps import LogitEdits, Penalties, SamplingRows
+from ..request.request import RequestState
+from ..request.token_counts import TokenCounts
+from ..steps import LogitEdits, SamplingRows
 from ..tree.tree import TokenTree
+from .penalties import penalties_of
 
 NO_IDS = np.empty(0, dtype=np.int32)
 NO_BIAS = np.empty(0, dtype=np.float32)
@@ -92,35 +93,6 @@ def edits_of(
         num_rows=1 + len(tree),
         bias_tokens=np.array([*bias], dtype=np.int32) if bias else NO_IDS,
         bias=np.array([*bias.values()], dtype=np.float32) if bias else NO_BIAS,
-        penalties=None if counts is None else _penalties(logits_params, counts, tree),
+        penalties=None if counts is None else penalties_of(logits_params, counts, tree),
         mask=mask,
     )
-
-
-def _penalties(logits_params: LogitsParams, counts: TokenCounts, tree: TokenTree) -> Penalties:
-    times = counts.times
-    # Tokens that only stand in the tree count where they are on a row's path.
-    distinct = dict.fromkeys(chain(times, tree.tokens.tolist()))
-    index_of = {token: index for index, token in enumerate(distinct)}
-    num_new = len(index_of) - len(times)
-    paths = _paths(tree, index_of)
-    lengths = [len(path) for path in paths]
-    return Penalties(
-        tokens=np.fromiter(index_of, dtype=np.int32, count=len(index_of)),
-        counts=np.array([*times.values(), *[0] * num_new], dtype=np.int32),
-        in_prompt=np.arange(len(index_of)) < counts.num_in_prompt,
-        path_rows=np.repeat(np.arange(1, 1 + len(tree), dtype=np.int32), lengths),
-        path_tokens=np.fromiter(chain.from_iterable(paths), dtype=np.int32, count=sum(lengths)),
-        repetition=logits_params.repetition_penalty,
-        presence=logits_params.presence_penalty,
-        frequency=logits_params.frequency_penalty,
-    )
-
-
-def _paths(tree: TokenTree, index_of: dict[int, int]) -> list[list[int]]:
-    """For each node, the indices of its own token and of those above it."""
-    paths: list[list[int]] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        above = [] if parent == ROOT else paths[parent]
-        paths.append([*above, index_of[token]])
-    return paths

@@ -112,9 +112,11 @@ class NodeBudget:
         num_requests = len(wishes)
         base_rows = num_requests + num_other_rows
         curve = self.cost.curve(num_requests)
-        round_s = float(np.interp(base_rows, self.cost.grid, curve))
+        # Without the other rows: a token more saves a later round's share, not these.
+        round_s = float(np.interp(num_requests, self.cost.grid, curve))
         prices = Prices(
             token_s=self._ratio * round_s / num_requests,
+            plain_s=round_s / num_requests,
             grid=self.cost.grid,
             curve_s=curve,
             base_rows=base_rows,
@@ -137,10 +139,8 @@ class NodeBudget:
         self._drafters.forget(request_id)
         self._hindsight.forget(request_id)
 
-    def note_host(self, seconds: float, num_requests: int) -> None:
-        """Learn what the host did with the proposals for so many requests."""
-        if num_requests:
-            self._host.record(num_requests, seconds)
+    def note_host(self, seconds: float) -> None:
+        """Count what the host did for requests with drafts: planning, merging, judging."""
         self._host_s += seconds
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
@@ -155,6 +155,8 @@ class NodeBudget:
         """
         before, self._committed_at = self._committed_at, now
         host_s, self._host_s = self._host_s, 0.0
+        if outcome.draft_batch.by_request:
+            self._host.record(len(outcome.draft_batch.by_request), host_s)
         is_alone = outcome.draft_batch.began_at >= before
         round_s = now - max(before, outcome.draft_batch.began_at)
         # While other steps are on their way, drafters are asked in the time of these.
@@ -205,7 +207,9 @@ class NodeBudget:
         order = order[: np.count_nonzero(kept)]
         tokens = len(batch) + _sums(values[order])
         rows = len(batch) + num_other_rows + np.arange(len(tokens))
-        seconds = self.cost.seconds(len(batch), rows) + spent_s
+        seconds = self.cost.seconds(len(batch), rows)
+        # The other rows are there whatever is bought, and no token pays for them.
+        seconds += float(self.cost.seconds(len(batch), len(batch))) - seconds[0] + spent_s
         kept[:] = False
         kept[order[: int(np.argmax(tokens / seconds))]] = True
         return batch.keep(kept)

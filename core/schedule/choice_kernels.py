@@ -14,13 +14,19 @@ from ..arrays import Bool, Float64, Int64
 from ..compiled import compiled
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.
-PRIORS = np.array([1.0, 2.0, 1.0])
+PRIORS = np.array([1.0, 2.0, 3.0])
 # What a step that did not ask leaves of the weight of what is known of a request.
 RECALL = 0.98
+# What is asked is what seemed best, often by chance: so much of what it should bring counts.
+SURE_SHARE = 0.9
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
 # Steps in a row that a request's probes are tried for: what they find is proposed later.
 PROBE_TRIAL = 24
+
+# Lower ends of the ranges of a row's price, in tokens.
+REGIMES = (0.05, 0.15, 0.3, 0.6)
+NUM_REGIMES = len(REGIMES) + 1
 
 WEIGHT, GAIN, NODES = range(3)
 MESSAGE, QUERY, OPEN_TOKEN = range(3)
@@ -32,8 +38,8 @@ TRIED = 4
 class Known(NamedTuple):
     """What is known of drafters; rows are of the engine (0), of classes and of requests.
 
-    levels      float64 [rows, drafters, 3]  decayed sums of the steps that asked a drafter, of its
-                accepted nodes, and of its bought nodes
+    levels      float64 [rows, drafters, regimes, 3]  decayed sums of the steps that asked a
+                drafter, of its accepted nodes, and of its bought nodes; by `regime_of` the step
     failures    float64 [rows, 2]  decayed sums of wrong nodes that were the most probable, and of
                 the hazard gone through
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
@@ -69,6 +75,7 @@ class StepWishes(NamedTuple):
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
     token_s    seconds that an accepted token saves
+    regime     `regime_of` the step's prices
     """
 
     rows: Int64
@@ -78,18 +85,27 @@ class StepWishes(NamedTuple):
     curve_s: Float64
     base_rows: float
     token_s: float
+    regime: int
+
+
+def regime_of(row_s: float, token_s: float) -> int:
+    """The range of the price of a row in tokens of plain decoding.
+
+    What is bought depends on it, so what drafters bring is learned for each range by itself.
+    """
+    return sum(row_s >= bound * token_s for bound in REGIMES)
 
 
 @compiled
-def means(levels: Float64, path: Int64) -> Float64:
+def means(levels: Float64, path: Int64, regime: int) -> Float64:
     """float64 [drafters, 3]: what is expected of each at the end of a path of levels.
 
     Of the weight column 0; the others are the expected accepted and bought nodes of a step.
     """
-    expected = np.zeros(levels.shape[1:])
+    expected = np.zeros((levels.shape[1], 3))
     for drafter in range(levels.shape[1]):
         for depth in range(3):
-            own = levels[path[depth], drafter]
+            own = levels[path[depth], drafter, regime]
             total = own[WEIGHT] + PRIORS[depth]
             for part in (GAIN, NODES):
                 before = PRIORS[depth] * expected[drafter, part]
@@ -120,7 +136,7 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     for request in range(len(wishes.rows)):
         for drafter in range(len(known.costs)):
             if choices[request, drafter] == LEFT_OUT:
-                known.levels[wishes.rows[request], drafter] *= RECALL
+                known.levels[wishes.rows[request], drafter, wishes.regime] *= RECALL
     return choices, row_s
 
 
@@ -134,7 +150,7 @@ def _worth(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
     nodes = np.zeros(wishes.allowed.shape)
     for request in range(len(wishes.rows)):
         row = wishes.rows[request]
-        expected = means(known.levels, known.paths[row])
+        expected = means(known.levels, known.paths[row], wishes.regime)
         for drafter in range(len(known.costs)):
             if not wishes.allowed[request, drafter]:
                 continue
@@ -142,7 +158,8 @@ def _worth(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
             if not known.is_open[row, drafter]:
                 opening_s = known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
                 cost += opening_s / max(wishes.sizes[request, 1], 1.0)
-            worth[request, drafter] = expected[drafter, GAIN] * wishes.token_s - cost
+            gain_s = SURE_SHARE * expected[drafter, GAIN] * wishes.token_s
+            worth[request, drafter] = gain_s - cost
             nodes[request, drafter] = expected[drafter, NODES]
     return worth, nodes
 

@@ -42,11 +42,14 @@ def note(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
     sizes: Float64,
     row_s: float,
     token_s: float,
+    regime: int,
+    most_debt: float,
 ) -> None:
     """Learn what every drafter brought every request, and charge the accounts for what was tried.
 
     rows          int64 [requests]  -1 for one that has ended
     gains, nodes  float64 [requests, drafters]  accepted and bought nodes of each
+    most_debt     seconds: one bad try does not end trying for long
     """
     for drafter in range(choices.shape[1]):
         is_alone = (choices[:, drafter] != LEFT_OUT).sum() == 1
@@ -59,19 +62,26 @@ def note(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
                 if row >= 0 and not known.is_open[row, drafter]:
                     taken += cost[OPEN_TOKEN] * sizes[request, 0]
                 # What it brings pays for what it took, and no more.
-                known.balance[drafter, 0] -= max(taken - token_s * gain, 0.0)
+                debt = known.balance[drafter, 0] - max(taken - token_s * gain, 0.0)
+                known.balance[drafter, 0] = max(debt, -most_debt)
             if row >= 0:
-                _note_one(known, known.paths[row], drafter, choice, gain, bought)
+                _note_one(known, known.paths[row], drafter, choice, gain, bought, regime)
 
 
 @compiled
-def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
-    known: Known, path: Int64, drafter: int, choice: int, gain: float, bought: float
+def _note_one(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+    known: Known,
+    path: Int64,
+    drafter: int,
+    choice: int,
+    gain: float,
+    bought: float,
+    regime: int,
 ) -> None:
     if choice != LEFT_OUT:
         known.is_open[path[2], drafter] = True
     if choice % TRIED == PROBING:
-        usual = means(known.levels, path)[drafter, GAIN]
+        usual = means(known.levels, path, regime)[drafter, GAIN]
         known.lift[drafter] *= LIFT_DECAY
         known.lift[drafter, 0] += 1.0
         known.lift[drafter, 1] += gain - usual
@@ -83,7 +93,7 @@ def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
         # A request of no class has the engine's row twice.
         if depth and path[depth] == path[depth - 1]:
             continue
-        own = known.levels[path[depth], drafter]
+        own = known.levels[path[depth], drafter, regime]
         if choice != LEFT_OUT:
             own *= DECAYS[depth]
             own[WEIGHT] += 1.0

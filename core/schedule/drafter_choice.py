@@ -22,6 +22,7 @@ from ..tree.tree import TokenTree, TreeBatch
 from .choice_kernels import (
     GAIN,
     NODES,
+    NUM_REGIMES,
     PROBING,
     QUERY,
     TRIED,
@@ -29,6 +30,7 @@ from .choice_kernels import (
     StepWishes,
     decide,
     means,
+    regime_of,
 )
 from .choice_learning import calibrate, credit_nodes, note, ratios
 
@@ -44,6 +46,8 @@ EXPLORED_SHARE = 0.02
 # as much is saved up at most.
 FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.08, 2.0
 MOST_CREDIT = 8.0
+# Rows over which their price is looked at.
+FIRST_NODES = 8
 # Where nobody was asked, it is thought over again after so many steps.
 QUIET_STEPS = 4
 # Weight of the newest probe in the mean number of its rows.
@@ -78,6 +82,7 @@ class Prices:
     """What time and rows are worth in a step.
 
     token_s    seconds that an accepted token saves
+    plain_s    seconds of a token in plain decoding
     grid       float64 [n]  numbers of rows, rising
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
@@ -85,10 +90,18 @@ class Prices:
     """
 
     token_s: float
+    plain_s: float
     grid: Float64
     curve_s: Float64
     base_rows: float
     host_s: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def first_row_s(self) -> float:
+        """What each of the first rows beyond those of the step takes."""
+        rows = self.base_rows, self.base_rows + FIRST_NODES
+        before, after = np.interp(rows, self.grid, self.curve_s)
+        return float(after - before) / FIRST_NODES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,8 +121,8 @@ class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_classes", "_first_credit_s", "_free", "_known", "_names", "_nobody", "_requests",
-        "_row_s", "_turn",
+        "_classes", "_first_credit_s", "_free", "_known", "_names", "_nobody", "_regime",
+        "_requests", "_row_s", "_turn",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -122,6 +135,7 @@ class DrafterChoice:
         self._first_credit_s = FIRST_CREDIT_S
         # What a row took at the margin of the last step.
         self._row_s = 0.0
+        self._regime = 0
         self._turn = 0
         # The last plan, where it asked nobody.
         self._nobody: AskPlan | None = None
@@ -157,9 +171,10 @@ class DrafterChoice:
         sizes = np.array(
             [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
         )
+        self._regime = regime_of(prices.first_row_s, prices.plain_s)
         step = StepWishes(
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
-            float(prices.base_rows), prices.token_s,
+            float(prices.base_rows), prices.token_s, self._regime,
         )  # fmt: skip
         choices, self._row_s = decide(known, step)
         if not choices.any():
@@ -167,7 +182,9 @@ class DrafterChoice:
             return self._nobody
         self._nobody = None
         by_drafter, probing = self._by_drafter(ids, choices)
-        return AskPlan(by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s)
+        return AskPlan(
+            by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, self._regime
+        )
 
     def expected(
         self, wish: DraftWish, costs: Mapping[str, DraftCost], token_s: float
@@ -177,7 +194,7 @@ class DrafterChoice:
         # First, for it may move the arrays.
         row = self._row(wish)
         known = self._known
-        gains = means(known.levels, known.paths[row])
+        gains = means(known.levels, known.paths[row], self._regime)
         taken_s = known.costs[:, QUERY] + gains[:, NODES] * self._row_s
         pays = self._allowed([wish])[0] & (gains[:, GAIN] * token_s > taken_s)
         return frozenset(self._names[index] for index in pays.nonzero()[0].tolist())
@@ -226,7 +243,10 @@ class DrafterChoice:
             place = places.get(request_id)
             if place is not None:
                 choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
-        note(self._known, rows, choices, gains, nodes, sizes, plan.row_s, plan.token_s)
+        note(
+            self._known, rows, choices, gains, nodes, sizes, plan.row_s, plan.token_s, plan.regime,
+            self._first_credit_s / self._known.balance.size,
+        )  # fmt: skip
 
     def calibrate(self, ids: Sequence[str], judged: Float64) -> None:
         """Learn float64 [requests, 2]: failures, and the hazard that was gone through."""
@@ -313,7 +333,7 @@ def everyone(wishes: Sequence[DraftWish], names: Iterable[str]) -> AskPlan:
 
 def _nothing_known() -> Known:
     return Known(
-        levels=np.zeros((FIRST_ROWS, 0, 3)),
+        levels=np.zeros((FIRST_ROWS, 0, NUM_REGIMES, 3)),
         failures=np.zeros((FIRST_ROWS, 2)),
         paths=np.zeros((FIRST_ROWS, 3), dtype=np.int64),
         is_open=np.zeros((FIRST_ROWS, 0), dtype=np.bool_),

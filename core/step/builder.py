@@ -9,6 +9,7 @@ import numpy as np
 from ..arrays import Int32, UInt64
 from ..proposals import chain_proposal
 from ..request.request import NO_MOVES, RequestState
+from ..sampling.penalties import path_entries
 from ..sampling.rows import rows_of_requests
 from ..steps import LogitEdits, StepInput, TreeRows, Verification
 from ..tree.acceptance_table import AcceptanceTable
@@ -84,6 +85,8 @@ def build_step(
         verification=_verification(trees, context_lens),
         edits=placed_edits(chosen, edits),
         num_top=max(max(num or 0, of_prompt or 0) for num, of_prompt in num_tops),
+        # Numbers of arrival.
+        request_keys=tuple(state.order[1] for state in states),
     )
 
 
@@ -204,4 +207,5 @@ def load_kernels() -> None:
     walk_all(trees, np.arange(6, dtype=np.int32), RowSlots(starts, np.arange(6, dtype=np.int32)))
     nodes = trees.nodes, trees.node_ends, ids
     tables = np.zeros((2, 8), dtype=np.int32)
+    path_entries(trees[0].nodes)
     lay_out(*nodes, none, none, np.zeros(2, dtype=np.int32), none, none, none, ids, tables, 1)

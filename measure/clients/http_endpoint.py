@@ -13,7 +13,7 @@ from openai.types import Completion
 
 from ...core.errors import ConfigError, DraftlineError
 from ..records.record import Arrival, Record
-from ..records.spec_counts import SpecCounts, from_block
+from ..records.spec_counts import SpecCounts, from_block, from_timings
 from .endpoint import Ask
 
 TIMEOUT_S = 600.0
@@ -157,6 +157,8 @@ class _Answer:
         block = (extra.get("metrics") or {}).get("speculative_decoding")
         if block is not None:
             self._counts = from_block(block)
+        elif "timings" in extra:
+            self._counts = from_timings(extra["timings"])
 
     def record(self, name: str) -> Record:
         if not self._arrivals:

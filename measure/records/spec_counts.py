@@ -69,6 +69,23 @@ def from_block(block: Mapping[str, Any]) -> SpecCounts:
     )
 
 
+def from_timings(timings: Mapping[str, Any]) -> SpecCounts | None:
+    """Counts of `timings` of an answer of llama.cpp's server; None where it drafted nothing.
+
+    It does not say what single passes accepted, so `lengths` is empty.
+    """
+    if not timings.get("draft_n"):
+        return None
+    accepted, committed = timings["draft_n_accepted"], timings["predicted_n"] - 1
+    return SpecCounts(
+        num_steps=committed - accepted,
+        committed=committed,
+        drafted={"draft": timings["draft_n"]},
+        accepted={"draft": accepted},
+        lengths=(),
+    )
+
+
 def total(counts: Iterable[SpecCounts]) -> SpecCounts:
     """The sum of all counts."""
     parts = list(counts)

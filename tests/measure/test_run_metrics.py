@@ -6,7 +6,13 @@ import pytest
 from draftline.core.request.output import RequestMetrics
 from draftline.measure.records.record import Arrival, Record
 from draftline.measure.records.run_metrics import latency, run_metrics
-from draftline.measure.records.spec_counts import SpecCounts, from_block, from_metrics, total
+from draftline.measure.records.spec_counts import (
+    SpecCounts,
+    from_block,
+    from_metrics,
+    from_timings,
+    total,
+)
 
 # The first token after 0.5 s, then 3 tokens in 0.1 s, then 1 in 0.2 s: 5 tokens in 0.8 s.
 QUICK = Record(
@@ -128,3 +134,13 @@ def test_the_engine_and_the_api_tell_the_same_counts() -> None:
     assert from_metrics(metrics) == COUNTS
     told = from_block(block)
     assert (told.tau, told.lengths, told.drafted) == (COUNTS.tau, COUNTS.lengths, COUNTS.drafted)
+
+
+def test_llama_cpp_tells_its_counts_only_where_it_drafted() -> None:
+    counts = from_timings({"predicted_n": 8, "draft_n": 10, "draft_n_accepted": 3})
+    assert counts is not None
+    assert (counts.num_steps, counts.committed, counts.tau) == (4, 7, COUNTS.tau)
+    assert counts.acceptance_rate == COUNTS.acceptance_rate
+    assert total([counts, counts]).lengths == ()
+    assert from_timings({"predicted_n": 8}) is None
+    assert from_timings({"predicted_n": 8, "draft_n": 0}) is None

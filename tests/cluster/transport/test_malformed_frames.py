@@ -16,10 +16,10 @@ from draftline.cluster.transport.in_flight import InFlightSteps
 from draftline.cluster.transport.messages import (
     LENGTH,
     MAX_FRAME_BYTES,
+    StepWriter,
     decode_result,
     encode_frame,
     encode_result,
-    encode_step,
     receive_frame,
 )
 from draftline.core.errors import ProtocolError, StageError, StageLost
@@ -28,12 +28,24 @@ from support.fakes.fake_stage import fake_specs, fake_step
 
 SECRET = b"s" * 32
 TIMEOUT_S = 10.0
-STEP = encode_step(0, fake_step(1))
+WRITER = StepWriter(1)
+STEP, SECOND, THIRD = (WRITER.write(number, fake_step(number)).whole for number in range(3))
+
+
+def _other_run() -> bytes:
+    """The second step of another coordinator."""
+    writer = StepWriter(2)
+    writer.write(0, fake_step(0))
+    return writer.write(1, fake_step(1)).whole
+
+
 MALFORMED = {
     "garbage": encode_frame(b"\xc1garbage"),
     "empty": encode_frame(b""),
     "truncated": encode_frame(STEP[:-5]),
     "too_long": LENGTH.pack(MAX_FRAME_BYTES + 1) + b"\0",
+    "lost_message": encode_frame(THIRD),
+    "other_run": encode_frame(_other_run()),
     "wrong_way": encode_frame(encode_result(0, StageError("an answer is no step"))),
 }
 

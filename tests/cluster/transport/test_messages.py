@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import types
 import typing
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 import pytest
 from draftline.cluster.transport.messages import (
+    StepReader,
+    StepWriter,
     decode_result,
-    decode_step,
     encode_result,
-    encode_step,
 )
+from draftline.core.arrays import PackedArray, pack, unpack
 from draftline.core.errors import DeviceLost, ProtocolError, StageError, StageLost
-from draftline.core.steps import StepInput, StepOutput, VerificationResult
+from draftline.core.steps import LogitEdits, StepInput, StepOutput, VerificationResult
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from support.fakes.fake_stage import fake_step
+from support.inputs.step_sequences import StepWorld
+from support.tools.same_values import assert_same
 
 SCALARS = {
     int: st.integers(-(2**63), 2**63 - 1),
@@ -33,6 +36,7 @@ SCALARS = {
     str: st.text(),
     types.NoneType: st.none(),
 }
+DTYPES = ("<i4", "<i8", "<u4", "<u8", "<f4", "<f8", "|b1")
 shapes = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=3)
 
 
@@ -53,31 +57,48 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{name: any_of(hint) for name, hint in hints.items()})
 
 
-steps, outputs = any_of(StepInput), any_of(StepOutput)
+outputs = any_of(StepOutput)
 
 
-def assert_same(left: Any, right: Any) -> None:
-    """Equal with types and bits: NaN is NaN, int32 is not int64."""
-    assert type(left) is type(right)
-    if isinstance(left, np.ndarray):
-        assert (left.dtype, left.shape) == (right.dtype, right.shape)
-        assert left.tobytes() == right.tobytes()
-    elif is_dataclass(left):
-        for field in fields(left):
-            assert_same(getattr(left, field.name), getattr(right, field.name))
-    elif isinstance(left, list | tuple):
-        assert len(left) == len(right)
-        for pair in zip(left, right, strict=True):
-            assert_same(*pair)
-    else:
-        assert left == right or (math.isnan(left) and math.isnan(right))
+def encode_step(sequence: int, step: StepInput) -> bytes:
+    """The first message of a run, for the last stage."""
+    return StepWriter(3).write(sequence, step).whole
 
 
-@given(st.integers(0, 2**63), steps)
-def test_all_of_a_step_comes_back(sequence: int, step: StepInput) -> None:
-    got = decode_step(encode_step(sequence, step))
-    assert got.sequence == sequence
-    assert_same(got.step, step)
+def decode_step(data: bytes | bytearray) -> tuple[int, StepInput]:
+    """As a stage that has read nothing yet."""
+    return StepReader(is_last=True).read(data)
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**32))
+def test_all_of_a_step_comes_back(sequence: int, seed: int) -> None:
+    world = StepWorld(seed)
+    writer, first, last = StepWriter(5), StepReader(is_last=False), StepReader(is_last=True)
+    for number in range(sequence, sequence + 4):
+        world.arrive()
+        step = world.step()
+        payloads = writer.write(number, step)
+        expected = replace(step, request_keys=())
+        assert_same(last.read(payloads.whole), (number, expected))
+        # A stage that chooses nothing may be sent the rest as well.
+        payload = payloads.rows if number % 2 else payloads.whole
+        got_number, got = first.read(payload)
+        assert got_number == number
+        for name in ("token_ids", "slots", "block_tables", "trees", "moves", "is_traced"):
+            assert_same(getattr(got, name), getattr(expected, name))
+        assert not len(got.logits_rows)
+        assert not got.edits
+
+
+def test_only_the_last_stage_is_sent_what_is_chosen() -> None:
+    step = fake_step(3, num_rows=64)
+    mask = np.arange(4000, dtype=np.uint32)[None]
+    none = step.logits_rows[:0]
+    step = replace(step, edits=(LogitEdits(0, 64, none, none.astype(np.float32), None, mask),))
+    writer = StepWriter(1)
+    payloads = writer.write(0, step)
+    assert len(payloads.whole) - len(payloads.rows) > mask.nbytes
+    assert len(writer.write(1, step).whole) < mask.nbytes
 
 
 @given(st.integers(0, 2**63), outputs)
@@ -103,8 +124,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def test_stages_may_write_into_what_came() -> None:
     """Compiled code and torch take arrays that cannot be written for another kind."""
-    step = decode_step(encode_step(0, fake_step(1))).step
-    assert all(array.flags.writeable for array in (step.token_ids, step.sampling.seed, step.moves))
+    _, step = decode_step(encode_step(0, fake_step(1)))
+    arrays = (step.token_ids, step.sampling.seed, step.moves, step.block_tables)
+    assert all(array.flags.writeable for array in arrays)
 
 
 def output_of(step: StepInput) -> StepOutput:
@@ -171,22 +193,87 @@ def test_what_only_looks_like_a_message_is_a_protocol_error(data: bytes) -> None
 
 
 WRONG = {
-    "wide": lambda array: array.astype(np.int64 if array.dtype == np.int32 else np.float64),
-    "scalar": lambda _array: np.zeros((), dtype=np.int32),
-    "deep": lambda array: array[..., None, None],
+    "wide": np.zeros(3, dtype=np.int64),
+    "scalar": np.zeros((), dtype=np.int32),
+    "deep": np.zeros((1, 1, 1), dtype=np.int32),
 }
+ROWS, CHOICE = 3, 4
+
+
+def inside(message: Any, path: Sequence[str | int]) -> Any:
+    """What stands at `path` in a message as msgpack sees it."""
+    for key in path:
+        message = message[key]
+    return message
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("field", ["token_ids", "block_tables", "sampling.temperature"])
-def test_an_array_of_another_kind_is_refused_by_name(field: str, wrong: str) -> None:
+@pytest.mark.parametrize(
+    "path", [(ROWS, "token_ids"), (ROWS, "tables", "blocks"), (CHOICE, "sampling", "floats")]
+)
+def test_an_array_of_another_kind_is_refused_by_name(path: tuple[Any, ...], wrong: str) -> None:
+    message = msgspec.msgpack.decode(STEP)
+    inside(message, path[:-1])[path[-1]] = pack(WRONG[wrong])
+    name = ".".join(path[1:])
+    with pytest.raises(ProtocolError, match=rf"\$\[{path[0]}\]\.{name}`"):
+        decode_step(msgspec.msgpack.encode(message))
+
+
+@pytest.mark.parametrize("field", ["block_tables", "positions", "temperature"])
+def test_a_step_with_an_array_of_another_kind_has_no_encoding(field: str) -> None:
     step = fake_step(1)
-    name = field.rpartition(".")[2]
-    owner = step.sampling if "." in field else step
-    changed = replace(owner, **{name: WRONG[wrong](getattr(owner, name))})
-    step = replace(step, sampling=changed) if "." in field else changed
-    with pytest.raises(ProtocolError, match=rf"\$\[1\]\.{field}`"):
-        decode_step(encode_step(0, step))
+    if field == "temperature":
+        wrong = replace(step.sampling, temperature=step.sampling.temperature.astype(np.float64))
+        step = replace(step, sampling=wrong)
+    else:
+        step = replace(step, **{field: getattr(step, field).astype(np.int64)})
+    with pytest.raises(ProtocolError, match=f"step 1 has no encoding: {field.replace('_', ' ')} "):
+        encode_step(0, step)
+
+
+def array_paths(message: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a message as msgpack sees it has arrays."""
+    if isinstance(message, list) and message and message[0] in DTYPES:
+        yield path
+    elif isinstance(message, dict | list):
+        for key, value in message.items() if isinstance(message, dict) else enumerate(message):
+            yield from array_paths(value, (*path, key))
+
+
+def other_array(packed: list[Any], data: st.DataObject) -> PackedArray:
+    """Another array of the same type: shorter, longer, or with other numbers."""
+    array = unpack(PackedArray(*packed), packed[0], "array", (1, 2))
+    change = data.draw(st.sampled_from(["cut", "twice", "numbers", "flat"]))
+    if change == "numbers" and array.size:
+        value = data.draw(st.sampled_from([-(2**31), -2, -1, 0, 1, 2, 1000, 2**31 - 1]))
+        array.flat[data.draw(st.integers(0, array.size - 1))] = np.asarray(value).astype(
+            array.dtype
+        )
+    changed = {"cut": array[:-1], "twice": np.concatenate((array, array)), "flat": array.ravel()}
+    return pack(changed.get(change, array))
+
+
+@given(st.integers(0, 2**32), st.data())
+def test_a_difference_of_other_arrays_is_a_protocol_error_or_a_step(
+    seed: int, data: st.DataObject
+) -> None:
+    """Numbers that fit nothing that is kept never reach it, and never a compiled loop."""
+    world, writer, reader = StepWorld(seed), StepWriter(1), StepReader(is_last=True)
+    for number in range(4):
+        world.arrive()
+        payload = writer.write(number, world.step()).whole
+        if number < 3:
+            reader.read(payload)
+    message = msgspec.msgpack.decode(payload)
+    *above, key = data.draw(st.sampled_from(list(array_paths(message))))
+    owner = inside(message, above)
+    owner[key] = other_array(owner[key], data)
+    try:
+        number, step = reader.read(msgspec.msgpack.encode(message))
+    except ProtocolError:
+        return
+    assert number == 3
+    assert isinstance(step, StepInput)
 
 
 class Trap:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.cluster.pipeline.local_pipeline import LocalPipeline
-from draftline.cluster.transport.messages import decode_result, encode_step
+from draftline.cluster.transport.messages import StepWriter, decode_result
 from draftline.cluster.transport.stage_worker import WARM_UP, StageWorker
 from draftline.core.errors import ProtocolError, StageError
 from draftline.core.steps import StepInput, StepOutput
@@ -40,9 +40,10 @@ async def test_a_payload_gives_the_answer_of_a_local_pipeline(
 ) -> None:
     local = LocalPipeline([spec.build() for spec in fake_specs(NUM_STAGES)])
     await local.start()
+    writer = StepWriter(1)
     for step_id in range(3):
         step: StepInput = replace(fake_step(step_id), is_traced=is_traced)
-        sequence, answer = decode_result(passed(workers, encode_step(step_id + 9, step)))
+        sequence, answer = decode_result(passed(workers, writer.write(step_id + 9, step).whole))
         expected = await local.submit(step)
         assert isinstance(answer, StepOutput)
         assert (sequence, answer.step_id) == (step_id + 9, step_id)
@@ -53,7 +54,7 @@ async def test_a_payload_gives_the_answer_of_a_local_pipeline(
 @pytest.mark.parametrize("victim", range(NUM_STAGES))
 def test_a_failure_passes_the_stages_behind_it(workers: list[StageWorker], victim: int) -> None:
     step = fake_step(1, token=FAIL_TOKEN, position=victim)
-    sequence, error = decode_result(passed(workers, encode_step(4, step)))
+    sequence, error = decode_result(passed(workers, StepWriter(1).write(4, step).whole))
     assert sequence == 4
     assert isinstance(error, StageError)
     assert f"stage {victim} failed on step 1: ValueError" in str(error)

@@ -92,7 +92,9 @@ def test_failures_and_the_hazard_that_was_gone_through() -> None:
     assert drafted.values.tolist() == [0.5, 0.25, 0.125]
     each = math.log(2.0)
     for ratio in (1.0, 3.0):
-        failures, hazard = Judged().say(drafted, 1, 9, ratio=ratio)
+        judged = Judged()
+        judged.drafted(chain("a", [1]))
+        failures, hazard = judged.say(drafted, 1, 9, ratio=ratio)
         assert failures == 1
         # Of the second edge, what is survived on average before a failure within it.
         points = np.linspace(0.0, each, 100_001)

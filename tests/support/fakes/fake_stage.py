@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,11 +56,12 @@ class FakeStage:
     num_blocks: int = 1
 
     def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:
-        """Checksum of the own past, the step's tokens and the hidden states."""
+        """Checksum of the own past, the step's tokens and blocks, and the hidden states."""
         assert (hidden is None) == (self.index == 0)
         self._misbehave(step)
         past = FIRST_CHECKSUM if step.token_ids[0] == RESET_TOKEN else self.checksum
         self.checksum = zlib.crc32(step.token_ids.tobytes(), past)
+        self.checksum = zlib.crc32(step.block_tables.tobytes(), self.checksum)
         if hidden is not None:
             self.checksum = zlib.crc32(hidden.numpy().tobytes(), self.checksum)
         if not self.is_last:
@@ -147,4 +148,5 @@ def fake_step(step_id: int, num_rows: int = 3, token: int = 5, position: int = 0
     """A step of one request; `token` and `position` of its first row steer `FakeStage`."""
     tokens = [token, *range(step_id, step_id + num_rows - 1)]
     blocks = range((position + num_rows) // BLOCK_SIZE + 1)
-    return make_step([PagedRequest(blocks).chunk(tokens, position)], step_id=step_id)
+    step = make_step([PagedRequest(blocks).chunk(tokens, position)], step_id=step_id)
+    return replace(step, request_keys=(step_id % 2,))

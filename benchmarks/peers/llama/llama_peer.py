@@ -1,4 +1,4 @@
-"""llama.cpp on the same weights, in a process of its own Python (`llama_worker.py`)."""
+"""llama.cpp's library on the same weights, in a process of its own Python (`llama_worker.py`)."""
 
 from __future__ import annotations
 
@@ -8,34 +8,24 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-from safetensors.torch import load_file
-from transformers import AutoConfig
+from .gguf_file import write_checkpoint
 
 WORKER = Path(__file__).parent / "llama_worker.py"
 HOW_TO = (
     "llama.cpp is left out. To compare: python -m venv FOLDER; CMAKE_ARGS=-DGGML_NATIVE=ON "
-    "FOLDER/bin/pip install llama-cpp-python gguf; then --llama-python FOLDER/bin/python"
+    "FOLDER/bin/pip install llama-cpp-python; then --llama-python FOLDER/bin/python"
 )
 
 
 class LlamaPeer:
-    """A Llama checkpoint of unsharded float weights, served by llama.cpp on one thread."""
+    """A Llama checkpoint of unsharded float weights, served by llama.cpp on so many threads."""
 
-    def __init__(self, python: Path, checkpoint: Path) -> None:
+    def __init__(self, python: Path, checkpoint: Path, threads: int = 1) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        folder = Path(self._folder.name)
-        config = AutoConfig.from_pretrained(checkpoint)
-        fields = config.to_dict() | {"rope_theta": config.rope_parameters["rope_theta"]}
-        (folder / "config.json").write_text(json.dumps(fields, default=str))
-        tensors = load_file(checkpoint / "model.safetensors")
-        if config.tie_word_embeddings:
-            tensors.pop("lm_head.weight", None)
-        arrays: dict[str, Any] = {name: tensor.float().numpy() for name, tensor in tensors.items()}
-        np.savez(folder / "weights.npz", **arrays)
-        names = ("weights.npz", "config.json", "model.gguf")
+        model = Path(self._folder.name) / "model.gguf"
+        write_checkpoint(checkpoint, model)
         self._process = subprocess.Popen(
-            [str(python), str(WORKER), *(str(folder / name) for name in names)],
+            [str(python), str(WORKER), str(model), str(threads)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._read()

@@ -1,0 +1,100 @@
+"""Which prompts are asked at which number of streams, behind which start of a server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+
+from ...core.errors import ConfigError
+from ...measure.clients.prompts import BenchPrompt
+
+# Prompts of the warm-up.
+WARM_UP = 2
+
+PromptSets = Mapping[str, Sequence[BenchPrompt]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Prompts of the set `label`, asked so many at once."""
+
+    label: str
+    streams: int
+    prompts: tuple[BenchPrompt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What one start of a server is asked, `warm_up` first: no prompt twice."""
+
+    warm_up: tuple[BenchPrompt, ...]
+    cells: tuple[Cell, ...]
+
+
+def make_starts(sets: PromptSets, streams: Sequence[int], least: int, seed: int) -> list[Start]:
+    """Deal prompts out: one for every stream and at least `least` to each number of streams.
+
+    Servers remember what they answered (suffix decoding drafts from it), so where a set has too
+    few prompts, the next number of streams waits for another start. One start asks all sets. A
+    `seed`, that of a round, has its own order: neighbours in a file are alike, and rounds should
+    not measure the same few prompts. Raises `ConfigError` for a set that is too small at all.
+    """
+    starts: list[list[Cell]] = []
+    warm_ups: dict[int, tuple[BenchPrompt, ...]] = {}
+    for label, prompts in sets.items():
+        order = list(prompts)
+        Random(seed).shuffle(order)
+        for number, group in enumerate(_groups(label, len(order), streams, least)):
+            if number == len(starts):
+                starts.append([])
+                warm_ups[number] = tuple(order[:WARM_UP])
+            sizes = [max(least, count) for count in group]
+            ends = list(accumulate(sizes, initial=WARM_UP))
+            starts[number] += [
+                Cell(label, count, tuple(order[begin:end]))
+                for count, begin, end in zip(group, ends[:-1], ends[1:], strict=True)
+            ]
+    return [Start(warm_ups[number], tuple(cells)) for number, cells in enumerate(starts)]
+
+
+def _groups(label: str, total: int, streams: Sequence[int], least: int) -> list[list[int]]:
+    """Numbers of streams by start: each joins the first start that has prompts left for it."""
+    groups: list[list[int]] = []
+    left: list[int] = []
+    for count in streams:
+        size = max(least, count)
+        place = next((at for at, free in enumerate(left) if free >= size), len(groups))
+        if place == len(groups):
+            groups.append([])
+            left.append(total - WARM_UP)
+        if left[place] < size:
+            raise ConfigError(
+                "prompts",
+                f"{label} has {total}, and {size + WARM_UP} different ones are needed for {count} "
+                "streams; give a longer file, fewer streams or a lower --num-prompts",
+            )
+        groups[place].append(count)
+        left[place] -= size
+    return groups
+
+
+def digest(prompts: Sequence[BenchPrompt]) -> str:
+    """Tells sets of prompts apart."""
+    return hashlib.sha256(repr([prompt.text for prompt in prompts]).encode()).hexdigest()[:16]
+
+
+# Of the slowest server here, plain decoding on one thread of a cloud machine: tokens a second are
+# about RATE * streams ** SCALING.
+RATE, SCALING = 130.0, 0.6
+START_S = {"vLLM": 40.0, "draftline": 12.0, "llama.cpp": 2.0}
+
+
+def estimated_seconds(start: Start, family: str, tokens: int) -> float:
+    """About how long one start of a server takes, with answers of so many tokens."""
+    seconds = START_S.get(family, 0.0) + WARM_UP * tokens / (RATE * WARM_UP**SCALING)
+    for cell in start.cells:
+        seconds += len(cell.prompts) * tokens / (RATE * cell.streams**SCALING)
+    return seconds

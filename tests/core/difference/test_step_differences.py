@@ -1,0 +1,148 @@
+"""Whatever happens to requests, stages and messages, a decoded step is the one that was encoded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from draftline.core.difference.step_decoder import NO_CHOICE, StepDecoder
+from draftline.core.difference.step_encoder import StepEncoder
+from draftline.core.errors import ProtocolError
+from draftline.core.steps import StepInput
+from hypothesis import given
+from hypothesis import strategies as st
+from support.inputs.step_sequences import StepWorld
+from support.tools.same_values import assert_same
+
+EVENTS = ("step", "step", "step", "arrive", "end", "preempt", "grammar", "failed", "replaced")
+REST = {"with_log_probs": False, "with_entropies": False, "num_top": 0}
+
+
+def rows_of(step: StepInput) -> StepInput:
+    """What a stage before the last gets."""
+    return replace(step, **NO_CHOICE, **REST, verification=None, edits=(), request_keys=())
+
+
+class Link:
+    """One sender, a stage that chooses nothing, and the last stage."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.first, self.last = StepDecoder(), StepDecoder()
+        self.connect()
+
+    def connect(self) -> None:
+        """A new run of the same stages."""
+        self.epoch += 1
+        self.encoder = StepEncoder(self.epoch)
+
+    def replace_first(self) -> None:
+        """A stage dies; the other one keeps its process."""
+        self.first = StepDecoder()
+        self.connect()
+
+    def fail(self, step: StepInput) -> None:
+        """A step that has no encoding."""
+        with pytest.raises(TypeError):
+            self.encoder.encode(replace(step, request_starts=step.request_starts[:-1]))
+        rows = np.full(1, 1000, dtype=np.int32)
+        with pytest.raises(TypeError):
+            self.encoder.encode(replace(step, logits_rows=rows))
+        if step.edits:
+            # The last thing that is looked at, behind much that was kept already.
+            *edits, last = step.edits
+            with pytest.raises(TypeError):
+                self.encoder.encode(replace(step, edits=(*edits, replace(last, first_row=1000))))
+
+    def send(self, step: StepInput) -> None:
+        """A step there and back."""
+        difference = self.encoder.encode(step)
+        assert_same(self.last.decode(difference), replace(step, request_keys=()))
+        assert_same(self.first.decode(replace(difference, choice=None)), rows_of(step))
+
+
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(EVENTS), min_size=5, max_size=40))
+def test_every_step_comes_back_whole(seed: int, events: list[str]) -> None:
+    world, link = StepWorld(seed), Link()
+    for _ in range(3):
+        world.arrive()
+    happens = {
+        "step": lambda: link.send(world.step()),
+        "arrive": world.arrive,
+        "end": world.end,
+        "preempt": world.preempt,
+        "grammar": world.change_grammar,
+        "failed": lambda: link.fail(world.step()),
+        "replaced": link.replace_first,
+    }
+    for event in events:
+        happens[event]()
+
+
+def busy_step(world: StepWorld) -> StepInput:
+    """One that has all that is kept."""
+    while True:
+        world.arrive()
+        edits = (step := world.step()).edits
+        counted = [edit for edit in edits if edit.penalties and len(edit.penalties.tokens)]
+        if counted and step.block_tables.any() and any(edit.mask is not None for edit in edits):
+            return step
+
+
+def test_what_did_not_change_is_not_sent_again() -> None:
+    encoder, step = StepEncoder(1), replace(busy_step(StepWorld(3)), request_keys=())
+    first, again = encoder.encode(step), encoder.encode(step)
+    assert len(first.rows.tables.blocks)
+    assert not len(again.rows.tables.blocks)
+    for difference in (first, again):
+        assert difference.choice is not None
+        assert difference.choice.edits is not None
+    assert len(first.choice.edits.tokens)
+    assert not len(again.choice.edits.tokens)
+    assert not len(again.choice.edits.counts)
+    assert not len(again.choice.edits.bias)
+    assert len(first.choice.edits.masks.new_masks)
+    assert not len(again.choice.edits.masks.new_masks)
+
+
+@pytest.mark.parametrize("num_lost", [1, 3])
+def test_a_difference_against_a_message_that_was_lost_is_refused(num_lost: int) -> None:
+    world, encoder, decoder = StepWorld(4), StepEncoder(1), StepDecoder()
+    decoder.decode(encoder.encode(world.step()))
+    for _ in range(num_lost):
+        encoder.encode(world.step())
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="is a difference against message"):
+            decoder.decode(encoder.encode(world.step()))
+
+
+def test_a_difference_of_another_run_is_refused() -> None:
+    world, decoder = StepWorld(5), StepDecoder()
+    encoders = [StepEncoder(1), StepEncoder(2)]
+    for encoder in encoders:
+        decoder.decode(encoder.encode(world.step()))
+    with pytest.raises(ProtocolError, match="message 0 of epoch 1, which is not the last here"):
+        decoder.decode(encoders[0].encode(world.step()))
+
+
+def test_a_stage_that_begins_in_the_middle_knows_nothing() -> None:
+    world, encoder = StepWorld(6), StepEncoder(1)
+    encoder.encode(world.step())
+    with pytest.raises(ProtocolError, match="message 0 of epoch 1"):
+        StepDecoder().decode(encoder.encode(world.step()))
+
+
+def test_a_message_that_is_broken_ends_the_run() -> None:
+    """What a broken message has changed already is never read."""
+    world, encoder, decoder = StepWorld(7), StepEncoder(1), StepDecoder()
+    decoder.decode(encoder.encode(busy_step(world)))
+    difference = encoder.encode(busy_step(world))
+    tables = replace(difference.rows.tables, blocks=np.zeros(999, dtype=np.int32))
+    with pytest.raises(ProtocolError, match="block tables are cut short, too many"):
+        decoder.decode(replace(difference, rows=replace(difference.rows, tables=tables)))
+    with pytest.raises(ProtocolError, match="not the last here"):
+        decoder.decode(difference)
+    encoder.forget()
+    step = world.step()
+    assert_same(decoder.decode(encoder.encode(step)), replace(step, request_keys=()))
