@@ -18,7 +18,7 @@ PRIORS = np.array([1.0, 2.0, 3.0])
 # What a step that did not ask leaves of the weight of what is known of a request.
 RECALL = 0.98
 # What is asked is what seemed best, often by chance: so much of what it should bring counts.
-SURE_SHARE = 0.9
+SURE_SHARE = 0.8
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
 # Steps in a row that a request's probes are tried for: what they find is proposed later.

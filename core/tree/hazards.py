@@ -40,7 +40,7 @@ def _tree_values(nodes: Int32, values: Float64, ratio: float, found: Float64) ->
     best = best_children(nodes, values)
     for node in range(len(nodes)):
         parent = nodes[node, PARENT]
-        first = best[parent + 1]
+        first = int(best[parent + 1])
         sure = edge(values, nodes, first)
         surer = sure**ratio
         share = surer
