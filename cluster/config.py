@@ -258,7 +258,7 @@ class EngineConfig(Settings):
     )
     prefill_share: Annotated[float, Field(ge=0.05, le=1)] = Field(
         0.35,
-        description="largest share of a step's time that prompts of several steps take while "
+        description="largest share of a step's time that prompts of more than two steps take while "
         "answers are generated; 1: no bound",
     )
     tree_nodes: Annotated[int, Field(ge=0, le=256)] = Field(

@@ -53,7 +53,7 @@ class PrefillShare:
     ) -> int:
         """Most prompt rows of a step beside so many rows of trees, at most `room`.
 
-        Long prompts, which take several steps: short ones are best computed together, so that
+        Long prompts, which fill several steps: short ones are best computed together, so that
         answers are generated in larger batches. Where many wait beside few answers, their share
         grows with their number. A step without trees counts as one with as many as steps have.
 

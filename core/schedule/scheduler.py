@@ -13,6 +13,9 @@ from ..step.prompt_chunk import PromptChunk
 from .block_pool import BlockPool
 from .prefill_share import PrefillShare
 
+# A prompt that fills more steps is long.
+LONG_STEPS = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
@@ -212,8 +215,8 @@ class Scheduler:
         return chunks
 
     def _is_long(self, state: RequestState) -> bool:
-        """Whether a step cannot hold what it is to cache, so that it holds others up for long."""
-        return state.prefill_len > self._limits.max_step_rows
+        """Whether what it is to cache fills so many steps that it holds others up for long."""
+        return state.prefill_len > LONG_STEPS * self._limits.max_step_rows
 
     def _long_room(self, num_tree_rows: int, room: int) -> int:
         """Rows that long prompts may take of `room`."""

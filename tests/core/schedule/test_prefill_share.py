@@ -102,10 +102,10 @@ async def test_short_prompts_are_taken_at_once_and_long_ones_by_their_share() ->
     bench.add("a", [1, 2], 60)
     for _ in range(3):
         await bench.core.step()
-    bench.add("bb", [3] * 18, 5)
+    bench.add("bb", [3] * 38, 5)
     bench.add("ccc", [3] * 100, 5)
     await bench.run()
     sizes = [np.diff(step.request_starts).tolist() for step in bench.target.steps]
-    assert any(18 in size for size in sizes)
-    assert max(max(size) for size in sizes if 18 not in size) <= LEAST_ROWS
+    assert any(19 in size for size in sizes)
+    assert max(max(size) for size in sizes if 19 not in size) <= LEAST_ROWS
     assert bench.tokens("ccc") == plain_answer([3] * 100, 5, 3, 7)
