@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from ..arrays import Bool, Float64, Int32
 from ..compiled import compiled
 from ..steps import Penalties
+from .kept_tables import num_equal
 from .typed_array import typed
 
 NO_IDS = np.empty(0, dtype=np.int32)
 NO_BIAS = np.empty(0, dtype=np.float32)
 FIRST_ROOM = 256
-# Entries that are compared at once.
-CHUNK = 64
 
 
 class KeptEdits:
@@ -73,32 +69,16 @@ def _compared(  # noqa: PLR0917 - flat arrays, and one loop over them
     in_prompt: Bool,
 ) -> tuple[int, Int32]:
     most = min(len(kept_tokens), len(tokens))
-    num_kept = _num_equal(kept_tokens[:most], tokens[:most], 0)
+    num_kept = num_equal(kept_tokens[:most], tokens[:most], 0)
     places = np.empty(num_kept, dtype=np.int32)
     done = index = 0
     while index < num_kept:
         index = min(
-            _num_equal(kept_counts[:num_kept], counts[:num_kept], index),
-            _num_equal(kept_in_prompt[:num_kept], in_prompt[:num_kept], index),
+            num_equal(kept_counts[:num_kept], counts[:num_kept], index),
+            num_equal(kept_in_prompt[:num_kept], in_prompt[:num_kept], index),
         )
         if index < num_kept:
             places[done] = index
             done += 1
             index += 1
     return num_kept, places[:done].copy()
-
-
-@compiled
-def _num_equal(left: NDArray[Any], right: NDArray[Any], first: int) -> int:
-    """The first place from `first` on where they differ, or their length; chunk by chunk."""
-    while first + CHUNK <= len(left):
-        # Slices, whose places count from 0: no loop over places that may be below 0 is vectorised.
-        old, new, count = left[first : first + CHUNK], right[first : first + CHUNK], 0
-        for index in range(CHUNK):
-            count += old[index] != new[index]
-        if count:
-            break
-        first += CHUNK
-    while first < len(left) and left[first] == right[first]:
-        first += 1
-    return first

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Int32
 from ..compiled import compiled
@@ -72,7 +75,7 @@ def _changes(kept: Int32, slots: Int32, tables: Int32) -> tuple[Int32, Int32]:
         while end > 0 and old[end - 1] == new[end - 1]:
             end -= 1
         if end:
-            firsts[place] = _first_difference(old, new)
+            firsts[place] = num_equal(new, old, 0)
             counts[place] = end - firsts[place]
     blocks = np.empty(counts.sum(), dtype=np.int32)
     done = 0
@@ -84,18 +87,17 @@ def _changes(kept: Int32, slots: Int32, tables: Int32) -> tuple[Int32, Int32]:
 
 
 @compiled
-def _first_difference(old: Int32, new: Int32) -> int:
-    """The first column that differs; there is one."""
-    first = 0
-    while first + CHUNK <= len(new):
+def num_equal(left: NDArray[Any], right: NDArray[Any], first: int) -> int:
+    """The first place from `first` on where they differ, or the length of `left`."""
+    while first + CHUNK <= len(left):
         # Slices, whose places count from 0: no loop over places that may be below 0 is vectorised.
-        left, right, count = old[first : first + CHUNK], new[first : first + CHUNK], 0
-        for column in range(CHUNK):
-            count += left[column] != right[column]
+        old, new, count = left[first : first + CHUNK], right[first : first + CHUNK], 0
+        for index in range(CHUNK):
+            count += old[index] != new[index]
         if count:
             break
         first += CHUNK
-    while old[first] == new[first]:
+    while first < len(left) and left[first] == right[first]:
         first += 1
     return first
 

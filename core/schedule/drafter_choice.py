@@ -121,8 +121,8 @@ class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_classes", "_first_credit_s", "_free", "_known", "_names", "_nobody", "_regime",
-        "_requests", "_row_s", "_turn",
+        "_classes", "_first_credit_s", "_free", "_host_s", "_known", "_names", "_nobody",
+        "_regime", "_requests", "_row_s", "_turn",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -136,6 +136,8 @@ class DrafterChoice:
         # What a row took at the margin of the last step.
         self._row_s = 0.0
         self._regime = 0
+        # The host's own work for a message and a query, as of the last plan.
+        self._host_s = (0.0, 0.0)
         self._turn = 0
         # The last plan, where it asked nobody.
         self._nobody: AskPlan | None = None
@@ -165,9 +167,9 @@ class DrafterChoice:
         ids = tuple(wish.request_id for wish in wishes)
         if self._nobody is not None and self._nobody.ids == ids and self._turn % QUIET_STEPS:
             return self._nobody
+        self._host_s = prices.host_s
         self._take_costs(costs)
         rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
-        known = self._known._replace(costs=self._known.costs + np.array([*prices.host_s, 0.0]))
         sizes = np.array(
             [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
         )
@@ -176,7 +178,7 @@ class DrafterChoice:
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
             float(prices.base_rows), prices.token_s, self._regime,
         )  # fmt: skip
-        choices, self._row_s = decide(known, step)
+        choices, self._row_s = decide(self._known, step)
         if not choices.any():
             self._nobody = AskPlan({}, {}, ids=ids)
             return self._nobody
@@ -270,7 +272,9 @@ class DrafterChoice:
         for index, name in enumerate(self._names):
             cost = costs.get(name)
             if cost is not None:
-                self._known.costs[index] = cost.message_s, cost.query_s, cost.open_token_s
+                message_s, query_s = self._host_s
+                message_s, query_s = message_s + cost.message_s, query_s + cost.query_s
+                self._known.costs[index] = message_s, query_s, cost.open_token_s
 
     def _allowed(self, wishes: Sequence[DraftWish]) -> Bool:
         allowed = np.ones((len(wishes), len(self._names)), dtype=np.bool_)

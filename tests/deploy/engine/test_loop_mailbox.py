@@ -56,6 +56,8 @@ async def test_a_call_that_fails_keeps_nothing_from_the_others() -> None:
 
 def test_a_closed_loop_hears_nothing_more() -> None:
     loop = asyncio.new_event_loop()
-    mailbox = LoopMailbox.of(loop)
+    mailbox, heard = LoopMailbox.of(loop), []
     loop.close()
-    mailbox.post([].append, 1)
+    mailbox.post(heard.append, 1)
+    assert heard == []
+    assert not mailbox._calls
