@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from .arrays import Int32
 from .drafting import Drafting
 from .proposals import StepCommit
+from .request.draft_tally import DraftTally
 from .request.output import TARGET_SOURCE, Delta, TokenLogProb
 from .request.request import RequestState
 from .request.stop import Advance
@@ -15,48 +16,43 @@ from .schedule.scheduler import Scheduler
 from .step.outputs import NO_TREE_OUTPUT, Chosen, TreeOutput
 from .step.prompt_chunk import PromptChunk
 from .step.tree_steps import TreeSteps
-from .verify.walk import Walk
+from .verify.walk import Paths, Walk
 
 
 class Committing:
     """Takes results into requests, and tells their sinks, the drafters and the budget.
 
-    is_alive  whether a request has not ended while its step was on the way
-    finish    ends a request with its last delta
+    tally   of the nodes of all requests
+    finish  ends a request with its last delta
     """
 
-    __slots__ = ("_budget", "_clock", "_drafting", "_finish", "_is_alive", "_scheduler")
+    __slots__ = ("_budget", "_clock", "_drafting", "_finish", "_scheduler", "_tally")
 
     def __init__(
         self,
         scheduler: Scheduler,
         drafting: Drafting,
         budget: NodeBudget,
+        tally: DraftTally,
         clock: Callable[[], float],
         *,
-        is_alive: Callable[[RequestState], bool],
         finish: Callable[[RequestState, Delta], None],
     ) -> None:
         self._scheduler = scheduler
         self._drafting = drafting
         self._budget = budget
+        self._tally = tally
         self._clock = clock
-        self._is_alive = is_alive
         self._finish = finish
 
-    def count(self, trees: TreeSteps, walks: Sequence[Walk], outcome: StepOutcome) -> None:
-        """Count the walks through the trees of requests that have not ended meanwhile."""
-        alive = [
-            walk if self._is_alive(state) else None
-            for state, walk in zip(trees.states, walks, strict=True)
-        ]
-        outcome.count(
-            [state.request_id for state in trees.states],
-            trees.trees,
-            trees.drafted,
-            [walk.rows if walk else () for walk in alive],
-            [walk.tokens if walk else () for walk in alive],
-        )
+    def count(self, trees: TreeSteps, paths: Paths, outcome: StepOutcome) -> None:
+        """Count the paths through the trees of requests that have not ended meanwhile."""
+        states = trees.states
+        rows = [state.nodes.row for state in states]
+        self._tally.add(rows, trees.trees, paths.sources, paths.ends)
+        ended = [place for place, state in enumerate(states) if state.has_ended]
+        ids = [state.request_id for state in states]
+        outcome.count(ids, trees.trees, trees.drafted, paths.without(ended))
         start = self._clock()
         self._budget.judge(outcome)
         self._budget.note_host(self._clock() - start)
@@ -64,15 +60,19 @@ class Committing:
     def commit_tree(self, part: tuple[RequestState, Walk, TreeOutput]) -> None:
         """Take the walk through a request's tree, and tell of the tokens that it took."""
         state, walk, answer = part
-        self._scheduler.share(state, len(state.token_ids) - 1)
-        if not self._is_alive(state):
+        if state.has_ended:
             return
-        rows, tokens, sources, drafted, token_ids, moves = walk
+        self._scheduler.share(state, len(state.token_ids) - 1)
+        rows, tokens, sources, token_ids, moves = walk
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
         if taken < len(tokens):
+            # The last one is the target's own token, and no node.
+            state.nodes.take_back(sources[taken:-1])
+            state.accepted_lengths.append(taken)
             tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
-        state.record_walk(drafted, sources)
+        else:
+            state.accepted_lengths.append(taken - 1)
         self._append(state, tokens, token_ids, answer)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:
@@ -85,7 +85,7 @@ class Committing:
         """Take the token that the last prompt chunk predicts."""
         state = chunk.state
         self._scheduler.share(state, chunk.end)
-        if not (chunk.wants_token and self._is_alive(state)):
+        if state.has_ended or not chunk.wants_token:
             return
         state.first_token_time = self._clock()
         tokens = chosen.tokens.tolist()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from .arrays import UInt32
 from .interfaces import ProposalSource
@@ -93,7 +94,11 @@ class Drafting:
         """
         began_at = self._clock()
         most = self._scheduler.nodes_each(len(states))
-        sizes = [(state, size) for state in states if (size := _query_size(state, most)) > 0]
+        sizes = [
+            (state, size)
+            for state in states
+            if (size := min(most, state.max_nodes, _max_depth(state))) > 0
+        ]
         costs = self._drafters.costs()
         plan = AskPlan({}, {})
         if sizes and costs:
@@ -124,7 +129,7 @@ class Drafting:
         start = self._clock()
         most = self._scheduler.nodes_each(count)
         proposals = [_wanted(state, draft_batch) for state in states]
-        limits = [_max_nodes(state, most) for state in states]
+        limits = [min(most, state.max_nodes) for state in states]
         factor = OFFERED_TREES if self._acceptance == COUPLED else 1
         trees = merge_all(
             proposals,
@@ -158,15 +163,10 @@ class Drafting:
         if self._acceptance != COUPLED:
             return self._as_drawn(drafted)
         start = self._clock()
-        wishes = {
-            place: TreeWishes(
-                self._probes(state, proposals, draft_batch.plan), _top_next_tokens(proposals)
-            )
-            for place, (state, proposals) in enumerate(
-                zip(drafted.states, drafted.proposals, strict=True)
-            )
-            if _has_wishes(proposals)
-        }
+        wishes: dict[int, TreeWishes] = {}
+        # Mostly nobody has any.
+        if _has_wishes(chain.from_iterable(drafted.proposals)):
+            wishes = self._own_wishes(drafted, draft_batch.plan)
         num_probe_rows = sum(
             len(probe.tokens) for wish in wishes.values() for probe in wish.probes.values()
         )
@@ -182,6 +182,14 @@ class Drafting:
             wishes[place] = replace(wishes.get(place, NO_WISHES), form=left)
         self._budget.note_host(self._clock() - start)
         return TreeSteps(drafted.states, trees, drafted.trees, wishes)
+
+    def _own_wishes(self, drafted: DraftedTrees, plan: AskPlan) -> dict[int, TreeWishes]:
+        parts = enumerate(zip(drafted.states, drafted.proposals, strict=True))
+        return {
+            place: TreeWishes(self._probes(state, proposals, plan), _top_next_tokens(proposals))
+            for place, (state, proposals) in parts
+            if _has_wishes(proposals)
+        }
 
     def _all_bare(self, drafted: DraftedTrees) -> TreeSteps:
         none = empty_trees(len(drafted))
@@ -212,16 +220,17 @@ class Drafting:
         """The trees of all that get KV slots for them; requests come in order."""
         fitting: list[int] = []
         bare: dict[int, TreeWishes] = {}
-        num_rows = trees.num_rows.tolist()
-        for place, (state, rows) in enumerate(zip(trees.states, num_rows, strict=True)):
+        roots = [len(state.token_ids) - 1 for state in trees.states]
+        slots = (trees.num_rows + roots).tolist()
+        missing = self._scheduler.missing_blocks(trees.states, slots)
+        for place, state in enumerate(trees.states):
             # Preempted for one before it.
             if not state.blocks:
                 continue
-            root_position = len(state.token_ids) - 1
-            if self._scheduler.reserve(state, root_position + rows):
+            if not missing[place] or self._scheduler.reserve(state, slots[place]):
                 fitting.append(place)
             # Drafts are never worth the KV of another request.
-            elif self._scheduler.make_room(state, root_position + 1):
+            elif self._scheduler.make_room(state, roots[place] + 1):
                 fitting.append(place)
                 bare[place] = self.bare_wishes(trees.part(place).wishes.form)
         return trees.with_bare(bare).select(fitting)
@@ -273,22 +282,8 @@ def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:
     return proposals if drafters is None else [p for p in proposals if p.source in drafters]
 
 
-def _has_wishes(proposals: Sequence[Proposal]) -> bool:
+def _has_wishes(proposals: Iterable[Proposal]) -> bool:
     return any(p.probe is not None or p.num_top_next_tokens for p in proposals)
-
-
-def _query_size(state: RequestState, most: int) -> int:
-    """Nodes to ask for; 0 or less where the request takes none."""
-    options = state.request.options
-    if not options.speculative:
-        return 0
-    limit = options.max_nodes
-    return min(most if limit is None else min(most, limit), _max_depth(state))
-
-
-def _max_nodes(state: RequestState, most: int) -> int:
-    limit = state.request.options.max_nodes
-    return most if limit is None else min(most, limit)
 
 
 def _max_depth(state: RequestState) -> int:

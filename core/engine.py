@@ -25,6 +25,7 @@ from .errors import (
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
 from .proposals import AskPlan, DraftBatch
+from .request.draft_tally import DraftTally
 from .request.output import Delta
 from .request.request import Request, RequestState
 from .request.stop import StopRule
@@ -32,14 +33,14 @@ from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
 from .step.builder import build_step
 from .step.edits import edits_of_parts
-from .step.in_flight import StepDeadline, StepInFlight
-from .step.outputs import Chosen, TreeOutput
+from .step.in_flight import StepDeadline, StepInFlight, StepResults
+from .step.outputs import TreeOutput
 from .step.prompt_chunk import PromptChunk
 from .step.trace import StepTrace
 from .step.tree_steps import NO_TREE_STEPS, TreeSteps
 from .steps import StepInput
 from .verify.rules import COUPLED
-from .verify.walk import RowSlots, Walk
+from .verify.walk import RowSlots, Walk, walks_along
 from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -78,8 +79,9 @@ class EngineCore:
         self._scheduler = scheduler
         self._budget = budget
         self._drafting = Drafting(drafters, scheduler, budget, clock, acceptance)
+        self._tally = DraftTally()
         self._committing = Committing(
-            scheduler, self._drafting, budget, clock, is_alive=self._is_alive, finish=self._finish
+            scheduler, self._drafting, budget, self._tally, clock, finish=self._finish
         )
         self._clock = clock
         self._acceptance = acceptance
@@ -111,6 +113,7 @@ class EngineCore:
             )
         state = RequestState(request, stop, blocks=[], arrival_time=self._clock())
         self._scheduler.add(state)
+        state.nodes = self._tally.open()
         self._states[request.request_id] = state
         self._wakeup.notify()
 
@@ -156,7 +159,7 @@ class EngineCore:
             while (in_flight := self._answered()) is not None:
                 results = self._verify(in_flight)
                 if results is not None:
-                    self._commit(in_flight, *results)
+                    self._commit(in_flight, results)
             self._admit()
             await self._draft()
             if self._has_room:
@@ -231,7 +234,7 @@ class EngineCore:
     def _is_ready(self, state: RequestState) -> bool:
         """Whether a tree can be verified for it; it may have ended, or lost its KV, while drafters
         were asked or masks awaited."""
-        return not state.in_flight and state.is_decoding and self._is_alive(state)
+        return not (state.in_flight or state.has_ended) and state.is_decoding
 
     def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
@@ -264,10 +267,8 @@ class EngineCore:
         self._in_flight.append(in_flight)
         self.num_steps += 1
 
-    def _verify(
-        self, in_flight: StepInFlight
-    ) -> tuple[list[Walk], list[TreeOutput], list[Chosen]] | None:
-        """The walks through the step's trees and what was chosen; None if the step failed."""
+    def _verify(self, in_flight: StepInFlight) -> StepResults | None:
+        """What the step's answer means; None if the step failed."""
         try:
             output = in_flight.answer.result()
             results = in_flight.read(output)
@@ -297,23 +298,18 @@ class EngineCore:
         elif self._asking is not None or self._forms.late():
             await self._wakeup.wait(IDLE_WAIT_S)
 
-    def _commit(
-        self,
-        in_flight: StepInFlight,
-        walks: list[Walk],
-        answers: list[TreeOutput],
-        chosen: list[Chosen],
-    ) -> None:
+    def _commit(self, in_flight: StepInFlight, results: StepResults) -> None:
         """Take a step's results into its requests."""
         outcome = self._outcome(in_flight)
         for state in in_flight.states:
             state.in_flight -= 1
             state.num_losses = 0
         trees = in_flight.trees
-        self._committing.count(trees, walks, outcome)
-        parts = zip(trees.states, walks, answers, strict=True)
+        self._committing.count(trees, results.paths, outcome)
+        walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
+        parts = zip(trees.states, walks, results.trees, strict=True)
         contain_each(self._committing.commit_tree, parts, self._fail_part)
-        for chunk, first in zip(in_flight.chunks, chosen, strict=True):
+        for chunk, first in zip(in_flight.chunks, results.chunks, strict=True):
             with self._contain(chunk.state):
                 self._committing.commit_chunk(chunk, first)
         self._budget.note_step(outcome, self._clock())
@@ -372,7 +368,7 @@ class EngineCore:
         self._in_flight.clear()
 
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
-        if self._is_alive(state):
+        if not state.has_ended:
             self._forget(state)
             self._tell(state, error)
 
@@ -387,13 +383,13 @@ class EngineCore:
 
     def _forget(self, state: RequestState) -> None:
         del self._states[state.request_id]
+        state.has_ended = True
         self._scheduler.remove(state)
-        self.wasted_by_source.update(state.wasted_by_source())
+        state.nodes.close()
+        self.wasted_by_source.update(state.nodes.totals.wasted)
         self._forms.forget(state.request_id)
         permitted = state.request.allowed_tokens
         if permitted is not None and permitted.constraint is not None:
             permitted.constraint.close()
         self._drafting.close(state)
 
-    def _is_alive(self, state: RequestState) -> bool:
-        return self._states.get(state.request_id) is state

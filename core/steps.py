@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, overload
 
 import numpy as np
 
 from .arrays import Bool, Float32, Int32, Int64, Span, UInt32, UInt64
+
+# Columns of a tree's mask in one word of its bits.
+WORD_BITS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +106,58 @@ class TreeRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StepTrees(Sequence[TreeRows | None]):
+    """What the rows of a step's requests see; each `TreeRows` is made when one is asked for.
+
+    Requests with trees come first, and their columns are their own rows, as of all steps that the
+    engine builds.
+
+    ancestors         uint64  of all trees, one behind the other
+    starts            int32 [requests + 1]  as `StepInput.request_starts`
+    slots, positions  int32 [rows]  of the step
+    num_trees         requests that have one; the others are prompt chunks
+    """
+
+    ancestors: UInt64
+    starts: Int32
+    slots: Int32
+    positions: Int32
+    num_trees: int
+    _made: list[TreeRows | None] = field(default_factory=list, init=False)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> TreeRows | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TreeRows | None]: ...
+
+    def __getitem__(self, index: int | slice) -> TreeRows | list[TreeRows | None] | None:
+        # Made anew by each of several threads that ask at once.
+        if not self._made:
+            self._made[:] = self._make()
+        return self._made[index]
+
+    @property
+    def shapes(self) -> Int32:
+        """int32 [trees, 2]: rows and words of each in `ancestors`."""
+        rows = np.diff(self.starts[: self.num_trees + 1])
+        return np.stack([rows, -(-rows // WORD_BITS)], axis=1)
+
+    def _make(self) -> list[TreeRows | None]:
+        found: list[TreeRows | None] = [None] * len(self)
+        starts, first_word = self.starts.tolist(), 0
+        for index, (rows, words) in enumerate(self.shapes.tolist()):
+            own = slice(starts[index], starts[index + 1])
+            bits = self.ancestors[first_word : first_word + rows * words].reshape(rows, words)
+            found[index] = TreeRows(bits, self.slots[own], self.positions[own])
+            first_word += rows * words
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TreeCandidates:
     """The candidates of one tree, in the order of their tests.
 
@@ -176,7 +232,7 @@ class StepInput:
     request_starts: Int32
     context_lens: Int32
     block_tables: Int32
-    trees: tuple[TreeRows | None, ...]
+    trees: Sequence[TreeRows | None]
     logits_rows: Int32
     sampling: SamplingRows
     probe_rows: Int32

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,17 +78,22 @@ def texts(count: int, length: int) -> list[Int32]:
     raise AssertionError("the corpus has too few files of this length")
 
 
-def measure(name: str, found: list[Int32], num_steps: int) -> Measured:
-    """One drafter with a request for each text."""
+def measure(
+    name: str,
+    found: list[Int32],
+    num_steps: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """One drafter with a request for each text; `clock` gives the seconds that are counted."""
     config = DrafterConfig(kind=name, **DRAFTERS[name])
     drafter = build_drafter(config, EngineConfig(model="demo"))
     rng = np.random.default_rng(0)
-    start = time.perf_counter()
+    start = clock()
     for index, text in enumerate(found):
         tokens = text[:CONTEXT_LEN]
         drafter.open(DraftRequest(str(index), tokens, CONTEXT_LEN - 200, 0.0, index))
-    opened = time.perf_counter() - start
-    steps = list(_steps(drafter, found, num_steps, rng))
+    opened = clock() - start
+    steps = list(_steps(drafter, found, num_steps, rng, clock))
     drafts, commits, nodes = zip(*steps, strict=True)
     return Measured(
         drafter=name,
@@ -120,22 +125,26 @@ def _random_proposal(rng: np.random.Generator, name: str) -> Proposal:
 
 
 def _steps(
-    drafter: Drafter, found: list[Int32], count: int, rng: np.random.Generator
+    drafter: Drafter,
+    found: list[Int32],
+    count: int,
+    rng: np.random.Generator,
+    clock: Callable[[], float],
 ) -> Iterator[tuple[float, float, float]]:
     """Seconds of a draft and of a commit, and nodes of a request."""
     for step in range(count):
         base = CONTEXT_LEN + step * STEP_LEN
         queries = [Query(str(index), base, MAX_NODES) for index in range(len(found))]
-        begin = time.perf_counter()
+        begin = clock()
         proposals = drafter.propose(queries)
-        proposed = time.perf_counter()
+        proposed = clock()
         commits = [
             _commit(str(index), text, base, proposal, rng)
             for index, (text, proposal) in enumerate(zip(found, proposals, strict=True))
         ]
-        told = time.perf_counter()
+        told = clock()
         drafter.observe(commits)
-        heard = time.perf_counter()
+        heard = clock()
         yield proposed - begin, heard - told, statistics.mean(len(one.tokens) for one in proposals)
 
 

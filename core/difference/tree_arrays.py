@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..arrays import Int32, Int64
-from ..steps import StepInput, TreeRows
+from ..steps import StepInput, StepTrees, TreeRows
 from .step_difference import RowsDifference, TreeArrays, TreeColumns
 from .typed_array import ends_of, expect, expect_flat, typed
 
@@ -20,6 +20,8 @@ def flatten_trees(step: StepInput) -> TreeArrays | None:
 
     Raises `TypeError` for arrays that no tree has.
     """
+    if isinstance(step.trees, StepTrees):
+        return _own_columns(step.trees)
     trees = [tree for tree in step.trees if tree is not None]
     if not trees:
         return None
@@ -38,6 +40,15 @@ def flatten_trees(step: StepInput) -> TreeArrays | None:
         np.concatenate([tree.ravel() for tree in bits]),
         None if are_rows else TreeColumns(num_columns, slots, positions),
     )
+
+
+def _own_columns(trees: StepTrees) -> TreeArrays | None:
+    """Trees that are arrays already."""
+    if not trees.num_trees:
+        return None
+    shapes = np.full((len(trees), 2), NO_TREE, dtype=np.int32)
+    shapes[: trees.num_trees] = trees.shapes
+    return TreeArrays(shapes, trees.ancestors, None)
 
 
 def _are_rows(step: StepInput, num_columns: Int32, slots: Int32, positions: Int32) -> bool:

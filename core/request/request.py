@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,8 @@ from ..arrays import Int32
 from ..errors import DraftlineError
 from ..proposals import DraftRequest
 from .allowed_tokens import AllowedTokens
-from .output import TARGET_SOURCE, Delta, RequestMetrics, TokenLogProb
+from .draft_tally import DraftTally, TalliedNodes
+from .output import Delta, RequestMetrics, TokenLogProb
 from .sampling_params import RequestOptions, SamplingParams
 from .stop import StopRule
 from .token_counts import TokenCounts
@@ -50,6 +51,7 @@ class RequestState:
     """The only mutable state of a running request.
 
     edits_logits   whether its parameters change logits, so that its rows may need `LogitEdits`
+    max_nodes      most nodes of its tree, whatever a step has room for; 0: it takes no drafts
     num_tops       most probable tokens beside log-probabilities of its answer and its prompt; None
                    where no log-probabilities are wanted
     token_ids      committed tokens, prompt included
@@ -65,6 +67,8 @@ class RequestState:
     num_losses     steps of it that were lost with a stage since the last that was answered
     moves          int32 [m, 2]  KV copies of the last commit, for this request's next step
     token_counts   of the text, for penalties; None where there are none
+    nodes          of its trees, by drafter; the engine counts them for all its requests together
+    has_ended      it is no request of the engine any more
     prompt_log_probs  of the prompt's tokens as far as they are computed; None if not wanted
     """
 
@@ -74,6 +78,7 @@ class RequestState:
     arrival_time: float
     request_id: str = field(init=False)
     edits_logits: bool = field(init=False)
+    max_nodes: int = field(init=False)
     num_tops: tuple[int | None, int | None] = field(init=False)
     token_ids: list[int] = field(default_factory=list)
     prompt_len: int = 0
@@ -93,8 +98,8 @@ class RequestState:
     start_time: float = 0.0
     first_token_time: float = 0.0
     accepted_lengths: list[int] = field(default_factory=list)
-    drafted_by_source: Counter[str] = field(default_factory=Counter)
-    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    nodes: TalliedNodes = field(default_factory=lambda: DraftTally().open())
+    has_ended: bool = False
     # The blocks' ids as an array with room behind them, and how many of the first are in it.
     _table: Int32 = field(default_factory=lambda: np.empty(FIRST_TABLE_LEN, dtype=np.int32))
     _num_tabled: int = 0
@@ -106,6 +111,9 @@ class RequestState:
         self.request_id = request.request_id
         has_rules = request.allowed_tokens is not None or bool(params.logit_bias)
         self.edits_logits = has_rules or params.has_penalties
+        options = request.options
+        limit = sys.maxsize if options.max_nodes is None else options.max_nodes
+        self.max_nodes = limit if options.speculative else 0
         self.num_tops = params.logprobs, params.prompt_logprobs
         if params.has_penalties:
             self.token_counts = TokenCounts(self.token_ids)
@@ -198,42 +206,18 @@ class RequestState:
             store=self.request.options.store,
         )
 
-    def record_walk(self, drafted: Mapping[str, int], sources: Sequence[str]) -> None:
-        """Count one verification step.
-
-        drafted  nodes of each drafter
-        sources  of the tokens that were taken
-        """
-        counts = self.drafted_by_source
-        for source, count in drafted.items():
-            counts[source] += count
-        num_accepted = len(sources)
-        # The last token is the target's own, but for an end before it.
-        if num_accepted and sources[-1] == TARGET_SOURCE:
-            num_accepted -= 1
-        self.accepted_lengths.append(num_accepted)
-        counts = self.accepted_by_source
-        if num_accepted and sources.count(sources[0]) == num_accepted:
-            counts[sources[0]] += num_accepted
-        else:
-            for source in sources[:num_accepted]:
-                counts[source] += 1
-
-    def wasted_by_source(self) -> Counter[str]:
-        """Nodes that were verified and not committed."""
-        return self.drafted_by_source - self.accepted_by_source
-
     def metrics(self, now: float, acceptance: str) -> RequestMetrics:
         """Counts and times at the request's end; `acceptance` is the engine's."""
+        nodes = self.nodes.totals
         return RequestMetrics(
             prompt_tokens=self.prompt_len,
             cached_tokens=self.num_cached_tokens or 0,
             num_preemptions=self.num_preemptions,
             generated_tokens=self.num_answered,
             num_steps=len(self.accepted_lengths),
-            num_draft_tokens=self.drafted_by_source.total(),
-            drafted_by_source=dict(self.drafted_by_source),
-            accepted_by_source=dict(self.accepted_by_source),
+            num_draft_tokens=nodes.drafted.total(),
+            drafted_by_source=dict(nodes.drafted),
+            accepted_by_source=dict(nodes.accepted),
             accepted_lengths=tuple(self.accepted_lengths),
             arrival_time=self.arrival_time,
             start_time=self.start_time,

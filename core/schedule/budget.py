@@ -20,6 +20,7 @@ from ..tree.acceptance_table import AcceptanceTable
 from ..tree.hazards import values_under
 from ..tree.merge import merge
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
+from ..verify.walk import Paths
 from .drafter_choice import DrafterChoice, DraftWish, Prices, Verified, everyone
 from .hindsight import Hindsight
 from .line_fit import LineFit
@@ -50,8 +51,7 @@ class StepOutcome:
     num_tokens: int = 0
     ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
-    rows: Sequence[Sequence[int]] = ()
-    tokens: Sequence[Sequence[int]] = ()
+    paths: Paths = field(default_factory=lambda: Paths.of(()))
     drafted: TreeBatch = field(default_factory=lambda: empty_trees(0))
 
     def count(
@@ -59,18 +59,15 @@ class StepOutcome:
         ids: Sequence[str],
         trees: Sequence[TokenTree],
         drafted: TreeBatch,
-        rows: Sequence[Sequence[int]],
-        tokens: Sequence[Sequence[int]],
+        paths: Paths,
     ) -> None:
         """Count what the requests committed; nothing of one that ended meanwhile.
 
         drafted  the trees before they were cut
-        rows     0 is the root, node i of `trees` is row i + 1
-        tokens   the target's, after the roots
+        paths    through `trees`
         """
-        self.num_tokens = sum(map(len, rows))
-        self.ids, self.trees, self.rows = ids, trees, rows
-        self.drafted, self.tokens = drafted, tokens
+        self.num_tokens = len(paths.tokens)
+        self.ids, self.trees, self.drafted, self.paths = ids, trees, drafted, paths
 
 
 class NodeBudget:
@@ -172,12 +169,11 @@ class NodeBudget:
         """Learn which drafted nodes were right, of a step that was counted, before any of its
         requests ends.
         """
-        ratios = self._drafters.hazard_ratios(outcome.ids)
-        judged = self._hindsight.judge(
-            outcome.ids, outcome.drafted, outcome.tokens, self.table.counts, ratios
-        )
+        ids, drafted, paths = outcome.ids, outcome.drafted, outcome.paths
+        ratios = self._drafters.hazard_ratios(ids) if self._is_adaptive else np.ones(len(ids))
+        judged = self._hindsight.judge(ids, drafted, paths, self.table.counts, ratios)
         if self._is_adaptive and judged.any():
-            self._drafters.calibrate(outcome.ids, judged)
+            self._drafters.calibrate(ids, judged)
 
     def choose(
         self,
@@ -244,7 +240,7 @@ class NodeBudget:
         self._drafters.learn(
             outcome.draft_batch.plan,
             outcome.draft_batch.costs,
-            Verified(outcome.ids, outcome.trees, outcome.rows),
+            Verified(outcome.ids, outcome.trees, outcome.paths),
         )
 
 
@@ -263,6 +259,6 @@ def load_choice() -> None:
     tree = merge([chain_proposal("any", np.arange(2, dtype=np.int32))], 2, 2, budget.table)
     budget.choose([tree], [2], 0, ids=["any"])
     outcome = StepOutcome(2, 0.0, 0, DraftBatch({}, 0.0, 0.0, plan, costs))
-    outcome.count(["any"], [tree], TreeBatch.of([tree]), [[0, 1]], [[0, 1]])
+    outcome.count(["any"], [tree], TreeBatch.of([tree]), Paths.of([[(0, 0, 0), (1, 1, -1)]]))
     budget.judge(outcome)
     budget.note_step(outcome, 1.0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from ..arrays import Bool, Float64, Int64
 from ..proposals import AskPlan, DraftCost
 from ..tree.tree import TokenTree, TreeBatch
+from ..verify.walk import Paths
 from .choice_kernels import (
     GAIN,
     NODES,
@@ -109,12 +109,12 @@ class Verified:
     """The requests of a committed step.
 
     trees  what was verified of each
-    rows   of each tree, that the target went through: the root's 0, then those of nodes, rising
+    paths  through the trees, whose rows rise
     """
 
     ids: Sequence[str]
     trees: Sequence[TokenTree]
-    rows: Sequence[Sequence[int]]
+    paths: Paths
 
 
 class DrafterChoice:
@@ -232,8 +232,8 @@ class DrafterChoice:
         gains, nodes = credit_nodes(
             batch.attributions,
             batch.ends[1],
-            np.array(list(chain.from_iterable(step.rows)), dtype=np.int32),
-            np.array(list(accumulate(map(len, step.rows))), dtype=np.int64),
+            step.paths.rows,
+            step.paths.ends,
             self._known.costs,
         )
         if not plan.by_drafter:

@@ -9,17 +9,17 @@ docs/algorithms/token_trees.md, "Acceptance estimates".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Float32, Float64, Int32, Int64
+from ..arrays import Float32, Float64, Int32, Int64, lengths_of
 from ..compiled import compiled
 from ..tree.acceptance_table import bin_of, record
 from ..tree.hazards import edge
 from ..tree.kernels import DEPTH, DRAFTER, NODE, PARENT, RANK, TOKEN
 from ..tree.tree import TreeBatch
+from ..verify.walk import Paths
 
 # Requests that there is room for at first.
 FIRST_SLOTS = 64
@@ -56,11 +56,11 @@ class Hindsight:
         self,
         ids: Sequence[str],
         drafted: TreeBatch,
-        tokens: Sequence[Sequence[int]],
+        paths: Paths,
         counts: Float64,
         ratios: Float64,
     ) -> Float64:
-        """Learn from the tokens that follow the roots of `drafted`, of each request.
+        """Learn from the tokens of `paths`, which follow the roots of `drafted`.
 
         counts  of the `AcceptanceTable` of the trees
         ratios  float64 [requests]  the hazard ratios so far
@@ -69,13 +69,11 @@ class Hindsight:
         """
         if not self._slots and not len(drafted.values):
             return np.zeros((len(ids), 2))
-        slots = self._slots_of(ids, drafted.sizes, tokens)
+        slots = self._slots_of(ids, drafted.sizes, paths.ends)
         self._make_room(drafted)
         take(self._pending, slots, drafted.nodes, drafted.values, drafted.attributions,
              drafted.attribution_log_probs, drafted.ends)  # fmt: skip
-        flat = np.array(list(chain.from_iterable(tokens)), dtype=np.int32)
-        ends = np.array(list(accumulate(map(len, tokens))), dtype=np.int64)
-        return judge(self._pending, slots, flat, ends, counts, ratios)
+        return judge(self._pending, slots, paths.tokens, paths.ends, counts, ratios)
 
     def forget(self, request_id: str) -> None:
         """The request has ended; an unknown id is ignored."""
@@ -84,14 +82,14 @@ class Hindsight:
             self._pending.sizes[slot] = 0
             self._free.append(slot)
 
-    def _slots_of(self, ids: Sequence[str], sizes: Int64, tokens: Sequence[Sequence[int]]) -> Int64:
+    def _slots_of(self, ids: Sequence[str], sizes: Int64, token_ends: Int64) -> Int64:
         """int64 [requests]: -1 for those that nothing was ever drafted for."""
-        slots = [self._slots.get(one, -1) for one in ids]
-        for place in np.flatnonzero(sizes).tolist():
-            # One without tokens may have ended.
-            if slots[place] < 0 and tokens[place]:
-                slots[place] = self._slots[ids[place]] = self._new_slot()
-        return np.array(slots, dtype=np.int64)
+        slots = np.array([self._slots.get(one, -1) for one in ids], dtype=np.int64)
+        # One without tokens may have ended.
+        is_new = (slots < 0) & (sizes > 0) & (lengths_of(token_ends) > 0)
+        for place in np.flatnonzero(is_new).tolist():
+            slots[place] = self._slots[ids[place]] = self._new_slot()
+        return slots
 
     def _new_slot(self) -> int:
         if not self._free:
@@ -101,7 +99,7 @@ class Hindsight:
         return self._free.pop()
 
     def _make_room(self, drafted: TreeBatch) -> None:
-        sizes = np.diff(drafted.ends, axis=1, prepend=0).max(axis=1, initial=0).tolist()
+        sizes = [int(lengths_of(ends).max(initial=0)) for ends in drafted.ends]
         if any(size > most for size, most in zip(sizes, self._most, strict=True)):
             self._grow(len(self._pending.at), *map(max, sizes, self._most))
 

@@ -181,6 +181,15 @@ class Scheduler:
             self._pool.free(state.drop_blocks(-missing))
         return True
 
+    def missing_blocks(self, states: Sequence[RequestState], num_slots: Sequence[int]) -> list[int]:
+        """Blocks that each lacks for so many slots, below 0 where it has too many.
+
+        Of all at once, since most of a step's requests lack none.
+        """
+        size = self._pool.block_size
+        slots = zip(states, num_slots, strict=True)
+        return [-(-count // size) - len(state.blocks) for state, count in slots]
+
     def make_room(self, state: RequestState, num_slots: int) -> bool:
         """`reserve`, taking the KV of requests that are later in order, or failing that its own.
 

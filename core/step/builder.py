@@ -8,16 +8,17 @@ import numpy as np
 
 from ..arrays import Int32, UInt64
 from ..proposals import chain_proposal
+from ..request.draft_tally import DraftTally
 from ..request.request import NO_MOVES, RequestState
 from ..sampling.penalties import path_entries
 from ..sampling.rows import rows_of_requests
-from ..steps import LogitEdits, StepInput, TreeRows, Verification
+from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, Verification
 from ..tree.acceptance_table import AcceptanceTable
-from ..tree.kernels import WORD_BITS, pack, unpack
+from ..tree.kernels import pack, unpack, visible_columns
 from ..tree.merge import merge_all
-from ..verify.walk import RowSlots, walk_all
+from ..verify.walk import Paths, RowSlots, walk_all
 from .edits import placed_edits
-from .layout import lay_out
+from .layout import fill_tables, lay_out
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeStep, TreeSteps
 
@@ -26,11 +27,8 @@ NO_ROWS = np.empty(0, dtype=np.int32)
 
 def block_tables(blocks: Sequence[Sequence[int] | Int32]) -> Int32:
     """int32 [requests, most blocks]: the blocks of each, with zeros behind them."""
-    lengths = list(map(len, blocks))
-    tables = np.zeros((len(blocks), max(lengths)), dtype=np.int32)
-    for table, held, length in zip(tables, blocks, lengths, strict=True):
-        table[:length] = held
-    return tables
+    counts = np.array(list(map(len, blocks)), dtype=np.int64)
+    return fill_tables(np.concatenate(blocks, dtype=np.int32), counts)
 
 
 def build_step(
@@ -74,7 +72,7 @@ def build_step(
         request_starts=starts,
         context_lens=contexts,
         block_tables=tables,
-        trees=_tree_rows(trees, starts, slots, positions) + (None,) * len(chunks),
+        trees=StepTrees(_ancestors(trees), starts, slots, positions, len(trees)),
         logits_rows=logits_rows,
         sampling=rows_of_requests(states, positions[logits_rows].astype(np.int64) + 1, chosen),
         probe_rows=_probe_rows(trees, starts),
@@ -120,21 +118,18 @@ def _chunk_rows(chunks: Sequence[PromptChunk]) -> tuple[Int32, Int32, Int32]:
     return np.concatenate([NO_ROWS, *(chunk.tokens for chunk in chunks)]), rows, chosen
 
 
-def _tree_rows(
-    trees: TreeSteps, starts: Int32, slots: Int32, positions: Int32
-) -> tuple[TreeRows | None, ...]:
+def _ancestors(trees: TreeSteps) -> UInt64:
+    """The bits of all trees with their probe rows, one behind the other."""
     ancestors = trees.trees.ancestors()
-    rows, first, first_word = [], 0, 0
-    for end, num_rows in zip(starts[1:].tolist(), (trees.trees.sizes + 1).tolist(), strict=False):
-        end_word = first_word + num_rows * -(-num_rows // WORD_BITS)
-        bits = ancestors[first_word:end_word].reshape(num_rows, -1)
-        rows.append(TreeRows(bits, slots[first:end], positions[first:end]))
-        first, first_word = end, end_word
+    if not any(wishes.probes for wishes in trees.wishes.values()):
+        return ancestors
+    sizes = trees.trees.sizes + 1
+    bits = np.split(ancestors, (sizes * -(-sizes // WORD_BITS)).cumsum()[:-1])
     for place, wishes in trees.wishes.items():
         if wishes.probes:
-            bits = _with_probes(rows[place].ancestors, trees.part(place))
-            rows[place] = rows[place]._replace(ancestors=bits)
-    return tuple(rows)
+            own = bits[place].reshape(sizes[place], -1)
+            bits[place] = _with_probes(own, trees.part(place)).ravel()
+    return np.concatenate(bits)
 
 
 def _with_probes(bits: UInt64, step: TreeStep) -> UInt64:
@@ -203,9 +198,11 @@ def load_kernels() -> None:
     trees = merge_all([[proposal], [proposal]], [2, 2], [2, 2], table)
     cut = trees.keep(trees.best_of_each([1, 1]))
     none, starts = NO_ROWS, np.array([0, 3], dtype=np.int32)
-    cut.ancestors()
+    visible_columns(cut.ancestors(), (cut.sizes + 1).astype(np.int32))
     walk_all(trees, np.arange(6, dtype=np.int32), RowSlots(starts, np.arange(6, dtype=np.int32)))
+    paths = Paths.of([[(0, 0, -1)]] * 2)
+    DraftTally().add([0, 0], trees, paths.sources, paths.ends)
     nodes = trees.nodes, trees.node_ends, ids
-    tables = np.zeros((2, 8), dtype=np.int32)
+    tables = block_tables([ids, ids])
     path_entries(trees[0].nodes)
     lay_out(*nodes, none, none, np.zeros(2, dtype=np.int32), none, none, none, ids, tables, 1)

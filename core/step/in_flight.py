@@ -6,11 +6,12 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..proposals import DraftBatch
 from ..request.request import RequestState
 from ..steps import StepOutput
-from ..verify.walk import RowSlots, Walk, walks_of
+from ..verify.walk import Paths, RowSlots, paths_of
 from .outputs import Chosen, StepOutputReader, TreeOutput
 from .prompt_chunk import PromptChunk
 from .trace import TracedStep
@@ -22,6 +23,19 @@ SLOWEST = 20.0
 WEIGHT = 0.05
 # Share of a step that is waited for what only some of its requests need, and its bounds, seconds.
 PATIENCE = 0.05
+
+
+class StepResults(NamedTuple):
+    """What a step's answer means for its parts, in order.
+
+    paths   through all trees
+    trees   what else was answered to each tree
+    chunks  what was chosen after each prompt chunk
+    """
+
+    paths: Paths
+    trees: Sequence[TreeOutput]
+    chunks: Sequence[Chosen]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,15 +72,15 @@ class StepInFlight:
             return None
         return max(0.0, max(self.sent_at, answered_at) + limit_s - now)
 
-    def read(self, output: StepOutput) -> tuple[list[Walk], list[TreeOutput], list[Chosen]]:
-        """The answer, cut into those of the trees and the chunks, in this order."""
+    def read(self, output: StepOutput) -> StepResults:
+        """The answer, cut into those of the trees and the chunks."""
         has_rule = any(own.candidates is not None for own in self.trees.wishes.values())
         assert has_rule == (output.verification_results is not None), (
             "the stage did not do what it was asked"
         )
         answers = StepOutputReader(output)
-        return (
-            walks_of(self.trees.trees, output, self.row_slots),
+        return StepResults(
+            paths_of(self.trees.trees, output),
             answers.of_trees(self.trees),
             [answers.of_chunk(chunk) for chunk in self.chunks],
         )

@@ -1,4 +1,4 @@
-"""The compiled loop that gives every row of a step its token, its place and its KV slot."""
+"""The compiled loops that give every row of a step its token, its place and its KV slot."""
 
 from __future__ import annotations
 
@@ -68,6 +68,18 @@ def lay_out(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
         starts[num_trees + chunk + 1] = row
     slots = _slots(starts, context_lens, block_tables, block_size)
     return token_ids, positions, slots, starts, _chosen_rows(starts, chosen, num_trees), chosen
+
+
+@compiled
+def fill_tables(blocks: Int32, counts: Int64) -> Int32:
+    """int32 [requests, most blocks]: the blocks of each, `counts` of them, zeros behind them."""
+    tables = np.zeros((len(counts), counts.max()), dtype=np.int32)
+    first = 0
+    for request in range(len(counts)):
+        for place in range(counts[request]):
+            tables[request, place] = blocks[first + place]
+        first += counts[request]
+    return tables
 
 
 @compiled

@@ -143,7 +143,7 @@ class TracedStep:
     def _totals(self) -> _Totals:
         accepted: Counter[str] = Counter()
         for state in self._trees.states:
-            accepted.update(state.accepted_by_source)
+            accepted.update(state.nodes.totals.accepted)
         return _Totals(
             tokens=sum(len(state.token_ids) for state in self._trees.states),
             first_tokens=sum(len(chunk.state.token_ids) for chunk in self._chunks),

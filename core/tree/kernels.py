@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
+from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt8, UInt64
 from ..compiled import compiled
+from ..steps import WORD_BITS
 from .acceptance_table import bin_of, estimate
 
 # Stands for the parent of nodes that had no room.
@@ -19,7 +20,6 @@ CUT = ROOT - 1
 # Columns of nodes, and of attributions.
 TOKEN, PARENT, DEPTH, SOURCE = range(4)
 NODE, DRAFTER, RANK = range(3)
-WORD_BITS = 64
 
 
 @compiled
@@ -230,6 +230,27 @@ def ancestor_bits(nodes: Int32, ends: Int64) -> UInt64:
         start += (end - first + 1) * words
         first = end
     return bits
+
+
+@compiled
+def visible_columns(bits: UInt64, sizes: Int32) -> UInt8:
+    """The masks of trees of so many rows, one behind the other: 1 where a row sees a column.
+
+    `bits` as of `ancestor_bits`, one tree behind the other; `sizes` int32 [trees].
+    """
+    total = 0
+    for size in sizes:
+        total += size * size
+    visible = np.empty(total, dtype=np.uint8)
+    place, word = 0, 0
+    for size in sizes:
+        for _ in range(size):
+            for column in range(size):
+                bit = bits[word + column // WORD_BITS] >> np.uint64(column % WORD_BITS)
+                visible[place] = bit & np.uint64(1)
+                place += 1
+            word += -(-size // WORD_BITS)
+    return visible
 
 
 @compiled

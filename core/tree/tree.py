@@ -8,7 +8,7 @@ from typing import overload
 
 import numpy as np
 
-from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64
+from ..arrays import ROOT, Bool, Float32, Float64, Int32, Int64, UInt64, lengths_of
 from . import kernels as tree_kernels
 from .kernels import unpack
 
@@ -156,9 +156,7 @@ class TreeBatch(Sequence[TokenTree]):
     @property
     def sizes(self) -> Int64:
         """int64 [trees]: nodes of each."""
-        sizes = self.ends[0].copy()
-        sizes[1:] -= self.ends[0, :-1]
-        return sizes
+        return lengths_of(self.ends[0])
 
     def keep(self, kept: Bool) -> TreeBatch:
         """`TokenTree.keep` of all trees; `kept` is bool, of the nodes of all."""

@@ -7,13 +7,13 @@ Why the walk gives the text of plain decoding: docs/algorithms/sampling.md and v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Int32, Int64
+from ..arrays import Int32, Int64, lengths_of
 from ..compiled import compiled
 from ..request.output import TARGET_SOURCE
 from ..request.request import NO_MOVES
@@ -28,7 +28,6 @@ class Walk(NamedTuple):
     rows        of the tree's step: the root's, then those of the k accepted nodes
     tokens      k + 1, the target's tokens after these rows: those of the nodes, and the bonus token
     sources     whom they are from: drafters, and the target
-    drafted     how many of the tree's nodes each drafter proposed first
     token_ids   int32 [k + 1]  `tokens`
     moves       int32 [m, 2]  KV copies (from slot, to slot) that bring these rows together
     """
@@ -36,9 +35,52 @@ class Walk(NamedTuple):
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
-    drafted: dict[str, int]
     token_ids: Int32
     moves: Int32
+
+
+class Paths(NamedTuple):
+    """The walks through several trees, one behind the other.
+
+    steps  int32 [3, n]  rows and tokens, as in `Walk`, and the ids of the tokens' sources; the
+           target's is -1
+    ends   int64 [trees]  where each tree's end
+    """
+
+    steps: Int32
+    ends: Int64
+
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[tuple[int, int, int]]]) -> Paths:
+        """Those of these rows, tokens and sources."""
+        ends = np.array([len(path) for path in paths], dtype=np.int64).cumsum()
+        steps = np.array(list(chain.from_iterable(paths)), dtype=np.int32).reshape(-1, 3)
+        return cls(np.ascontiguousarray(steps.T), ends)
+
+    @property
+    def rows(self) -> Int32:
+        """int32 [n]"""
+        return self.steps[0]
+
+    @property
+    def tokens(self) -> Int32:
+        """int32 [n]"""
+        return self.steps[1]
+
+    @property
+    def sources(self) -> Int32:
+        """int32 [n]"""
+        return self.steps[2]
+
+    def without(self, places: Sequence[int]) -> Paths:
+        """Those of the trees at `places` are empty."""
+        if not places:
+            return self
+        lengths = lengths_of(self.ends)
+        kept = np.ones(len(lengths), dtype=np.bool_)
+        kept[places] = False
+        steps = np.ascontiguousarray(self.steps[:, kept.repeat(lengths)])
+        return Paths(steps, (lengths * kept).cumsum())
 
 
 class RowSlots(NamedTuple):
@@ -49,27 +91,21 @@ class RowSlots(NamedTuple):
     slots: Int32
 
 
-def walks_of(trees: TreeBatch, output: StepOutput, row_slots: RowSlots) -> list[Walk]:
+def paths_of(trees: TreeBatch, output: StepOutput) -> Paths:
     """What is committed of a step's trees, which stand first in it."""
-    if output.verification_results is None:
-        return walk_all(trees, output.target_tokens, row_slots)
-    return _cut(trees, *_as_decided(trees, output.verification_results), row_slots)
+    if output.verification_results is not None:
+        return _as_decided(trees, output.verification_results)
+    return Paths(*follow(trees.nodes, trees.node_ends, output.target_tokens))
 
 
-def _as_decided(
-    trees: TreeBatch, verification_results: Sequence[VerificationResult]
-) -> tuple[Int32, Int64]:
-    """The rows of a rule's results, as `follow` gives them."""
-    lengths = [len(path) + 1 for path, _ in verification_results]
-    ends = np.array(lengths, dtype=np.int64).cumsum()
-    nodes = [
-        [*tree.nodes[path][:, [TOKEN, SOURCE]].tolist(), [token, -1]]
-        for tree, (path, token) in zip(trees, verification_results, strict=True)
-    ]
-    rows = [[0, *(node + 1 for node in path)] for path, _ in verification_results]
-    tokens_and_sources = np.array(list(chain.from_iterable(nodes)), dtype=np.int32).T
-    flat_rows = np.array(list(chain.from_iterable(rows)), dtype=np.int32)
-    return np.stack([flat_rows, *tokens_and_sources]), ends
+def _as_decided(trees: TreeBatch, verification_results: Sequence[VerificationResult]) -> Paths:
+    """The paths of a rule's results."""
+    paths = []
+    for tree, (path, token) in zip(trees, verification_results, strict=True):
+        rows = [0, *(node + 1 for node in path)]
+        taken = [*tree.nodes[path][:, [TOKEN, SOURCE]].tolist(), [token, -1]]
+        paths.append([(row, *after) for row, after in zip(rows, taken, strict=True)])
+    return Paths.of(paths)
 
 
 def walk_all(trees: Sequence[TokenTree], target_tokens: Int32, row_slots: RowSlots) -> list[Walk]:
@@ -82,26 +118,24 @@ def walk_all(trees: Sequence[TokenTree], target_tokens: Int32, row_slots: RowSlo
     if not trees:
         return []
     batch = TreeBatch.of(trees)
-    return _cut(batch, *follow(batch.nodes, batch.node_ends, target_tokens), row_slots)
+    paths = Paths(*follow(batch.nodes, batch.node_ends, target_tokens))
+    return list(walks_along(paths, batch.names, row_slots))
 
 
-def _cut(trees: TreeBatch, steps: Int32, ends: Int64, row_slots: RowSlots) -> list[Walk]:
-    """The walks of each tree; `steps` and `ends` are as `follow` gives them."""
+def walks_along(paths: Paths, drafters: Sequence[str], row_slots: RowSlots) -> Iterator[Walk]:
+    """The walk through each tree; `drafters`: the names of the sources."""
     # The last one stands for the target, whose id is -1.
-    names = (*trees.names, TARGET_SOURCE)
-    rows, tokens, source_ids = map(tuple, steps.tolist())
+    names = (*drafters, TARGET_SOURCE)
+    rows, tokens, source_ids = map(tuple, paths.steps.tolist())
     sources = tuple([names[source] for source in source_ids])
-    ids = steps[1].copy()
-    moves, move_ends = kv_moves(steps[0], ends, row_slots.starts, row_slots.slots)
-    walks, first, first_move = [], 0, 0
-    for end, move_end, drafted in zip(
-        ends.tolist(), move_ends.tolist(), trees.count_sources(), strict=True
-    ):
+    ids = paths.tokens.copy()
+    moves, move_ends = kv_moves(paths.rows, paths.ends, row_slots.starts, row_slots.slots)
+    first, first_move = 0, 0
+    for end, move_end in zip(paths.ends.tolist(), move_ends.tolist(), strict=True):
         own = slice(first, end)
         own_moves = moves[first_move:move_end] if move_end > first_move else NO_MOVES
-        walks.append(Walk(rows[own], tokens[own], sources[own], drafted, ids[own], own_moves))
+        yield Walk(rows[own], tokens[own], sources[own], ids[own], own_moves)
         first, first_move = end, move_end
-    return walks
 
 
 @compiled

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.arrays import Bool
-from ...core.steps import StepInput, TreeRows
-from ...core.tree.kernels import unpack
+from ...core.arrays import Bool, Int32, UInt8
+from ...core.steps import StepInput, StepTrees, TreeRows
+from ...core.tree.kernels import unpack, visible_columns
 from .step_attention import PagedKv
 
 NONE = np.empty(0, dtype=np.int32)
@@ -24,8 +25,7 @@ NONE = np.empty(0, dtype=np.int32)
 @contextmanager
 def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
     """A context in which this thread's `attend` serves `step`."""
-    trees = [tree for tree in step.trees if tree is not None]
-    lens = [0 if tree is None else len(tree.slots) for tree in step.trees]
+    columns = _own_columns(step.trees) if isinstance(step.trees, StepTrees) else _columns(step)
     torch.ops.draftline.begin_step(
         kv.data,
         block_size,
@@ -34,13 +34,11 @@ def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
         _tensor(step.request_starts),
         _tensor(step.context_lens),
         _tensor(step.block_tables),
-        _tensor(np.cumsum([0, *lens], dtype=np.int32)),
-        _tensor(np.concatenate([NONE, *(tree.slots for tree in trees)])),
-        _tensor(np.concatenate([NONE, *(tree.positions for tree in trees)])),
-        torch.from_numpy(
-            np.concatenate([NONE, *map(_visible, trees)], dtype=np.uint8, casting="unsafe")
-        ),
-    )  # fmt: skip
+        _tensor(columns.starts),
+        _tensor(columns.slots),
+        _tensor(columns.positions),
+        torch.from_numpy(columns.visible),
+    )
     try:
         yield
     finally:
@@ -56,6 +54,40 @@ def attend(  # noqa: PLR0917 - the operator's
     `heads` [rows, num_heads + 2 * kv_heads, head_dim]: queries, keys, values, rotated already.
     """
     return torch.ops.draftline.attend(heads, layer, num_heads, scaling, window, softcap)
+
+
+class _Columns(NamedTuple):
+    """What the rows of a step's trees see besides the context.
+
+    starts            int32 [requests + 1]  where the columns of each request begin
+    slots, positions  int32 [columns]
+    visible           uint8  of each request rows * columns: whether the row sees the column
+    """
+
+    starts: Int32
+    slots: Int32
+    positions: Int32
+    visible: UInt8
+
+
+def _own_columns(trees: StepTrees) -> _Columns:
+    """Where the columns are the rows of the step's first requests."""
+    starts = trees.starts.copy()
+    num_columns = starts[trees.num_trees]
+    starts[trees.num_trees :] = num_columns
+    visible = visible_columns(trees.ancestors, np.diff(starts[: trees.num_trees + 1]))
+    return _Columns(starts, trees.slots[:num_columns], trees.positions[:num_columns], visible)
+
+
+def _columns(step: StepInput) -> _Columns:
+    trees = [tree for tree in step.trees if tree is not None]
+    lens = [0 if tree is None else len(tree.slots) for tree in step.trees]
+    return _Columns(
+        np.cumsum([0, *lens], dtype=np.int32),
+        np.concatenate([NONE, *(tree.slots for tree in trees)]),
+        np.concatenate([NONE, *(tree.positions for tree in trees)]),
+        np.concatenate([NONE, *map(_visible, trees)], dtype=np.uint8, casting="unsafe"),
+    )
 
 
 def _visible(tree: TreeRows) -> Bool:

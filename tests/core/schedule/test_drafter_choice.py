@@ -12,6 +12,7 @@ from draftline.core.schedule.budget import NodeBudget, StepOutcome
 from draftline.core.schedule.drafter_choice import DraftWish
 from draftline.core.schedule.step_cost import StepCost
 from draftline.core.tree.merge import merge_all
+from draftline.core.verify.walk import Paths
 
 # A pass of one row takes 10 ms, and each further row 0.4 ms.
 CURVE = ([1, 101], [0.010, 0.050])
@@ -92,17 +93,18 @@ class Simulation:
         self._charge(kept, probes)
         batch = DraftBatch({}, began_at, draft_s, plan, costs)
         outcome = StepOutcome(num_rows, seconds, 0, batch)
-        walks, committed = [], []
+        paths = []
         for name in plan.by_drafter:
             if self.guesses[name].probes:
                 self.budget.note_probe(name, PROBE_ROWS)
         for one, tree in zip(requests, kept, strict=True):
             tree.check()
             rows = _walk(tree.tokens.tolist(), tree.parents.tolist(), accepted[one])
-            walks.append(rows)
-            committed.append(accepted[one][: len(rows)])
+            paths.append([
+                (row, token, -1) for row, token in zip(rows, accepted[one], strict=False)
+            ])
             del self.futures[one][: len(rows)]
-        outcome.count(requests, kept, trees, walks, committed)
+        outcome.count(requests, kept, trees, Paths.of(paths))
         self.budget.judge(outcome)
         self.now += seconds
         self.num_tokens += outcome.num_tokens

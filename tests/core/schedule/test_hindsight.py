@@ -13,6 +13,7 @@ from draftline.core.schedule.hindsight import FIRST_SLOTS, Hindsight
 from draftline.core.tree.acceptance_table import AcceptanceTable
 from draftline.core.tree.merge import merge_all
 from draftline.core.tree.tree import TreeBatch, empty_trees
+from draftline.core.verify.walk import Paths
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,11 @@ def chain(source: str, tokens: Sequence[int]) -> Proposal:
     return proposal(source, tokens, range(ROOT, len(tokens) - 1))
 
 
+def said(tokens: Sequence[Sequence[int]]) -> Paths:
+    """What was committed to several requests; nobody asks of which rows and sources."""
+    return Paths.of([[(0, token, -1) for token in own] for own in tokens])
+
+
 class Judged:
     """One request, `Hindsight` and the table that it teaches."""
 
@@ -45,7 +51,9 @@ class Judged:
     def say(self, drafted: TreeBatch, *tokens: int, ratio: float = 1.0) -> list[float]:
         """Failures and hazard of these tokens."""
         ratios = np.array([ratio])
-        found = self.hindsight.judge(["a"], drafted, [tokens], self.table.counts, ratios)
+        found = self.hindsight.judge(
+            ["a"], drafted, said([tokens]), self.table.counts, ratios
+        )
         return found[0].tolist()
 
     def counted(self, source: str) -> tuple[float, float]:
@@ -116,7 +124,7 @@ def test_what_ends_is_forgotten_and_its_room_used_again() -> None:
     for index in range(3 * FIRST_SLOTS):
         drafted = merge_all([[chain("a", range(1, 90))]], [99], [99], table)
         ratios = np.ones(1)
-        hindsight.judge([f"r{index}"], drafted, [[1]], table.counts, ratios)
+        hindsight.judge([f"r{index}"], drafted, said([[1]]), table.counts, ratios)
         hindsight.forget(f"r{index}")
         hindsight.forget("unknown")
     assert hindsight._pending.at.shape == (FIRST_SLOTS,)
@@ -128,9 +136,9 @@ def test_more_requests_than_there_was_room_for() -> None:
     ids = [f"r{index}" for index in range(count)]
     drafted = merge_all([[chain("a", [1, 2, 3])]] * count, [9] * count, [9] * count, table)
     ratios = np.ones(count)
-    hindsight.judge(ids, drafted, [[1]] * count, table.counts.copy(), ratios)
+    hindsight.judge(ids, drafted, said([[1]] * count), table.counts.copy(), ratios)
     counts = np.zeros_like(table.counts)
-    hindsight.judge(ids, empty_trees(count), [[2, 3]] * count, counts, ratios)
+    hindsight.judge(ids, empty_trees(count), said([[2, 3]] * count), counts, ratios)
     accepted, judged = counts[0, -1]
     assert accepted == judged > 0
 
