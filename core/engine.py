@@ -392,4 +392,3 @@ class EngineCore:
         if permitted is not None and permitted.constraint is not None:
             permitted.constraint.close()
         self._drafting.close(state)
-

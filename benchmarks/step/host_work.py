@@ -6,8 +6,8 @@ for all requests of a step: processor time, which other processes change least.
 
 Loads and stand-ins are those of `simulated_pipeline.py` without stage times, texts and drafters
 those of `draft_time.py`. Stand-ins for drafters and stages are on the same thread and counted. Two
-versions are compared by turns: run the command in each of both trees, `--before` sets the runs of an
-older file beside the new one.
+versions are compared by turns: run the command in each of both trees; `--before` sets the runs of
+an older file beside the new one.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def measure_host(rounds: int) -> list[HostTime]:
     """Every load, in turns."""
     seconds: dict[Load, list[float]] = {load: [] for load in HOST}
     for _ in range(rounds):
-        for load, found in seconds.items():
-            found += asyncio.run(step_times(load))
+        for load in HOST:
+            seconds[load] += asyncio.run(step_times(load))
     return [_host_time(load, found) for load, found in seconds.items()]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -50,6 +51,8 @@ class Request:
 class RequestState:
     """The only mutable state of a running request.
 
+    float_params   float32 temperature, top_p, min_p and typical_p, and
+    whole_params   int64 top_k and seed, as bytes, which a step joins for all its requests
     edits_logits   whether its parameters change logits, so that its rows may need `LogitEdits`
     max_nodes      most nodes of its tree, whatever a step has room for; 0: it takes no drafts
     num_tops       most probable tokens beside log-probabilities of its answer and its prompt; None
@@ -77,6 +80,8 @@ class RequestState:
     blocks: list[int]
     arrival_time: float
     request_id: str = field(init=False)
+    float_params: bytes = field(init=False)
+    whole_params: bytes = field(init=False)
     edits_logits: bool = field(init=False)
     max_nodes: int = field(init=False)
     num_tops: tuple[int | None, int | None] = field(init=False)
@@ -109,6 +114,9 @@ class RequestState:
         self.prompt_len = len(self.token_ids)
         request, params = self.request, self.request.params
         self.request_id = request.request_id
+        floats = params.temperature, params.top_p, params.min_p, params.typical_p
+        self.float_params = np.array(floats, dtype=np.float32).tobytes()
+        self.whole_params = np.array((params.top_k, request.seed), dtype=np.int64).tobytes()
         has_rules = request.allowed_tokens is not None or bool(params.logit_bias)
         self.edits_logits = has_rules or params.has_penalties
         options = request.options
@@ -244,13 +252,27 @@ class PrefixKeys:
 
     def upto(self, token_ids: Sequence[int] | Int32, num_tokens: int) -> list[bytes]:
         """Keys of the full blocks among the first `num_tokens`; earlier tokens never change."""
+        return self.after(0, token_ids, num_tokens)
+
+    def after(
+        self, num_blocks: int, token_ids: Sequence[int] | Int32, num_tokens: int
+    ) -> list[bytes]:
+        """The same without those of the first `num_blocks`."""
         size, count = self._block_size, num_tokens // self._block_size
-        first = len(self._keys) * size
-        # At once: a prompt may have thousands of blocks.
-        data = np.array(token_ids[first : count * size], dtype="<i4").tobytes()
-        num_bytes = 4 * size
-        for start in range(0, len(data), num_bytes):
-            block = data[start : start + num_bytes]
-            self._last = hashlib.blake2b(self._last + block, digest_size=KEY_BYTES).digest()
-            self._keys.append(self._last)
-        return self._keys[:count]
+        known = len(self._keys)
+        if known < count:
+            # At once: a prompt may have thousands of blocks.
+            data = _bytes_of(token_ids[known * size : count * size])
+            for start in range(0, len(data), 4 * size):
+                block = data[start : start + 4 * size]
+                self._last = hashlib.blake2b(self._last + block, digest_size=KEY_BYTES).digest()
+                self._keys.append(self._last)
+        return self._keys[num_blocks:count]
+
+
+def _bytes_of(token_ids: Sequence[int] | Int32) -> bytes:
+    """The tokens as numbers of 32 bits, in this machine's order: keys never leave it."""
+    if isinstance(token_ids, np.ndarray):
+        return token_ids.astype(np.int32, copy=False).tobytes()
+    # A third of the time that numpy takes for a list.
+    return array("i", token_ids).tobytes()

@@ -66,8 +66,8 @@ class StopRule:
     """
 
     __slots__ = (
-        "_eos_ids", "_includes_stop", "_is_silent", "_max_tokens", "_min_tokens", "_num_tokens",
-        "_stop_ids", "_stop_texts", "_stream",
+        "_eos_ids", "_includes_stop", "_is_silent", "_max_tokens", "_min_tokens", "_stop_ids",
+        "_stop_texts", "_stream", "num_tokens_left",
     )  # fmt: skip
 
     def __init__(
@@ -85,12 +85,8 @@ class StopRule:
         self._max_tokens = max_tokens
         self._stream = stream
         self._is_silent = isinstance(stream, SilentStream)
-        self._num_tokens = 0
-
-    @property
-    def num_tokens_left(self) -> int:
-        """Tokens that the answer may still take."""
-        return self._max_tokens - self._num_tokens
+        # Tokens that the answer may still take.
+        self.num_tokens_left = max_tokens
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -101,21 +97,21 @@ class StopRule:
         """Offer tokens in order; those after the end are not taken."""
         # Mostly no stop text is looked for, and none of the tokens is the last.
         count = len(token_ids)
-        is_long = self._num_tokens + count >= self._max_tokens
+        is_long = count >= self.num_tokens_left
         if not (self._stop_texts or is_long) and self._stop_ids.isdisjoint(token_ids):
-            self._num_tokens += count
+            self.num_tokens_left -= count
             text = "" if self._is_silent else "".join(map(self._stream.push, token_ids))
             return Advance(count, text, None)
         text = ""
         for index, token_id in enumerate(token_ids):
-            self._num_tokens += 1
+            self.num_tokens_left -= 1
             is_stop = token_id in self._stop_ids
             is_hidden = is_stop and not self._includes_stop
             new, match = self._feed("" if is_hidden else self._stream.push(token_id))
             text += new
             if match is not None and not is_stop:
                 return Advance(index + 1, text, "stop", match.text)
-            if is_stop or self._num_tokens == self._max_tokens:
+            if is_stop or not self.num_tokens_left:
                 text += self._rest() if match is None else ""
                 reason: FinishReason = "stop" if is_stop else "length"
                 return Advance(index + 1, text, reason, self._named(token_id) if is_stop else None)
@@ -123,7 +119,8 @@ class StopRule:
 
     def _feed(self, piece: str) -> tuple[str, StopMatch | None]:
         """Text that is final with this piece, and the stop text that ends it."""
-        if self._stop_texts is None or self._num_tokens <= self._min_tokens:
+        num_tokens = self._max_tokens - self.num_tokens_left
+        if self._stop_texts is None or num_tokens <= self._min_tokens:
             return piece, None
         return self._stop_texts.feed(piece, keep_match=self._includes_stop)
 

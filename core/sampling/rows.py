@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..arrays import Int32, Int64, UInt32
+from ..arrays import Float32, Int32, Int64, UInt32
 from ..logits_params import LogitsParams
 from ..request.request import RequestState
 from ..request.token_counts import TokenCounts
@@ -23,13 +23,27 @@ def sampling_rows(
     shapings: Sequence[LogitsParams],
     seeds: Sequence[int],
     positions: Int64,
-    counts: Sequence[int] | Int32 | None = None,
+    counts: Sequence[int] | None = None,
 ) -> SamplingRows:
     """Rows of some requests, `counts` of each; by default one. `positions` is int64 [rows]."""
     floats = np.array([temperatures, *_columns(shapings)], dtype=np.float32)
     whole = np.array([[logits_params.top_k for logits_params in shapings], seeds], dtype=np.int64)
     if counts is not None:
         floats, whole = floats.repeat(counts, axis=1), whole.repeat(counts, axis=1)
+    return _rows(floats, whole, positions)
+
+
+def rows_of_requests(
+    states: Sequence[RequestState], positions: Int64, counts: Int32
+) -> SamplingRows:
+    """`sampling_rows` of requests by their own parameters."""
+    floats = np.frombuffer(b"".join([state.float_params for state in states]), dtype=np.float32)
+    whole = np.frombuffer(b"".join([state.whole_params for state in states]), dtype=np.int64)
+    floats, whole = floats.reshape(-1, 4).T, whole.reshape(-1, 2).T
+    return _rows(floats.repeat(counts, axis=1), whole.repeat(counts, axis=1), positions)
+
+
+def _rows(floats: Float32, whole: Int64, positions: Int64) -> SamplingRows:
     return SamplingRows(
         temperature=floats[0],
         top_k=whole[0].astype(np.int32),
@@ -39,16 +53,6 @@ def sampling_rows(
         seed=whole[1],
         position=positions,
     )
-
-
-def rows_of_requests(
-    states: Sequence[RequestState], positions: Int64, counts: Int32
-) -> SamplingRows:
-    """`sampling_rows` of requests by their own parameters."""
-    params = [state.request.params for state in states]
-    temperatures = [own.temperature for own in params]
-    seeds = [state.request.seed for state in states]
-    return sampling_rows(temperatures, params, seeds, positions, counts)
 
 
 def _columns(shapings: Sequence[LogitsParams]) -> list[list[float]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Float32, Float64, Int32, Int64, lengths_of
+from ..arrays import Float32, Float64, Int32, Int64
 from ..compiled import compiled
 from ..tree.acceptance_table import bin_of, record
 from ..tree.hazards import edge
@@ -69,7 +69,7 @@ class Hindsight:
         """
         if not self._slots and not len(drafted.values):
             return np.zeros((len(ids), 2))
-        slots = self._slots_of(ids, drafted.sizes, paths.ends)
+        slots = self._slots_of(ids, drafted, paths.ends)
         self._make_room(drafted)
         take(self._pending, slots, drafted.nodes, drafted.values, drafted.attributions,
              drafted.attribution_log_probs, drafted.ends)  # fmt: skip
@@ -82,12 +82,10 @@ class Hindsight:
             self._pending.sizes[slot] = 0
             self._free.append(slot)
 
-    def _slots_of(self, ids: Sequence[str], sizes: Int64, token_ends: Int64) -> Int64:
+    def _slots_of(self, ids: Sequence[str], drafted: TreeBatch, token_ends: Int64) -> Int64:
         """int64 [requests]: -1 for those that nothing was ever drafted for."""
         slots = np.array([self._slots.get(one, -1) for one in ids], dtype=np.int64)
-        # One without tokens may have ended.
-        is_new = (slots < 0) & (sizes > 0) & (lengths_of(token_ends) > 0)
-        for place in np.flatnonzero(is_new).tolist():
+        for place in newcomers(slots, drafted.node_ends, token_ends).tolist():
             slots[place] = self._slots[ids[place]] = self._new_slot()
         return slots
 
@@ -99,7 +97,7 @@ class Hindsight:
         return self._free.pop()
 
     def _make_room(self, drafted: TreeBatch) -> None:
-        sizes = [int(lengths_of(ends).max(initial=0)) for ends in drafted.ends]
+        sizes = largest(drafted.ends)
         if any(size > most for size, most in zip(sizes, self._most, strict=True)):
             self._grow(len(self._pending.at), *map(max, sizes, self._most))
 
@@ -123,6 +121,30 @@ def _room(num_slots: int, num_nodes: int, num_attributions: int) -> Pending:
         np.zeros((num_slots, 2), dtype=np.int64),
         np.full(num_slots, -1, dtype=np.int64),
     )
+
+
+@compiled
+def newcomers(slots: Int64, node_ends: Int64, token_ends: Int64) -> Int64:
+    """The places of requests without a slot that have a tree; one without tokens may have ended."""
+    found = np.empty(len(slots), dtype=np.int64)
+    count, node, token = 0, 0, 0
+    for place in range(len(slots)):
+        if slots[place] < 0 and node_ends[place] > node and token_ends[place] > token:
+            found[count] = place
+            count += 1
+        node, token = node_ends[place], token_ends[place]
+    return found[:count]
+
+
+@compiled
+def largest(ends: Int64) -> tuple[int, int]:
+    """Most nodes and most attributions of a tree; `ends` as of `TreeBatch`."""
+    most, most_attributions, node, attribution = 0, 0, 0, 0
+    for tree in range(ends.shape[1]):
+        most = max(most, ends[0, tree] - node)
+        most_attributions = max(most_attributions, ends[1, tree] - attribution)
+        node, attribution = ends[0, tree], ends[1, tree]
+    return most, most_attributions
 
 
 @compiled
@@ -198,8 +220,16 @@ def _judge_token(  # noqa: PLR0917 - compiled functions take no options by name
     judged[0] += is_wrong
     judged[1] += _survived(hazard, ratio) if is_wrong else hazard
     pending.at[slot] = right
-    if right < 0 or not (nodes[:, PARENT] == right).any():
+    if right < 0 or not _has_children(nodes, right):
         pending.sizes[slot] = 0
+
+
+@compiled
+def _has_children(nodes: Int32, node: int) -> bool:
+    for index in range(node + 1, len(nodes)):  # noqa: SIM110 - compiled loops know no `any`
+        if nodes[index, PARENT] == node:
+            return True
+    return False
 
 
 @compiled

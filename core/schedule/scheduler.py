@@ -145,7 +145,9 @@ class Scheduler:
         """
         group_len = -(-len(self.running) // self._limits.num_groups)
         ready = [s for s in _in_order(self.running) if not s.in_flight and s.is_decoding]
-        return [state for state in ready if state.request_id not in late][:group_len]
+        if late:
+            ready = [state for state in ready if state.request_id not in late]
+        return ready[:group_len]
 
     def nodes_each(self, num_decoding: int) -> int:
         """Tree nodes that each of the step's decoding requests may have.
@@ -257,10 +259,9 @@ class Scheduler:
             return
         if num_tokens // self._pool.block_size <= state.num_shared:
             return
-        keys = state.keys.upto(state.token_ids, num_tokens)
-        for index in range(state.num_shared, len(keys)):
-            self._pool.register(state.blocks[index], keys[index])
-        state.num_shared = len(keys)
+        for key in state.keys.after(state.num_shared, state.token_ids, num_tokens):
+            self._pool.register(state.blocks[state.num_shared], key)
+            state.num_shared += 1
 
     def forget_kv(self) -> None:
         """All KV is lost: whoever ran waits, and computes it again."""

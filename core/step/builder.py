@@ -103,8 +103,10 @@ def _verification(trees: TreeSteps, context_lens: Sequence[int]) -> Verification
 def _probe_nodes(trees: TreeSteps) -> tuple[Int32, Int32, Int32]:
     """Tokens and offsets of all probe rows, and how many each request has, int32 [requests]."""
     counts = np.zeros(len(trees), dtype=np.int32)
+    if not trees.wishes:
+        return NO_ROWS, NO_ROWS, counts
     probes = []
-    for place, wishes in sorted(trees.wishes.items()) if trees.wishes else ():
+    for place, wishes in sorted(trees.wishes.items()):
         probes += wishes.probes.values()
         counts[place] = sum(len(probe.tokens) for probe in wishes.probes.values())
     tokens = np.concatenate([NO_ROWS, *(probe.tokens for probe in probes)])
@@ -113,6 +115,8 @@ def _probe_nodes(trees: TreeSteps) -> tuple[Int32, Int32, Int32]:
 
 def _chunk_rows(chunks: Sequence[PromptChunk]) -> tuple[Int32, Int32, Int32]:
     """Tokens of all chunks; rows of each, and how many of them get a target token."""
+    if not chunks:
+        return NO_ROWS, NO_ROWS, NO_ROWS
     rows = np.array([chunk.num_rows for chunk in chunks], dtype=np.int32)
     chosen = np.array([chunk.num_chosen for chunk in chunks], dtype=np.int32)
     return np.concatenate([NO_ROWS, *(chunk.tokens for chunk in chunks)]), rows, chosen
@@ -146,8 +150,10 @@ def _with_probes(bits: UInt64, step: TreeStep) -> UInt64:
 
 
 def _probe_rows(trees: TreeSteps, starts: Int32) -> Int32:
+    if not trees.wishes:
+        return NO_ROWS
     wanted = [NO_ROWS]
-    for place, wishes in sorted(trees.wishes.items()) if trees.wishes else ():
+    for place, wishes in sorted(trees.wishes.items()):
         start = int(starts[place])
         first = start + trees.part(place).num_chosen
         if wishes.num_top_next_tokens:
@@ -166,6 +172,8 @@ def _probe_top_k(trees: TreeSteps) -> int:
 
 
 def _scored_rows(chunks: Sequence[PromptChunk], starts: Int32) -> Int32:
+    if not chunks:
+        return NO_ROWS
     scored = [
         np.arange(start, start + chunk.num_scored, dtype=np.int32)
         for chunk, start in zip(chunks, starts.tolist(), strict=True)
@@ -174,6 +182,8 @@ def _scored_rows(chunks: Sequence[PromptChunk], starts: Int32) -> Int32:
 
 
 def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
+    if not chunks:
+        return NO_ROWS
     return np.concatenate(
         [NO_ROWS]
         + [
@@ -185,7 +195,9 @@ def _scored_tokens(chunks: Sequence[PromptChunk]) -> Int32:
 
 def _take_moves(states: Sequence[RequestState]) -> Int32:
     moving = [state for state in states if state.moves is not NO_MOVES]
-    moves = [NO_MOVES, *(state.moves for state in moving)]
+    if not moving:
+        return NO_MOVES
+    moves = [state.moves for state in moving]
     for state in moving:
         state.moves = NO_MOVES
     return np.concatenate(moves)

@@ -47,14 +47,16 @@ def merge_all(
     if not proposals:
         return empty_trees(len(requests))
     ids = table if table is not None else AcceptanceTable()
-    sources = [ids.source_id(proposal.source) for proposal in proposals]
+    names = [proposal.source for proposal in proposals]
+    # In the order of the first of each: numbers are given as names come.
+    source_ids = {name: ids.source_id(name) for name in dict.fromkeys(names)}
     return TreeBatch(
         *tree_kernels.merge_nodes(
             np.concatenate([proposal.tokens for proposal in proposals]),
             np.concatenate([proposal.parents for proposal in proposals]),
             np.concatenate([proposal.log_probs for proposal in proposals]),
             np.array([len(proposal.tokens) for proposal in proposals], dtype=np.int64).cumsum(),
-            np.array(sources, dtype=np.int32),
+            np.array([source_ids[name] for name in names], dtype=np.int32),
             np.array(list(map(len, requests)), dtype=np.int64).cumsum(),
             np.array(max_nodes, dtype=np.int64),
             np.array(max_depths, dtype=np.int64),

@@ -100,9 +100,9 @@ class Simulation:
         for one, tree in zip(requests, kept, strict=True):
             tree.check()
             rows = _walk(tree.tokens.tolist(), tree.parents.tolist(), accepted[one])
-            paths.append([
-                (row, token, -1) for row, token in zip(rows, accepted[one], strict=False)
-            ])
+            paths.append(
+                [(row, token, -1) for row, token in zip(rows, accepted[one], strict=False)]
+            )
             del self.futures[one][: len(rows)]
         outcome.count(requests, kept, trees, Paths.of(paths))
         self.budget.judge(outcome)

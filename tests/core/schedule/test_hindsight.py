@@ -51,9 +51,7 @@ class Judged:
     def say(self, drafted: TreeBatch, *tokens: int, ratio: float = 1.0) -> list[float]:
         """Failures and hazard of these tokens."""
         ratios = np.array([ratio])
-        found = self.hindsight.judge(
-            ["a"], drafted, said([tokens]), self.table.counts, ratios
-        )
+        found = self.hindsight.judge(["a"], drafted, said([tokens]), self.table.counts, ratios)
         return found[0].tolist()
 
     def counted(self, source: str) -> tuple[float, float]:

@@ -111,9 +111,7 @@ def test_walk_follows_the_target_until_it_leaves_the_tree(
     tree = merge(found, 64, 64)
     size = len(tree) + 1
     targets = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size))
-    ((rows, tokens, sources, token_ids, moves),) = walks(
-        [tree], np.array(targets, dtype=np.int32)
-    )
+    ((rows, tokens, sources, token_ids, moves),) = walks([tree], np.array(targets, dtype=np.int32))
     assert tuple(token_ids.tolist()) == tokens
     assert moves.tolist() == [[row, place] for place, row in enumerate(rows) if row != place]
     assert rows[0] == 0
