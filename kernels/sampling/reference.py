@@ -105,18 +105,51 @@ def shifted(logits: Tensor, temperatures: Tensor) -> Tensor:
 
 
 def keep_top(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Logits outside top_k or top_p become -inf. Ties are kept by top_k, and cut by id by top_p."""
-    order = scaled.argsort(dim=-1, descending=True, stable=True)
-    ranked = scaled.gather(-1, order)
-    vocab_size = scaled.shape[-1]
-    last = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long() - 1
-    ranked = ranked.masked_fill(ranked < ranked.gather(-1, last), -torch.inf)
-    weights = torch.exp(ranked.double())
-    above = weights.cumsum(dim=-1) - weights
-    outside = (above >= top_p.double() * weights.sum(dim=-1, keepdim=True)) & (top_p < 1)
+    """Logits outside top_k or top_p become -inf. Ties are kept by top_k, and cut by id by top_p.
+
+    `scaled` float [rows, vocabulary], the best of each row 0; `top_k` int32 (0 is off), `top_p`
+    float32 (1 is off) [rows, 1]. No vocabulary is sorted: tokens that are no candidates of a row
+    cannot be in what top_p keeps.
+    """
+    scaled = _keep_top_k(scaled, top_k)
+    rows = (top_p[:, 0] < 1).nonzero()[:, 0]
+    if not len(rows):
+        return scaled
+    kept = scaled.clone()
+    kept[rows] = _keep_top_p(scaled[rows], top_p[rows].double())
+    return kept
+
+
+def _keep_top_k(scaled: Tensor, top_k: Tensor) -> Tensor:
+    is_cut = (top_k > 0) & (top_k < scaled.shape[-1])
+    if not is_cut.any():
+        return scaled
+    sizes = torch.where(is_cut, top_k, 1).long()
+    best = scaled.topk(int(sizes.max()), dim=-1).values
+    least = best.gather(-1, sizes - 1).masked_fill(~is_cut, -torch.inf)
+    return scaled.masked_fill(scaled < least, -torch.inf)
+
+
+def _keep_top_p(scaled: Tensor, share: Tensor) -> Tensor:
+    """For rows with a top_p below 1, float64 [rows, 1]."""
+    num_rows, vocab_size = scaled.shape
+    weights = torch.exp(scaled.double())
+    total = weights.sum(dim=-1, keepdim=True)
+    # All others together have at most half of what top_p leaves out: room for rounding.
+    row, token = (weights * (2 * vocab_size) >= (1 - share) * total).nonzero(as_tuple=True)
+    counts = torch.bincount(row, minlength=num_rows)
+    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    candidates = scaled.new_full((num_rows, int(counts.max())), -torch.inf)
+    candidates[row, place] = scaled[row, token]
+    # By id among equals, as they stand.
+    order = candidates.argsort(dim=-1, descending=True, stable=True)
+    ranked = torch.exp(candidates.gather(-1, order).double())
+    outside = ranked.cumsum(dim=-1) - ranked >= share * total
     outside[:, 0] = False
-    ranked = ranked.masked_fill(outside, -torch.inf)
-    return torch.empty_like(scaled).scatter_(-1, order, ranked)
+    dropped = torch.empty_like(outside).scatter_(-1, order, outside)
+    kept = torch.full_like(scaled, -torch.inf)
+    kept[row, token] = candidates.masked_fill(dropped, -torch.inf)[row, place]
+    return kept
 
 
 def keep_typical(scaled: Tensor, typical_p: Tensor) -> Tensor:

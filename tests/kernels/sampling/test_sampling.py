@@ -120,6 +120,43 @@ def test_many_rows(vocab_size: int, spread: float) -> None:
         assert_chosen("triton", case, vocab_size, spread, 200, is_coarse=case % 2 == 0)
 
 
+def by_sorting(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """`keep_top` by a sort of the whole vocabulary."""
+    order = scaled.argsort(dim=-1, descending=True, stable=True)
+    ranked = scaled.gather(-1, order)
+    vocab_size = scaled.shape[-1]
+    last = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long() - 1
+    ranked = ranked.masked_fill(ranked < ranked.gather(-1, last), -torch.inf)
+    weights = torch.exp(ranked.double())
+    above = weights.cumsum(dim=-1) - weights
+    outside = (above >= top_p.double() * weights.sum(dim=-1, keepdim=True)) & (top_p < 1)
+    outside[:, 0] = False
+    ranked = ranked.masked_fill(outside, -torch.inf)
+    return torch.empty_like(scaled).scatter_(-1, order, ranked)
+
+
+@settings(max_examples=100)
+@given(**STEPS)
+def test_what_is_kept_is_what_a_sort_keeps(
+    case: int, vocab_size: int, spread: float, is_coarse: bool
+) -> None:
+    """Tokens that tie, that are masked and rows without filters among them."""
+    random = np.random.default_rng(case)
+    logits = random.normal(size=(20, vocab_size)) * spread
+    logits = np.round(logits) if is_coarse else logits
+    is_masked = random.random(logits.shape) < random.choice([0, 0.3, 0.9], (20, 1))
+    is_masked[:, 0] = False
+    logits[is_masked] = -np.inf
+    sampling = random_rows(random, 20, vocab_size)
+    columns = (sampling.temperature + np.float32(1e-3), sampling.top_k, sampling.top_p)
+    temperatures, *filters = (torch.tensor(values)[:, None] for values in columns)
+    scaled = sampling_reference.shifted(torch.from_numpy(logits).float(), temperatures)
+    expected = by_sorting(scaled, *filters)
+    torch.testing.assert_close(
+        sampling_reference.keep_top(scaled, *filters), expected, rtol=0, atol=0
+    )
+
+
 FILTERS: list[dict[str, Any]] = [
     {"temperature": 0}, {}, {"min_p": 0.05}, {"top_k": 40}, {"top_p": 0.9},
     {"top_k": 50, "top_p": 0.95, "min_p": 0.01}, {"temperature": 0.05, "top_k": 300},
