@@ -118,8 +118,9 @@ class Committing:
         log_probs: tuple[TokenLogProb, ...],
     ) -> None:
         """Tell of committed tokens."""
-        is_first = state.num_answered == len(tokens)
-        prompt_log_probs = state.prompt_log_probs if is_first else None
+        prompt_log_probs = None
+        if state.prompt_log_probs is not None and state.num_answered == len(tokens):
+            prompt_log_probs = tuple(state.prompt_log_probs)
         _, text, finish_reason, stop_reason = advance
         delta = Delta(
             state.request_id,
@@ -129,7 +130,7 @@ class Committing:
             finish_reason,
             None,
             log_probs,
-            None if prompt_log_probs is None else tuple(prompt_log_probs),
+            prompt_log_probs,
             stop_reason,
         )
         if finish_reason is None:
