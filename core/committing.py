@@ -8,6 +8,7 @@ from .arrays import Int32
 from .drafting import Drafting
 from .proposals import StepCommit
 from .request.draft_tally import DraftTally
+from .request.outbox import Outbox
 from .request.output import TARGET_SOURCE, Delta, TokenLogProb
 from .request.request import RequestState
 from .request.stop import Advance
@@ -26,21 +27,23 @@ class Committing:
     finish  ends a request with its last delta
     """
 
-    __slots__ = ("_budget", "_clock", "_drafting", "_finish", "_scheduler", "_tally")
+    __slots__ = ("_budget", "_clock", "_drafting", "_finish", "_outbox", "_scheduler", "_tally")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a part
         self,
         scheduler: Scheduler,
         drafting: Drafting,
         budget: NodeBudget,
-        tally: DraftTally,
+        outbox: Outbox,
         clock: Callable[[], float],
         *,
+        tally: DraftTally,
         finish: Callable[[RequestState, Delta], None],
     ) -> None:
         self._scheduler = scheduler
         self._drafting = drafting
         self._budget = budget
+        self._outbox = outbox
         self._tally = tally
         self._clock = clock
         self._finish = finish
@@ -137,6 +140,6 @@ class Committing:
             request = state.request
             if request.allowed_tokens is not None:
                 request.allowed_tokens.advance(tokens)
-            request.sink(delta)
+            self._outbox.post(state, delta)
         else:
             self._finish(state, delta)
