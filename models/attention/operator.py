@@ -25,7 +25,7 @@ NONE = np.empty(0, dtype=np.int32)
 @contextmanager
 def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
     """A context in which this thread's `attend` serves `step`."""
-    columns = _own_columns(step.trees) if isinstance(step.trees, StepTrees) else _columns(step)
+    columns = columns_of(step)
     torch.ops.draftline.begin_step(
         kv.data,
         block_size,
@@ -56,7 +56,7 @@ def attend(  # noqa: PLR0917 - the operator's
     return torch.ops.draftline.attend(heads, layer, num_heads, scaling, window, softcap)
 
 
-class _Columns(NamedTuple):
+class TreeColumns(NamedTuple):
     """What the rows of a step's trees see besides the context.
 
     starts            int32 [requests + 1]  where the columns of each request begin
@@ -70,19 +70,24 @@ class _Columns(NamedTuple):
     visible: UInt8
 
 
-def _own_columns(trees: StepTrees) -> _Columns:
+def columns_of(step: StepInput) -> TreeColumns:
+    """What the rows of the step's trees see; nothing for prompt chunks."""
+    return _own_columns(step.trees) if isinstance(step.trees, StepTrees) else _columns(step)
+
+
+def _own_columns(trees: StepTrees) -> TreeColumns:
     """Where the columns are the rows of the step's first requests."""
     starts = trees.starts.copy()
     num_columns = starts[trees.num_trees]
     starts[trees.num_trees :] = num_columns
     visible = visible_columns(trees.ancestors, np.diff(starts[: trees.num_trees + 1]))
-    return _Columns(starts, trees.slots[:num_columns], trees.positions[:num_columns], visible)
+    return TreeColumns(starts, trees.slots[:num_columns], trees.positions[:num_columns], visible)
 
 
-def _columns(step: StepInput) -> _Columns:
+def _columns(step: StepInput) -> TreeColumns:
     trees = [tree for tree in step.trees if tree is not None]
     lens = [0 if tree is None else len(tree.slots) for tree in step.trees]
-    return _Columns(
+    return TreeColumns(
         np.cumsum([0, *lens], dtype=np.int32),
         np.concatenate([NONE, *(tree.slots for tree in trees)]),
         np.concatenate([NONE, *(tree.positions for tree in trees)]),

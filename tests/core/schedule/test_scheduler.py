@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from draftline.core.errors import StageLost
 from draftline.core.request.output import Delta, RequestMetrics
@@ -185,6 +186,8 @@ def test_keys_depend_on_all_before_them_and_on_the_salt() -> None:
     first = keys.upto(text, 15)
     assert len(first) == 3
     assert keys.upto(text, 16)[:3] == first
+    of_array = PrefixKeys("salt", 4).upto(np.array(text, dtype=np.int32), 16)
+    assert keys.after(2, text, 16) == of_array[2:]
     other = [9, *text[1:]]
     assert set(PrefixKeys("salt", 4).upto(other, 16)).isdisjoint(keys.upto(text, 16))
     assert set(PrefixKeys("pepper", 4).upto(text, 16)).isdisjoint(keys.upto(text, 16))
