@@ -23,7 +23,7 @@ def sampling_rows(
     shapings: Sequence[LogitsParams],
     seeds: Sequence[int],
     positions: Int64,
-    counts: Sequence[int] | None = None,
+    counts: Sequence[int] | Int32 | None = None,
 ) -> SamplingRows:
     """Rows of some requests, `counts` of each; by default one. `positions` is int64 [rows]."""
     floats = np.array([temperatures, *_columns(shapings)], dtype=np.float32)

@@ -85,7 +85,7 @@ class Hindsight:
     def _slots_of(self, ids: Sequence[str], drafted: TreeBatch, token_ends: Int64) -> Int64:
         """int64 [requests]: -1 for those that nothing was ever drafted for."""
         slots = np.array([self._slots.get(one, -1) for one in ids], dtype=np.int64)
-        for place in newcomers(slots, drafted.node_ends, token_ends).tolist():
+        for place in map(int, newcomers(slots, drafted.node_ends, token_ends)):
             slots[place] = self._slots[ids[place]] = self._new_slot()
         return slots
 
