@@ -138,13 +138,14 @@ def newcomers(slots: Int64, node_ends: Int64, token_ends: Int64) -> Int64:
 
 @compiled
 def largest(ends: Int64) -> tuple[int, int]:
-    """Most nodes and most attributions of a tree; `ends` as of `TreeBatch`."""
-    most, most_attributions, node, attribution = 0, 0, 0, 0
+    """Most nodes, and most attributions, of one tree; `ends` as of `TreeBatch`."""
+    most_nodes, most_attributions = 0, 0
+    nodes_before, attributions_before = 0, 0
     for tree in range(ends.shape[1]):
-        most = max(most, ends[0, tree] - node)
-        most_attributions = max(most_attributions, ends[1, tree] - attribution)
-        node, attribution = ends[0, tree], ends[1, tree]
-    return most, most_attributions
+        most_nodes = max(most_nodes, ends[0, tree] - nodes_before)
+        most_attributions = max(most_attributions, ends[1, tree] - attributions_before)
+        nodes_before, attributions_before = ends[0, tree], ends[1, tree]
+    return most_nodes, most_attributions
 
 
 @compiled

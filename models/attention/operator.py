@@ -100,5 +100,7 @@ def _visible(tree: TreeRows) -> Bool:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    # A copy, because torch warns of arrays that came over a wire and cannot be written.
-    return torch.from_numpy(np.array(array, dtype=np.int32))
+    # torch warns of arrays that came over a wire and cannot be written.
+    if array.dtype != np.int32 or not array.flags.carray:
+        array = np.array(array, dtype=np.int32)
+    return torch.from_numpy(array)
