@@ -286,7 +286,11 @@ class EngineConfig(Settings):
     recovery_timeout_s: Annotated[float, Field(gt=0)] = Field(
         120.0, description="how long lost stages may take to come back; requests wait for them"
     )
-    drafters: tuple[DrafterConfig, ...] = Field((), description="in order of priority")
+    drafters: tuple[DrafterConfig, ...] = Field(
+        (),
+        description="in order of priority; servers and commands that are told nothing take suffix "
+        "and prompt_lookup, a script none",
+    )
     trace_steps: Path | None = Field(
         None, description="file that gets one JSON line a step; what it held is lost"
     )

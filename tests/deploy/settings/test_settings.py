@@ -171,6 +171,15 @@ def test_flags_win_over_the_file_and_none_changes_nothing() -> None:
     }
 
 
+def test_who_says_nothing_of_drafters_gets_the_default_ones() -> None:
+    kinds = [one.kind for one in build_serve_args({"model": "m"}).engine.drafters]
+    assert kinds == ["suffix", "prompt_lookup"]
+    assert not build_serve_args({"model": "m", "drafters": []}).engine.drafters
+    [named] = build_serve_args({"model": "m", "drafters": [{"kind": "spectra"}]}).engine.drafters
+    assert named.kind == "spectra"
+    assert not EngineConfig(model="m").drafters
+
+
 def test_bundled_files_are_valid() -> None:
     demo = build_serve_args(read_settings(DEMO_FILE))
     assert demo.engine.pipeline_parallel_size == 2
