@@ -102,6 +102,15 @@ def load_int8_linear(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return product.int8_linear
 
 
+def load_invariant_linear(name: str) -> Callable[..., Tensor]:
+    """The `invariant_linear` of `triton` or `reference`, in `kernels/linear/reference.py`."""
+    if name == "reference":
+        from .linear import reference as product  # noqa: PLC0415
+    else:
+        from .linear import product  # noqa: PLC0415
+    return product.invariant_linear
+
+
 def choose_for_fp8(machine: Machine, wanted: str = "auto") -> AttentionChoice:
     """The backend for a KV cache of FP8 numbers, which the Triton kernels alone read.
 
