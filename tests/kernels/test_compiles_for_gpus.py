@@ -11,6 +11,7 @@ import pytest
 
 KERNELS = {
     "attend_tiles", "multiply_int8", "multiply_rows", "merge_partials", "store_rows", "copy_rows",
+    "take_log_softmax",
 }  # fmt: skip
 PROGRAM = Path(__file__).parents[1] / "support" / "tools" / "compile_kernels.py"
 

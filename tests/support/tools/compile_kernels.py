@@ -18,6 +18,8 @@ from draftline.kernels.attention import kernels as attention_kernels
 from draftline.kernels.attention import paged_attention
 from draftline.kernels.attention.split_rule import TILE_LINES
 from draftline.kernels.dot_types import dot_type, triton_type
+from draftline.kernels.elementwise import kernels as elementwise_kernels
+from draftline.kernels.elementwise.ops import LOGITS_CHUNK
 from draftline.kernels.int8 import kernels as int8_kernels
 from draftline.kernels.int8 import product as int8_product
 from draftline.kernels.kv import kernels as kv_kernels
@@ -145,6 +147,12 @@ def multiplying_alike(
     return compiled(linear_kernels.multiply_rows, types, constants, capability, **options)
 
 
+def normalising_logits() -> str:
+    types = dict.fromkeys(("logits", "out"), "*fp32")
+    kernel = elementwise_kernels.take_log_softmax
+    return compiled(kernel, types, {"LEN": LOGITS_CHUNK}, num_warps=8)
+
+
 def copying() -> str:
     types = dict.fromkeys(("source", "target", "source_rows", "target_rows"), "*i32")
     types |= {"source_rows": "*i64", "target_rows": "*i64"}
@@ -177,6 +185,7 @@ def main(which: str) -> None:
     print("merge_partials", merging())
     print("store_rows bf16", storing("bf16"))
     print("store_rows fp8", storing("fp8e4nv"))
+    print("take_log_softmax", normalising_logits())
     print("copy_rows", copying())
 
 
