@@ -196,8 +196,8 @@ def test_queries_and_results_may_be_views(name: str) -> None:
 @pytest.mark.parametrize("numbers", ["float32", "bfloat16"])
 def test_a_request_is_computed_alike_in_any_company(numbers: str) -> None:
     """Bit by bit: a tree, a chunk and a token, with tiles of one size."""
-    shape, spec = AttentionShape(8, 2, 16), LayerSpec(0.25, window=400, softcap=20.0)
-    parts = [Part(700, parents=random_parents(9)), Part(300, num_rows=30), Part(130), Part(40)]
+    shape, spec = AttentionShape(4, 1, 16), LayerSpec(0.25, window=300, softcap=20.0)
+    parts = [Part(500, parents=random_parents(6)), Part(300, num_rows=17), Part(130), Part(40)]
     case = make_case(parts, shape, spec, dtype=NUMBERS[numbers][0], block_size=16)
     rule = SplitRule.of(shape, 4)
     partials = PartialResults(shape, rule, 4, DEVICE)
