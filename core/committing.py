@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from .arrays import Int32
 from .drafting import Drafting
 from .proposals import StepCommit
+from .request.outbox import Outbox
 from .request.output import TARGET_SOURCE, Delta, TokenLogProb
 from .request.request import RequestState
 from .request.stop import Advance
@@ -25,13 +26,14 @@ class Committing:
     finish    ends a request with its last delta
     """
 
-    __slots__ = ("_budget", "_clock", "_drafting", "_finish", "_is_alive", "_scheduler")
+    __slots__ = ("_budget", "_clock", "_drafting", "_finish", "_is_alive", "_outbox", "_scheduler")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a part
         self,
         scheduler: Scheduler,
         drafting: Drafting,
         budget: NodeBudget,
+        outbox: Outbox,
         clock: Callable[[], float],
         *,
         is_alive: Callable[[RequestState], bool],
@@ -40,6 +42,7 @@ class Committing:
         self._scheduler = scheduler
         self._drafting = drafting
         self._budget = budget
+        self._outbox = outbox
         self._clock = clock
         self._is_alive = is_alive
         self._finish = finish
@@ -136,6 +139,6 @@ class Committing:
             request = state.request
             if request.allowed_tokens is not None:
                 request.allowed_tokens.advance(tokens)
-            request.sink(delta)
+            self._outbox.post(state, delta)
         else:
             self._finish(state, delta)

@@ -20,11 +20,11 @@ from .errors import (
     StageLost,
     as_request_failure,
     contain_each,
-    place_of,
 )
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
 from .proposals import AskPlan, DraftBatch
+from .request.outbox import Outbox
 from .request.output import Delta
 from .request.request import Request, RequestState
 from .request.stop import StopRule
@@ -78,9 +78,11 @@ class EngineCore:
         self._scheduler = scheduler
         self._budget = budget
         self._drafting = Drafting(drafters, scheduler, budget, clock, acceptance)
+        self._outbox = Outbox(self._fail)
         self._committing = Committing(
-            scheduler, self._drafting, budget, clock, is_alive=self._is_alive, finish=self._finish
-        )
+            scheduler, self._drafting, budget, self._outbox, clock,
+            is_alive=self._is_alive, finish=self._finish,
+        )  # fmt: skip
         self._clock = clock
         self._acceptance = acceptance
         self._trace = trace
@@ -125,6 +127,7 @@ class EngineCore:
                 finish_reason="cancelled",
             )
             self._finish(state, last)
+            self._outbox.deliver()
 
     def use_pipeline(self, pipeline: StepPipeline) -> None:
         """Go on with another pipeline, whose KV cache is empty: requests compute theirs again."""
@@ -137,14 +140,15 @@ class EngineCore:
         self._drop_flights()
         for state in list(self._states.values()):
             self._fail(state, error)
+        self._outbox.deliver()
 
     def abandon(self, error: DraftlineError) -> None:
         """Give every request `error`; for another thread, while the engine's hangs in a step."""
         for state in list(self._states.values()):
-            self._tell(state, error)
+            self._outbox.tell(state, error)
 
     async def step(self) -> None:
-        """Commit what is answered; admit, draft, merge, build and submit a step; else wait.
+        """Commit what is answered; admit, draft, merge, build and submit a step; tell; else wait.
 
         What is waited for is the first event: an answer, proposals, token masks, a new request, a
         cancellation. What goes wrong with a request ends that request; what no request can be
@@ -165,6 +169,7 @@ class EngineCore:
                 if step is not None:
                     self._submit(step, trees, chunks, draft_batch)
                     return
+            self._outbox.deliver()
             await self._wait()
 
     @contextmanager
@@ -177,6 +182,8 @@ class EngineCore:
             raise
         except Exception as error:  # noqa: BLE001 - it supervises: the engine goes on
             self._fail_running(error)
+        finally:
+            self._outbox.deliver()
 
     def _answered(self) -> StepInFlight | None:
         """The oldest step, if its answer is there."""
@@ -336,7 +343,9 @@ class EngineCore:
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)
-        self._tell(state, last._replace(metrics=state.metrics(self._clock(), self._acceptance)))
+        self._outbox.post(
+            state, last._replace(metrics=state.metrics(self._clock(), self._acceptance))
+        )
 
     def _fail_part(self, part: tuple[RequestState, Walk, TreeOutput], error: Exception) -> None:
         self._fail(part[0], as_request_failure(error, part[0].request_id))
@@ -374,16 +383,7 @@ class EngineCore:
     def _fail(self, state: RequestState, error: DraftlineError) -> None:
         if self._is_alive(state):
             self._forget(state)
-            self._tell(state, error)
-
-    def _tell(self, state: RequestState, event: Delta | DraftlineError) -> None:
-        """The last word to a request's sink, which may be the cause of it."""
-        try:
-            state.request.sink(event)
-        except Exception as error:  # noqa: BLE001 - it supervises: nobody else hears of it
-            logger.error(
-                "event=sink_failed request_id=%s error=%s", state.request_id, place_of(error)
-            )
+            self._outbox.post(state, error)
 
     def _forget(self, state: RequestState) -> None:
         del self._states[state.request_id]

@@ -35,8 +35,8 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
     tokens of `core/sampling/choose.py`.
     """
     chosen = _argmax(logits)
-    sampled = np.flatnonzero(sampling.temperature)
-    if len(sampled):
+    if sampling.temperature.any():
+        sampled = np.flatnonzero(sampling.temperature)
         rows = torch.from_numpy(sampled).to(logits.device)
         part = logits if len(sampled) == len(logits) else logits[rows]
         scaled = process_rows(part.float(), sampling, sampled)
@@ -44,15 +44,15 @@ def choose_tokens(logits: Tensor, sampling: SamplingRows) -> Tensor:
             torch.from_numpy(values[sampled]).to(logits.device)[:, None]
             for values in (sampling.seed, sampling.position)
         )
-        chosen[rows] = _noisy_argmax(scaled, *columns)
-    return chosen.to(torch.int32)
+        chosen[rows] = _noisy_argmax(scaled, *columns).to(torch.int32)
+    return chosen
 
 
 def _argmax(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu":
         # numpy's is vectorised: ten times faster than torch's.
-        return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
-    return logits.argmax(dim=-1)
+        return torch.from_numpy(logits.float().numpy().argmax(axis=-1).astype(np.int32))
+    return logits.argmax(dim=-1).to(torch.int32)
 
 
 def process_rows(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Tensor:

@@ -101,7 +101,7 @@ class Hindsight:
         return self._free.pop()
 
     def _make_room(self, drafted: TreeBatch) -> None:
-        sizes = np.diff(drafted.ends, axis=1, prepend=0).max(axis=1, initial=0).tolist()
+        sizes = largest(drafted.ends)
         if any(size > most for size, most in zip(sizes, self._most, strict=True)):
             self._grow(len(self._pending.at), *map(max, sizes, self._most))
 
@@ -125,6 +125,18 @@ def _room(num_slots: int, num_nodes: int, num_attributions: int) -> Pending:
         np.zeros((num_slots, 2), dtype=np.int64),
         np.full(num_slots, -1, dtype=np.int64),
     )
+
+
+@compiled
+def largest(ends: Int64) -> tuple[int, int]:
+    """Most nodes, and most attributions, of one tree; `ends` as of `TreeBatch`."""
+    most_nodes, most_attributions = 0, 0
+    nodes_before, attributions_before = 0, 0
+    for tree in range(ends.shape[1]):
+        most_nodes = max(most_nodes, ends[0, tree] - nodes_before)
+        most_attributions = max(most_attributions, ends[1, tree] - attributions_before)
+        nodes_before, attributions_before = ends[0, tree], ends[1, tree]
+    return most_nodes, most_attributions
 
 
 @compiled

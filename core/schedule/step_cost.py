@@ -35,7 +35,7 @@ class StepCost:
     all takes as much longer than the curve as a line over the numbers of requests says.
     """
 
-    __slots__ = ("_curve", "_fits", "_grid", "_offsets", "_xx", "_xy")
+    __slots__ = ("_curve", "_curves", "_fits", "_grid", "_measured", "_offsets", "_xx", "_xy")
 
     def __init__(self, rows: list[int], seconds: list[float]) -> None:
         """Begin with measurements at some numbers of rows, at least one; `rows` rises."""
@@ -51,6 +51,9 @@ class StepCost:
         falling = np.minimum.accumulate(curve[::-1])[::-1]
         self._curve: Float64 = (rising + falling) / 2
         self._fits: dict[int, LineFit] = {}
+        # What a step asks several times: curves by requests since the last round, and `_at`.
+        self._curves: dict[int, Float64] = {}
+        self._measured: dict[int, float] = {}
         # Of all numbers of requests, each about its own means.
         self._xx = self._xy = 0.0
         self._offsets = LineFit(DECAY)
@@ -61,7 +64,13 @@ class StepCost:
         return self._grid
 
     def curve(self, num_requests: int) -> Float64:
-        """Expected seconds of rounds of so many requests at the rows of `grid`."""
+        """Expected seconds of rounds of so many requests at the rows of `grid`; not to be written."""
+        curve = self._curves.get(num_requests)
+        if curve is None:
+            curve = self._curves[num_requests] = self._expected(num_requests)
+        return curve
+
+    def _expected(self, num_requests: int) -> Float64:
         fit = self._fits.get(_bucket(num_requests))
         if fit is None:
             return self._unseen(num_requests, self._curve)
@@ -86,6 +95,7 @@ class StepCost:
         self._xx = DECAY * self._xx + xx
         self._xy = DECAY * self._xy + xy
         self._offsets.record(num_requests, seconds - self._slope * measured)
+        self._curves.clear()
 
     @property
     def _slope(self) -> float:
@@ -102,7 +112,10 @@ class StepCost:
         return np.maximum(self._slope * measured + offset, LEAST_SHARE * measured)
 
     def _at(self, rows: int) -> float:
-        return float(np.interp(rows, self._grid, self._curve))
+        seconds = self._measured.get(rows)
+        if seconds is None:
+            seconds = self._measured[rows] = float(np.interp(rows, self._grid, self._curve))
+        return seconds
 
 
 def _bucket(num_requests: int) -> int:

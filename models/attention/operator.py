@@ -18,14 +18,10 @@ from ...core.steps import StepInput, TreeRows
 from ...core.tree.kernels import unpack
 from .step_attention import PagedKv
 
-NONE = np.empty(0, dtype=np.int32)
-
 
 @contextmanager
 def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
     """A context in which this thread's `attend` serves `step`."""
-    trees = [tree for tree in step.trees if tree is not None]
-    lens = [0 if tree is None else len(tree.slots) for tree in step.trees]
     torch.ops.draftline.begin_step(
         kv.data,
         block_size,
@@ -34,13 +30,8 @@ def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
         _tensor(step.request_starts),
         _tensor(step.context_lens),
         _tensor(step.block_tables),
-        _tensor(np.cumsum([0, *lens], dtype=np.int32)),
-        _tensor(np.concatenate([NONE, *(tree.slots for tree in trees)])),
-        _tensor(np.concatenate([NONE, *(tree.positions for tree in trees)])),
-        torch.from_numpy(
-            np.concatenate([NONE, *map(_visible, trees)], dtype=np.uint8, casting="unsafe")
-        ),
-    )  # fmt: skip
+        *_trees_of(step),
+    )
     try:
         yield
     finally:
@@ -58,10 +49,27 @@ def attend(  # noqa: PLR0917 - the operator's
     return torch.ops.draftline.attend(heads, layer, num_heads, scaling, window, softcap)
 
 
+def _trees_of(step: StepInput) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where each request's tree begins, its slots and positions, and what its rows see of it."""
+    trees = [tree for tree in step.trees if tree is not None]
+    if not trees:
+        starts = torch.zeros(len(step.trees) + 1, dtype=torch.int32)
+        return starts, starts[:0], starts[:0], starts[:0].to(torch.uint8)
+    lens = [0 if tree is None else len(tree.slots) for tree in step.trees]
+    return (
+        _tensor(np.cumsum([0, *lens], dtype=np.int32)),
+        _tensor(np.concatenate([tree.slots for tree in trees])),
+        _tensor(np.concatenate([tree.positions for tree in trees])),
+        torch.from_numpy(np.concatenate([_visible(tree) for tree in trees]).view(np.uint8)),
+    )
+
+
 def _visible(tree: TreeRows) -> Bool:
     return unpack(tree.ancestors, len(tree.slots)).ravel()
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    # A copy, because torch warns of arrays that came over a wire and cannot be written.
-    return torch.from_numpy(np.array(array, dtype=np.int32))
+    # torch warns of arrays that came over a wire and cannot be written.
+    if array.dtype != np.int32 or not array.flags.carray:
+        array = np.array(array, dtype=np.int32)
+    return torch.from_numpy(array)

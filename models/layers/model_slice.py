@@ -211,6 +211,14 @@ def _rope_types(config: Any) -> set[str | None]:
     return {kind.get("rope_type") for kind in kinds}
 
 
+def embedded(embed: nn.Module, token_ids: Tensor) -> Tensor:
+    """Hidden states [rows, hidden_size] of int64 tokens [rows], as the module computes them."""
+    if type(embed) is nn.Embedding and embed.max_norm is None:
+        # What the module does, without the calls around it: they take longer than a lookup.
+        return torch.embedding(embed.weight, token_ids)
+    return embed(token_ids)
+
+
 def run_layers(
     part: ModelSlice, states: Tensor, positions: Tensor,
     rotations: dict[str | None, Rotation], attention: StepAttention | StepKernels,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from ..attention.operator import attending
 from ..attention.step_attention import PagedKv
 from ..device import to_device
 from ..layers.fast_modules import RotaryTable
-from ..layers.model_slice import ModelSlice, load_slice, run_layers
+from ..layers.model_slice import ModelSlice, embedded, load_slice, run_layers
 from ..load.partition import LayerSpan
 from ..sampling import choose_sampler, uses_fused_modules
 from .graph_runner import Capture, CudaCapture, GraphRunner
@@ -176,7 +175,9 @@ class Stage:
         if not self.is_last:
             return hidden
         rows = wanted_rows(step)
-        return launch_answer(step, rows, self._logits(hidden, rows), self._sampler)
+        if len(rows) != len(hidden):
+            hidden = hidden[to_device(rows, self._part.device)]
+        return launch_answer(step, rows, self._logits(hidden), self._sampler)
 
     @torch.inference_mode()
     def logits(self, step: StepInput, hidden: Tensor | None, rows: Int32) -> Tensor:
@@ -184,7 +185,8 @@ class Stage:
 
         Runs the step as `run` does.
         """
-        return self._logits(self._hidden(step, hidden), rows)
+        hidden = self._hidden(step, hidden)
+        return self._logits(hidden[to_device(rows, self._part.device)])
 
     def _switch_if_ready(self) -> None:
         if self._switch is not None and self._switch.is_ready:
@@ -203,7 +205,7 @@ class Stage:
                 # The stage after may still read it when this one runs the next step.
                 return replayed if self.is_last else replayed.clone()
         if part.embed is not None:
-            hidden = part.embed(to_device(step.token_ids, part.device))
+            hidden = embedded(part.embed, to_device(step.token_ids, part.device))
         assert hidden is not None
         assert len(hidden) == len(step.token_ids)
         if not len(hidden):
@@ -219,10 +221,8 @@ class Stage:
                 return self._compiled(states, rotations)
         return run_layers(part, states, positions, rotations, self._attention.begin(step))
 
-    def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
+    def _logits(self, hidden: Tensor) -> Tensor:
         part = self._part
-        if len(rows) != len(hidden) or (rows != np.arange(len(rows))).any():
-            hidden = hidden[to_device(rows, part.device)]
         if self._own is not None:
             return self._own.logits(hidden, self._softcap)
         assert part.norm is not None
