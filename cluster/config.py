@@ -213,8 +213,9 @@ class EngineConfig(Settings):
     )
     batch_invariant: Literal["auto", "off", "on"] = Field(
         "auto",
-        description="on: what is computed for a request does not depend, bit by bit, on the others "
-        "of its steps, or the start fails; auto: where that costs nothing: by own operators on "
+        description="on: rows of a request are computed alike, bit by bit, whatever others its "
+        "steps hold, or the start fails: by own operators on CPUs, own products and tiles of one "
+        "size on GPUs, which is slower there; auto: where that costs nothing: by own operators on "
         "CPUs",
     )
     quantization: Literal["none", "int8"] = Field(
@@ -286,7 +287,11 @@ class EngineConfig(Settings):
     recovery_timeout_s: Annotated[float, Field(gt=0)] = Field(
         120.0, description="how long lost stages may take to come back; requests wait for them"
     )
-    drafters: tuple[DrafterConfig, ...] = Field((), description="in order of priority")
+    drafters: tuple[DrafterConfig, ...] = Field(
+        (),
+        description="in order of priority; servers and commands that are told nothing take suffix "
+        "and prompt_lookup, a script none",
+    )
     trace_steps: Path | None = Field(
         None, description="file that gets one JSON line a step; what it held is lost"
     )

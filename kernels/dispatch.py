@@ -75,7 +75,7 @@ def choose_attention(
     """
     obstacles = {
         "sdpa": None,
-        "triton": _against_triton(machine),
+        "triton": triton_obstacle(machine),
         "flash_attn": _against_flash(machine, dtype, block_size),
     }
     if wanted == "auto":
@@ -88,9 +88,21 @@ def choose_attention(
     return AttentionChoice(wanted, "asked for")
 
 
+def triton_obstacle(machine: Machine) -> str | None:
+    """Why the Triton kernels cannot run on the machine; None where they can."""
+    if not machine.has_triton:
+        return "the package triton is not installed; pip install draftline[gpu]"
+    if machine.capability is None:
+        on_cpu = "it needs a GPU, or TRITON_INTERPRET=1 for tests"
+        return None if machine.is_interpreting else on_cpu
+    if machine.capability < LEAST_CAPABILITY:
+        return "the GPU's compute capability is below 8.0"
+    return None
+
+
 def runs_triton(machine: Machine) -> bool:
     """Whether the machine has a GPU that the Triton kernels run on."""
-    return machine.capability is not None and _against_triton(machine) is None
+    return machine.capability is not None and triton_obstacle(machine) is None
 
 
 def load_int8_linear(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -102,12 +114,21 @@ def load_int8_linear(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return product.int8_linear
 
 
+def load_invariant_linear(name: str) -> Callable[..., Tensor]:
+    """The `invariant_linear` of `triton` or `reference`, in `kernels/linear/reference.py`."""
+    if name == "reference":
+        from .linear import reference as product  # noqa: PLC0415
+    else:
+        from .linear import product  # noqa: PLC0415
+    return product.invariant_linear
+
+
 def choose_for_fp8(machine: Machine, wanted: str = "auto") -> AttentionChoice:
     """The backend for a KV cache of FP8 numbers, which the Triton kernels alone read.
 
     Raises `ConfigError` (`kv_cache_dtype`).
     """
-    obstacle = _against_triton(machine)
+    obstacle = triton_obstacle(machine)
     if machine.capability is not None and machine.capability < LEAST_FP8_CAPABILITY:
         obstacle = obstacle or "the GPU's compute capability is below 8.9"
     if wanted not in ("auto", "triton"):
@@ -138,20 +159,9 @@ def _best(machine: Machine, obstacles: dict[str, str | None]) -> AttentionChoice
     return AttentionChoice("triton", f"a GPU; not flash_attn: {obstacles['flash_attn']}")
 
 
-def _against_triton(machine: Machine) -> str | None:
-    if not machine.has_triton:
-        return "the package triton is not installed; pip install draftline[gpu]"
-    if machine.capability is None:
-        on_cpu = "it needs a GPU, or TRITON_INTERPRET=1 for tests"
-        return None if machine.is_interpreting else on_cpu
-    if machine.capability < LEAST_CAPABILITY:
-        return "the GPU's compute capability is below 8.0"
-    return None
-
-
 def _against_flash(machine: Machine, dtype: torch.dtype, block_size: int) -> str | None:
     # Trees are attended by Triton beside it.
-    obstacle = _against_triton(machine)
+    obstacle = triton_obstacle(machine)
     if machine.capability is None:
         return "it needs a GPU"
     if obstacle is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.sampling import choose as reference
 from ..core.steps import LogitEdits, SamplingRows
 from ..kernels.dispatch import Machine
+from ..kernels.elementwise.dispatch import load_elementwise
 from ..kernels.sampling.dispatch import choose_sampling, load_sampling, takes
 from ..kernels.sampling.edit_tables import EditCapacity, EditTables
 from ..kernels.sampling.reference import (
@@ -96,6 +97,10 @@ class Sampler(Protocol):
         """The target token of each row, int32 [rows] on the device: `core/sampling/choose.py`."""
         ...
 
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """float32 log-probabilities [rows, vocabulary]."""
+        ...
+
 
 class TorchSampler:
     """Plain torch: the reference, and what runs on CPUs."""
@@ -108,12 +113,17 @@ class TorchSampler:
         """The target token of each row, int32 [rows] on the device."""
         return choose_tokens(logits, sampling)
 
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """float32 log-probabilities [rows, vocabulary]."""
+        return torch.log_softmax(logits, dim=-1)
+
 
 class KernelSampler:
     """Triton kernels; keeps the tables of each size of steps, and one scratch for all."""
 
     def __init__(self) -> None:
         self._ops = load_sampling()
+        self._log_softmax = load_elementwise("triton").log_softmax
         self._tables: dict[tuple[int, int], SamplingTables] = {}
         self._edits: dict[tuple[EditCapacity, int], EditTables] = {}
         self._scratch: tuple[tuple[int, int], SamplingScratch] | None = None
@@ -143,6 +153,12 @@ class KernelSampler:
         out = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
         scratch = self._scratch_of(*key, logits.device)
         self._ops.choose_tokens(logits, self._tables[key], scratch, out)
+        return out
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """float32 log-probabilities [rows, vocabulary]; a row's do not depend on the others."""
+        out = torch.empty_like(logits)
+        self._log_softmax(logits, out)
         return out
 
     def _scratch_of(self, num_rows: int, vocab_size: int, device: torch.device) -> SamplingScratch:

@@ -215,6 +215,7 @@ def _stage_options(config: EngineConfig, max_model_len: int, share: float) -> St
         quantization=config.quantization,
         gpu_memory_utilization=config.gpu_memory_utilization * (share if in_one_process else 1),
         max_rows=max_rows,
+        max_requests=config.max_num_seqs,
         compile=config.compile,
         compile_cache=config.compile_cache,
         batch_invariant=config.batch_invariant,

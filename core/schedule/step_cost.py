@@ -64,7 +64,7 @@ class StepCost:
         return self._grid
 
     def curve(self, num_requests: int) -> Float64:
-        """Expected seconds of rounds of so many requests at the rows of `grid`; never written."""
+        """Expected seconds of rounds of so many requests at the rows of `grid`; read only."""
         curve = self._curves.get(num_requests)
         if curve is None:
             curve = self._curves[num_requests] = self._expected(num_requests)

@@ -23,6 +23,8 @@ from .tenants import TenantConfig, operator_keys, read_tenants, require_distinct
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3"]
 DEMO_FILE = Path(__file__).parents[1] / "demo.yaml"
+# What drafts where nobody says what: they need no training and are not asked where they do not pay.
+DEFAULT_DRAFTERS = ({"kind": "suffix"}, {"kind": "prompt_lookup"})
 
 
 class ServerConfig(Settings):
@@ -277,9 +279,10 @@ def read_settings(file: Path | str) -> dict[str, Any]:
 def build_serve_args(settings: Mapping[str, Any]) -> ServeArgs:
     """Validated settings: those of the engine at the top, `server` and `deployment` below.
 
+    Without `drafters` they are the `DEFAULT_DRAFTERS`; an empty list asks for plain decoding.
     Raises `ConfigError` naming the field, with the nearest known key for an unknown one.
     """
-    engine = dict(settings)
+    engine = {"drafters": DEFAULT_DRAFTERS, **settings}
     server = _section(engine, "server")
     deployment = _section(engine, "deployment")
     known = [*EngineConfig.model_fields, "server", "deployment"]

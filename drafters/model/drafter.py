@@ -59,6 +59,7 @@ def load_model_drafter(
         device=device,
         options=StageOptions(
             max_rows=options.prefill_chunk,
+            max_requests=options.prefill_chunk,
             graphs=_graphs(info, options),
             compile=options.compile,
         ),

@@ -1,7 +1,7 @@
 """Triton kernels of attention over paged KV: `attend_tiles`, then `merge_partials` of split tiles.
 
-Programs share nothing, so a row's result does not depend on which rows are beside it in the step,
-only on the shape of its tile and on where its context is split. Names in capitals are constants of
+Items share nothing, so a row's result does not depend on which rows are beside it in the step, only
+on the lines of its tile and on where its context is split. Names in capitals are constants of
 the compiled kernel. Importing this file needs Triton.
 """
 
@@ -13,12 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .split_rule import MOST_SPLITS
 from .tile_plan import ITEM_FIELDS, REQUEST_FIELDS
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 FIELDS_OF_ITEM = tl.constexpr(ITEM_FIELDS)
 FIELDS_OF_REQUEST = tl.constexpr(REQUEST_FIELDS)
+SPLITS = tl.constexpr(MOST_SPLITS)
 
 
 @triton.jit
@@ -176,65 +178,85 @@ def _finish(state, scales, kv_head, HAS_SCALES: tl.constexpr):
 
 
 @triton.jit
+def _lines_of(item, kv_head, positions, SHARE: tl.constexpr, LINES: tl.constexpr):
+    """An item's lines: rows of the step, query heads, positions, and which of them it has."""
+    line = tl.arange(0, LINES)
+    row = tl.load(item + 1) + line // SHARE
+    is_line = line // SHARE < tl.load(item + 2)
+    position = tl.load(positions + row, mask=is_line, other=2147483647)
+    return row, kv_head * SHARE + line % SHARE, position, is_line
+
+
+@triton.jit
+def _store_partial(
+    item, results, partials, kv_head, is_line, dims, dim_ok,
+    HEAD_DIM: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """Store (results, log-sums) of an item's lines in (`partial_out`, `partial_sums`)."""
+    result, sums = results
+    partial_out, partial_sums = partials
+    line = (tl.load(item + 6) + tl.arange(0, LINES)).to(tl.int64)
+    at = line * tl.num_programs(1) + kv_head
+    tl.store(partial_sums + at, sums, mask=is_line)
+    at_out = partial_out + at[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(at_out, result, mask=is_line[:, None] & dim_ok[None, :])
+
+
+@triton.jit
 def attend_tiles(
-    query, pairs, out, log_sums, scales, partial_out, partial_sums,
+    query, pairs, out, log_sums, scales, partial_out, partial_sums, item_count,
     items, requests, positions, ancestors, own_slots, own_positions, first_blocks, blocks,
     scaling, window, softcap,
     stride_query_row, stride_query_head, stride_slot, stride_value, stride_kv_head,
     stride_out_row, stride_out_head, stride_sums_row,
     BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, NUM_WORDS: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTIAL_LINES: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_SUMS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, kv head): one item's lines over its part of the context and own columns."""
-    item = items + tl.program_id(0) * FIELDS_OF_ITEM
+    """Program (index, kv head): item `index`, and others as many on as there are programs.
+
+    Of an item, its lines over its part of the context and its own columns.
+    """
     kv_head = tl.program_id(1)
-    request = tl.load(item)
-    if request < 0:
-        return
-    facts = requests + request * FIELDS_OF_REQUEST
-    line = tl.arange(0, LINES)
-    row = tl.load(item + 1) + line // SHARE
-    head = kv_head * SHARE + line % SHARE
-    is_line = line // SHARE < tl.load(item + 2)
     dims = tl.arange(0, DIMS)
     dim_ok = dims < HEAD_DIM
-    line_mask = is_line[:, None] & dim_ok[None, :]
-    wide_row = row.to(tl.int64)
-    at_query = _head_pointers(query, wide_row, head, dims, stride_query_row, stride_query_head)
-    lines = tl.load(at_query, mask=line_mask, other=0.0).to(DOT)
-    position = tl.load(positions + row, mask=is_line, other=2147483647)
-
-    queries = (lines, position, is_line)
     scoring = (_logit_scale(scaling, scales, kv_head, HAS_SCALES), window, softcap)
     strides = (stride_slot, stride_value)
     pairs += kv_head * stride_kv_head
-    state = _over_context(
-        _empty_state(LINES, DIMS), queries, _context_bounds(item, position, window, HAS_WINDOW),
-        blocks + tl.load(first_blocks + request), pairs, strides, dims, dim_ok, scoring,
-        BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
-    )  # fmt: skip
-    first_own = tl.load(facts + 3)
-    own_columns = (own_slots + first_own, own_positions + first_own, tl.load(item + 5))
-    bits = (tl.load(facts + 5), row - tl.load(facts), ancestors + wide_row * NUM_WORDS)
-    state = _over_own(
-        state, queries, own_columns, bits, pairs, strides, dims, dim_ok, scoring,
-        COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
-    )  # fmt: skip
-
-    result, sums = _finish(state, scales, kv_head, HAS_SCALES)
-    partial = tl.load(item + 6)
-    if partial >= 0:
-        at = (partial * tl.num_programs(1) + kv_head).to(tl.int64) * PARTIAL_LINES + line
-        tl.store(partial_sums + at, sums, mask=is_line)
-        tl.store(partial_out + at[:, None] * HEAD_DIM + dims[None, :], result, mask=line_mask)
-    else:
-        at_out = _head_pointers(out, wide_row, head, dims, stride_out_row, stride_out_head)
-        tl.store(at_out, result.to(KEEP), mask=line_mask)
-        if HAS_SUMS:
-            tl.store(log_sums + wide_row * stride_sums_row + head, sums * LN2, mask=is_line)
+    for index in range(tl.program_id(0), tl.load(item_count), tl.num_programs(0)):
+        item = items + index * FIELDS_OF_ITEM
+        request = tl.load(item)
+        facts = requests + request * FIELDS_OF_REQUEST
+        row, head, position, is_line = _lines_of(item, kv_head, positions, SHARE, LINES)
+        wide_row = row.to(tl.int64)
+        line_mask = is_line[:, None] & dim_ok[None, :]
+        at_query = _head_pointers(query, wide_row, head, dims, stride_query_row, stride_query_head)
+        lines = tl.load(at_query, mask=line_mask, other=0.0).to(DOT)
+        queries = (lines, position, is_line)
+        state = _over_context(
+            _empty_state(LINES, DIMS), queries, _context_bounds(item, position, window, HAS_WINDOW),
+            blocks + tl.load(first_blocks + request), pairs, strides, dims, dim_ok, scoring,
+            BLOCK_SIZE, COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
+        )  # fmt: skip
+        first_own = tl.load(facts + 3)
+        own_columns = (own_slots + first_own, own_positions + first_own, tl.load(item + 5))
+        bits = (tl.load(facts + 5), row - tl.load(facts), ancestors + wide_row * NUM_WORDS)
+        state = _over_own(
+            state, queries, own_columns, bits, pairs, strides, dims, dim_ok, scoring,
+            COLUMNS, HAS_WINDOW, HAS_SOFTCAP, KEEP,
+        )  # fmt: skip
+        result, sums = _finish(state, scales, kv_head, HAS_SCALES)
+        if tl.load(item + 6) >= 0:
+            partials = (partial_out, partial_sums)
+            _store_partial(
+                item, (result, sums), partials, kv_head, is_line, dims, dim_ok, HEAD_DIM, LINES
+            )
+        else:
+            at_out = _head_pointers(out, wide_row, head, dims, stride_out_row, stride_out_head)
+            tl.store(at_out, result.to(KEEP), mask=line_mask)
+            if HAS_SUMS:
+                tl.store(log_sums + wide_row * stride_sums_row + head, sums * LN2, mask=is_line)
 
 
 @triton.jit
@@ -242,38 +264,30 @@ def merge_partials(
     out, log_sums, partial_out, partial_sums, merges,
     stride_out_row, stride_out_head, stride_sums_row,
     SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    PARTIAL_LINES: tl.constexpr, HAS_SUMS: tl.constexpr, KEEP: tl.constexpr,
+    HAS_SUMS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, head): the partial results of a split tile become one, by log-sum-exp."""
+    """Program (row, head): the partial results of a split context become one, by log-sum-exp."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    first = tl.load(merges + row * 3)
-    count = tl.load(merges + row * 3 + 1)
+    merge = merges + row * 3
+    count = tl.load(merge + 1)
     if count == 0:
         return
-    num_kv_heads = tl.num_programs(1) // SHARE
-    line = tl.load(merges + row * 3 + 2) * SHARE + head % SHARE
+    split = tl.arange(0, SPLITS)
+    is_split = split < count
+    line = (tl.load(merge) + head % SHARE + split * tl.load(merge + 2)).to(tl.int64)
+    at = line * (tl.num_programs(1) // SHARE) + head // SHARE
+    log_sum = tl.load(partial_sums + at, mask=is_split, other=float("-inf"))
     dims = tl.arange(0, DIMS)
     dim_ok = dims < HEAD_DIM
-    total = tl.zeros([DIMS], dtype=tl.float32)
-    weight = 0.0
-    top = float("-inf")
-    for index in range(0, count):
-        owner = (first + index) * num_kv_heads + head // SHARE
-        at = owner.to(tl.int64) * PARTIAL_LINES + line
-        log_sum = tl.load(partial_sums + at)
-        part = tl.load(partial_out + at * HEAD_DIM + dims, mask=dim_ok, other=0.0)
-        new_top = tl.maximum(top, log_sum)
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        decay = tl.exp2(top - shift)
-        share = tl.exp2(log_sum - shift)
-        total = total * decay + part * share
-        weight = weight * decay + share
-        top = new_top
-    is_empty = weight == 0
-    safe_weight = tl.where(is_empty, 1.0, weight)
-    result = (total / safe_weight).to(KEEP)
+    at_out = partial_out + at[:, None] * HEAD_DIM + dims[None, :]
+    parts = tl.load(at_out, mask=is_split[:, None] & dim_ok[None, :], other=0.0)
+    top = tl.max(log_sum, 0)
+    is_empty = top == float("-inf")
+    shares = tl.exp2(log_sum - tl.where(is_empty, 0.0, top))
+    weight = tl.where(is_empty, 1.0, tl.sum(shares, 0))
+    result = (tl.sum(parts * shares[:, None], 0) / weight).to(KEEP)
     tl.store(out + row * stride_out_row + head * stride_out_head + dims, result, mask=dim_ok)
     if HAS_SUMS:
-        sums = tl.where(is_empty, float("-inf"), (top + tl.log2(safe_weight)) * LN2)
+        sums = tl.where(is_empty, float("-inf"), (top + tl.log2(weight)) * LN2)
         tl.store(log_sums + row * stride_sums_row + head, sums)

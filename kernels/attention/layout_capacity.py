@@ -1,4 +1,4 @@
-"""How large the steps of a layout may be, and how far their contexts are split."""
+"""How large the steps of a layout may be, and the room for their partial results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from ...core.steps import StepInput
 from .spec import AttentionShape
-from .tile_plan import TILE_LINES, lines_of_tiles
+from .split_rule import SplitRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +57,24 @@ class LayoutCapacity:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SplitBudget:
-    """How far contexts are split.
-
-    num_programs  items that should run at once for every key/value head
-    max_partials  partial results that there is room for
-    """
-
-    num_programs: int = 32
-    max_partials: int = 128
-
-
 class PartialResults:
-    """Room for the partial results of split tiles; layouts whose steps run in turn share it.
+    """Room for the partial results of split contexts; layouts whose steps run in turn share it.
 
-    out    float32 [max_partials, kv_heads, lines, head_dim]
-    sums   float32 [max_partials, kv_heads, lines]  log-sum-exp to the base 2
+    out    float32 [lines, kv_heads, head_dim]
+    sums   float32 [lines, kv_heads]  log-sum-exp to the base 2
     """
 
-    def __init__(self, shape: AttentionShape, budget: SplitBudget, device: torch.device) -> None:
-        self.budget = budget
-        lines = max(TILE_LINES[-1], lines_of_tiles(shape.share, 1))
-        sizes = (budget.max_partials, shape.num_kv_heads, lines)
+    def __init__(
+        self, shape: AttentionShape, rule: SplitRule, num_requests: int, device: torch.device
+    ) -> None:
+        """Room for every step of `num_requests` requests, split as `rule` says."""
+        self.rule, self._shape, self._num_requests = rule, shape, num_requests
+        sizes = (max(num_requests, 1) * rule.split_lines, shape.num_kv_heads)
         self.out = torch.empty((*sizes, shape.head_dim), dtype=torch.float32, device=device)
         self.sums = torch.empty(sizes, dtype=torch.float32, device=device)
+
+    def holding(self, num_requests: int) -> PartialResults:
+        """This, or a larger one for more requests; a context is split alike in both."""
+        if num_requests <= self._num_requests:
+            return self
+        return PartialResults(self._shape, self.rule, num_requests, self.out.device)

@@ -17,8 +17,8 @@ from torch import Tensor
 from ..dot_types import dot_type, triton_type
 from .kernels import attend_tiles, merge_partials
 from .spec import LayerSpec
+from .split_rule import COLUMN_STEP
 from .step_layout import StepLayout
-from .tile_plan import COLUMN_STEP
 
 # Asked for by name: Triton will change its default, and warns until then.
 FUSED = {"enable_fp_fusion": True}
@@ -44,12 +44,11 @@ def paged_attention(
     dims = max(triton.next_power_of_2(shape.head_dim), LEAST_DIM)
     shared = {
         "SHARE": shape.share, "HEAD_DIM": shape.head_dim, "DIMS": dims,
-        "PARTIAL_LINES": partials.sums.shape[2], "HAS_SUMS": log_sums is not None,
-        "KEEP": triton_type(out.dtype),
+        "HAS_SUMS": log_sums is not None, "KEEP": triton_type(out.dtype),
     }  # fmt: skip
     attend_tiles[layout.launch_items, shape.num_kv_heads](
         query, pairs, out, sums, out if spec.scales is None else spec.scales,
-        partials.out, partials.sums,
+        partials.out, partials.sums, layout.item_count,
         layout.items, layout.requests, layout.positions, layout.ancestors,
         layout.own_slots, layout.own_positions, layout.first_blocks, layout.blocks,
         spec.scaling, spec.window or 0, spec.softcap or 0.0,

@@ -19,13 +19,8 @@ from ...core.steps import StepInput
 from ..staged_buffer import StagedBuffer
 from .layout_capacity import LayoutCapacity, PartialResults
 from .spec import AttentionShape
-from .tile_plan import (
-    ITEM_FIELDS,
-    REQUEST_FIELDS,
-    RequestRows,
-    lines_of_tiles,
-    plan_tiles,
-)
+from .split_rule import lines_of_tiles
+from .tile_plan import ITEM_FIELDS, REQUEST_FIELDS, RequestRows, plan_tiles
 
 NOTHING = np.empty(0, dtype=np.int32)
 BLOCK_SECTIONS = ("first_blocks", "blocks")
@@ -36,7 +31,8 @@ class StepLayout:
 
     ancestors      int64 [rows, words]  bits of own columns (`core/tree/kernels.py`), of trees
     requests       int32 [requests, REQUEST_FIELDS], items int32 [max items, ITEM_FIELDS],
-    merges         int32 [rows, 3]  as in `tile_plan.py`; request -1: no item
+    merges         int32 [rows, 3]  as in `tile_plan.py`
+    item_count     int32 [1]  items in use
     first_blocks   int32 [requests]  where a request's block table begins in `blocks`
     blocks         int32 [blocks]
     token_ids      int32 [rows]
@@ -45,20 +41,21 @@ class StepLayout:
     own_slots      int32 [columns]
     tile_lines     lines of a tile: `tile_rows` rows times the heads that share a key
 
-    With `tile_lines` given, tiles are never chosen by the step, as a CUDA graph needs it.
+    With `tile_lines` given, tiles are never chosen by the step. With `programs`, launches are not,
+    either, as a CUDA graph needs it: so many for each key/value head take the items in turn.
     """
 
     def __init__(
         self, shape: AttentionShape, capacity: LayoutCapacity, block_size: int,
-        partials: PartialResults, tile_lines: int | None = None,
+        partials: PartialResults, tile_lines: int | None = None, *, programs: int | None = None,
     ) -> None:  # fmt: skip
+        assert programs is None or tile_lines is not None
         self.shape, self.capacity, self.block_size = shape, capacity, block_size
         self.partials = partials
-        self._fixed_lines = tile_lines
+        self._fixed_lines, self._programs = tile_lines, programs
         self.tile_lines = tile_lines or lines_of_tiles(shape.share, 1)
-        self.max_items = capacity.num_rows + partials.budget.max_partials
-        self.num_items, self.num_rows = self.max_items, capacity.num_rows
-        self.num_partials = partials.budget.max_partials
+        self.max_items = partials.rule.most_items(capacity.num_rows, capacity.num_requests)
+        self.num_items, self.num_rows, self.num_lines = 0, 0, 0
         self._sections = self._make_sections()
         size = max(section.stop for section in self._sections.values())
         self._buffer = StagedBuffer(size, partials.out.device)
@@ -66,13 +63,13 @@ class StepLayout:
         self.ancestors = self._view("ancestors").view(torch.int64).view(-1, capacity.num_words)
         self.requests = self._view("requests").view(-1, REQUEST_FIELDS)
         self.items = self._view("items").view(-1, ITEM_FIELDS)
+        self.item_count = self._view("item_count")
         self.merges = self._view("merges").view(-1, 3)
         self.first_blocks, self.blocks = self._view("first_blocks"), self._view("blocks")
         self.token_ids = self._view("token_ids")
         self.positions, self.slots = self._view("positions"), self._view("slots")
         self.own_positions, self.own_slots = self._view("own_positions"), self._view("own_slots")
-        for nothing in (self.slots, self.items):
-            nothing.fill_(-1)
+        self.slots.fill_(-1)
 
     @property
     def tile_rows(self) -> int:
@@ -81,18 +78,18 @@ class StepLayout:
 
     @property
     def launch_items(self) -> int:
-        """Programs to launch for each key/value head: all there may be where tiles are fixed."""
-        return self.num_items if self._fixed_lines is None else self.max_items
+        """Programs to launch for each key/value head."""
+        return self.num_items if self._programs is None else min(self._programs, self.max_items)
 
     @property
     def launch_rows(self) -> int:
-        """Rows to launch `merge_partials` for: all there may be where tiles are fixed."""
-        return self.num_rows if self._fixed_lines is None else self.capacity.num_rows
+        """Rows to launch `merge_partials` for: all there may be where launches are fixed."""
+        return self.num_rows if self._programs is None else self.capacity.num_rows
 
     @property
     def has_partials(self) -> bool:
         """Whether anything may have to be merged."""
-        return self.num_partials > 0 or self._fixed_lines is not None
+        return self.num_lines > 0 or self._programs is not None
 
     def refill(self, step: StepInput, only: Collection[int] | None = None) -> None:
         """Describe `step`, which must fit; with `only`, no rows but those of these requests.
@@ -104,16 +101,16 @@ class StepLayout:
         if self._fixed_lines is None:
             most_rows = int(requests.column(1).max(initial=0))
             self.tile_lines = lines_of_tiles(self.shape.share, most_rows)
-        budget = self.partials.budget
-        plan = plan_tiles(
-            requests, len(step.token_ids), self.tile_rows,
-            num_programs=budget.num_programs, max_partials=budget.max_partials,
-        )  # fmt: skip
+        rule = self.partials.rule
+        plan = plan_tiles(requests, len(step.token_ids), self.tile_rows, rule)
+        assert len(plan.items) <= self.max_items
+        assert plan.num_lines <= len(self.partials.sums)
         self.num_items, self.num_rows = len(plan.items), len(step.token_ids)
-        self.num_partials = plan.num_partials
+        self.num_lines = plan.num_lines
         self._host = self._buffer.next()
         self._put("requests", requests.table, 0)
-        self._put("items", plan.items, -1)
+        self._put("items", plan.items)
+        self._put("item_count", np.array([len(plan.items)]))
         self._put("merges", plan.merges, 0)
         self._put("token_ids", step.token_ids, 0)
         self._put("positions", step.positions, 0)
@@ -161,6 +158,7 @@ class StepLayout:
         sizes = {
             "ancestors": 2 * rows * words,
             "requests": requests * REQUEST_FIELDS,
+            "item_count": 1,
             "items": self.max_items * ITEM_FIELDS,
             "merges": rows * 3,
             "token_ids": rows,

@@ -1,8 +1,9 @@
-"""Cuts a step's attention in items of about equal work, on the host, once a step.
+"""Cuts a step's attention in items, on the host, once a step.
 
 A tile is some rows of one request with all query heads of a key/value head, so that they share
 every load of a key. A tile that sees a long context is split over the context (flash-decoding):
-its items leave partial results that are merged by log-sum-exp.
+its items leave partial results that are merged by log-sum-exp. Where it is split depends on its
+request alone (`split_rule.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,7 @@ import numpy as np
 
 from ...core.arrays import Int32, Int64
 from ...core.compiled import compiled
-
-# A tile of columns is a word of ancestor bits at most, and splits begin at whole tiles.
-COLUMN_STEP = 64
-# Below this a split costs more than it spreads.
-LEAST_SPLIT = 256
-TILE_LINES = (16, 32, 64)
+from .split_rule import COLUMN_STEP, SplitRule, split_len
 
 # Columns of `TilePlan.items`.
 ITEM_FIELDS = 7
@@ -48,86 +44,90 @@ class TilePlan:
 
     items:  0 request                    4 context_end
             1 first_row  of the step     5 num_own  own columns from the first; 0: none here
-            2 num_rows                   6 partial  index of its partial result; -1: it is whole
+            2 num_rows                   6 partial  first line of its results; -1: it is whole
             3 context_begin
-    merges: of each row: first partial, number of partials (0: nothing to merge), row in its tile
+    merges: of each row: the first line of its first partial result, number of partial results
+            (0: nothing to merge), lines from one to the next
+
+    A row has `share` lines, one behind the other; those of a request's rows follow one another,
+    split by split. `num_lines` are all lines.
     """
 
     items: Int32
     merges: Int32
-    num_partials: int
+    num_lines: int
 
 
-def lines_of_tiles(share: int, most_rows: int) -> int:
-    """Lines (rows times `share`) of a tile when the largest request has `most_rows` rows."""
-    wanted = max(most_rows, 1) * share
-    lines = next((count for count in TILE_LINES if count >= wanted), TILE_LINES[-1])
-    while lines < share:
-        lines *= 2
-    return lines
-
-
-def plan_tiles(
-    requests: RequestRows, num_rows: int, tile_rows: int, *, num_programs: int, max_partials: int
-) -> TilePlan:
-    """Items that keep `num_programs` of them busy, with at most `max_partials` partial results."""
-    table = requests.table
-    split_len = _split_len(table, tile_rows, max(num_programs, 1), max_partials)
-    return TilePlan(*_cut(table, num_rows, tile_rows, split_len))
+def plan_tiles(requests: RequestRows, num_rows: int, tile_rows: int, rule: SplitRule) -> TilePlan:
+    """The items of a step of `num_rows` rows, with tiles of `tile_rows`."""
+    lengths = _split_lens(requests.table, rule.share, rule.split_lines, rule.tile_lines)
+    return TilePlan(*_cut(requests.table, num_rows, tile_rows, rule.share, lengths))
 
 
 @compiled
-def _split_len(table: Int32, tile_rows: int, num_programs: int, max_partials: int) -> int:
-    """Columns of the context that an item has at most: a multiple of `COLUMN_STEP`."""
-    total = 0
-    for request in table:
-        for first in range(0, request[1], tile_rows):
-            total += request[2] + _num_own(request, first, tile_rows)
-    length = _whole_steps(max(LEAST_SPLIT, -(-total // num_programs)))
-    while True:
-        num_partials = 0
-        for request in table:
-            num_splits = _num_splits(request[2], length)
-            if num_splits > 1:
-                num_partials += -(-request[1] // tile_rows) * num_splits
-        if num_partials <= max_partials:
-            return length
-        length = _whole_steps(length * 5 // 4)
-
-
-@compiled
-def _cut(table: Int32, num_rows: int, tile_rows: int, split_len: int) -> tuple[Int32, Int32, int]:
-    """Items, merges and number of partial results, as in `TilePlan`."""
-    num_items = 0
-    for request in table:
-        num_items += -(-request[1] // tile_rows) * _num_splits(request[2], split_len)
-    items = np.empty((num_items, ITEM_FIELDS), dtype=np.int32)
-    # Minus the columns that an item sees, which are what it takes.
-    lengths = np.empty(num_items, dtype=np.int64)
-    merges = np.zeros((num_rows, 3), dtype=np.int32)
-    item, num_partials = 0, 0
+def _split_lens(table: Int32, share: int, split_lines: int, tile_lines: int) -> Int64:
+    """`split_len` of each request."""
+    lengths = np.empty(len(table), dtype=np.int64)
     for index, request in enumerate(table):
-        num_splits = _num_splits(request[2], split_len)
+        lengths[index] = split_len(request[2], request[1] * share, split_lines, tile_lines)
+    return lengths
+
+
+@compiled
+def _cut(
+    table: Int32, num_rows: int, tile_rows: int, share: int, lengths: Int64
+) -> tuple[Int32, Int32, int]:
+    """Items, merges and number of lines, as in `TilePlan`."""
+    num_items = 0
+    for index, request in enumerate(table):
+        num_items += -(-request[1] // tile_rows) * _num_splits(request[2], lengths[index])
+    items = np.empty((num_items, ITEM_FIELDS), dtype=np.int32)
+    merges = np.zeros((num_rows, 3), dtype=np.int32)
+    item, num_lines = 0, 0
+    for index, request in enumerate(table):
+        num_splits = _num_splits(request[2], lengths[index])
+        lines_of_split = request[1] * share
+        if num_splits > 1:
+            for row in range(request[1]):
+                merge = merges[request[0] + row]
+                merge[0], merge[1] = num_lines + row * share, num_splits
+                merge[2] = lines_of_split
         for first in range(0, request[1], tile_rows):
-            count = min(tile_rows, request[1] - first)
-            for row in range(count):
-                merge = merges[request[0] + first + row]
-                merge[0], merge[2] = num_partials, row
-                merge[1] = num_splits if num_splits > 1 else 0
             for split in range(num_splits):
-                begin = split * split_len
-                end = min(begin + split_len, request[2])
-                num_own = _num_own(request, first, tile_rows) if split == num_splits - 1 else 0
                 fields = items[item]
-                fields[0], fields[1], fields[2] = index, request[0] + first, count
-                fields[3], fields[4], fields[5] = begin, end, num_own
-                fields[6] = -1
-                if num_splits > 1:
-                    fields[6] = num_partials
-                    num_partials += 1
-                lengths[item] = begin - end - num_own
+                fields[0], fields[1] = index, request[0] + first
+                fields[2] = min(tile_rows, request[1] - first)
+                fields[3] = split * lengths[index]
+                fields[4] = min(fields[3] + lengths[index], request[2])
+                is_last = split == num_splits - 1
+                fields[5] = _num_own(request, first, tile_rows) if is_last else 0
+                partial = num_lines + split * lines_of_split + first * share
+                fields[6] = partial if num_splits > 1 else -1
                 item += 1
-    return items[np.argsort(lengths, kind="mergesort")], merges, num_partials
+        if num_splits > 1:
+            num_lines += num_splits * lines_of_split
+    return items[_longest_first(items[:, 4] - items[:, 3] + items[:, 5])], merges, num_lines
+
+
+@compiled
+def _longest_first(widths: Int32) -> Int64:
+    """The order of items by the columns that they see, which are what they take.
+
+    By whole tiles of columns, whose numbers are so few that counting them is all the sorting.
+    """
+    steps = widths // COLUMN_STEP
+    most = 0
+    for step in steps:
+        most = max(most, step)
+    places = np.zeros(most + 2, dtype=np.int64)
+    for step in steps:
+        places[most - step + 1] += 1
+    places = places.cumsum()
+    order = np.empty(len(steps), dtype=np.int64)
+    for index, step in enumerate(steps):
+        order[places[most - step]] = index
+        places[most - step] += 1
+    return order
 
 
 @compiled
@@ -139,10 +139,5 @@ def _num_own(request: Int32, first: int, tile_rows: int) -> int:
 
 
 @compiled
-def _num_splits(context: int, split_len: int) -> int:
-    return max(-(-context // split_len), 1)
-
-
-@compiled
-def _whole_steps(length: int) -> int:
-    return -(-length // COLUMN_STEP) * COLUMN_STEP
+def _num_splits(context: int, length: int) -> int:
+    return max(-(-context // length), 1)

@@ -1,4 +1,4 @@
-"""The operators between products of one implementation."""
+"""The operators around products of one implementation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseOps:
-    """Elementwise operators in Triton; `kernels/elementwise/reference.py` says what each does."""
+    """Operators row by row; `kernels/elementwise/reference.py` says what each does."""
 
     rms_norm: Callable[..., None]
     rotate: Callable[[Tensor, Tensor, Tensor], None]
     gated: Callable[[Tensor, Tensor, str], None]
+    log_softmax: Callable[[Tensor, Tensor], None]
 
 
 def load_elementwise(name: str) -> ElementwiseOps:
@@ -23,4 +24,4 @@ def load_elementwise(name: str) -> ElementwiseOps:
         from . import reference as ops  # noqa: PLC0415
     else:
         from . import ops  # noqa: PLC0415
-    return ElementwiseOps(ops.rms_norm, ops.rotate, ops.gated)
+    return ElementwiseOps(ops.rms_norm, ops.rotate, ops.gated, ops.log_softmax)

@@ -1,4 +1,4 @@
-"""Triton kernels between the products of a layer. Importing this file needs Triton.
+"""Triton kernels around a stage's products. Importing this file needs Triton.
 
 All compute in float32 and round once, when they store.
 """
@@ -74,3 +74,32 @@ def gate(gate_up, out, size, stride_row, stride_out, IS_GELU: tl.constexpr, LEN:
     # Bounded, so that exp stays finite.
     result = x / (1.0 + tl.exp(tl.minimum(-inner, 88.0))) * up
     tl.store(out + row * stride_out + number, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def take_log_softmax(logits, out, stride_row, stride_out, size, LEN: tl.constexpr):
+    """Program row: logits minus the log of the sum of their exponentials.
+
+    Each of `LEN` lanes sums its numbers in their order, and the lanes' sums are added in one order.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, LEN)
+    top = tl.full([LEN], float("-inf"), dtype=tl.float32)
+    weight = tl.zeros([LEN], dtype=tl.float32)
+    for first in range(0, size, LEN):
+        number = first + lane
+        values = tl.load(
+            logits + row * stride_row + number, mask=number < size, other=float("-inf")
+        )
+        new_top = tl.maximum(top, values)
+        # A lane that has seen nothing yet would subtract infinity from itself.
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = weight * tl.exp(top - shift) + tl.exp(values - shift)
+        top = new_top
+    best = tl.max(top, axis=0)
+    log_sum = best + tl.log(tl.sum(weight * tl.exp(top - best), axis=0))
+    for first in range(0, size, LEN):
+        number = first + lane
+        mask = number < size
+        values = tl.load(logits + row * stride_row + number, mask=mask, other=0.0)
+        tl.store(out + row * stride_out + number, values - log_sum, mask=mask)

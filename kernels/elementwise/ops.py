@@ -1,4 +1,4 @@
-"""What lies between the products of a layer, in Triton, a launch each; importing needs Triton."""
+"""What lies around a stage's products, in Triton, a launch each; importing needs Triton."""
 
 # Triton takes plain numbers for constants of a kernel, whatever their annotation.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -8,11 +8,13 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from .kernels import gate, normalise, turn_heads
+from .kernels import gate, normalise, take_log_softmax, turn_heads
 
 # Asked for by name: Triton will change its default, and warns until then.
 FUSED = {"enable_fp_fusion": True}
 GATE_CHUNK = 1024
+# Logits that a program reads at once.
+LOGITS_CHUNK = 4096
 
 
 def rms_norm(
@@ -57,6 +59,18 @@ def gated(gate_up: Tensor, out: Tensor, activation: str) -> None:
     gate[num_rows, triton.cdiv(size, GATE_CHUNK)](
         gate_up, out, size, gate_up.stride(0), out.stride(0),
         IS_GELU=activation == "gelu_tanh", LEN=GATE_CHUNK, **FUSED,
+    )  # fmt: skip
+
+
+def log_softmax(logits: Tensor, out: Tensor) -> None:
+    """Store log-probabilities in `out`, as `kernels/elementwise/reference.py` says."""
+    num_rows, size = logits.shape
+    assert logits.stride(1) == out.stride(1) == 1
+    if not num_rows:
+        return
+    take_log_softmax[num_rows,](
+        logits, out, logits.stride(0), out.stride(0), size,
+        LEN=min(triton.next_power_of_2(size), LOGITS_CHUNK), num_warps=8, **FUSED,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What lies between the products of a layer, in plain torch: float32 inside, rounded at the end."""
+"""What lies around a stage's products, in plain torch: float32 inside, rounded at the end."""
 
 from __future__ import annotations
 
@@ -43,3 +43,11 @@ def gated(gate_up: Tensor, out: Tensor, activation: str) -> None:
     left, right = gate_up.float().chunk(2, dim=-1)
     active = gelu(left, approximate="tanh") if activation == "gelu_tanh" else silu(left)
     out.copy_(active * right)
+
+
+def log_softmax(logits: Tensor, out: Tensor) -> None:
+    """Store the log-probabilities of `logits` float32 [rows, vocabulary] in `out` of that shape.
+
+    At least one logit of a row must be finite; -inf is a token that cannot be.
+    """
+    out.copy_(torch.log_softmax(logits, dim=-1))

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from ...core.steps import StepInput
 from ...kernels.attention.spec import AttentionShape
 from ...kernels.dispatch import AttentionChoice, Machine, choose_attention, choose_for_fp8
-from .kernel_attention import FlashBackend, KernelBackend, StepKernels
+from .kernel_attention import FlashBackend, KernelBackend, StepKernels, TileOptions
 from .step_attention import PagedKv, StepAttention
 
 NAME = "draftline"
@@ -45,10 +45,12 @@ class SdpaBackend:
 
 
 def choose_backend(
-    kv: PagedKv, dtype: torch.dtype, block_size: int, num_heads: int, wanted: str = "auto"
-) -> tuple[AttentionBackend, AttentionChoice]:
+    kv: PagedKv, dtype: torch.dtype, block_size: int, num_heads: int, wanted: str = "auto",
+    *, tiles: TileOptions | None = None,
+) -> tuple[AttentionBackend, AttentionChoice]:  # fmt: skip
     """The backend of a stage that computes in `dtype` with `num_heads` query heads a layer.
 
+    `tiles` is for draftline's own operators.
     Raises `ConfigError` (`attention`, `kv_cache_dtype`) where what is wanted cannot run here.
     """
     machine = Machine.of(kv.data.device)
@@ -60,7 +62,7 @@ def choose_backend(
         return SdpaBackend(kv, block_size), choice
     shape = AttentionShape(num_heads, kv.data.shape[3], kv.data.shape[4])
     kind = FlashBackend if choice.name == "flash_attn" else KernelBackend
-    return kind(kv, block_size, shape), choice
+    return kind(kv, block_size, shape, tiles=tiles), choice
 
 
 def paged_attention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
@@ -16,15 +17,30 @@ from ...kernels.attention.flash_attention import (
     flash_attention,
     plan_flash,
 )
-from ...kernels.attention.layout_capacity import LayoutCapacity, PartialResults, SplitBudget
+from ...kernels.attention.layout_capacity import LayoutCapacity, PartialResults
 from ...kernels.attention.spec import AttentionShape, LayerSpec
+from ...kernels.attention.split_rule import SplitRule, lines_of_tiles
 from ...kernels.attention.step_layout import StepLayout
-from ...kernels.attention.tile_plan import lines_of_tiles
 from ...kernels.dispatch import load_ops
 from .step_attention import PagedKv
 
-# Programs that a multiprocessor is given, so that it has others while one waits for memory.
-PROGRAMS_PER_PROCESSOR = 2
+# Programs of a launch whose size is fixed: a multiprocessor runs a few at once, and what is left
+# goes to those that are done first. Where programs are interpreted, empty ones only take time.
+PROGRAMS_PER_PROCESSOR = 16
+PROGRAMS_INTERPRETED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileOptions:
+    """How steps are cut in tiles.
+
+    max_requests  of a step; the fewer, the further long contexts of many rows are split
+    fixed_lines   tiles of every step have the same number of lines, so that a row of a request is
+                  computed in the same order, whatever is beside it
+    """
+
+    max_requests: int = 256
+    fixed_lines: bool = False
 
 
 class StepKernels:
@@ -60,13 +76,16 @@ class KernelBackend:
     """Attention by `paged_attention`; keeps one layout for each size of steps."""
 
     def __init__(
-        self, kv: PagedKv, block_size: int, shape: AttentionShape, implementation: str = "triton"
-    ) -> None:
+        self, kv: PagedKv, block_size: int, shape: AttentionShape, implementation: str = "triton",
+        *, tiles: TileOptions | None = None,
+    ) -> None:  # fmt: skip
         self.kv = kv
         self.ops = load_ops(implementation)
         self._shape, self.block_size = shape, block_size
-        device = kv.data.device
-        self._partials = PartialResults(shape, split_budget(shape, device), device)
+        tiles = tiles or TileOptions()
+        rule = SplitRule.of(shape, tiles.max_requests)
+        self._tile_lines = rule.tile_lines if tiles.fixed_lines else None
+        self._partials = PartialResults(shape, rule, tiles.max_requests, kv.data.device)
         self._layouts: dict[tuple[str, LayoutCapacity], StepLayout] = {}
 
     def begin(self, step: StepInput) -> StepKernels:
@@ -90,9 +109,13 @@ class KernelBackend:
         return torch.zeros(size, dtype=dtype, device=self.kv.data.device)
 
     def static_layout(self, capacity: LayoutCapacity) -> StepLayout:
-        """A layout of fixed tiles, as a CUDA graph needs it."""
-        lines = lines_of_tiles(self._shape.share, capacity.num_rows)
-        return StepLayout(self._shape, capacity, self.block_size, self._partials, lines)
+        """A layout of fixed tiles and launches, as a CUDA graph needs it."""
+        lines = self._tile_lines or lines_of_tiles(self._shape.share, capacity.num_rows)
+        self._partials = self._partials.holding(capacity.num_requests)
+        return StepLayout(
+            self._shape, capacity, self.block_size, self._partials, lines,
+            programs=static_programs(self._shape, self.kv.data.device),
+        )  # fmt: skip
 
     def move(self, moves: Tensor) -> None:
         """Copy slots in all layers; `moves` int64 [m, 2] (from, to). All are read first."""
@@ -107,8 +130,12 @@ class KernelBackend:
         capacity = LayoutCapacity.of(step, self.block_size)
         key = use, capacity
         if key not in self._layouts:
-            self._layouts[key] = StepLayout(self._shape, capacity, self.block_size, self._partials)
-        return self._layouts[key]
+            self._layouts[key] = StepLayout(
+                self._shape, capacity, self.block_size, self._partials, self._tile_lines
+            )
+        layout = self._layouts[key]
+        layout.partials = self._partials = self._partials.holding(len(step.context_lens))
+        return layout
 
     def attend_with(self, _step: StepInput, layout: StepLayout) -> partial[Tensor]:
         """A function of query, pairs and `LayerSpec` for all layers of a step."""
@@ -121,8 +148,9 @@ class FlashBackend(KernelBackend):
     def __init__(
         self, kv: PagedKv, block_size: int, shape: AttentionShape,
         implementation: str = "triton", flash: FlashFunction | None = None,
+        *, tiles: TileOptions | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(kv, block_size, shape, implementation)
+        super().__init__(kv, block_size, shape, implementation, tiles=tiles)
         flash = _flash_function() if flash is None else flash
         self._flash_ops = FlashOps(flash, self.ops.paged_attention)
 
@@ -133,12 +161,12 @@ class FlashBackend(KernelBackend):
         return partial(flash_attention, self._flash_ops, work)
 
 
-def split_budget(shape: AttentionShape, device: torch.device) -> SplitBudget:
-    """How far contexts are split on a device, so that its processors are busy."""
+def static_programs(shape: AttentionShape, device: torch.device) -> int:
+    """Programs for each key/value head where their number must not depend on the step."""
     if device.type != "cuda":
-        return SplitBudget()
+        return PROGRAMS_INTERPRETED
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return SplitBudget(max(processors * PROGRAMS_PER_PROCESSOR // shape.num_kv_heads, 1))
+    return max(processors * PROGRAMS_PER_PROCESSOR // shape.num_kv_heads, 1)
 
 
 def _attend(

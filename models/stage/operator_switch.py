@@ -61,11 +61,6 @@ def begin_switch(part: ModelSlice, options: StageOptions) -> OperatorSwitch | No
     """
     is_asked = options.batch_invariant == "on"
     if part.device.type != "cpu":
-        if is_asked:
-            raise ConfigError(
-                "batch_invariant", "on is for float32 on CPUs: on a GPU, libraries' products and "
-                "splits of contexts follow the shape of the step; use auto",
-            )  # fmt: skip
         return None
     if options.compile == "off" and not is_asked:
         return None

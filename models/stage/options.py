@@ -29,6 +29,7 @@ class StageOptions:
     kv_cache_dtype, quantization
     gpu_memory_utilization  share of the GPU's memory in use once the cache fills what is left
     max_rows       rows of the largest step
+    max_requests   requests of a step; more are slower
     graphs         the steps that CUDA graphs are captured for; None: none are
     compile        off; auto: own C++ operators on a CPU; on: these in a graph of torch.compile
     compile_cache  folder that keeps what compile makes
@@ -44,4 +45,5 @@ class StageOptions:
     quantization: str = "none"
     gpu_memory_utilization: float = 0.9
     max_rows: int = 512
+    max_requests: int = 256
     graphs: GraphOptions | None = None

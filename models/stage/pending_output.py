@@ -49,11 +49,11 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
         "probe_ids": _probed(logits_of(step.probe_rows), step.probe_top_k),
     }
     if len(step.scored_rows):
-        distributions = torch.log_softmax(logits_of(step.scored_rows), dim=-1)
+        distributions = sampler.log_softmax(logits_of(step.scored_rows))
         parts["scores"] = _of_tokens(distributions, to_device(step.scored_tokens, logits.device))
         parts |= _top("scored_top", distributions, step.num_top)
     if step.with_log_probs or step.with_entropies:
-        parts |= _told(step, torch.log_softmax(target_logits, dim=-1), targets)
+        parts |= _told(step, sampler.log_softmax(target_logits), targets)
     copy = HostCopy(list(parts.values()))
 
     def wait() -> StepOutput:

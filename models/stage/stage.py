@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ...core.arrays import Int32
 from ...core.steps import StepInput, StepOutput
+from ...kernels.dispatch import Machine
 from ..attention.backend import AttentionBackend, SdpaBackend, choose_backend
-from ..attention.kernel_attention import KernelBackend
+from ..attention.kernel_attention import KernelBackend, TileOptions
 from ..attention.operator import attending
 from ..attention.step_attention import PagedKv
 from ..device import to_device
@@ -20,6 +21,7 @@ from ..layers.model_slice import ModelSlice, embedded, load_slice, run_layers
 from ..load.partition import LayerSpan
 from ..sampling import choose_sampler, uses_fused_modules
 from .graph_runner import Capture, CudaCapture, GraphRunner
+from .invariance import invariant_options, invariant_slice
 from .memory import CudaMemory, fitting_blocks, make_kv
 from .operator_switch import OperatorSwitch, begin_switch
 from .options import GraphOptions, StageOptions
@@ -45,6 +47,9 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
     options = options or StageOptions(attention=attention)
+    is_invariant = options.batch_invariant == "on" and torch.device(device).type != "cpu"
+    if is_invariant:
+        options = invariant_options(options, Machine.of(device))
     is_compiled = options.compile == "on"
     fused = uses_fused_modules(device, options.attention) and not is_compiled
     part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
@@ -59,10 +64,16 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         warm_up(stage)
         return stage
 
+    if is_invariant:
+        part = invariant_slice(part)
+    tiles = TileOptions(max_requests=options.max_requests, fixed_lines=is_invariant)
+
     def stage_of(num_blocks: int) -> Stage:
         kv = make_kv(part, num_blocks, block_size, options.kv_cache_dtype)
         num_heads = part.config.num_attention_heads
-        backend, _ = choose_backend(kv, part.dtype, block_size, num_heads, options.attention)
+        backend, _ = choose_backend(
+            kv, part.dtype, block_size, num_heads, options.attention, tiles=tiles
+        )
         return Stage(part, kv, block_size, attention=backend)
 
     if num_blocks is None:

@@ -106,8 +106,17 @@ def test_a_sampler_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
-def test_a_product_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure_products, "int8_linear", lambda x, weight, _: x @ weight.to(x).T)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("int8_linear", lambda x, weight, _: x @ weight.to(x).T),
+        ("load_invariant_linear", lambda _: lambda x, weight: (x + 1) @ weight),
+    ],
+)
+def test_a_product_that_is_wrong_is_told(
+    name: str, wrong: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_products, name, wrong)
     findings = Findings(rates=Rates(1.0, 1.0))
     setting = Setting(TINY_PLAN, Clock(CPU, ONCE), TimeBudget(0), "auto", 16)
     measure_products.measure_products(setting, findings)

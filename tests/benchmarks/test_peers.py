@@ -33,6 +33,7 @@ from draftline.benchmarks.peers.servers import (
 )
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.deploy.cli.serve.options import command_settings
+from draftline.deploy.settings.settings import build_serve_args
 from draftline.measure.clients.prompts import BenchPrompt
 from draftline.measure.records.record import Arrival
 from support.fakes.fake_endpoint import ANSWER, record
@@ -87,14 +88,15 @@ def test_servers_get_the_same_threads_space_and_arithmetic(tmp_path: Path) -> No
 
 
 def test_the_default_is_what_serve_does_when_it_is_told_nothing() -> None:
-    """On one stage; a named model would be served without drafters."""
+    """On one stage."""
     command = draftline_server("default", None, 1).command
     assert "--speculative-config" not in command
     assert command[command.index("serve") + 1] == "--dtype"
     settings = command_settings({"pipeline_parallel_size": 1}, None, None)
     assert settings["model"] == "demo"
     assert settings["pipeline_parallel_size"] == 1
-    assert [one["kind"] for one in settings["drafters"]] == ["suffix", "prompt_lookup"]
+    drafters = build_serve_args(settings).engine.drafters
+    assert [one.kind for one in drafters] == ["suffix", "prompt_lookup"]
 
 
 def test_without_a_program_its_servers_are_not_known(tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = {"attend_tiles", "multiply_int8", "merge_partials", "store_rows", "copy_rows"}
+KERNELS = {
+    "attend_tiles", "multiply_int8", "multiply_rows", "merge_partials", "store_rows", "copy_rows",
+    "take_log_softmax",
+}  # fmt: skip
 PROGRAM = Path(__file__).parents[1] / "support" / "tools" / "compile_kernels.py"
 
 

@@ -132,3 +132,28 @@ def test_both_implementations_have_one_signature() -> None:
     ours, theirs = load_elementwise("triton"), load_elementwise("reference")
     for name in ElementwiseOps.__slots__:
         assert inspect.signature(getattr(ours, name)) == inspect.signature(getattr(theirs, name))
+
+
+@pytest.mark.parametrize("size", [1, 97, 5000])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_log_softmax(name: str, size: int) -> None:
+    wide = numbers(5, size + 3, dtype=torch.float32)
+    logits = wide[:, :size]
+    logits[1] += 80.0
+    logits[2, : size - 1] = -torch.inf
+    out = torch.full((5, size), torch.nan, device=DEVICE)
+    load_elementwise(name).log_softmax(logits, out)
+    expected = torch.log_softmax(logits.double(), dim=-1)
+    assert torch.equal(out.isinf(), expected.isinf())
+    finite = ~expected.isinf()
+    assert ((out - expected)[finite].abs() <= 1e-5 + 1e-6 * expected[finite].abs()).all()
+
+
+def test_a_rows_log_probabilities_do_not_depend_on_its_place() -> None:
+    logits = numbers(4, 4999, dtype=torch.float32)
+    among, alone = torch.empty_like(logits), torch.empty_like(logits[:1])
+    ops = load_elementwise("triton")
+    ops.log_softmax(logits, among)
+    for row in range(4):
+        ops.log_softmax(logits[row : row + 1].clone(), alone)
+        assert torch.equal(alone[0], among[row])

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ....models.attention.backend import NAME as ATTENTION
 from ....models.attention.backend import choose_backend
+from ....models.attention.kernel_attention import TileOptions
 from ....models.attention.step_attention import PagedKv
 from ....models.layers.model_slice import ModelSlice, cut_slice
 from ....models.load.model_info import head_dim, num_kv_heads
@@ -20,6 +21,8 @@ from ....models.stage.stage import Stage
 
 # Of fresh models; with it hidden states stay of the size of 1 through any number of layers.
 SPREAD = 0.02
+# Of a server for the largest batch that is measured.
+TILES = TileOptions(max_requests=64)
 
 
 def random_slice(
@@ -60,7 +63,9 @@ def random_stage(
         part.config, len(part.layers), num_blocks * block_size, part.dtype, part.device
     )  # fmt: skip
     num_heads = part.config.num_attention_heads
-    backend, choice = choose_backend(kv, part.dtype, block_size, num_heads, attention_backend)
+    backend, choice = choose_backend(
+        kv, part.dtype, block_size, num_heads, attention_backend, tiles=TILES
+    )
     return Stage(part, kv, block_size, attention=backend), f"{choice.name} ({choice.reason})"
 
 

@@ -15,7 +15,7 @@ from ....models.attention.backend import choose_backend
 from ....models.attention.step_attention import PagedKv
 from ..findings import Figure, Findings, free_memory
 from ..floors import HeadShape, attention_work
-from ..instruments.random_stage import random_kv
+from ..instruments.random_stage import TILES, random_kv
 from ..instruments.steps import decode_step, tree_mask
 from ..plan import StepCase
 from ..setting import DTYPE, Setting
@@ -56,7 +56,7 @@ class _Measurement:
         slots = num_blocks * setting.block_size
         kv = random_kv(config, 1, slots, DTYPE, setting.device)
         backend, choice = choose_backend(
-            kv, DTYPE, setting.block_size, heads.num_heads, setting.attention
+            kv, DTYPE, setting.block_size, heads.num_heads, setting.attention, tiles=TILES
         )
         step = decode_step(case, num_blocks, setting.block_size, config.vocab_size)
         shape = (case.batch * case.rows_each, heads.num_heads, heads.head_dim)

@@ -1,4 +1,4 @@
-"""The largest product of a layer alone, with weights of 16 bits and of 8."""
+"""The largest product of a layer alone: a library's, one of one order, with weights of 8 bits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ....kernels.dispatch import Machine, load_invariant_linear, runs_triton
 from ....kernels.int8.reference import int8_linear
 from ....models.layers.int8_linear import Int8Linear
 from ..findings import Findings
@@ -26,17 +27,20 @@ MOST_ERROR = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """One matrix, as it is and rounded."""
+    """One matrix, as it is and rounded; `one_order` is the product of `batch_invariant: on`."""
 
     weight: Tensor
     rounded: Int8Linear
+    one_order: Callable[[Tensor, Tensor], Tensor]
 
     def measure(self, rows: int, setting: Setting, findings: Findings) -> None:
-        """Both products of `rows` rows."""
+        """All products of `rows` rows."""
         outputs, inputs = self.weight.shape
         x = torch.randn(rows, inputs, dtype=DTYPE, device=setting.device)
+        by_inputs = self.weight.t().contiguous()
         runs: dict[str, tuple[Callable[[], Tensor], int]] = {
             "bfloat16": (lambda: linear(x, self.weight), self.weight.nbytes),
+            "one order": (lambda: self.one_order(x, by_inputs), self.weight.nbytes),
             "int8": (lambda: self.rounded(x), self.rounded.weight.nbytes),
         }
         plain = None
@@ -46,10 +50,15 @@ class Products:
             plain = plain or statistics.median(times)
             work = Work(num_bytes, 2 * rows * outputs * inputs)
             findings.add(GROUP, figure_name(rows, inputs, outputs, kind), times, work, note=note)
-        wanted = int8_linear(x, self.rounded.weight, self.rounded.scales)
-        error = relative_error(self.rounded(x), wanted)
-        if not error < MOST_ERROR:
-            findings.fail(f"{GROUP}, {rows} rows", f"int8 differs from torch's by {error:.1e}")
+        wanted = {
+            "one order": linear(x, self.weight),
+            "int8": int8_linear(x, self.rounded.weight, self.rounded.scales),
+        }
+        for kind, result in wanted.items():
+            error = relative_error(runs[kind][0](), result)
+            if not error < MOST_ERROR:
+                what = f"{kind} differs from torch's by {error:.1e}"
+                findings.fail(f"{GROUP}, {rows} rows", what)
 
 
 def measure_products(setting: Setting, findings: Findings) -> None:
@@ -58,7 +67,8 @@ def measure_products(setting: Setting, findings: Findings) -> None:
     sizes = plan.whole.options
     shape = (2 * sizes["intermediate_size"], sizes["hidden_size"])
     weight = torch.randn(shape, dtype=DTYPE, device=setting.device) * SPREAD
-    products = Products(weight, Int8Linear(weight))
+    implementation = "triton" if runs_triton(Machine.of(setting.device)) else "reference"
+    products = Products(weight, Int8Linear(weight), load_invariant_linear(implementation))
     for case in (plan.one_token, plan.tree):
         what = f"{GROUP}, {case.rows_each} rows"
         findings.attempt(what, partial(products.measure, case.rows_each, setting, findings))

@@ -25,6 +25,8 @@ def engine(checkpoint: Path) -> Iterator[Engine]:
         max_model_len=128,
         kv_cache_tokens=512,
         drafters=(DrafterConfig(kind="spectra"), DrafterConfig(kind="prompt_lookup")),
+        # Whatever the machine does meanwhile, there are drafts.
+        node_budget="full",
     )
     with Engine(config) as engine:
         yield engine

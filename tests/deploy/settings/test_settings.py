@@ -65,7 +65,7 @@ def test_how_stages_compute_reaches_them() -> None:
     graphs = GraphOptions(max_rows=24, max_requests=3, max_positions=44, seconds=5)
     options = StageOptions(
         attention="sdpa", kv_cache_dtype="fp8", quantization="int8", gpu_memory_utilization=0.45,
-        max_rows=24, graphs=graphs, compile="auto", batch_invariant="off",
+        max_rows=24, max_requests=3, graphs=graphs, compile="auto", batch_invariant="off",
     )  # fmt: skip
     # Stages of one process share what a GPU has, the first taking its part first.
     first, last = plan_model(EngineConfig(model="demo", **settings)).specs
@@ -169,6 +169,15 @@ def test_flags_win_over_the_file_and_none_changes_nothing() -> None:
         "dtype": "bfloat16",
         "server": {"port": 2, "host": "h"},
     }
+
+
+def test_who_says_nothing_of_drafters_gets_the_default_ones() -> None:
+    kinds = [one.kind for one in build_serve_args({"model": "m"}).engine.drafters]
+    assert kinds == ["suffix", "prompt_lookup"]
+    assert not build_serve_args({"model": "m", "drafters": []}).engine.drafters
+    [named] = build_serve_args({"model": "m", "drafters": [{"kind": "spectra"}]}).engine.drafters
+    assert named.kind == "spectra"
+    assert not EngineConfig(model="m").drafters
 
 
 def test_bundled_files_are_valid() -> None:

@@ -7,14 +7,15 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from draftline.kernels.attention.layout_capacity import LayoutCapacity, PartialResults, SplitBudget
+from draftline.kernels.attention.layout_capacity import LayoutCapacity, PartialResults
 from draftline.kernels.attention.spec import AttentionShape, LayerSpec
+from draftline.kernels.attention.split_rule import TILE_LINES, SplitRule
 from draftline.kernels.attention.step_layout import StepLayout
-from draftline.kernels.attention.tile_plan import TILE_LINES
 from draftline.kernels.dispatch import load_ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.inputs.attention import BOUNDS, DEVICE, FP8, Case, Part, make_case, random_parents
+from support.inputs.steps import make_step
 
 IMPLEMENTATIONS = ["reference", "triton"]
 # A split context, a tree of two words of bits, a tree partly in flight, two chunks, one token.
@@ -110,15 +111,15 @@ def parts(draw: st.DrawFn) -> list[Part]:
     heads=st.sampled_from([(1, 1), (2, 3)]),
     window=st.none() | st.integers(1, 90),
     softcap=st.none() | st.floats(0.5, 30.0),
-    budget=st.builds(SplitBudget, st.integers(1, 64), st.integers(0, 12)),
+    split_lines=st.integers(0, 200),
 )
 def test_any_step(
     drawn: list[Part], heads: tuple[int, int], window: int | None, softcap: float | None,
-    budget: SplitBudget,
+    split_lines: int,
 ) -> None:  # fmt: skip
     shape = AttentionShape(heads[0] * heads[1], heads[0], 16)
     case = make_case(drawn, shape, LayerSpec(0.25, window, softcap), seed=len(drawn))
-    assert_exact(case, *attend("triton", case, case.layout(budget)))
+    assert_exact(case, *attend("triton", case, case.layout(split_lines)))
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -153,8 +154,9 @@ def test_rows_of_other_requests_are_left_alone(name: str) -> None:
 def test_one_layout_serves_unlike_steps_at_the_same_addresses(lines: int) -> None:
     """As a CUDA graph needs it: launch sizes and addresses stay, whatever the step."""
     shape, spec = AttentionShape(2, 1, 16), LayerSpec(0.25)
-    partials = PartialResults(shape, SplitBudget(4, 8), DEVICE)
-    layout = StepLayout(shape, LayoutCapacity(64, 8, 64, 512, 2), 4, partials, tile_lines=lines)
+    partials = PartialResults(shape, SplitRule(2, 256), 8, DEVICE)
+    capacity = LayoutCapacity(64, 8, 64, 512, 2)
+    layout = StepLayout(shape, capacity, 4, partials, tile_lines=lines, programs=3)
     tensors = [value for value in vars(layout).values() if isinstance(value, torch.Tensor)]
     before = [tensor.data_ptr() for tensor in tensors], layout.launch_items, layout.launch_rows
     for steps in ([Part(700), Part(3, 30)], [Part(2, parents=[-1, 0])], [Part(8), Part(300)]):
@@ -170,12 +172,12 @@ def test_one_layout_serves_unlike_steps_at_the_same_addresses(lines: int) -> Non
 def test_arrays_of_odd_sizes_are_aligned(sides: tuple[int, ...]) -> None:
     """Else Triton would compile a kernel for every mixture of alignments."""
     shape = AttentionShape(2, 1, 16)
-    partials = PartialResults(shape, SplitBudget(4, 3), DEVICE)
+    partials = PartialResults(shape, SplitRule(2, 3), 1, DEVICE)
     layout = StepLayout(shape, LayoutCapacity(*sides), 4, partials)
     first = layout.ancestors.data_ptr()
     for name in (
-        "requests", "items", "merges", "positions", "slots", "own_slots", "own_positions",
-        "first_blocks", "blocks",
+        "requests", "item_count", "items", "merges", "positions", "slots", "own_slots",
+        "own_positions", "first_blocks", "blocks",
     ):  # fmt: skip
         assert (getattr(layout, name).data_ptr() - first) % 16 == 0
 
@@ -189,3 +191,29 @@ def test_queries_and_results_may_be_views(name: str) -> None:
     load_ops(name).paged_attention(wide[:, 2:6], case.pairs, case.layout(), case.spec, out[:, 1:5])
     np.testing.assert_allclose(out[:, 1:5].cpu(), case.expected()[0], rtol=0, atol=1e-5)
     assert out[:, [0, 5, 6]].isnan().all()
+
+
+@pytest.mark.parametrize("numbers", ["float32", "bfloat16"])
+def test_a_request_is_computed_alike_in_any_company(numbers: str) -> None:
+    """Bit by bit: a tree, a chunk and a token, with tiles of one size."""
+    shape, spec = AttentionShape(4, 1, 16), LayerSpec(0.25, window=300, softcap=20.0)
+    parts = [Part(500, parents=random_parents(6)), Part(300, num_rows=17), Part(130), Part(40)]
+    case = make_case(parts, shape, spec, dtype=NUMBERS[numbers][0], block_size=16)
+    rule = SplitRule.of(shape, 4)
+    partials = PartialResults(shape, rule, 4, DEVICE)
+    among, _ = attend("triton", case, case.layout(rule.split_lines, tile_lines=rule.tile_lines))
+    for index, rows in enumerate(case.requests):
+        first, last = case.step.request_starts[index : index + 2]
+        step = make_step([rows])
+        for programs in (None, 2):
+            layout = StepLayout(
+                shape, LayoutCapacity(64, 4, 64, 256, 2), 16, partials,
+                tile_lines=rule.tile_lines, programs=programs,
+            )  # fmt: skip
+            layout.refill(step)
+            assert layout.num_lines > 0 or rows.context_len <= 128
+            alone = torch.full_like(case.query[first:last], torch.nan)
+            load_ops("triton").paged_attention(
+                case.query[first:last], case.pairs, layout, spec, alone
+            )
+            assert torch.equal(alone, among[first:last])

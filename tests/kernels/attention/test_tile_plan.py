@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from draftline.kernels.attention.tile_plan import (
-    COLUMN_STEP,
-    RequestRows,
-    lines_of_tiles,
-    plan_tiles,
-)
+from draftline.kernels.attention.split_rule import COLUMN_STEP, SplitRule, lines_of_tiles
+from draftline.kernels.attention.tile_plan import RequestRows, TilePlan, plan_tiles
 from hypothesis import given
 from hypothesis import strategies as st
+
+RULES = st.builds(SplitRule, st.sampled_from([1, 4, 7, 20, 71]), st.sampled_from([256, 600, 1024]))
 
 
 @st.composite
@@ -31,18 +29,26 @@ def request_rows(draw: st.DrawFn) -> RequestRows:
     return RequestRows(np.stack(fields, axis=1).astype(np.int32))
 
 
-@given(request_rows(), st.integers(1, 64), st.integers(1, 200), st.integers(0, 64))
-def test_every_row_meets_every_column_once(
-    requests: RequestRows, tile_rows: int, num_programs: int, max_partials: int
-) -> None:
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[RequestRows, SplitRule, TilePlan]:
+    """A step's requests, the rule, and the plan with tiles of a size that steps have."""
+    requests, rule = draw(request_rows()), draw(RULES)
     total = int(requests.column(1).sum())
-    plan = plan_tiles(
-        requests, total, tile_rows, num_programs=num_programs, max_partials=max_partials
-    )
+    tile_rows = lines_of_tiles(rule.share, draw(st.integers(1, 90))) // rule.share
+    return requests, rule, plan_tiles(requests, total, tile_rows, rule)
+
+
+@given(plans())
+def test_every_row_meets_every_column_once(
+    planned: tuple[RequestRows, SplitRule, TilePlan],
+) -> None:
+    requests, rule, plan = planned
+    total = len(plan.merges)
     context_seen, own_seen = np.zeros(total, dtype=int), np.zeros(total, dtype=int)
     ends: dict[int, list[tuple[int, int]]] = {}
     for request, first, num_rows, begin, end, num_own, _ in plan.items.tolist():
-        assert 1 <= num_rows <= tile_rows
+        assert num_rows >= 1
+        assert num_rows * rule.share <= rule.tile_lines
         assert begin % COLUMN_STEP == 0
         rows = slice(first, first + num_rows)
         context_seen[rows] += end - begin
@@ -57,50 +63,72 @@ def test_every_row_meets_every_column_once(
         assert [begin for begin, _ in spans] == [0, *(end for _, end in spans[:-1])]
     np.testing.assert_array_equal(context_seen, np.repeat(requests.column(2), requests.column(1)))
     assert (own_seen > 0).all()
+    widths = plan.items[:, 4] - plan.items[:, 3] + plan.items[:, 5]
+    assert (np.diff(widths // COLUMN_STEP) <= 0).all()
 
 
-@given(request_rows(), st.integers(1, 64), st.integers(1, 200), st.integers(0, 64))
-def test_partial_results_have_places_that_the_merge_finds(
-    requests: RequestRows, tile_rows: int, num_programs: int, max_partials: int
+@given(plans())
+def test_merges_name_every_line_of_every_partial_result_once(
+    planned: tuple[RequestRows, SplitRule, TilePlan],
+) -> None:
+    _, rule, plan = planned
+    written = sorted(
+        (partial + row * rule.share, first + row)
+        for _, first, num_rows, *_, partial in plan.items.tolist()
+        if partial >= 0
+        for row in range(num_rows)
+    )
+    merged = sorted(
+        (begin + split * step, row)
+        for row, (begin, count, step) in enumerate(plan.merges.tolist())
+        for split in range(count)
+    )
+    assert merged == written
+    assert [line for line, _ in merged] == list(range(0, plan.num_lines, rule.share))
+    assert (plan.merges[:, 1] != 1).all()
+
+
+@given(plans())
+def test_any_mix_of_requests_fits(planned: tuple[RequestRows, SplitRule, TilePlan]) -> None:
+    requests, rule, plan = planned
+    assert len(plan.items) <= rule.most_items(len(plan.merges), len(requests.table))
+    assert plan.num_lines <= len(requests.table) * rule.split_lines
+
+
+@given(request_rows(), RULES, st.sampled_from([1, 30]))
+def test_a_request_is_split_alike_in_any_company(
+    requests: RequestRows, rule: SplitRule, most_rows: int
 ) -> None:
     total = int(requests.column(1).sum())
-    plan = plan_tiles(
-        requests, total, tile_rows, num_programs=num_programs, max_partials=max_partials
-    )
-    partials = plan.items[plan.items[:, 6] >= 0]
-    assert len(partials) <= max_partials
-    assert sorted(partials[:, 6].tolist()) == list(range(len(partials)))
-    found = {
-        (row, place)
-        for row, (first, count, _) in enumerate(plan.merges.tolist())
-        for place in range(first, first + count)
-    }
-    expected = {
-        (first + row, place)
-        for _, first, num_rows, *_, place in partials.tolist()
-        for row in range(num_rows)
-    }
-    assert found == expected
-    for _, first, num_rows, *_ in plan.items.tolist():
-        rows = plan.merges[first : first + num_rows]
-        assert rows[:, 2].tolist() == list(range(num_rows))
+    tile_rows = rule.tile_lines // rule.share
+    among = plan_tiles(requests, total, tile_rows, rule)
+    # Tiles of another size, as other steps may have, change no split.
+    others = plan_tiles(requests, total, lines_of_tiles(rule.share, most_rows) // rule.share, rule)
+    for index, (first, num_rows, *_) in enumerate(requests.table.tolist()):
+        alone = RequestRows(requests.table[index : index + 1].copy())
+        alone.table[0, 0] = 0
+        plan = plan_tiles(alone, num_rows, tile_rows, rule)
+        mine = among.items[among.items[:, 0] == index]
+        mine[:, 1] -= first
+        np.testing.assert_array_equal(cuts(mine), cuts(plan.items))
+        np.testing.assert_array_equal(
+            among.merges[first : first + num_rows, 1:], plan.merges[:, 1:]
+        )
+        theirs = others.items[others.items[:, 0] == index]
+        assert {*theirs[:, 3].tolist()} == {*mine[:, 3].tolist()}
 
 
-def test_long_contexts_are_split_for_as_many_programs_as_are_asked_for() -> None:
-    one = RequestRows(np.array([[0, 4, 64000, 0, 4, 0]], dtype=np.int32))
-    plan = plan_tiles(one, 4, 16, num_programs=50, max_partials=128)
-    assert 45 <= len(plan.items) <= 51
-    beside_many = np.array(
-        [[0, 1, 64000, 0, 1, 0]] + [[row, 1, 640, row, 1, 0] for row in range(1, 101)]
-    )
-    plan = plan_tiles(
-        RequestRows(beside_many.astype(np.int32)), 101, 16, num_programs=50, max_partials=128
-    )
-    widths = plan.items[:, 4] - plan.items[:, 3]
-    assert widths.max() < 4000
-    assert (np.diff(widths + plan.items[:, 5]) <= 0).all()
+def cuts(items: np.ndarray) -> np.ndarray:
+    """Rows and columns of items, in one order."""
+    fields = items[:, 1:6]
+    return fields[np.lexsort(fields.T)]
 
 
-def test_tiles_grow_with_requests_and_hold_a_whole_row() -> None:
-    assert [lines_of_tiles(4, rows) for rows in (0, 1, 4, 5, 9, 4000)] == [16, 16, 16, 32, 64, 64]
-    assert lines_of_tiles(71, 1) == 128
+def test_items_fit_where_every_request_is_split_as_far_as_can_be() -> None:
+    rule = SplitRule(4, 1024)
+    for num_rows in (1, 8, 16, 17, 40):
+        table = np.array([[row * num_rows, num_rows, 64_000, 0, 1, 0] for row in range(20)])
+        plan = plan_tiles(RequestRows(table.astype(np.int32)), 20 * num_rows, 4, rule)
+        assert len(plan.items) <= rule.most_items(20 * num_rows, 20)
+        assert plan.num_lines <= 20 * rule.split_lines
+        assert plan.merges[:, 1].min() == min(32, 1024 // (num_rows * 4))

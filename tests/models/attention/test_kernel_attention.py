@@ -12,7 +12,7 @@ import torch
 from draftline.core.errors import ConfigError
 from draftline.core.steps import StepInput
 from draftline.kernels.attention.spec import AttentionShape
-from draftline.models.attention.kernel_attention import FlashBackend, KernelBackend
+from draftline.models.attention.kernel_attention import FlashBackend, KernelBackend, TileOptions
 from draftline.models.attention.step_attention import PagedKv
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
@@ -133,3 +133,25 @@ def test_a_backend_that_cannot_run_is_refused(tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
     with pytest.raises(ConfigError, match="attention: cannot be flash_attn: it needs a GPU"):
         load_stage(folder, WHOLE, 16, 4, attention="flash_attn")
+
+
+def test_more_requests_than_were_foretold_find_room(tmp_path: Path) -> None:
+    """Their contexts are split as those of few are."""
+    folder = save_tiny_model("llama", tmp_path, num_layers=NUM_LAYERS)
+
+    def backend(kv: PagedKv, block_size: int, shape: AttentionShape) -> KernelBackend:
+        return KernelBackend(kv, block_size, shape, tiles=TileOptions(max_requests=1))
+
+    ours, theirs = stage_with(folder, backend, 32), load_stage(folder, WHOLE, 16, 32)
+    noise = torch.randn(ours.kv.data.shape, generator=torch.Generator().manual_seed(0))
+    for stage in (ours, theirs):
+        stage.kv.data.copy_(noise)
+    talks = [PagedRequest(range(first, first + 5), 32) for first in (0, 5, 10)]
+    for asked in (talks[:1], talks, talks[:2]):
+        step = make_step([talk.chunk([7, 8], 135) for talk in asked])
+        rows = np.arange(len(step.token_ids))
+        found, expected = (stage.logits(step, None, rows) for stage in (ours, theirs))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=BOUND)
+    assert isinstance(ours._attention, KernelBackend)
+    partials = ours._attention._partials
+    assert len(partials.sums) == 3 * partials.rule.split_lines

@@ -103,12 +103,17 @@ def test_stages_sample_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ]
         shapings += [LogitsParams(), LogitsParams(typical_p=typical_p)]
         sampling = sampling_rows([0, 1, 2, 1, 0, 1], shapings, range(6), np.arange(6))
-        step = replace(plain, logits_rows=rows, sampling=sampling, edits=edits)
+        step = replace(
+            plain, logits_rows=rows, sampling=sampling, edits=edits, with_log_probs=True, num_top=3
+        )
         found, expected = ours.run(step), theirs.run(step)
         assert isinstance(found, StepOutput)
         assert isinstance(expected, StepOutput)
         np.testing.assert_array_equal(found.target_tokens, expected.target_tokens)
         assert (found.target_tokens[2:5] % 3 == 0).all()
+        assert found.log_probs is not None
+        assert expected.log_probs is not None
+        np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
 
 
 def test_scratch_grows_with_the_rows() -> None:

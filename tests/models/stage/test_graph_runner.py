@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from draftline.core.steps import StepInput, StepOutput
-from draftline.kernels.attention.layout_capacity import SplitBudget
-from draftline.models.attention import kernel_attention
 from draftline.models.attention.backend import choose_backend
 from draftline.models.layers.model_slice import load_slice
 from draftline.models.load.partition import LayerSpan
@@ -81,8 +79,6 @@ def random_steps(count: int, seed: int) -> Iterator[StepInput]:
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> RecordedGraphs:
-    # Programs that have nothing to do take time in an interpreter.
-    monkeypatch.setattr(kernel_attention, "split_budget", lambda *_: SplitBudget(4, 4))
     return RecordedGraphs(monkeypatch)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from draftline.core.steps import StepInput
 from draftline.core.tree.kernels import unpack
-from draftline.kernels.attention.layout_capacity import LayoutCapacity, PartialResults, SplitBudget
+from draftline.kernels.attention.layout_capacity import LayoutCapacity, PartialResults
 from draftline.kernels.attention.spec import AttentionShape, LayerSpec
+from draftline.kernels.attention.split_rule import SplitRule
 from draftline.kernels.attention.step_layout import StepLayout
 from support.inputs.steps import PagedRequest, Rows, make_step
 
@@ -53,8 +54,9 @@ class Case:
     spec: LayerSpec
     block_size: int
 
-    def layout(self, budget: SplitBudget | None = None, **options: int) -> StepLayout:
-        partials = PartialResults(self.shape, budget or SplitBudget(4, 16), DEVICE)
+    def layout(self, split_lines: int = 256, **options: int) -> StepLayout:
+        rule = SplitRule(self.shape.share, split_lines)
+        partials = PartialResults(self.shape, rule, len(self.requests), DEVICE)
         capacity = LayoutCapacity.of(self.step, self.block_size)
         layout = StepLayout(self.shape, capacity, self.block_size, partials, **options)
         layout.refill(self.step)

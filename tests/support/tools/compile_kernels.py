@@ -16,11 +16,15 @@ import torch
 import triton
 from draftline.kernels.attention import kernels as attention_kernels
 from draftline.kernels.attention import paged_attention
-from draftline.kernels.attention.tile_plan import TILE_LINES
+from draftline.kernels.attention.split_rule import TILE_LINES
 from draftline.kernels.dot_types import dot_type, triton_type
+from draftline.kernels.elementwise import kernels as elementwise_kernels
+from draftline.kernels.elementwise.ops import LOGITS_CHUNK
 from draftline.kernels.int8 import kernels as int8_kernels
 from draftline.kernels.int8 import product as int8_product
 from draftline.kernels.kv import kernels as kv_kernels
+from draftline.kernels.linear import kernels as linear_kernels
+from draftline.kernels.linear import product as linear_product
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -74,7 +78,16 @@ def attention(
     dims = triton.next_power_of_2(head_dim)
     options = paged_attention.tile_options(dims, dtype)
     pointers = dict.fromkeys(
-        ("items", "requests", "positions", "own_slots", "own_positions", "first_blocks", "blocks"),
+        (
+            "item_count",
+            "items",
+            "requests",
+            "positions",
+            "own_slots",
+            "own_positions",
+            "first_blocks",
+            "blocks",
+        ),
         "*i32",
     ) | dict.fromkeys(("log_sums", "scales", "partial_out", "partial_sums"), "*fp32")
     types = pointers | {
@@ -83,7 +96,7 @@ def attention(
     }  # fmt: skip
     constants = {
         "BLOCK_SIZE": 16, "SHARE": 4, "NUM_WORDS": 4, "HEAD_DIM": head_dim, "DIMS": dims,
-        "LINES": lines, "PARTIAL_LINES": 64, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
+        "LINES": lines, "HAS_WINDOW": not plain, "HAS_SOFTCAP": not plain,
         "HAS_SCALES": stored == "fp8e4nv", "HAS_SUMS": not plain,
         "KEEP": triton_type(dtype),
         **{name: value for name, value in options.items() if name not in OPTIONS},
@@ -95,7 +108,7 @@ def attention(
 def merging() -> str:
     types = dict.fromkeys(("log_sums", "partial_out", "partial_sums"), "*fp32")
     constants = {
-        "SHARE": 4, "HEAD_DIM": 128, "DIMS": 128, "PARTIAL_LINES": 64, "HAS_SUMS": True,
+        "SHARE": 4, "HEAD_DIM": 128, "DIMS": 128, "HAS_SUMS": True,
         "KEEP": triton_type(torch.bfloat16),
     }  # fmt: skip
     types |= {"out": "*bf16", "merges": "*i32"}
@@ -122,6 +135,24 @@ def multiplying(num_rows: int, dtype: torch.dtype, capability: int) -> str:
     return compiled(int8_kernels.multiply_int8, types, constants, capability, **options)
 
 
+def multiplying_alike(
+    dtype: torch.dtype, capability: int, num_outputs: int, *, by_outputs: bool
+) -> str:
+    """`by_outputs`: the weight lies output by output, as that of a head does."""
+    sizes = linear_product.tile_sizes(num_outputs, dtype)
+    types = dict.fromkeys(("x", "weight", "bias", "out"), f"*{NAMES[dtype]}")
+    options = {name: linear_product.LAUNCH[name] for name in OPTIONS}
+    unit = "stride_input" if by_outputs else "stride_output"
+    constants = {**sizes, "IS_WHOLE": True, "HAS_BIAS": True, "DOT": dot_type(dtype), unit: 1}
+    return compiled(linear_kernels.multiply_rows, types, constants, capability, **options)
+
+
+def normalising_logits() -> str:
+    types = dict.fromkeys(("logits", "out"), "*fp32")
+    kernel = elementwise_kernels.take_log_softmax
+    return compiled(kernel, types, {"LEN": LOGITS_CHUNK}, num_warps=8)
+
+
 def copying() -> str:
     types = dict.fromkeys(("source", "target", "source_rows", "target_rows"), "*i32")
     types |= {"source_rows": "*i64", "target_rows": "*i64"}
@@ -143,9 +174,18 @@ def main(which: str) -> None:
         for capability in MOST_SHARED:
             facts = multiplying(num_rows, dtype, capability)
             print(f"multiply_int8 {NAMES[dtype]} {num_rows} sm_{capability}", facts)
+    cases = [
+        (torch.bfloat16, 8192, True),
+        (torch.bfloat16, 1024, False),
+        (torch.float32, 8192, False),
+    ]
+    for (dtype, num_outputs, by_outputs), capability in itertools.product(cases, MOST_SHARED):
+        facts = multiplying_alike(dtype, capability, num_outputs, by_outputs=by_outputs)
+        print(f"multiply_rows {NAMES[dtype]} {num_outputs} sm_{capability}", facts)
     print("merge_partials", merging())
     print("store_rows bf16", storing("bf16"))
     print("store_rows fp8", storing("fp8e4nv"))
+    print("take_log_softmax", normalising_logits())
     print("copy_rows", copying())
 
 

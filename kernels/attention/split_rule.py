@@ -1,0 +1,79 @@
+"""How far a request's context is split: by what the request is alone, whatever is beside it.
+
+So the order in which its sums are taken is the same in any company. What many requests at once
+need for their partial results is bounded by lines a request, fixed at start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.compiled import compiled
+from .spec import AttentionShape
+
+# A tile of columns is a word of ancestor bits at most, and splits begin at whole tiles.
+COLUMN_STEP = 64
+# Columns below which a split costs more than it spreads. Requests of one tile have nothing else
+# that keeps a GPU busy, and little to merge.
+LEAST_SPLIT, LEAST_SPLIT_OF_ONE_TILE = 256, 128
+# `merge_partials` holds so many at once.
+MOST_SPLITS = 32
+TILE_LINES = (16, 32, 64)
+# Of the partial results of all requests together, and of one.
+PARTIAL_BYTES = 256 * 2**20
+LEAST_SPLIT_LINES, MOST_SPLIT_LINES = 256, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How contexts are split; the same for all steps.
+
+    share        query heads of a key/value head: a row has as many lines
+    split_lines  lines of partial results that a request has at most, over all its splits
+    """
+
+    share: int
+    split_lines: int
+
+    @classmethod
+    def of(cls, shape: AttentionShape, max_requests: int) -> SplitRule:
+        """The rule where steps have up to `max_requests` requests."""
+        line_bytes = 4 * shape.num_kv_heads * shape.head_dim
+        lines = PARTIAL_BYTES // (line_bytes * max(max_requests, 1))
+        return cls(shape.share, min(max(lines, LEAST_SPLIT_LINES), MOST_SPLIT_LINES))
+
+    @property
+    def tile_lines(self) -> int:
+        """Lines of the largest tile."""
+        return lines_of_tiles(self.share, TILE_LINES[-1])
+
+    def most_items(self, num_rows: int, num_requests: int) -> int:
+        """Items of any step of so many rows and requests at most, with tiles of any size.
+
+        A request that is split has no more than a tile beyond `split_lines` in all its splits; one
+        that is not has a tile a row at most.
+        """
+        tile_rows = lines_of_tiles(self.share, 1) // self.share
+        of_split = MOST_SPLITS + self.split_lines // (tile_rows * self.share)
+        return min(num_rows * MOST_SPLITS, num_rows + num_requests * of_split)
+
+
+def lines_of_tiles(share: int, most_rows: int) -> int:
+    """Lines (rows times `share`) of a tile when the largest request has `most_rows` rows."""
+    wanted = max(most_rows, 1) * share
+    lines = next((count for count in TILE_LINES if count >= wanted), TILE_LINES[-1])
+    while lines < share:
+        lines *= 2
+    return lines
+
+
+@compiled
+def split_len(context: int, lines: int, split_lines: int, tile_lines: int) -> int:
+    """Columns of the context that an item has at most: a multiple of `COLUMN_STEP`.
+
+    `lines` are all of the request's; the others are those of `SplitRule`.
+    """
+    least = LEAST_SPLIT_OF_ONE_TILE if lines <= tile_lines else LEAST_SPLIT
+    wanted = min(-(-context // least), split_lines // max(lines, 1), MOST_SPLITS)
+    columns = -(-context // max(wanted, 1))
+    return max(-(-columns // COLUMN_STEP), 1) * COLUMN_STEP

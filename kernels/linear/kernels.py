@@ -1,0 +1,47 @@
+"""A product in one order of additions, in a Triton kernel. Importing this file needs Triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+# One program for any number of rows, also of one and of multiples of 16.
+@triton.jit(do_not_specialize=["num_rows"])
+def multiply_rows(
+    x, weight, bias, out, num_rows, num_outputs, num_inputs,
+    stride_x, stride_input, stride_output, stride_out,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    IS_WHOLE: tl.constexpr, HAS_BIAS: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of rows, tile of outputs), over all inputs from the first to the last.
+
+    IS_WHOLE  inputs are a multiple of `INPUTS`
+    DOT       type of factors; sums are of float32, rounded once
+
+    A row's result depends on `OUTPUTS` and `INPUTS`, and on nothing of the rows beside it: those of
+    its tile are as many whatever there are, zeros where there are fewer.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    number = tl.arange(0, INPUTS)
+    has_row, has_output = row < num_rows, output < num_outputs
+    wide_row, wide_output = row.to(tl.int64), output.to(tl.int64)
+    x_at = x + wide_row[:, None] * stride_x + number[None, :]
+    weight_at = weight + number.to(tl.int64)[:, None] * stride_input
+    weight_at += wide_output[None, :] * stride_output
+    total = tl.zeros([ROWS, OUTPUTS], dtype=tl.float32)
+    for first in range(0, num_inputs, INPUTS):
+        x_mask, weight_mask = has_row[:, None], has_output[None, :]
+        if not IS_WHOLE:
+            is_in = first + number < num_inputs
+            x_mask, weight_mask = x_mask & is_in[None, :], weight_mask & is_in[:, None]
+        part = tl.load(x_at, mask=x_mask, other=0.0)
+        factors = tl.load(weight_at, mask=weight_mask, other=0.0)
+        total = tl.dot(part.to(DOT), factors.to(DOT), total, input_precision="ieee")
+        x_at += INPUTS
+        weight_at += INPUTS * stride_input
+    if HAS_BIAS:
+        total += tl.load(bias + output, mask=has_output, other=0.0).to(tl.float32)[None, :]
+    at_out = out + wide_row[:, None] * stride_out + output[None, :]
+    tl.store(at_out, total.to(out.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])

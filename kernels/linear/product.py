@@ -1,0 +1,60 @@
+"""A linear layer in Triton that computes a row alike in any company; importing needs Triton.
+
+Libraries choose tiles, and how sums are split, by the shape of the whole product. Here a weight has
+one configuration for any number of rows, and every sum goes over the inputs in their order. Rows
+come 64 at once: fewer would read the weights of a prompt too often, more would multiply longer
+with a single row than reading the weights takes (batch invariance, as in He et al., "Defeating
+Nondeterminism in LLM Inference", 2025).
+"""
+
+# Triton takes plain numbers for constants of a kernel, whatever their annotation.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from ..dot_types import dot_type
+from .kernels import multiply_rows
+
+ROWS = 64
+# Bytes of a row's inputs in a tile: tiles of all stages fit the shared memory of any GPU.
+TILE_BYTES = 128
+# Outputs of a program; fewer where there would be too few programs to keep a GPU reading.
+OUTPUTS = (64, 32, 16)
+LEAST_PROGRAMS = 96
+LAUNCH = {"num_warps": 4, "num_stages": 4, "enable_fp_fusion": True}
+
+
+def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x` [rows, inputs] times a weight, as `kernels/linear/reference.py` says.
+
+    The weight may be of any strides, so that of a head that is tied to the embedding, too.
+    """
+    (num_rows, num_inputs), num_outputs = x.shape, weight.shape[1]
+    assert len(weight) == num_inputs
+    assert x.dtype == weight.dtype
+    assert x.stride(1) == 1
+    out = x.new_empty(num_rows, num_outputs)
+    if not num_rows:
+        return out
+    sizes = tile_sizes(num_outputs, x.dtype)
+    grid = triton.cdiv(num_rows, ROWS), triton.cdiv(num_outputs, sizes["OUTPUTS"])
+    multiply_rows[grid](
+        x, weight, out if bias is None else bias, out, num_rows, num_outputs, num_inputs,
+        x.stride(0), weight.stride(0), weight.stride(1), out.stride(0),
+        IS_WHOLE=num_inputs % sizes["INPUTS"] == 0, HAS_BIAS=bias is not None,
+        DOT=dot_type(x.dtype), **sizes, **LAUNCH,
+    )  # fmt: skip
+    return out
+
+
+def tile_sizes(num_outputs: int, dtype: torch.dtype) -> dict[str, int]:
+    """ROWS, OUTPUTS and INPUTS of a program; the same for any number of rows."""
+    outputs = next(
+        (count for count in OUTPUTS if triton.cdiv(num_outputs, count) >= LEAST_PROGRAMS),
+        OUTPUTS[-1],
+    )
+    return {"ROWS": ROWS, "OUTPUTS": outputs, "INPUTS": TILE_BYTES // dtype.itemsize}

@@ -1,0 +1,59 @@
+"""A slice whose products compute a row alike in any company: on GPUs, for `batch_invariant: on`.
+
+What lies between the products (`fused_modules.py`) is row by row as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from ...kernels.dispatch import load_invariant_linear
+from .fast_modules import FastLinear
+from .model_slice import ModelSlice
+
+
+class InvariantLinear:
+    """A linear layer; `weight` [inputs, outputs] of any strides."""
+
+    __slots__ = ("_product", "bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, product: Callable[..., Tensor]) -> None:
+        """`product` is an `invariant_linear` of `kernels/linear/`."""
+        self.weight, self.bias, self._product = weight, bias, product
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [rows, inputs] -> [rows, outputs]."""
+        return self._product(x, self.weight, self.bias)
+
+
+def make_invariant(part: ModelSlice, implementation: str = "triton") -> ModelSlice:
+    """`part`, of fused modules, with other products; its modules are changed, no weight is copied.
+
+    `implementation` is a name that `load_invariant_linear` knows.
+    """
+    assert part.fast
+    product = load_invariant_linear(implementation)
+    for layer in part.layers:
+        for module in list(layer.modules()):
+            _replace_products(module, product)
+    head = part.head
+    if isinstance(head, nn.Linear):
+        head = _invariant(head, product)
+    return replace(part, head=head)
+
+
+def _replace_products(module: nn.Module, product: Callable[..., Tensor]) -> None:
+    for name, child in [*vars(module).items(), *module.named_children()]:
+        if isinstance(child, FastLinear):
+            setattr(module, name, InvariantLinear(child.weight, child.bias, product))
+        elif isinstance(child, nn.Linear):
+            # A module's place takes no other kind of object.
+            delattr(module, name)
+            setattr(module, name, _invariant(child, product))
+
+
+def _invariant(linear: nn.Linear, product: Callable[..., Tensor]) -> InvariantLinear:
+    return InvariantLinear(linear.weight.t(), linear.bias, product)

@@ -1,0 +1,60 @@
+"""How far contexts are split: by the request alone, within the room of any mix of requests."""
+
+from __future__ import annotations
+
+import pytest
+from draftline.kernels.attention.spec import AttentionShape
+from draftline.kernels.attention.split_rule import (
+    COLUMN_STEP,
+    LEAST_SPLIT_LINES,
+    MOST_SPLIT_LINES,
+    MOST_SPLITS,
+    PARTIAL_BYTES,
+    SplitRule,
+    lines_of_tiles,
+    split_len,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(
+    st.integers(0, 200_000), st.integers(0, 5000),
+    st.integers(LEAST_SPLIT_LINES, MOST_SPLIT_LINES), st.sampled_from([64, 128]),
+)  # fmt: skip
+def test_splits_are_whole_tiles_of_columns_and_few(
+    context: int, lines: int, split_lines: int, tile_lines: int
+) -> None:
+    length = split_len(context, lines, split_lines, tile_lines)
+    assert length % COLUMN_STEP == 0
+    assert length > 0
+    num_splits = max(-(-context // length), 1)
+    assert num_splits <= MOST_SPLITS
+    assert num_splits == 1 or num_splits * lines <= split_lines
+
+
+def test_requests_of_one_tile_are_split_sooner() -> None:
+    rule = SplitRule(4, 1024)
+    numbers = rule.split_lines, rule.tile_lines
+    assert split_len(1024, 4, *numbers) == split_len(1024, 64, *numbers) == 128
+    assert split_len(1024, 68, *numbers) == 256
+    # All 32 splits, and as many as there is room for.
+    assert split_len(64_000, 4, *numbers) == 2048
+    assert split_len(64_000, 300, *numbers) == 21_376
+    assert split_len(64_000, 1028, *numbers) == 64_000
+
+
+@pytest.mark.parametrize(
+    ("max_requests", "lines"), [(1, 1024), (64, 1024), (128, 512), (256, 256), (1024, 256)]
+)
+def test_the_room_of_a_request_is_what_many_leave_it(max_requests: int, lines: int) -> None:
+    shape = AttentionShape(32, 8, 128)
+    assert SplitRule.of(shape, max_requests) == SplitRule(4, lines)
+    if lines > LEAST_SPLIT_LINES:
+        assert max_requests * lines * 8 * 128 * 4 <= PARTIAL_BYTES
+
+
+def test_tiles_grow_with_requests_and_hold_a_whole_row() -> None:
+    assert [lines_of_tiles(4, rows) for rows in (0, 1, 4, 5, 9, 4000)] == [16, 16, 16, 32, 64, 64]
+    assert lines_of_tiles(71, 1) == SplitRule(71, 256).tile_lines == 128
+    assert SplitRule(4, 256).tile_lines == SplitRule(1, 256).tile_lines == 64
