@@ -210,7 +210,7 @@ class StepInput:
     context_lens   int32 [requests]  cached positions 0..n-1 that every row of the request sees
     block_tables   int32 [requests, blocks]  position p is in block block_tables[r, p // block_size]
     trees          per request: TreeRows, or None for a prompt chunk (causal among its own rows)
-    logits_rows    int32 [k]  rows that get a target token, rising; `sampling` has their order
+    logits_rows    int32 [k]  rows that get a target token, in the order of `sampling`
     edits          changes to the logits of some of them, before sampling
     probe_rows     int32 [q]  rows whose `probe_top_k` most probable ids drafters want: of their
                    probes, and of trees

@@ -65,7 +65,7 @@ class _Form:
         self.first = first
 
     def follow(self, tree: TokenTree) -> Future[TreeForm]:
-        raise NotImplementedError
+        raise AssertionError(f"the load has forms of its own, and none for {tree}")
 
     def advance(self, token_ids: Sequence[int]) -> None:
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -175,9 +176,7 @@ class Stage:
         if not self.is_last:
             return hidden
         rows = wanted_rows(step)
-        if len(rows) != len(hidden):
-            hidden = hidden[to_device(rows, self._part.device)]
-        return launch_answer(step, rows, self._logits(hidden), self._sampler)
+        return launch_answer(step, rows, self._logits(hidden, rows), self._sampler)
 
     @torch.inference_mode()
     def logits(self, step: StepInput, hidden: Tensor | None, rows: Int32) -> Tensor:
@@ -185,8 +184,7 @@ class Stage:
 
         Runs the step as `run` does.
         """
-        hidden = self._hidden(step, hidden)
-        return self._logits(hidden[to_device(rows, self._part.device)])
+        return self._logits(self._hidden(step, hidden), rows)
 
     def _switch_if_ready(self) -> None:
         if self._switch is not None and self._switch.is_ready:
@@ -221,8 +219,10 @@ class Stage:
                 return self._compiled(states, rotations)
         return run_layers(part, states, positions, rotations, self._attention.begin(step))
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part
+        if len(rows) != len(hidden) or (rows != np.arange(len(rows))).any():
+            hidden = hidden[to_device(rows, part.device)]
         if self._own is not None:
             return self._own.logits(hidden, self._softcap)
         assert part.norm is not None
