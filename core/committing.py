@@ -69,13 +69,17 @@ class Committing:
         rows, tokens, sources, token_ids, moves = walk
         advance = state.stop.advance(tokens)
         taken = advance.num_tokens
-        if taken < len(tokens):
+        if sources[0] == TARGET_SOURCE:
+            # Without drafts each token had a pass of its own.
+            state.accepted_lengths += [0] * max(taken, 1)
+        elif taken < len(tokens):
             # The last one is the target's own token, and no node.
             state.nodes.take_back(sources[taken:-1])
             state.accepted_lengths.append(taken)
-            tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
         else:
             state.accepted_lengths.append(taken - 1)
+        if taken < len(tokens):
+            tokens, sources, token_ids = tokens[:taken], sources[:taken], token_ids[:taken]
         self._append(state, tokens, token_ids, answer)
         # A request that was preempted meanwhile has no KV to move.
         if advance.finish_reason is None and state.blocks:

@@ -216,12 +216,13 @@ class Drafting:
             wishes[place] = replace(self._wishes(part.proposals), candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), wishes)
 
-    def fit(self, trees: TreeSteps) -> TreeSteps:
-        """The trees of all that get KV slots for them; requests come in order."""
+    def fit(self, trees: TreeSteps, num_decode_steps: int = 1) -> TreeSteps:
+        """The trees of all that get KV slots for them, and for as many tokens behind bare roots as
+        there is room for; requests come in order."""
         fitting: list[int] = []
         bare: dict[int, TreeWishes] = {}
         roots = [len(state.token_ids) - 1 for state in trees.states]
-        slots = (trees.num_rows + roots).tolist()
+        slots = (trees.num_rows + roots + (num_decode_steps - 1)).tolist()
         missing = self._scheduler.missing_blocks(trees.states, slots)
         for place, state in enumerate(trees.states):
             # Preempted for one before it.

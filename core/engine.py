@@ -245,13 +245,29 @@ class EngineCore:
 
     def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        fitting = self._drafting.fit(trees)
+        num_decode_steps = self._num_decode_steps(trees)
+        fitting = self._drafting.fit(trees, num_decode_steps)
+        if num_decode_steps > 1:
+            room = self._scheduler.rows_in_blocks(fitting.states)
+            num_decode_steps = min(num_decode_steps, room)
         chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
         fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
             return fitting, chunks, None
-        step = build_step(self.num_steps, chunks, fitting, self._scheduler.block_size, edits)
+        step = build_step(
+            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
+        )
         return fitting, chunks, step
+
+    def _num_decode_steps(self, trees: TreeSteps) -> int:
+        """Tokens of each request in a step of roots alone, if nothing but tokens is wanted of it."""
+        states = trees.states
+        if not states or len(trees.trees.nodes) or trees.wishes or self._scheduler.is_prefilling:
+            return 1
+        if any(state.edits_logits or state.num_tops != (None, None) for state in states):
+            return 1
+        most = min(state.stop.num_tokens_left for state in states)
+        return self._budget.num_decode_steps(len(states), most)
 
     def _submit(
         self,
@@ -268,7 +284,9 @@ class EngineCore:
         answer = asyncio.ensure_future(self._pipeline.submit(step))
         answer.add_done_callback(self._wakeup.notify)
         row_slots = RowSlots(step.request_starts, step.slots)
-        in_flight = StepInFlight(trees, chunks, answer, draft_batch, row_slots, sent_at, traced)
+        in_flight = StepInFlight(
+            trees, chunks, answer, draft_batch, row_slots, sent_at, traced, step.num_decode_steps
+        )
         for state in in_flight.states:
             state.in_flight += 1
         self._in_flight.append(in_flight)
@@ -330,12 +348,17 @@ class EngineCore:
         self.deadline.record(seconds)
         num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
         self._scheduler.note_step(
-            in_flight.num_rows, in_flight.chunks, seconds, 1 + len(self._in_flight)
+            in_flight.num_rows,
+            in_flight.chunks,
+            seconds / in_flight.num_decode_steps,
+            1 + len(self._in_flight),
         )
         draft_batch = in_flight.draft_batch
         if draft_batch is None:
             draft_batch = DraftBatch({}, in_flight.sent_at, 0.0, AskPlan({}, {}), {})
-        return StepOutcome(in_flight.num_rows, seconds, num_prompt_rows, draft_batch)
+        return StepOutcome(
+            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, in_flight.num_decode_steps
+        )
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)

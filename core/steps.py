@@ -220,6 +220,9 @@ class StepInput:
     verification   candidates of all trees, which a rule decides about; None: target tokens do
     num_top        how many of the most probable tokens are wanted beside each log-probability
     is_traced      whether each stage notes when it began and ended the step
+    num_decode_steps  target tokens of each row, one decoded behind the other by the stage itself
+                   (`multi_step_ms`); above 1 only where every request has a row and wants nothing
+                   but its target tokens
     request_keys   names the requests from step to step, so that stages in other processes need not
                    be sent what they have; none: nothing of the step is like that before it
     """
@@ -245,6 +248,7 @@ class StepInput:
     edits: tuple[LogitEdits, ...] = ()
     num_top: int = 0
     is_traced: bool = False
+    num_decode_steps: int = 1
     request_keys: tuple[int, ...] = ()
 
 
@@ -274,6 +278,8 @@ class StepOutput:
     verification_results  of each tree, where the step had a verification
     top                   the most probable tokens of `logits_rows`; None if not wanted
     scored_top            the same of `scored_rows`
+    decoded               int32 [len(logits_rows), num_decode_steps]  where these are several: the
+                          target tokens and those behind them; else None
     stage_spans           when each stage began and ended the step, wall-clock seconds of its own
                           host; empty if not traced
     """
@@ -287,6 +293,7 @@ class StepOutput:
     scored_top: TopTokens | None = None
     entropies: Float32 | None = None
     verification_results: tuple[VerificationResult, ...] | None = None
+    decoded: Int32 | None = None
     stage_spans: tuple[Span, ...] = ()
 
 

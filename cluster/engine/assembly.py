@@ -13,6 +13,7 @@ from ...core.errors import ConfigError
 from ...core.proposals import MAX_PROBE_ROWS
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget, load_choice
+from ...core.schedule.multi_step import MultiStep
 from ...core.schedule.prefill_share import PrefillShare
 from ...core.schedule.scheduler import Scheduler, SchedulerLimits
 from ...core.schedule.step_cost import StepCost
@@ -120,7 +121,8 @@ class Assembly:
         self._pool = BlockPool(plan.specs[0].num_blocks or 1, config.block_size)
         # Nodes that were drawn may not be cut by their value.
         is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
-        self.budget = NodeBudget(is_adaptive=is_adaptive)
+        multi_step = MultiStep(config.multi_step_ms / 1000, lambda: self.pipeline.decodes_several)
+        self.budget = NodeBudget(is_adaptive=is_adaptive, multi_step=multi_step)
         self.scheduler = Scheduler(
             self._pool,
             SchedulerLimits(

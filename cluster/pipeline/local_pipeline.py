@@ -71,6 +71,11 @@ class LocalPipeline:
         """See `Pipeline`."""
         return min(stage.num_blocks for stage in self._stages)
 
+    @property
+    def decodes_several(self) -> bool:
+        """See `Pipeline`; a stage alone may, once it runs its own operators."""
+        return len(self._stages) == 1 and self._stages[0].decodes_several
+
     async def start(self) -> None:
         """See `Pipeline`; the stages are built already."""
         self._steps = InFlightSteps(self._max_in_flight)

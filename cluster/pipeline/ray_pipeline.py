@@ -119,6 +119,11 @@ class RayPipeline:
         return self._max_in_flight
 
     @property
+    def decodes_several(self) -> bool:
+        """See `Pipeline`: stages in other processes take a token a request and step."""
+        return False
+
+    @property
     def num_blocks(self) -> int:
         """See `Pipeline`."""
         return self._num_blocks

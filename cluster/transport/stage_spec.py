@@ -31,6 +31,11 @@ class StageRunner(Protocol):
         """KV blocks of the cache."""
         ...
 
+    @property
+    def decodes_several(self) -> bool:
+        """Whether it takes steps of several tokens a request (`StepInput.num_decode_steps`)."""
+        ...
+
     def reset(self) -> None:
         """Forget all steps: the KV cache is empty again."""
         ...
@@ -106,6 +111,11 @@ class Pipeline(Protocol):
     @property
     def num_blocks(self) -> int:
         """KV blocks of the stage that has fewest; known once the pipeline is started."""
+        ...
+
+    @property
+    def decodes_several(self) -> bool:
+        """Whether steps may ask for several tokens a request now (`StepInput.num_decode_steps`)."""
         ...
 
     async def start(self) -> None:

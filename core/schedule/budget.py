@@ -24,6 +24,7 @@ from ..verify.walk import Paths
 from .drafter_choice import DrafterChoice, DraftWish, Prices, Verified, everyone
 from .hindsight import Hindsight
 from .line_fit import LineFit
+from .multi_step import MultiStep
 from .step_cost import StepCost
 
 # Weight of the newest round in the ratio of seconds a token to those of plain decoding.
@@ -42,12 +43,14 @@ class StepOutcome:
 
     seconds          of its pass
     num_prompt_rows  of its rows
+    num_decode_steps  tokens of each request, where no drafts were verified
     """
 
     num_rows: int
     seconds: float
     num_prompt_rows: int
     draft_batch: DraftBatch
+    num_decode_steps: int = 1
     num_tokens: int = 0
     ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
@@ -75,17 +78,25 @@ class NodeBudget:
 
     __slots__ = (
         "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_is_adaptive",
-        "_plain_s", "_spent_s", "cost", "table",
+        "_multi_step", "_plain_s", "_spent_s", "cost", "table",
     )  # fmt: skip
 
-    def __init__(self, cost: StepCost | None = None, *, is_adaptive: bool = True) -> None:
-        """Without `cost`, rows cost nothing until rounds have been measured.
+    def __init__(
+        self,
+        cost: StepCost | None = None,
+        *,
+        is_adaptive: bool = True,
+        multi_step: MultiStep | None = None,
+    ) -> None:
+        """Without `cost`, rows cost nothing until rounds have been measured; without `multi_step`,
+        a step without drafts decodes a token of each request.
 
         One that is not adaptive asks every drafter and keeps all nodes that fit, at any cost.
         """
         self._is_adaptive = is_adaptive
         self.table = AcceptanceTable()
         self.cost = cost or StepCost([1], [1.0])
+        self._multi_step = multi_step or MultiStep()
         self._drafters = DrafterChoice()
         # Of late: seconds of rounds, and seconds that plain decoding takes for as many tokens.
         self._spent_s = self._plain_s = 0.0
@@ -110,7 +121,8 @@ class NodeBudget:
         base_rows = num_requests + num_other_rows
         curve = self.cost.curve(num_requests)
         # Without the other rows: a token more saves a later round's share, not these.
-        round_s = float(np.interp(num_requests, self.cost.grid, curve))
+        round_s = self._plain_round_s(num_requests)
+        bare_s = float(np.interp(num_requests, self.cost.grid, curve))
         prices = Prices(
             token_s=self._ratio * round_s / num_requests,
             plain_s=round_s / num_requests,
@@ -118,6 +130,7 @@ class NodeBudget:
             curve_s=curve,
             base_rows=base_rows,
             host_s=self._host.parts(HOST_SQUARES),
+            round_s=bare_s - round_s,
         )
         return self._drafters.plan(wishes, costs, prices)
 
@@ -128,7 +141,7 @@ class NodeBudget:
         if not self._is_adaptive:
             return frozenset(everyone([wish], costs).by_drafter)
         self._know(costs)
-        round_s = float(self.cost.seconds(num_running, num_running))
+        round_s = self._plain_round_s(num_running)
         return self._drafters.expected(wish, costs, self._ratio * round_s / max(num_running, 1))
 
     def forget(self, request_id: str) -> None:
@@ -206,9 +219,21 @@ class NodeBudget:
         seconds = self.cost.seconds(len(batch), rows)
         # The other rows are there whatever is bought, and no token pays for them.
         seconds += float(self.cost.seconds(len(batch), len(batch))) - seconds[0] + spent_s
+        if not num_other_rows:
+            seconds[0] = self._plain_round_s(len(batch)) + spent_s
         kept[:] = False
         kept[order[: int(np.argmax(tokens / seconds))]] = True
         return batch.keep(kept)
+
+    def num_decode_steps(self, num_requests: int, most: int) -> int:
+        """Tokens of each request, at most `most`, in a step without drafts and prompts."""
+        plain_s = float(self.cost.seconds(num_requests, num_requests))
+        return self._multi_step.num_steps(num_requests, plain_s, most)
+
+    def _plain_round_s(self, num_requests: int) -> float:
+        """Seconds of plain decoding for a token of each request."""
+        plain_s = float(self.cost.seconds(num_requests, num_requests))
+        return self._multi_step.round_s(num_requests, plain_s)
 
     @property
     def _ratio(self) -> float:
@@ -225,9 +250,11 @@ class NodeBudget:
     def _learn_round(
         self, outcome: StepOutcome, num_requests: int, round_s: float, rest_s: float
     ) -> None:
-        if rest_s:
+        if outcome.num_decode_steps > 1:
+            self._multi_step.record(num_requests, outcome.num_decode_steps, rest_s)
+        elif rest_s:
             self.cost.record(num_requests, outcome.num_rows, rest_s)
-        plain_s = float(self.cost.seconds(num_requests, num_requests))
+        plain_s = self._plain_round_s(num_requests)
         tokens = outcome.num_tokens / num_requests
         self._spent_s += RATIO_WEIGHT * (round_s - self._spent_s)
         self._plain_s += RATIO_WEIGHT * (plain_s * tokens - self._plain_s)

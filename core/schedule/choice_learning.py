@@ -108,7 +108,7 @@ def credit_nodes(
     """float64 [trees, drafters] twice: each drafter's nodes among the `rows` of a tree, and all.
 
     Of several that proposed a node, the one of the cheapest query, `costs` [drafters, 3], has it.
-    Row 0 is the root, node i is row i + 1; the rows of a tree rise.
+    Row 0 is the root, node i is row i + 1.
     """
     gains = np.zeros((len(row_ends), len(costs)))
     nodes = np.zeros((len(row_ends), len(costs)))
@@ -117,8 +117,9 @@ def credit_nodes(
         owners = _owners(attributions[first : attribution_ends[tree]], costs)
         for owner in owners:
             nodes[tree, owner] += 1
-        for index in range(first_row + 1, row_ends[tree]):
-            gains[tree, owners[rows[index] - 1]] += 1
+        for index in range(first_row, row_ends[tree]):
+            if rows[index]:
+                gains[tree, owners[rows[index] - 1]] += 1
         first, first_row = attribution_ends[tree], row_ends[tree]
     return gains, nodes
 

@@ -157,6 +157,18 @@ class Scheduler:
         rows = self._limits.max_step_rows // (2 if self._prefilling else 1)
         return max(0, min(self._limits.max_tree_nodes, rows // max(num_decoding, 1) - 1))
 
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether a request that runs has tokens left to be cached in chunks."""
+        return bool(self._prefilling)
+
+    def rows_in_blocks(self, states: Sequence[RequestState]) -> int:
+        """Rows, the last committed token's the first, that the blocks of each have slots for."""
+        size = self._pool.block_size
+        return min(
+            (len(state.blocks) * size - len(state.token_ids) + 1 for state in states), default=1
+        )
+
     def num_prefill_rows(self, num_decoding: int) -> int:
         """Prompt rows that will go into a step beside so many roots."""
         room = max(0, self._limits.max_step_rows - num_decoding)

@@ -71,7 +71,7 @@ class StepCost:
         return curve
 
     def _expected(self, num_requests: int) -> Float64:
-        fit = self._fits.get(_bucket(num_requests))
+        fit = self._fits.get(bucket_of(num_requests))
         if fit is None:
             return self._unseen(num_requests, self._curve)
         least = self._at(num_requests)
@@ -88,9 +88,9 @@ class StepCost:
         expected = float(self.seconds(num_requests, rows))
         seconds = min(seconds, OUTLIER * expected) if expected > 0 else seconds
         measured = self._at(rows)
-        fit = self._fits.get(_bucket(num_requests))
+        fit = self._fits.get(bucket_of(num_requests))
         if fit is None:
-            fit = self._fits[_bucket(num_requests)] = LineFit(DECAY)
+            fit = self._fits[bucket_of(num_requests)] = LineFit(DECAY)
         xx, xy = fit.record(measured, seconds)
         self._xx = DECAY * self._xx + xx
         self._xy = DECAY * self._xy + xy
@@ -118,7 +118,7 @@ class StepCost:
         return seconds
 
 
-def _bucket(num_requests: int) -> int:
+def bucket_of(num_requests: int) -> int:
     """Numbers of requests that are alike: up to 8 each its own, then steps of an eighth."""
     if num_requests <= 8:
         return num_requests

@@ -37,6 +37,7 @@ def build_step(
     trees: TreeSteps,
     block_size: int,
     edits: Sequence[LogitEdits | None],
+    num_decode_steps: int = 1,
 ) -> StepInput:
     """One step of all the given chunks and trees; trees come first.
 
@@ -83,6 +84,7 @@ def build_step(
         verification=_verification(trees, context_lens),
         edits=placed_edits(chosen, edits),
         num_top=max(max(num or 0, of_prompt or 0) for num, of_prompt in num_tops),
+        num_decode_steps=num_decode_steps,
         # Numbers of arrival.
         request_keys=tuple(state.order[1] for state in states),
     )

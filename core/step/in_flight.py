@@ -42,7 +42,7 @@ class StepResults(NamedTuple):
 class StepInFlight:
     """What was submitted, when, and the answer to come.
 
-    row_slots  of the step
+    row_slots, num_decode_steps  of the step
     """
 
     trees: TreeSteps
@@ -52,6 +52,7 @@ class StepInFlight:
     row_slots: RowSlots
     sent_at: float
     traced: TracedStep | None
+    num_decode_steps: int = 1
 
     @property
     def states(self) -> list[RequestState]:

@@ -43,7 +43,7 @@ class Paths(NamedTuple):
     """The walks through several trees, one behind the other.
 
     steps  int32 [3, n]  rows and tokens, as in `Walk`, and the ids of the tokens' sources; the
-           target's is -1
+           target's is -1. All tokens that a stage decoded one behind the other are the root's row
     ends   int64 [trees]  where each tree's end
     """
 
@@ -93,6 +93,8 @@ class RowSlots(NamedTuple):
 
 def paths_of(trees: TreeBatch, output: StepOutput) -> Paths:
     """What is committed of a step's trees, which stand first in it."""
+    if output.decoded is not None:
+        return _as_decoded(output.decoded)
     if output.verification_results is not None:
         return _as_decided(trees, output.verification_results)
     return Paths(*follow(trees.nodes, trees.node_ends, output.target_tokens))
@@ -106,6 +108,14 @@ def _as_decided(trees: TreeBatch, verification_results: Sequence[VerificationRes
         taken = [*tree.nodes[path][:, [TOKEN, SOURCE]].tolist(), [token, -1]]
         paths.append([(row, *after) for row, after in zip(rows, taken, strict=True)])
     return Paths.of(paths)
+
+
+def _as_decoded(tokens: Int32) -> Paths:
+    """The paths of roots that tokens [trees, n] follow, whose KV stands where it belongs."""
+    num_trees, count = tokens.shape
+    none = np.zeros(tokens.size, dtype=np.int32)
+    ends = np.arange(1, num_trees + 1, dtype=np.int64) * count
+    return Paths(np.stack([none, tokens.ravel(), none - 1]), ends)
 
 
 def walk_all(trees: Sequence[TokenTree], target_tokens: Int32, row_slots: RowSlots) -> list[Walk]:
@@ -185,7 +195,8 @@ def kv_moves(rows: Int32, ends: Int64, starts: Int32, slots: Int32) -> tuple[Int
     for request in range(len(ends)):
         for index in range(first, ends[request]):
             place = index - first
-            if rows[index] != place:
+            # Rows rise along a path.
+            if rows[index] > place:
                 moves[count, 0] = slots[starts[request] + rows[index]]
                 moves[count, 1] = slots[starts[request] + place]
                 count += 1

@@ -10,11 +10,10 @@
 // halves; values are added in the order of the columns, which ascends by position on a path.
 #include "attention.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 
+#include "team.h"
 #include "vectors.h"
 
 namespace draftline {
@@ -365,15 +364,14 @@ void attend_step(const Call& call) {
   const std::vector<Block> blocks = blocks_of(call);
   // Contexts differ in length: a thread that is done takes the next block.
   std::atomic<size_t> next{0};
-  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), blocks.size()), 1,
-                   [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread)
-      for (size_t at = next++; at < blocks.size(); at = next++) {
-        if (blocks[at].count >= MANY)
-          ManyQueries{blocks[at]}.run();
-        else
-          FewQueries{blocks[at]}.run();
-      }
+  parallel(blocks.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const size_t at = next++;
+      if (blocks[at].count >= MANY)
+        ManyQueries{blocks[at]}.run();
+      else
+        FewQueries{blocks[at]}.run();
+    }
   });
 }
 

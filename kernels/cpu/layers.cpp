@@ -2,7 +2,6 @@
 // between their products.
 //
 // Everything here computes a row alone, in one order: a row does not depend on those beside it.
-#include <ATen/Parallel.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -14,6 +13,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "team.h"
 #include "vectors.h"
 
 namespace draftline {
@@ -56,7 +56,7 @@ void normalise(const float* x, const float* weight, float* to, int64_t size, dou
 
 template <typename Work>
 void each_row(int64_t rows, int64_t size, Work work) {
-  at::parallel_for(0, rows, std::max<int64_t>((1 << 14) / size, 1), [&](int64_t begin, int64_t end) {
+  parallel(rows, std::max<int64_t>((1 << 14) / size, 1), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) work(row);
   });
 }

@@ -6,13 +6,13 @@
 // bound by reading the weight once; for many, a part of a panel stays in the cache while they pass.
 #include "linear.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <algorithm>
 
+#include "team.h"
 #include "vectors.h"
 
 namespace draftline {
@@ -97,7 +97,7 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weight, int64_t 
 void multiply(const Product& product) {
   const int64_t panels = (product.outputs + PANEL - 1) / PANEL;
   const int64_t work = PANEL * product.inputs * std::max<int64_t>(product.rows, 1);
-  at::parallel_for(0, panels, (GRAIN + work - 1) / work, [&](int64_t begin, int64_t end) {
+  parallel(panels, (GRAIN + work - 1) / work, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) add_panel(product, panel);
   });
 }

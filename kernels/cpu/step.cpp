@@ -53,6 +53,22 @@ void begin_step(const at::Tensor& kv, int64_t block_size, const at::Tensor& slot
   }
 }
 
+// The step after one of requests of a row each: what their rows were is context of the next ones.
+void advance_step(const at::Tensor& slots, const at::Tensor& positions) {
+  TORCH_CHECK(now.kv.defined() && slots.size(0) == now.rows() && positions.size(0) == now.rows(),
+              "advance_step: another step");
+  now.slots = slots, now.positions = positions;
+  const int32_t* slot = slots.const_data_ptr<int32_t>();
+  for (Request& request : now.requests) {
+    TORCH_CHECK(request.last - request.first == 1 && request.owns() == 1,
+                "advance_step: a request of several rows");
+    ++request.context;
+    request.slots.push_back(slot[request.first]);
+    request.own_positions = positions.const_data_ptr<int32_t>() + request.first;
+    request.mask = nullptr;
+  }
+}
+
 at::Tensor attend(const at::Tensor& heads, int64_t layer, int64_t num_heads, double scaling,
                   std::optional<int64_t> window, std::optional<double> softcap) {
   TORCH_CHECK(heads.dim() == 3 && heads.is_contiguous() && heads.scalar_type() == at::kFloat);
@@ -77,6 +93,7 @@ TORCH_LIBRARY_FRAGMENT(draftline, library) {
       "begin_step(Tensor kv, int block_size, Tensor slots, Tensor positions, Tensor starts, Tensor "
       "contexts, Tensor tables, Tensor tree_starts, Tensor tree_slots, Tensor tree_positions, Tensor "
       "mask) -> ()");
+  library.def("advance_step(Tensor slots, Tensor positions) -> ()");
   library.def("end_step() -> ()", [] { draftline::now = draftline::Step{}; });
   library.def(
       "attend(Tensor heads, int layer, int num_heads, float scaling, int? window, float? softcap)"
@@ -85,5 +102,6 @@ TORCH_LIBRARY_FRAGMENT(draftline, library) {
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {
   library.impl("begin_step", &draftline::begin_step);
+  library.impl("advance_step", &draftline::advance_step);
   library.impl("attend", &draftline::attend);
 }

@@ -83,6 +83,7 @@ class ReplayPipeline:
 
     num_stages = 1
     max_in_flight = 1
+    decodes_several = False
     # There is no cache; as many as a CPU has by default.
     num_blocks = 1024
 

@@ -27,6 +27,11 @@ class PassingPipeline:
         return self._pipeline.max_in_flight
 
     @property
+    def decodes_several(self) -> bool:
+        """Not here: every step is to be seen."""
+        return False
+
+    @property
     def num_blocks(self) -> int:
         """KV blocks of the pipeline."""
         return self._pipeline.num_blocks

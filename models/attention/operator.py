@@ -45,6 +45,14 @@ def attending(step: StepInput, kv: PagedKv, block_size: int) -> Iterator[None]:
         torch.ops.draftline.end_step()
 
 
+def advance(slots: Int32, positions: Int32) -> None:
+    """Within `attending`, of a step of requests of a row each: their next rows, int32 [requests].
+
+    The rows before are context of these, and their KV is written.
+    """
+    torch.ops.draftline.advance_step(_tensor(slots), _tensor(positions))
+
+
 def attend(  # noqa: PLR0917 - the operator's
     heads: Tensor, layer: int, num_heads: int, scaling: float,
     window: int | None, softcap: float | None,

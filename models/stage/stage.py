@@ -24,6 +24,7 @@ from ..sampling import choose_sampler, uses_fused_modules
 from .graph_runner import Capture, CudaCapture, GraphRunner
 from .invariance import invariant_options, invariant_slice
 from .memory import CudaMemory, fitting_blocks, make_kv
+from .multi_step import decode_steps
 from .operator_switch import OperatorSwitch, begin_switch
 from .options import GraphOptions, StageOptions
 from .pending_output import PendingOutput, launch_answer, wanted_rows
@@ -120,6 +121,11 @@ class Stage:
         """Whether own C++ operators run the layers, without a graph."""
         return self._own is not None
 
+    @property
+    def decodes_several(self) -> bool:
+        """Whether it takes steps of several tokens a request (`StepInput.num_decode_steps`)."""
+        return self._own is not None and self.is_first and self.is_last
+
     def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
         """The runner of steps that fit, from now on; the caller captures its graphs."""
         assert isinstance(self._attention, KernelBackend)
@@ -172,6 +178,9 @@ class Stage:
         On a GPU the host may launch the next step before it waits; the function may be called by
         another thread.
         """
+        if step.num_decode_steps > 1:
+            output = self._decode(step)
+            return lambda: output
         hidden = self._hidden(step, hidden)
         if not self.is_last:
             return hidden
@@ -218,6 +227,21 @@ class Stage:
             with attending(step, self.kv, self.block_size):
                 return self._compiled(states, rotations)
         return run_layers(part, states, positions, rotations, self._attention.begin(step))
+
+    def _decode(self, step: StepInput) -> StepOutput:
+        part, own = self._part, self._own
+        assert own is not None
+        assert part.embed is not None
+        if len(step.moves):
+            self._attention.move(to_device(step.moves, part.device))
+        tables = self._rotary.tables_of(int(step.positions.max()) + step.num_decode_steps)
+
+        def logits_after(tokens: Int32) -> Tensor:
+            hidden = embedded(part.embed, to_device(tokens, part.device))
+            return own.logits(own(hidden, tables), self._softcap)
+
+        with attending(step, self.kv, self.block_size):
+            return decode_steps(step, self.block_size, logits_after, self._sampler)
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part

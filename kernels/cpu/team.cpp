@@ -1,0 +1,135 @@
+// Each thread that computes has helpers of its own, so that loops of two stages never mix.
+#include "team.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace draftline {
+namespace {
+
+// How long a helper watches for the next loop: longer than what lies between two loops of a pass,
+// and between the passes of a step of several tokens.
+constexpr std::chrono::microseconds WATCHED{200};
+// Parts for each thread: whoever is late, or slow, takes fewer.
+constexpr int64_t PARTS = 2;
+// Of one loop, as many as a ticket counts.
+constexpr int64_t MOST_PARTS = 0xffff;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class Team {
+ public:
+  explicit Team(int helpers) {
+    for (int i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+  }
+
+  ~Team() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = true;
+    }
+    woken_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  size_t size() const { return threads_.size() + 1; }
+
+  void run(int64_t count, int64_t grain, LoopBody body, const void* work) {
+    const int64_t parts = std::min({(count + grain - 1) / grain, PARTS * int64_t(size()), MOST_PARTS});
+    body_ = body, work_ = work, count_ = count;
+    done_.store(0, std::memory_order_relaxed);
+    const uint32_t loop = loop_of(ticket_.load(std::memory_order_relaxed)) + 1;
+    ticket_.store(uint64_t{loop} << 32 | parts << 16);
+    if (asleep_.load() > 0) {
+      // Whoever counted as asleep has looked at the ticket, or will be notified.
+      std::lock_guard<std::mutex> lock(mutex_);
+      woken_.notify_all();
+    }
+    take_parts(loop);
+    while (done_.load(std::memory_order_acquire) < parts) relax();
+  }
+
+ private:
+  // A ticket is the number of the loop, how many parts it has, and the next of them: a part is only
+  // ever taken of the loop that it belongs to, and that lasts until all its parts are done.
+  static uint32_t loop_of(uint64_t ticket) { return ticket >> 32; }
+
+  void take_parts(uint32_t loop) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    while (loop_of(ticket) == loop) {
+      const int64_t parts = ticket >> 16 & 0xffff, part = ticket & 0xffff;
+      if (part == parts) return;
+      if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+      body_(work_, part * count_ / parts, (part + 1) * count_ / parts);
+      done_.fetch_add(1, std::memory_order_release);
+      ticket = ticket_.load(std::memory_order_acquire);
+    }
+  }
+
+  void help() {
+    uint32_t seen = 0;
+    while (await_loop(seen)) {
+      seen = loop_of(ticket_.load(std::memory_order_acquire));
+      take_parts(seen);
+    }
+  }
+
+  bool has_loop(uint32_t seen) const { return loop_of(ticket_.load()) != seen; }
+
+  // False: there will be none any more.
+  bool await_loop(uint32_t seen) {
+    const auto end = std::chrono::steady_clock::now() + WATCHED;
+    while (std::chrono::steady_clock::now() < end)
+      for (int i = 0; i < 64; ++i) {
+        if (has_loop(seen)) return true;
+        relax();
+      }
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++asleep_;
+    woken_.wait(lock, [&] { return ended_ || has_loop(seen); });
+    --asleep_;
+    return !ended_;
+  }
+
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  bool ended_ = false;
+  std::atomic<int> asleep_{0};
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<int64_t> done_{0};
+  // Of the loop; written before its ticket.
+  LoopBody body_ = nullptr;
+  const void* work_ = nullptr;
+  int64_t count_ = 0;
+};
+
+thread_local std::unique_ptr<Team> team;
+
+}  // namespace
+
+void run_parts(int64_t count, int64_t grain, LoopBody body, const void* work) {
+  const size_t threads = at::get_num_threads();
+  if (threads < 2) return body(work, 0, count);
+  if (!team || team->size() != threads) {
+    team.reset();
+    team = std::make_unique<Team>(threads - 1);
+  }
+  team->run(count, grain, body, work);
+}
+
+}  // namespace draftline
