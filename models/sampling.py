@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.sampling import choose as reference
 from ..core.steps import LogitEdits, SamplingRows
+from ..kernels.cpu.build import are_loaded
 from ..kernels.dispatch import Machine
 from ..kernels.elementwise.dispatch import load_elementwise
 from ..kernels.sampling.dispatch import choose_sampling, load_sampling, takes
@@ -80,6 +81,8 @@ def process_rows(logits: Tensor, sampling: SamplingRows, rows: np.ndarray) -> Te
 
 def _noisy_argmax(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     if scaled.device.type == "cpu":
+        if are_loaded():
+            return torch.ops.draftline.noisy_argmax(scaled.contiguous(), seeds, positions)
         # numpy multiplies 64-bit words several times faster than torch.
         parts = (scaled.numpy(), seeds[:, 0].numpy(), positions[:, 0].numpy())
         return torch.from_numpy(reference.noisy_argmax(*parts))

@@ -122,7 +122,6 @@ class NodeBudget:
         curve = self.cost.curve(num_requests)
         # Without the other rows: a token more saves a later round's share, not these.
         round_s = self._plain_round_s(num_requests)
-        bare_s = float(np.interp(num_requests, self.cost.grid, curve))
         prices = Prices(
             token_s=self._ratio * round_s / num_requests,
             plain_s=round_s / num_requests,
@@ -130,7 +129,6 @@ class NodeBudget:
             curve_s=curve,
             base_rows=base_rows,
             host_s=self._host.parts(HOST_SQUARES),
-            round_s=bare_s - round_s,
         )
         return self._drafters.plan(wishes, costs, prices)
 

@@ -75,7 +75,6 @@ class StepWishes(NamedTuple):
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
     token_s    seconds that an accepted token saves
-    round_s    seconds of a round that verifies drafts beyond those of plain decoding, without rows
     regime     `regime_of` the step's prices
     """
 
@@ -86,7 +85,6 @@ class StepWishes(NamedTuple):
     curve_s: Float64
     base_rows: float
     token_s: float
-    round_s: float
     regime: int
 
 
@@ -129,15 +127,10 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         own, own_nodes = worth[:, drafter], nodes[:, drafter]
         row_s = _row_seconds(wishes, at, (own_nodes * (own > 0)).sum())
         net = np.where(own > 0, own - row_s * own_nodes, np.minimum(own, 0.0))
-        message_s = known.costs[drafter, MESSAGE]
-        # The first pays for the round, as often as it has any nodes.
-        if at == wishes.base_rows:
-            message_s += wishes.round_s * min(1.0, own_nodes.sum())
-        if np.maximum(net, 0.0).sum() > message_s:
+        if np.maximum(net, 0.0).sum() > known.costs[drafter, MESSAGE]:
             choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
             at += (own_nodes * (net > 0)).sum()
-            message_s = 0.0
-        _explore(choices[:, drafter], drafter, known, wishes, net, message_s)
+        _explore(choices[:, drafter], drafter, known, wishes, net)
         if known.probe_rows[drafter] > 0:
             _choose_probes(choices[:, drafter], drafter, known, wishes, at)
     for request in range(len(wishes.rows)):
@@ -180,20 +173,13 @@ def _row_seconds(wishes: StepWishes, first: float, count: float) -> float:
 
 
 @compiled
-def _explore(  # noqa: PLR0917 - compiled functions take no options by name
-    choices: Int64,
-    drafter: int,
-    known: Known,
-    wishes: StepWishes,
-    net: Float64,
-    message_s: float,
-) -> None:
+def _explore(choices: Int64, drafter: int, known: Known, wishes: StepWishes, net: Float64) -> None:
     """Ask a drafter for requests that it is not known to pay for, in turns, if its account allows.
 
-    `message_s`: what it takes beside queries and rows, if it is asked for nobody yet.
     Only nodes that are worth their rows are bought of what it proposes; all are judged later.
     """
     left = known.balance[drafter, 0]
+    message_s = 0.0 if choices.any() else known.costs[drafter, MESSAGE]
     count = len(choices)
     first = known.turns[drafter]
     for step in range(count):

@@ -87,7 +87,6 @@ class Prices:
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
     host_s     seconds of the host's own work for a step with drafts, and for each of its requests
-    round_s    seconds of a round that verifies drafts beyond those of plain decoding, without rows
     """
 
     token_s: float
@@ -96,7 +95,6 @@ class Prices:
     curve_s: Float64
     base_rows: float
     host_s: tuple[float, float] = (0.0, 0.0)
-    round_s: float = 0.0
 
     @property
     def first_row_s(self) -> float:
@@ -178,7 +176,7 @@ class DrafterChoice:
         self._regime = regime_of(prices.first_row_s, prices.plain_s)
         step = StepWishes(
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
-            float(prices.base_rows), prices.token_s, prices.round_s, self._regime,
+            float(prices.base_rows), prices.token_s, self._regime,
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
         if not choices.any():
