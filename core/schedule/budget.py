@@ -248,7 +248,7 @@ class NodeBudget:
     def _learn_round(
         self, outcome: StepOutcome, num_requests: int, round_s: float, rest_s: float
     ) -> None:
-        if outcome.num_decode_steps > 1:
+        if rest_s and outcome.num_decode_steps > 1:
             self._multi_step.record(num_requests, outcome.num_decode_steps, rest_s)
         elif rest_s:
             self.cost.record(num_requests, outcome.num_rows, rest_s)

@@ -2,6 +2,7 @@
 #include "team.h"
 
 #include <ATen/Parallel.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -118,7 +119,16 @@ class Team {
   int64_t count_ = 0;
 };
 
-thread_local std::unique_ptr<Team> team;
+// The child of a fork has none of the helpers: it goes on without them, and ends none.
+struct End {
+  pid_t process = getpid();
+
+  void operator()(Team* team) const {
+    if (process == getpid()) delete team;
+  }
+};
+
+thread_local std::unique_ptr<Team, End> team;
 
 }  // namespace
 
@@ -127,7 +137,7 @@ void run_parts(int64_t count, int64_t grain, LoopBody body, const void* work) {
   if (threads < 2) return body(work, 0, count);
   if (!team || team->size() != threads) {
     team.reset();
-    team = std::make_unique<Team>(threads - 1);
+    team = std::unique_ptr<Team, End>(new Team(threads - 1));
   }
   team->run(count, grain, body, work);
 }

@@ -17,7 +17,6 @@ from ...core.steps import StepInput, StepOutput
 from ..attention.operator import advance
 from ..sampling import Sampler
 
-
 # float32 logits [rows, vocabulary] after these tokens, int32 [rows], at the rows of the thread's
 # step.
 LogitsAfter = Callable[[Int32], Tensor]

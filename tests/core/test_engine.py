@@ -31,6 +31,7 @@ requests = st.lists(
     st.integers(1, 3),
     st.fixed_dictionaries({"probes": st.booleans(), "top_next_tokens": st.booleans()}),
     st.integers(16, 80),
+    st.sampled_from([0.0, 3.0, 40.0]),
 )
 def test_text_is_that_of_plain_decoding(
     found: list[tuple[list[int], int, bool]],
@@ -38,8 +39,9 @@ def test_text_is_that_of_plain_decoding(
     groups: int,
     wishes: dict[str, bool],
     rows: int,
+    multi_step_s: float,
 ) -> None:
-    bench = Bench(seed=seed, num_groups=groups, rows=rows, **wishes)
+    bench = Bench(seed=seed, num_groups=groups, rows=rows, multi_step_s=multi_step_s, **wishes)
 
     async def scenario() -> None:
         for index, (prompt, max_tokens, speculative) in enumerate(found):
@@ -61,11 +63,23 @@ def test_text_is_that_of_plain_decoding(
 
 
 @settings(deadline=None, max_examples=40)
-@given(requests, st.integers(0, 2**31), st.integers(1, 3), st.data())
+@given(
+    requests,
+    st.integers(0, 2**31),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 3.0]),
+    st.data(),
+)
 def test_no_block_leaks_after_any_order_of_finish_cancel_and_failure(
-    found: list[tuple[list[int], int, bool]], seed: int, groups: int, data: st.DataObject
+    found: list[tuple[list[int], int, bool]],
+    seed: int,
+    groups: int,
+    multi_step_s: float,
+    data: st.DataObject,
 ) -> None:
-    bench = Bench(seed=seed, num_groups=groups, max_running=3, num_blocks=80)
+    bench = Bench(
+        seed=seed, num_groups=groups, max_running=3, num_blocks=80, multi_step_s=multi_step_s
+    )
     names = ["r" * (index + 1) for index in range(len(found))]
     failing, replaced = data.draw(st.booleans()), data.draw(st.booleans())
 

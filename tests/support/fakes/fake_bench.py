@@ -26,6 +26,7 @@ from draftline.core.request.sampling_params import RequestOptions, SamplingParam
 from draftline.core.request.stop import StopRule
 from draftline.core.schedule.block_pool import BlockPool
 from draftline.core.schedule.budget import NodeBudget
+from draftline.core.schedule.multi_step import MultiStep
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
 from draftline.core.step.trace import StepTrace
 from support.fakes.fake_target import FakeTarget, next_token, top_ids
@@ -171,6 +172,8 @@ class Bench:
     share_prefixes: bool = True
     trace: StepTrace | None = None
     is_adaptive: bool = True
+    # Seconds of a step of several tokens, where a round of one is taken to last a second.
+    multi_step_s: float = 0.0
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -193,7 +196,9 @@ class Bench:
             share_prefixes=self.share_prefixes,
         )
         self.scheduler = Scheduler(self.pool, limits)
-        self.budget = NodeBudget(is_adaptive=self.is_adaptive)
+        self.budget = NodeBudget(
+            is_adaptive=self.is_adaptive, multi_step=MultiStep(self.multi_step_s)
+        )
         self.use_target(self.target)
 
     def use_target(self, target: FakeTarget) -> None:

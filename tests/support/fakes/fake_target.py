@@ -84,13 +84,31 @@ class FakeTarget:
         texts = [self._visible(step, row) for row in range(len(step.token_ids))]
         wanted = [texts[row] for row in step.logits_rows.tolist()]
         assert [len(text) for text in wanted] == step.sampling.position.tolist()
+        targets = self.choose(step, wanted)
         probes = [self._top_ids(texts[row], step.probe_top_k) for row in step.probe_rows.tolist()]
         return StepOutput(
             step_id=step.step_id,
-            target_tokens=self.choose(step, wanted),
+            target_tokens=targets,
             probe_ids=np.array(probes, dtype=np.int32).reshape(len(probes), step.probe_top_k),
             scores=np.empty(0, dtype=np.float32),
+            decoded=self._decode(step, wanted, targets) if step.num_decode_steps > 1 else None,
         )
+
+    def _decode(self, step: StepInput, texts: list[list[int]], targets: Int32) -> Int32:
+        """The tokens after the roots and after one another, all but the last of them cached."""
+        assert len(step.slots) == len(step.logits_rows) == len(step.context_lens)
+        assert not (step.edits or step.with_log_probs or len(step.probe_rows))
+        decoded = [targets]
+        for _ in range(step.num_decode_steps - 1):
+            last = decoded[-1].tolist()
+            for row, (text, token) in enumerate(zip(texts, last, strict=True)):
+                position = len(text)
+                block = step.block_tables[row, position // self._block_size]
+                slot = int(block) * self._block_size + position % self._block_size
+                self._cache[slot] = (token, position)
+                text.append(token)
+            decoded.append(self.choose(step, texts))
+        return np.stack(decoded, axis=1)
 
     def choose(self, step: StepInput, texts: list[list[int]]) -> Int32:
         """The token after each text."""

@@ -1,0 +1,93 @@
+"""Steps of several tokens, against steps of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.arrays import Int32
+from draftline.core.steps import SamplingRows, StepInput, StepOutput
+from draftline.models.load.partition import LayerSpan
+from draftline.models.stage.options import StageOptions
+from draftline.models.stage.stage import Stage, load_stage
+from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
+from support.tools.own_operators import FOLDER, load_own_operators
+from support.tools.tiny_models import KINDS, VOCAB_SIZE, save_tiny_model
+
+pytestmark = pytest.mark.compiler
+
+PROMPTS = [np.random.default_rng(n).integers(2, VOCAB_SIZE, n).tolist() for n in (5, 21, 1)]
+# Blocks far apart, and steps that cross from one to the next.
+REQUESTS = [PagedRequest(blocks) for blocks in ([9, 3, 8], [20, 2, 30, 1, 29, 28], range(40, 44))]
+COUNT = 7
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    load_own_operators()
+
+
+def prompted_stage(folder: Path, kind: str) -> Stage:
+    """One that has cached all prompts but their last tokens."""
+    layers = KINDS[kind].config().num_hidden_layers
+    options = StageOptions(compile="auto", compile_cache=str(FOLDER))
+    stage = load_stage(folder, LayerSpan(0, layers, layers), 60, BLOCK_SIZE, options=options)
+    parts = zip(REQUESTS, PROMPTS, strict=True)
+    stage.run(make_step([request.chunk(prompt[:-1], 0) for request, prompt in parts]))
+    return stage
+
+
+def decoding_step(tokens: Int32, num_before: int, temperature: float) -> StepInput:
+    """A row for each request, `num_before` tokens behind its prompt."""
+    at = [len(prompt) - 1 + num_before for prompt in PROMPTS]
+    parts = zip(REQUESTS, tokens.tolist(), at, strict=True)
+    step = make_step([request.tree([token], [-1], place) for request, token, place in parts])
+    # The first is greedy, whatever the others are.
+    temperatures = np.array([0.0, temperature, temperature], dtype=np.float32)
+    seeds, positions = np.arange(3, dtype=np.int64) + 11, np.array(at, dtype=np.int64) + 1
+    return replace(step, sampling=SamplingRows.unfiltered(temperatures, seeds, positions))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_tokens_and_kv_are_those_of_single_steps(
+    kind: str, temperature: float, tmp_path: Path
+) -> None:
+    save_tiny_model(kind, tmp_path)
+    one, several = prompted_stage(tmp_path, kind), prompted_stage(tmp_path, kind)
+    assert several.decodes_several
+    last = np.array([prompt[-1] for prompt in PROMPTS], dtype=np.int32)
+    expected = [last]
+    for index in range(COUNT):
+        output = one.run(decoding_step(expected[-1], index, temperature))
+        assert isinstance(output, StepOutput)
+        assert output.decoded is None
+        expected.append(output.target_tokens)
+    step = replace(decoding_step(last, 0, temperature), num_decode_steps=COUNT)
+    found = several.run(step)
+    assert isinstance(found, StepOutput)
+    assert found.decoded is not None
+    assert np.array_equal(found.decoded, np.stack(expected[1:], axis=1))
+    assert np.array_equal(found.target_tokens, expected[1])
+    assert torch.equal(one.kv.data, several.kv.data)
+
+
+def test_a_part_of_a_model_decodes_one(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    layers = KINDS["llama"].config().num_hidden_layers
+    options = StageOptions(compile="auto", compile_cache=str(FOLDER))
+    for span in (LayerSpan(0, 1, layers), LayerSpan(1, layers, layers)):
+        stage = load_stage(tmp_path, span, 60, BLOCK_SIZE, options=options)
+        assert stage.runs_own_operators
+        assert not stage.decodes_several
+
+
+def test_torchs_operators_decode_one(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    layers = KINDS["llama"].config().num_hidden_layers
+    options = StageOptions(compile="off")
+    stage = load_stage(tmp_path, LayerSpan(0, layers, layers), 60, BLOCK_SIZE, options=options)
+    assert not stage.decodes_several
