@@ -263,7 +263,7 @@ class EngineConfig(Settings):
         "answers are generated; 1: no bound",
     )
     multi_step_ms: Annotated[float, Field(ge=0, le=1000)] = Field(
-        10.0,
+        20.0,
         description="how long a step may last that decodes several tokens of each request, where "
         "there are no drafts and one stage runs own operators; 0: a token a step",
     )

@@ -216,9 +216,10 @@ class Drafting:
             wishes[place] = replace(self._wishes(part.proposals), candidates=candidates)
         return TreeSteps(drafted.states, drafted.trees, empty_trees(len(drafted)), wishes)
 
-    def fit(self, trees: TreeSteps, num_decode_steps: int = 1) -> TreeSteps:
-        """The trees of all that get KV slots for them, and for as many tokens behind bare roots as
-        there is room for; requests come in order."""
+    def fit(self, trees: TreeSteps) -> tuple[TreeSteps, int]:
+        """The trees of all that get KV slots for them, in order; and how many tokens of each
+        request the step decodes, which is one beside drafts."""
+        num_decode_steps = self._num_decode_steps(trees)
         fitting: list[int] = []
         bare: dict[int, TreeWishes] = {}
         roots = [len(state.token_ids) - 1 for state in trees.states]
@@ -234,7 +235,20 @@ class Drafting:
             elif self._scheduler.make_room(state, roots[place] + 1):
                 fitting.append(place)
                 bare[place] = self.bare_wishes(trees.part(place).wishes.form)
-        return trees.with_bare(bare).select(fitting)
+        fitted = trees.with_bare(bare).select(fitting)
+        if num_decode_steps > 1:
+            num_decode_steps = min(num_decode_steps, self._scheduler.rows_in_blocks(fitted.states))
+        return fitted, num_decode_steps
+
+    def _num_decode_steps(self, trees: TreeSteps) -> int:
+        """Tokens of each request in a step of roots alone of which nothing else is wanted."""
+        states = trees.states
+        if not states or len(trees.trees.nodes) or trees.wishes or self._scheduler.is_prefilling:
+            return 1
+        if any(state.edits_logits or state.num_tops != (None, None) for state in states):
+            return 1
+        most = min(state.stop.num_tokens_left for state in states)
+        return self._budget.num_decode_steps(len(states), most)
 
     def _wishes(self, proposals: Sequence[Proposal]) -> TreeWishes:
         return TreeWishes(self._fitting(proposals), _top_next_tokens(proposals))

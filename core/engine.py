@@ -40,7 +40,7 @@ from .step.trace import StepTrace
 from .step.tree_steps import NO_TREE_STEPS, TreeSteps
 from .steps import StepInput
 from .verify.rules import COUPLED
-from .verify.walk import RowSlots, Walk, walks_along
+from .verify.walk import Walk, walks_along
 from .wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -245,11 +245,7 @@ class EngineCore:
 
     def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
-        num_decode_steps = self._num_decode_steps(trees)
-        fitting = self._drafting.fit(trees, num_decode_steps)
-        if num_decode_steps > 1:
-            room = self._scheduler.rows_in_blocks(fitting.states)
-            num_decode_steps = min(num_decode_steps, room)
+        fitting, num_decode_steps = self._drafting.fit(trees)
         chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
         fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
@@ -258,16 +254,6 @@ class EngineCore:
             self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
         )
         return fitting, chunks, step
-
-    def _num_decode_steps(self, trees: TreeSteps) -> int:
-        """Tokens of each request in a step of roots alone, if nothing but tokens is wanted of it."""
-        states = trees.states
-        if not states or len(trees.trees.nodes) or trees.wishes or self._scheduler.is_prefilling:
-            return 1
-        if any(state.edits_logits or state.num_tops != (None, None) for state in states):
-            return 1
-        most = min(state.stop.num_tokens_left for state in states)
-        return self._budget.num_decode_steps(len(states), most)
 
     def _submit(
         self,
@@ -283,10 +269,7 @@ class EngineCore:
         sent_at = self._clock()
         answer = asyncio.ensure_future(self._pipeline.submit(step))
         answer.add_done_callback(self._wakeup.notify)
-        row_slots = RowSlots(step.request_starts, step.slots)
-        in_flight = StepInFlight(
-            trees, chunks, answer, draft_batch, row_slots, sent_at, traced, step.num_decode_steps
-        )
+        in_flight = StepInFlight(step, trees, chunks, answer, draft_batch, sent_at, traced)
         for state in in_flight.states:
             state.in_flight += 1
         self._in_flight.append(in_flight)
@@ -347,17 +330,14 @@ class EngineCore:
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
         num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
-        self._scheduler.note_step(
-            in_flight.num_rows,
-            in_flight.chunks,
-            seconds / in_flight.num_decode_steps,
-            1 + len(self._in_flight),
-        )
+        num_decode_steps = in_flight.step.num_decode_steps
+        num_in_flight, step_s = 1 + len(self._in_flight), seconds / num_decode_steps
+        self._scheduler.note_step(in_flight.num_rows, in_flight.chunks, step_s, num_in_flight)
         draft_batch = in_flight.draft_batch
         if draft_batch is None:
             draft_batch = DraftBatch({}, in_flight.sent_at, 0.0, AskPlan({}, {}), {})
         return StepOutcome(
-            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, in_flight.num_decode_steps
+            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_decode_steps
         )
 
     def _finish(self, state: RequestState, last: Delta) -> None:

@@ -31,6 +31,12 @@ class SamplingRows:
     seed: Int64
     position: Int64
 
+    @property
+    def is_unfiltered(self) -> bool:
+        """Whether all rows keep every token."""
+        cuts = self.top_k.any() or self.min_p.any()
+        return not cuts and bool((self.top_p >= 1).all() and (self.typical_p >= 1).all())
+
     @classmethod
     def unfiltered(cls, temperature: Float32, seed: Int64, position: Int64) -> SamplingRows:
         """Rows that keep every token."""

@@ -55,6 +55,7 @@ class EchoStage:
 
     is_last: bool
     num_blocks: int = 1
+    decodes_several: bool = False
 
     def reset(self) -> None:
         """Nothing is kept."""

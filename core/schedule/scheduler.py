@@ -165,9 +165,8 @@ class Scheduler:
     def rows_in_blocks(self, states: Sequence[RequestState]) -> int:
         """Rows, the last committed token's the first, that the blocks of each have slots for."""
         size = self._pool.block_size
-        return min(
-            (len(state.blocks) * size - len(state.token_ids) + 1 for state in states), default=1
-        )
+        rows = (len(state.blocks) * size - len(state.token_ids) + 1 for state in states)
+        return min(rows, default=1)
 
     def num_prefill_rows(self, num_decoding: int) -> int:
         """Prompt rows that will go into a step beside so many roots."""

@@ -31,7 +31,7 @@ def block_tables(blocks: Sequence[Sequence[int] | Int32]) -> Int32:
     return fill_tables(np.concatenate(blocks, dtype=np.int32), counts)
 
 
-def build_step(
+def build_step(  # noqa: PLR0917 - the parts of a step
     step_id: int,
     chunks: Sequence[PromptChunk],
     trees: TreeSteps,

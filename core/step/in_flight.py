@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..proposals import DraftBatch
 from ..request.request import RequestState
-from ..steps import StepOutput
+from ..steps import StepInput, StepOutput
 from ..verify.walk import Paths, RowSlots, paths_of
 from .outputs import Chosen, StepOutputReader, TreeOutput
 from .prompt_chunk import PromptChunk
@@ -40,19 +40,15 @@ class StepResults(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
-    """What was submitted, when, and the answer to come.
+    """What was submitted, when, and the answer to come."""
 
-    row_slots, num_decode_steps  of the step
-    """
-
+    step: StepInput
     trees: TreeSteps
     chunks: Sequence[PromptChunk]
     answer: asyncio.Future[StepOutput]
     draft_batch: DraftBatch | None
-    row_slots: RowSlots
     sent_at: float
     traced: TracedStep | None
-    num_decode_steps: int = 1
 
     @property
     def states(self) -> list[RequestState]:
@@ -62,7 +58,12 @@ class StepInFlight:
     @property
     def num_rows(self) -> int:
         """Rows of the step."""
-        return len(self.row_slots.slots)
+        return len(self.step.slots)
+
+    @property
+    def row_slots(self) -> RowSlots:
+        """Where the rows of its requests are."""
+        return RowSlots(self.step.request_starts, self.step.slots)
 
     def seconds_left(self, limit_s: float, answered_at: float, now: float) -> float | None:
         """How long its answer may still take; None: for ever.

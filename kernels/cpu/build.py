@@ -16,11 +16,9 @@ from torch import Tensor
 
 from ...core.errors import ConfigError
 
-HERE = Path(__file__).parent
-SOURCES = [
-    HERE / f"{name}.cpp" for name in ("attention", "layers", "linear", "sampling", "step", "team")
-]
-HEADERS = [HERE / f"{name}.h" for name in ("attention", "linear", "team", "vectors")]
+HERE = Path(__file__).parent / "source"
+SOURCES = sorted(HERE.glob("*.cpp"))
+HEADERS = sorted(HERE.glob("*.h"))
 FIX = "or use compile: off"
 
 

@@ -1,4 +1,4 @@
-"""A linear layer whose weight lies in panels of columns (`kernels/cpu/linear.cpp`).
+"""A linear layer whose weight lies in panels of columns (`kernels/cpu/source/linear.cpp`).
 
 A library's product of two to eight rows takes twice the time of one row; this one takes hardly
 more than one. A row's result is the same, bit by bit, whatever rows are beside it, and however

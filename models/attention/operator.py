@@ -1,4 +1,4 @@
-"""A step's attention as an operator that a compiled graph can call (`kernels/cpu/attention.cpp`).
+"""A step's attention as an operator that a graph can call (`kernels/cpu/source/attention.cpp`).
 
 The graph is the same for all steps, so the step is no argument of it: `attending` says which one
 the thread computes now.

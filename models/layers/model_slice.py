@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from accelerate import init_empty_weights
@@ -211,9 +211,14 @@ def _rope_types(config: Any) -> set[str | None]:
     return {kind.get("rope_type") for kind in kinds}
 
 
+def is_table(embed: nn.Module | None) -> TypeGuard[nn.Embedding]:
+    """Whether the module does nothing but look rows up."""
+    return type(embed) is nn.Embedding and embed.max_norm is None
+
+
 def embedded(embed: nn.Module, token_ids: Tensor) -> Tensor:
     """Hidden states [rows, hidden_size] of int64 tokens [rows], as the module computes them."""
-    if type(embed) is nn.Embedding and embed.max_norm is None:
+    if is_table(embed):
         # What the module does, without the calls around it: they take longer than a lookup.
         return torch.embedding(embed.weight, token_ids)
     return embed(token_ids)

@@ -1,4 +1,4 @@
-"""A stage's layers by draftline's own operators on CPUs (`kernels/cpu/layers.cpp`).
+"""A stage's layers by draftline's own operators on CPUs (`kernels/cpu/source/layers.cpp`).
 
 One call runs all layers. A row's result is the same, bit by bit, whatever rows are beside it in the
 step, in whatever tree, and however many threads there are: products add in the order of their
@@ -22,6 +22,8 @@ from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
+from ...core.arrays import Int32
+from ...core.steps import SamplingRows
 from ...kernels.cpu.build import vectors
 from ...kernels.cpu.packed_linear import pack_weights, packed_linear
 from .fast_modules import FastAttention, FastGatedMlp, FastLinear, FastRmsNorm, Rotation
@@ -102,13 +104,8 @@ class OwnLayers:
 
         `tables` are those of a flat `RotaryTable`, of all positions.
         """
-        rotations = [
-            half
-            for kind in self._kinds
-            for half in (tables[kind] if kind in tables else tables[None])
-        ]
         return torch.ops.draftline.run_layers(
-            states.contiguous(), self._tensors, self._shapes, self._numbers, rotations
+            states.contiguous(), self._tensors, self._shapes, self._numbers, self._rotations(tables)
         )
 
     def logits(self, hidden: Tensor, softcap: float | None = None) -> Tensor:
@@ -124,6 +121,41 @@ class OwnLayers:
         if bias is not None:
             out.add_(bias)
         return out if softcap is None else torch.ops.draftline.soft_cap(out, softcap)
+
+    def decode(  # noqa: PLR0913, PLR0917 - the operator's
+        self,
+        tokens: Int32,
+        slots: Int32,
+        positions: Int32,
+        embed: nn.Embedding,
+        softcap: float | None,
+        sampling: SamplingRows,
+        tables: Mapping[str | None, Rotation],
+    ) -> Int32:
+        """Tokens after `tokens`, int32 [rows], and behind one another: int32 [passes, rows].
+
+        Within `attending`, of a step of a row a request, whose `sampling` is unfiltered.
+
+        slots, positions  int32 [passes, rows]  of the rows of each pass; the first are the step's
+        """
+        assert self._norm is not None
+        assert self._head is not None
+        weight, outputs, bias = self._head
+        chosen = torch.ops.draftline.decode(
+            torch.from_numpy(tokens), torch.from_numpy(slots), torch.from_numpy(positions),
+            embed.weight, *self._norm, weight, outputs, bias, softcap,
+            torch.from_numpy(sampling.temperature), torch.from_numpy(sampling.seed),
+            torch.from_numpy(sampling.position),
+            self._tensors, self._shapes, self._numbers, self._rotations(tables),
+        )  # fmt: skip
+        return chosen.numpy()
+
+    def _rotations(self, tables: Mapping[str | None, Rotation]) -> list[Tensor]:
+        return [
+            half
+            for kind in self._kinds
+            for half in (tables[kind] if kind in tables else tables[None])
+        ]
 
 
 def _take_layer(layer: Any, rotation: int) -> _Layer:

@@ -6,51 +6,87 @@ pass. Here the token goes back into the first layer without leaving the stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import nn
 
 from ...core.arrays import Int32
 from ...core.steps import StepInput, StepOutput
 from ..attention.operator import advance
+from ..device import to_device
+from ..layers.fast_modules import Rotation
+from ..layers.model_slice import embedded, is_table
 from ..sampling import Sampler
 
-# float32 logits [rows, vocabulary] after these tokens, int32 [rows], at the rows of the thread's
-# step.
-LogitsAfter = Callable[[Int32], Tensor]
+if TYPE_CHECKING:
+    from ..layers.own_layers import OwnLayers
 
 
-def decode_steps(
-    step: StepInput, block_size: int, logits_after: LogitsAfter, sampler: Sampler
-) -> StepOutput:
-    """The tokens of `step.num_decode_steps` passes; within `attending`.
-
-    Each is the token that a step of its own would have chosen: the positions of the noise rise with
-    those of the rows, and the KV of all rows but the last stands in its place when this returns.
-    """
-    count = step.num_decode_steps
-    slots = following_slots(step, block_size)
-    decoded = np.empty((len(step.token_ids), count), dtype=np.int32)
-    tokens, sampling = step.token_ids, step.sampling
-    for index in range(count):
-        if index:
-            advance(slots[index], step.positions + np.int32(index))
-            sampling = replace(sampling, position=step.sampling.position + index)
-        tokens = sampler.choose(logits_after(tokens), sampling).numpy()
-        decoded[:, index] = tokens
-    return StepOutput(
-        step.step_id,
-        decoded[:, 0],
-        np.empty((0, step.probe_top_k), dtype=np.int32),
-        np.empty(0, dtype=np.float32),
-        decoded=decoded,
-    )
+CPU = torch.device("cpu")
 
 
-def following_slots(step: StepInput, block_size: int) -> Int32:
-    """int32 [num_decode_steps, rows]: the KV slots of the rows of each pass."""
+class MultiStepDecoder:
+    """Decodes by own operators: embedding, layers and head of one model."""
+
+    def __init__(
+        self, own: OwnLayers, embed: nn.Module, softcap: float | None, sampler: Sampler
+    ) -> None:
+        """`softcap` of the logits, if any."""
+        self._own = own
+        self._embed = embed
+        self._softcap = softcap
+        self._sampler = sampler
+
+    def run(
+        self, step: StepInput, block_size: int, tables: Mapping[str | None, Rotation]
+    ) -> StepOutput:
+        """The tokens of `step.num_decode_steps` passes; within `attending`.
+
+        Each is the token that a step of its own would have chosen: the positions of the noise rise
+        with those of the rows, and the KV of all rows but the last stands in its place when this
+        returns. `tables` are those of a flat `RotaryTable`, of all positions.
+        """
+        slots, positions = following_rows(step, block_size)
+        if is_table(self._embed) and step.sampling.is_unfiltered:
+            decoded = self._own.decode(
+                step.token_ids, slots, positions, self._embed, self._softcap, step.sampling, tables
+            )
+        else:
+            decoded = self._pass_by_pass(step, slots, positions, tables)
+        return StepOutput(
+            step.step_id,
+            decoded[0],
+            np.empty((0, step.probe_top_k), dtype=np.int32),
+            np.empty(0, dtype=np.float32),
+            decoded=np.ascontiguousarray(decoded.T),
+        )
+
+    def _pass_by_pass(
+        self,
+        step: StepInput,
+        slots: Int32,
+        positions: Int32,
+        tables: Mapping[str | None, Rotation],
+    ) -> Int32:
+        """int32 [passes, rows], where tokens are embedded or chosen otherwise."""
+        decoded = np.empty(slots.shape, dtype=np.int32)
+        tokens, sampling = step.token_ids, step.sampling
+        for index in range(len(slots)):
+            if index:
+                advance(slots[index], positions[index])
+                sampling = replace(sampling, position=step.sampling.position + index)
+            hidden = self._own(embedded(self._embed, to_device(tokens, CPU)), tables)
+            logits = self._own.logits(hidden, self._softcap)
+            tokens = decoded[index] = self._sampler.choose(logits, sampling).numpy()
+        return decoded
+
+
+def following_rows(step: StepInput, block_size: int) -> tuple[Int32, Int32]:
+    """KV slots and positions of the rows of each pass, int32 [num_decode_steps, rows] each."""
     positions = step.positions + np.arange(step.num_decode_steps, dtype=np.int32)[:, None]
     blocks = step.block_tables[np.arange(len(step.positions)), positions // block_size]
-    return blocks * np.int32(block_size) + positions % np.int32(block_size)
+    return blocks * np.int32(block_size) + positions % np.int32(block_size), positions

@@ -24,7 +24,7 @@ from ..sampling import choose_sampler, uses_fused_modules
 from .graph_runner import Capture, CudaCapture, GraphRunner
 from .invariance import invariant_options, invariant_slice
 from .memory import CudaMemory, fitting_blocks, make_kv
-from .multi_step import decode_steps
+from .multi_step import MultiStepDecoder
 from .operator_switch import OperatorSwitch, begin_switch
 from .options import GraphOptions, StageOptions
 from .pending_output import PendingOutput, launch_answer, wanted_rows
@@ -109,6 +109,7 @@ class Stage:
         self._rotary = RotaryTable(part.rotary, layer_types, like, flat=part.fast)
         self._graphs: GraphRunner | None = None
         self._own: OwnLayers | None = None
+        self._multi_step: MultiStepDecoder | None = None
         self._switch: OperatorSwitch | None = None
 
     def use_own_operators(self, switch: OperatorSwitch) -> None:
@@ -124,7 +125,7 @@ class Stage:
     @property
     def decodes_several(self) -> bool:
         """Whether it takes steps of several tokens a request (`StepInput.num_decode_steps`)."""
-        return self._own is not None and self.is_first and self.is_last
+        return self._multi_step is not None
 
     def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
         """The runner of steps that fit, from now on; the caller captures its graphs."""
@@ -199,6 +200,9 @@ class Stage:
         if self._switch is not None and self._switch.is_ready:
             self._own = self._switch.make(self._part)
             self._switch = None
+            embed = self._part.embed
+            if self._own is not None and embed is not None and self.is_last:
+                self._multi_step = MultiStepDecoder(self._own, embed, self._softcap, self._sampler)
 
     def _hidden(self, step: StepInput, hidden: Tensor | None) -> Tensor:
         # Between two steps, never within one: all layers of a step compute alike.
@@ -229,19 +233,12 @@ class Stage:
         return run_layers(part, states, positions, rotations, self._attention.begin(step))
 
     def _decode(self, step: StepInput) -> StepOutput:
-        part, own = self._part, self._own
-        assert own is not None
-        assert part.embed is not None
+        assert self._multi_step is not None
         if len(step.moves):
-            self._attention.move(to_device(step.moves, part.device))
+            self._attention.move(to_device(step.moves, self._part.device))
         tables = self._rotary.tables_of(int(step.positions.max()) + step.num_decode_steps)
-
-        def logits_after(tokens: Int32) -> Tensor:
-            hidden = embedded(part.embed, to_device(tokens, part.device))
-            return own.logits(own(hidden, tables), self._softcap)
-
         with attending(step, self.kv, self.block_size):
-            return decode_steps(step, self.block_size, logits_after, self._sampler)
+            return self._multi_step.run(step, self.block_size, tables)
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part

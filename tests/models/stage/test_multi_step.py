@@ -21,7 +21,10 @@ pytestmark = pytest.mark.compiler
 
 PROMPTS = [np.random.default_rng(n).integers(2, VOCAB_SIZE, n).tolist() for n in (5, 21, 1)]
 # Blocks far apart, and steps that cross from one to the next.
-REQUESTS = [PagedRequest(blocks) for blocks in ([9, 3, 8], [20, 2, 30, 1, 29, 28], range(40, 44))]
+REQUESTS = [
+    PagedRequest(blocks)
+    for blocks in ([9, 3, 8, 50], [20, 2, 30, 1, 29, 28, 51, 52], range(40, 44))
+]
 COUNT = 7
 
 

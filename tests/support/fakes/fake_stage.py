@@ -54,6 +54,7 @@ class FakeStage:
     hidden_size: int = HIDDEN_SIZE
     checksum: int = FIRST_CHECKSUM
     num_blocks: int = 1
+    decodes_several: bool = False
 
     def launch(self, step: StepInput, hidden: torch.Tensor | None) -> torch.Tensor | PendingOutput:
         """Checksum of the own past, the step's tokens and blocks, and the hidden states."""

@@ -97,7 +97,9 @@ class FakeTarget:
     def _decode(self, step: StepInput, texts: list[list[int]], targets: Int32) -> Int32:
         """The tokens after the roots and after one another, all but the last of them cached."""
         assert len(step.slots) == len(step.logits_rows) == len(step.context_lens)
-        assert not (step.edits or step.with_log_probs or len(step.probe_rows))
+        assert not step.edits
+        assert not step.with_log_probs
+        assert not len(step.probe_rows)
         decoded = [targets]
         for _ in range(step.num_decode_steps - 1):
             last = decoded[-1].tolist()

@@ -2,8 +2,8 @@
 // between their products.
 //
 // Everything here computes a row alone, in one order: a row does not depend on those beside it.
-#include <ATen/core/List.h>
-#include <ATen/core/Tensor.h>
+#include "layers.h"
+
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -107,8 +107,8 @@ void turn(float* head, const float* norm, double eps, const float* cos, const fl
 struct Buffers {
   std::vector<at::Tensor> kept;
 
-  float* take(int64_t rows, int64_t size, const at::Tensor& like) {
-    kept.push_back(at::empty({rows, size}, like.options()));
+  float* take(int64_t rows, int64_t size) {
+    kept.push_back(at::empty({rows, size}, at::kFloat));
     return kept.back().data_ptr<float>();
   }
 };
@@ -218,38 +218,53 @@ Layer read_layer(const at::Tensor* tensors, const Shape& shape, const Numbers& n
   return layer;
 }
 
-at::Tensor run_layers(const at::Tensor& states, at::TensorList tensors, at::IntArrayRef shapes,
-                      at::ArrayRef<double> numbers, at::TensorList rotations) {
-  TORCH_CHECK(now.kv.defined() && states.dim() == 2 && states.size(0) == now.rows(),
-              "run_layers: another step");
+}  // namespace
+
+struct Layers::Parts {
+  Pass pass;
+  std::vector<Layer> layers;
+  Buffers buffers;
+};
+
+Layers::Layers(const LayerArguments& arguments, int64_t rows, int64_t hidden)
+    : parts_(std::make_unique<Parts>()) {
+  const auto& [tensors, shapes, numbers, rotations] = arguments;
+  TORCH_CHECK(now.kv.defined() && rows == now.rows(), "run_layers: another step");
   const int64_t count = shapes.size() / INTS;
   TORCH_CHECK(tensors.size() == size_t(count * TENSORS) && numbers.size() == size_t(count * FLOATS));
-  Pass pass{states.size(0), states.size(1), now.kv.size(3), now.kv.size(4)};
+  Pass& pass = parts_->pass;
+  pass.rows = rows, pass.hidden = hidden;
+  pass.kv_heads = now.kv.size(3), pass.head_dim = now.kv.size(4);
   for (size_t i = 0; i + 1 < rotations.size(); i += 2)
     pass.rotations.push_back({checked(rotations[i]), checked(rotations[i + 1])});
-  std::vector<Layer> layers;
   int64_t most_heads = 0, widest = 0;
   for (int64_t index = 0; index < count; ++index) {
     const int64_t* s = shapes.data() + index * INTS;
     const double* n = numbers.data() + index * FLOATS;
-    layers.push_back(read_layer(tensors.data() + index * TENSORS,
-                                {s[0], s[1], s[2], s[3], s[4], s[5], s[6]}, {n[0], n[1], n[2]},
-                                pass));
+    parts_->layers.push_back(read_layer(tensors.data() + index * TENSORS,
+                                        {s[0], s[1], s[2], s[3], s[4], s[5], s[6]},
+                                        {n[0], n[1], n[2]}, pass));
     most_heads = std::max(most_heads, s[1]), widest = std::max(widest, s[2]);
     TORCH_CHECK(s[5] >= 0 && size_t(s[5]) < pass.rotations.size());
   }
-  Buffers buffers;
-  const int64_t rows = pass.rows;
-  pass.sums = buffers.take(rows, pass.hidden, states);
-  pass.normed = buffers.take(rows, pass.hidden, states);
-  pass.heads = buffers.take(rows, (most_heads + 2 * pass.kv_heads) * pass.head_dim, states);
-  pass.attended = buffers.take(rows, most_heads * pass.head_dim, states);
-  pass.gate_up = buffers.take(rows, 2 * widest, states);
-  pass.gated = buffers.take(rows, widest, states);
-  at::Tensor out = states.clone();
-  pass.states = out.data_ptr<float>();
-  for (const Layer& layer : layers) pass.run(layer);
-  return pass.states == out.data_ptr<float>() ? out : buffers.kept[0];
+  Buffers& buffers = parts_->buffers;
+  pass.sums = buffers.take(rows, hidden);
+  pass.normed = buffers.take(rows, hidden);
+  pass.heads = buffers.take(rows, (most_heads + 2 * pass.kv_heads) * pass.head_dim);
+  pass.attended = buffers.take(rows, most_heads * pass.head_dim);
+  pass.gate_up = buffers.take(rows, 2 * widest);
+  pass.gated = buffers.take(rows, widest);
+}
+
+Layers::~Layers() = default;
+
+at::Tensor Layers::run(at::Tensor states) {
+  Pass& pass = parts_->pass;
+  checked(states);
+  pass.states = states.data_ptr<float>();
+  pass.sums = parts_->buffers.kept[0].data_ptr<float>();
+  for (const Layer& layer : parts_->layers) pass.run(layer);
+  return pass.states == states.data_ptr<float>() ? states : parts_->buffers.kept[0];
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
@@ -266,6 +281,15 @@ at::Tensor soft_cap(const at::Tensor& x, double cap) {
   for (int64_t i = 0; i < x.numel(); i += LANES)
     store_some(to + i, capped(load_some(from + i, x.numel() - i), cap), x.numel() - i);
   return out;
+}
+
+namespace {
+
+at::Tensor run_layers(const at::Tensor& states, at::TensorList tensors, at::IntArrayRef shapes,
+                      at::ArrayRef<double> numbers, at::TensorList rotations) {
+  TORCH_CHECK(states.dim() == 2, "run_layers: another shape");
+  return Layers({tensors, shapes, numbers, rotations}, states.size(0), states.size(1))
+      .run(states.clone());
 }
 
 }  // namespace

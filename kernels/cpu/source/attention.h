@@ -32,6 +32,10 @@ struct Step {
 
 extern thread_local Step now;
 
+// The step after one of requests of a row each: what their rows were is context of the next ones,
+// int32 [requests] each.
+void advance_step(const at::Tensor& slots, const at::Tensor& positions);
+
 // One layer's attention: heads [rows, all heads, head_dim], rotated, to out [rows, heads * dim].
 struct Call {
   const float* heads;

@@ -20,6 +20,21 @@ void write_kv(const Call& call) {
                 pair * sizeof(float));
 }
 
+void advance_step(const at::Tensor& slots, const at::Tensor& positions) {
+  TORCH_CHECK(now.kv.defined() && slots.size(0) == now.rows() && positions.size(0) == now.rows(),
+              "advance_step: another step");
+  now.slots = slots, now.positions = positions;
+  const int32_t* slot = slots.const_data_ptr<int32_t>();
+  for (Request& request : now.requests) {
+    TORCH_CHECK(request.last - request.first == 1 && request.owns() == 1,
+                "advance_step: a request of several rows");
+    ++request.context;
+    request.slots.push_back(slot[request.first]);
+    request.own_positions = positions.const_data_ptr<int32_t>() + request.first;
+    request.mask = nullptr;
+  }
+}
+
 namespace {
 
 void begin_step(const at::Tensor& kv, int64_t block_size, const at::Tensor& slots,
@@ -50,22 +65,6 @@ void begin_step(const at::Tensor& kv, int64_t block_size, const at::Tensor& slot
         request.slots[p + i] = table[p / block_size] * static_cast<int32_t>(block_size) + i;
     std::copy_n(own_slots, request.owns(), request.slots.begin() + request.context);
     now.requests.push_back(std::move(request));
-  }
-}
-
-// The step after one of requests of a row each: what their rows were is context of the next ones.
-void advance_step(const at::Tensor& slots, const at::Tensor& positions) {
-  TORCH_CHECK(now.kv.defined() && slots.size(0) == now.rows() && positions.size(0) == now.rows(),
-              "advance_step: another step");
-  now.slots = slots, now.positions = positions;
-  const int32_t* slot = slots.const_data_ptr<int32_t>();
-  for (Request& request : now.requests) {
-    TORCH_CHECK(request.last - request.first == 1 && request.owns() == 1,
-                "advance_step: a request of several rows");
-    ++request.context;
-    request.slots.push_back(slot[request.first]);
-    request.own_positions = positions.const_data_ptr<int32_t>() + request.first;
-    request.mask = nullptr;
   }
 }
 

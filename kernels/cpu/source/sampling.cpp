@@ -2,6 +2,8 @@
 //
 // Of most tokens only a bound of the noise is computed: that of all others has to beat the best so
 // far, and few do.
+#include "sampling.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -87,8 +89,35 @@ int64_t choose(const float* logits, int64_t size, uint64_t key) {
   return choice.token;
 }
 
-at::Tensor noisy_argmax(const at::Tensor& scaled, const at::Tensor& seeds,
-                        const at::Tensor& positions) {
+}  // namespace
+
+int64_t argmax(const float* logits, int64_t size) {
+  Vector most = all(HIDDEN);
+  Ints numbers = ~Ints{};
+  for (int64_t i = 0; i < size; i += LANES) {
+    Vector part = all(HIDDEN);
+    std::memcpy(&part, logits + i, std::min(LANES, size - i) * sizeof(float));
+    most = part > most ? part : most;
+    numbers &= part == part;
+  }
+  float best = HIDDEN;
+  bool is_number = true;
+  for (int64_t lane = 0; lane < LANES; ++lane)
+    best = std::max(best, most[lane]), is_number &= numbers[lane] != 0;
+  for (int64_t i = 0; i < size; ++i)
+    if (is_number ? logits[i] == best : logits[i] != logits[i]) return i;
+  return 0;
+}
+
+int64_t noisy_argmax(const float* scaled, int64_t size, int64_t seed, int64_t position) {
+  const uint64_t by_seed = mix64(seed + GAMMA);
+  return choose(scaled, size, mix64(by_seed ^ mix64(position * GAMMA + GAMMA)));
+}
+
+namespace {
+
+at::Tensor noisy_argmax_rows(const at::Tensor& scaled, const at::Tensor& seeds,
+                             const at::Tensor& positions) {
   const int64_t rows = scaled.size(0), size = scaled.size(1);
   TORCH_CHECK(scaled.is_contiguous() && scaled.scalar_type() == at::kFloat);
   TORCH_CHECK(seeds.is_contiguous() && positions.is_contiguous());
@@ -100,11 +129,8 @@ at::Tensor noisy_argmax(const at::Tensor& scaled, const at::Tensor& seeds,
   int64_t* token = out.data_ptr<int64_t>();
   parallel(rows, std::max<int64_t>(GRAIN / std::max<int64_t>(size, 1), 1),
            [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const uint64_t by_seed = mix64(seed[row] + GAMMA);
-      const uint64_t key = mix64(by_seed ^ mix64(position[row] * GAMMA + GAMMA));
-      token[row] = choose(logits + row * size, size, key);
-    }
+    for (int64_t row = begin; row < end; ++row)
+      token[row] = noisy_argmax(logits + row * size, size, seed[row], position[row]);
   });
   return out;
 }
@@ -117,5 +143,5 @@ TORCH_LIBRARY_FRAGMENT(draftline, library) {
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {
-  library.impl("noisy_argmax", &draftline::noisy_argmax);
+  library.impl("noisy_argmax", &draftline::noisy_argmax_rows);
 }

@@ -1,0 +1,117 @@
+// Several tokens of each request in one step of a stage that holds the whole model: embedding,
+// layers, head and choice, without Python between two passes. A pass reads all weights, so that
+// whatever else runs between two of them finds no cache warm.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "attention.h"
+#include "layers.h"
+#include "linear.h"
+#include "sampling.h"
+
+namespace draftline {
+namespace {
+
+// What lies behind the layers.
+struct Head {
+  const at::Tensor &norm, &weight;
+  double eps;
+  int64_t outputs;
+  const std::optional<at::Tensor>& bias;
+  std::optional<double> softcap;
+
+  at::Tensor logits(const at::Tensor& hidden) const {
+    const at::Tensor normed = rms_norm(hidden, norm, eps);
+    at::Tensor out = at::empty({hidden.size(0), outputs}, hidden.options());
+    multiply({normed.const_data_ptr<float>(), weight.const_data_ptr<float>(), out.data_ptr<float>(),
+              hidden.size(0), hidden.size(1), outputs,
+              bias ? bias->const_data_ptr<float>() : nullptr});
+    return softcap ? soft_cap(out, *softcap) : out;
+  }
+};
+
+// How the rows' tokens are chosen, each [rows]; temperature 0 is greedy.
+struct Sampling {
+  const at::Tensor &temperatures, &seeds, &positions;
+
+  // Logits [rows, vocabulary] are overwritten; `ahead` is the number of the pass.
+  void choose(at::Tensor& logits, int64_t ahead, int32_t* tokens) const {
+    const int64_t size = logits.size(1);
+    for (int64_t row = 0; row < logits.size(0); ++row) {
+      float* own = logits.data_ptr<float>() + row * size;
+      const float temperature = temperatures.const_data_ptr<float>()[row];
+      const int64_t best = argmax(own, size);
+      tokens[row] = best;
+      if (temperature == 0) continue;
+      const float most = own[best];
+      for (int64_t i = 0; i < size; ++i) own[i] = (own[i] - most) / temperature;
+      tokens[row] = noisy_argmax(own, size, seeds.const_data_ptr<int64_t>()[row],
+                                 positions.const_data_ptr<int64_t>()[row] + ahead);
+    }
+  }
+};
+
+void embed(const at::Tensor& table, const int32_t* tokens, at::Tensor& to) {
+  const int64_t hidden = table.size(1);
+  for (int64_t row = 0; row < to.size(0); ++row) {
+    TORCH_CHECK(tokens[row] >= 0 && tokens[row] < table.size(0), "decode: no such token");
+    std::memcpy(to.data_ptr<float>() + row * hidden,
+                table.const_data_ptr<float>() + tokens[row] * hidden, hidden * sizeof(float));
+  }
+}
+
+void check(const at::Tensor& tensor, at::ScalarType type, int64_t count) {
+  TORCH_CHECK(tensor.is_contiguous() && tensor.scalar_type() == type && tensor.numel() == count,
+              "decode: another shape");
+}
+
+// `slots` and `positions` [passes, rows] are of the rows of each pass; the first are those of the
+// thread's step. Gives int32 [passes, rows].
+at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Tensor& positions,
+                  const at::Tensor& table, const at::Tensor& norm, double eps,
+                  const at::Tensor& weight, int64_t outputs, const std::optional<at::Tensor>& bias,
+                  std::optional<double> softcap, const at::Tensor& temperatures,
+                  const at::Tensor& seeds, const at::Tensor& sampled, at::TensorList tensors,
+                  at::IntArrayRef shapes, at::ArrayRef<double> numbers, at::TensorList rotations) {
+  const int64_t passes = slots.size(0), rows = first.size(0), hidden = table.size(1);
+  check(first, at::kInt, now.rows());
+  check(slots, at::kInt, passes * rows), check(positions, at::kInt, passes * rows);
+  check(temperatures, at::kFloat, rows);
+  check(seeds, at::kLong, rows), check(sampled, at::kLong, rows);
+  check(table, at::kFloat, table.size(0) * hidden), check(norm, at::kFloat, hidden);
+  TORCH_CHECK(weight.is_contiguous() && weight.dim() == 3 && weight.size(1) == hidden &&
+              weight.size(0) == (outputs + weight.size(2) - 1) / weight.size(2));
+  if (bias) check(*bias, at::kFloat, outputs);
+  const Head head{norm, weight, eps, outputs, bias, softcap};
+  const Sampling sampling{temperatures, seeds, sampled};
+  Layers layers({tensors, shapes, numbers, rotations}, rows, hidden);
+  at::Tensor out = at::empty({passes, rows}, first.options());
+  at::Tensor states = at::empty({rows, hidden}, table.options());
+  const int32_t* tokens = first.const_data_ptr<int32_t>();
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    if (pass) advance_step(slots[pass], positions[pass]);
+    embed(table, tokens, states);
+    at::Tensor logits = head.logits(layers.run(states));
+    int32_t* chosen = out.data_ptr<int32_t>() + pass * rows;
+    sampling.choose(logits, pass, chosen);
+    tokens = chosen;
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace draftline
+
+TORCH_LIBRARY_FRAGMENT(draftline, library) {
+  library.def(
+      "decode(Tensor first, Tensor slots, Tensor positions, Tensor table, Tensor norm, float eps, "
+      "Tensor weight, int outputs, Tensor? bias, float? softcap, Tensor temperatures, Tensor seeds, "
+      "Tensor sampled, Tensor[] tensors, int[] shapes, float[] numbers, Tensor[] rotations) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(draftline, CPU, library) {
+  library.impl("decode", &draftline::decode);
+}

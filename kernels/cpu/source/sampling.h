@@ -1,0 +1,14 @@
+// What `sampling.cpp` offers the other operators.
+#pragma once
+
+#include <cstdint>
+
+namespace draftline {
+
+// The first of the largest of so many logits.
+int64_t argmax(const float* logits, int64_t size);
+
+// The token whose logit plus noise is largest; the best logit is 0.
+int64_t noisy_argmax(const float* scaled, int64_t size, int64_t seed, int64_t position);
+
+}  // namespace draftline
