@@ -68,9 +68,9 @@ def test_alternatives_count() -> None:
 
 
 async def test_a_request_whose_answer_nobody_reads_is_cancelled(checkpoint: Path) -> None:
-    engine = AsyncEngine(
-        EngineConfig(model=str(checkpoint), kv_cache_tokens=1024), max_unread_bytes=10 * DELTA_BYTES
-    )
+    # A token a delta.
+    config = EngineConfig(model=str(checkpoint), kv_cache_tokens=1024, multi_step_ms=0)
+    engine = AsyncEngine(config, max_unread_bytes=10 * DELTA_BYTES)
     await engine.start()
     try:
         params = SamplingParams(max_tokens=200, ignore_eos=True)

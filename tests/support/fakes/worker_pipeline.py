@@ -34,6 +34,7 @@ class WorkerPipeline:
         self.num_steps = self.num_restarts = self.num_bytes = 0
         self.max_in_flight = len(specs)
         self.num_stages = len(specs)
+        self.decodes_several = False
         self.num_blocks = specs[0].num_blocks or 0
 
     async def start(self) -> None:
