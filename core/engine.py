@@ -308,7 +308,7 @@ class EngineCore:
 
     def _commit(self, in_flight: StepInFlight, results: StepResults) -> None:
         """Take a step's results into its requests."""
-        outcome = self._outcome(in_flight)
+        outcome = self._outcome(in_flight, results.num_passes)
         for state in in_flight.states:
             state.in_flight -= 1
             state.num_losses = 0
@@ -324,21 +324,18 @@ class EngineCore:
         if in_flight.traced is not None:
             in_flight.traced.committed()
 
-    def _outcome(self, in_flight: StepInFlight) -> StepOutcome:
+    def _outcome(self, in_flight: StepInFlight, num_passes: int) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
         num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
-        num_decode_steps = in_flight.step.num_decode_steps
-        num_in_flight, step_s = 1 + len(self._in_flight), seconds / num_decode_steps
-        self._scheduler.note_step(in_flight.num_rows, in_flight.chunks, step_s, num_in_flight)
+        num_in_flight, pass_s = 1 + len(self._in_flight), seconds / num_passes
+        self._scheduler.note_step(in_flight.num_rows, in_flight.chunks, pass_s, num_in_flight)
         draft_batch = in_flight.draft_batch
         if draft_batch is None:
             draft_batch = DraftBatch({}, in_flight.sent_at, 0.0, AskPlan({}, {}), {})
-        return StepOutcome(
-            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_decode_steps
-        )
+        return StepOutcome(in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes)
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)

@@ -228,7 +228,9 @@ class StepInput:
     is_traced      whether each stage notes when it began and ended the step
     num_decode_steps  target tokens of each row, one decoded behind the other by the stage itself
                    (`multi_step_ms`); above 1 only where every request has a row and wants nothing
-                   but its target tokens
+                   but its target tokens. Fewer will do once all answers have ended
+    end_ids        int32 [requests, n]  tokens that end each answer, -1 behind them; where
+                   `num_decode_steps` is above 1
     request_keys   names the requests from step to step, so that stages in other processes need not
                    be sent what they have; none: nothing of the step is like that before it
     """
@@ -255,6 +257,7 @@ class StepInput:
     num_top: int = 0
     is_traced: bool = False
     num_decode_steps: int = 1
+    end_ids: Int32 | None = None
     request_keys: tuple[int, ...] = ()
 
 
@@ -284,8 +287,8 @@ class StepOutput:
     verification_results  of each tree, where the step had a verification
     top                   the most probable tokens of `logits_rows`; None if not wanted
     scored_top            the same of `scored_rows`
-    decoded               int32 [len(logits_rows), num_decode_steps]  where these are several: the
-                          target tokens and those behind them; else None
+    decoded               int32 [len(logits_rows), n]  the target tokens and those behind them, at
+                          most `num_decode_steps`; None where that is 1
     stage_spans           when each stage began and ended the step, wall-clock seconds of its own
                           host; empty if not traced
     """

@@ -36,6 +36,7 @@ class StepEncoder:
         Every message that is encoded must be sent, in order. Raises `TypeError` for what is no
         step; the next message holds everything then.
         """
+        assert step.num_decode_steps == 1, "stages of other processes take a token a step"
         try:
             rows = self._rows(step)
             difference = StepDifference(self._epoch, self._serial, rows, self._choice(step, rows))

@@ -43,14 +43,14 @@ class StepOutcome:
 
     seconds          of its pass
     num_prompt_rows  of its rows
-    num_decode_steps  tokens of each request, where no drafts were verified
+    num_passes       tokens of each request, where no drafts were verified
     """
 
     num_rows: int
     seconds: float
     num_prompt_rows: int
     draft_batch: DraftBatch
-    num_decode_steps: int = 1
+    num_passes: int = 1
     num_tokens: int = 0
     ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
@@ -248,8 +248,8 @@ class NodeBudget:
     def _learn_round(
         self, outcome: StepOutcome, num_requests: int, round_s: float, rest_s: float
     ) -> None:
-        if rest_s and outcome.num_decode_steps > 1:
-            self._multi_step.record(num_requests, outcome.num_decode_steps, rest_s)
+        if rest_s and outcome.num_passes > 1:
+            self._multi_step.record(num_requests, outcome.num_passes, rest_s)
         elif rest_s:
             self.cost.record(num_requests, outcome.num_rows, rest_s)
         plain_s = self._plain_round_s(num_requests)

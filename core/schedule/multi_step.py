@@ -49,8 +49,8 @@ class MultiStep:
             return plain_s
         return min(self._seconds.get(bucket_of(num_requests), plain_s), plain_s)
 
-    def record(self, num_requests: int, num_steps: int, seconds: float) -> None:
+    def record(self, num_requests: int, num_passes: int, seconds: float) -> None:
         """Learn what a round with so many tokens of each request took."""
-        bucket, each = bucket_of(num_requests), seconds / num_steps
+        bucket, each = bucket_of(num_requests), seconds / num_passes
         before = self._seconds.get(bucket, each)
         self._seconds[bucket] = before + WEIGHT * (each - before)

@@ -31,6 +31,15 @@ def block_tables(blocks: Sequence[Sequence[int] | Int32]) -> Int32:
     return fill_tables(np.concatenate(blocks, dtype=np.int32), counts)
 
 
+def end_ids_of(states: Sequence[RequestState]) -> Int32:
+    """int32 [requests, most]: the tokens that end each answer, with -1 behind them."""
+    end_ids = [state.stop.end_ids for state in states]
+    table = np.full((len(states), max(map(len, end_ids))), -1, dtype=np.int32)
+    for row, ids in zip(table, end_ids, strict=True):
+        row[: len(ids)] = ids
+    return table
+
+
 def build_step(  # noqa: PLR0917 - the parts of a step
     step_id: int,
     chunks: Sequence[PromptChunk],
@@ -85,6 +94,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         edits=placed_edits(chosen, edits),
         num_top=max(max(num or 0, of_prompt or 0) for num, of_prompt in num_tops),
         num_decode_steps=num_decode_steps,
+        end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
         # Numbers of arrival.
         request_keys=tuple(state.order[1] for state in states),
     )

@@ -28,11 +28,13 @@ PATIENCE = 0.05
 class StepResults(NamedTuple):
     """What a step's answer means for its parts, in order.
 
+    num_passes  of the step: tokens of each request, where no drafts were verified
     paths   through all trees
     trees   what else was answered to each tree
     chunks  what was chosen after each prompt chunk
     """
 
+    num_passes: int
     paths: Paths
     trees: Sequence[TreeOutput]
     chunks: Sequence[Chosen]
@@ -82,6 +84,7 @@ class StepInFlight:
         )
         answers = StepOutputReader(output)
         return StepResults(
+            1 if output.decoded is None else output.decoded.shape[1],
             paths_of(self.trees.trees, output),
             answers.of_trees(self.trees),
             [answers.of_chunk(chunk) for chunk in self.chunks],

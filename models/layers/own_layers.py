@@ -130,9 +130,11 @@ class OwnLayers:
         embed: nn.Embedding,
         softcap: float | None,
         sampling: SamplingRows,
+        end_ids: Int32,
         tables: Mapping[str | None, Rotation],
     ) -> Int32:
-        """Tokens after `tokens`, int32 [rows], and behind one another: int32 [passes, rows].
+        """Tokens after `tokens`, int32 [rows], and behind one another: int32 [passes, rows], or
+        fewer once all rows have come to one of their `end_ids`, int32 [rows, n].
 
         Within `attending`, of a step of a row a request, whose `sampling` is unfiltered.
 
@@ -145,7 +147,7 @@ class OwnLayers:
             torch.from_numpy(tokens), torch.from_numpy(slots), torch.from_numpy(positions),
             embed.weight, *self._norm, weight, outputs, bias, softcap,
             torch.from_numpy(sampling.temperature), torch.from_numpy(sampling.seed),
-            torch.from_numpy(sampling.position),
+            torch.from_numpy(sampling.position), torch.from_numpy(end_ids),
             self._tensors, self._shapes, self._numbers, self._rotations(tables),
         )  # fmt: skip
         return chosen.numpy()

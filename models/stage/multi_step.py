@@ -44,17 +44,20 @@ class MultiStepDecoder:
     def run(
         self, step: StepInput, block_size: int, tables: Mapping[str | None, Rotation]
     ) -> StepOutput:
-        """The tokens of `step.num_decode_steps` passes; within `attending`.
+        """The tokens of `step.num_decode_steps` passes, or of fewer that end all answers; within
+        `attending`.
 
         Each is the token that a step of its own would have chosen: the positions of the noise rise
         with those of the rows, and the KV of all rows but the last stands in its place when this
         returns. `tables` are those of a flat `RotaryTable`, of all positions.
         """
+        assert step.end_ids is not None
         slots, positions = following_rows(step, block_size)
         if is_table(self._embed) and step.sampling.is_unfiltered:
             decoded = self._own.decode(
-                step.token_ids, slots, positions, self._embed, self._softcap, step.sampling, tables
-            )
+                step.token_ids, slots, positions, self._embed, self._softcap, step.sampling,
+                step.end_ids, tables,
+            )  # fmt: skip
         else:
             decoded = self._pass_by_pass(step, slots, positions, tables)
         return StepOutput(
@@ -74,7 +77,9 @@ class MultiStepDecoder:
     ) -> Int32:
         """int32 [passes, rows], where tokens are embedded or chosen otherwise."""
         decoded = np.empty(slots.shape, dtype=np.int32)
+        has_ended = np.zeros(slots.shape[1], dtype=np.bool_)
         tokens, sampling = step.token_ids, step.sampling
+        index = 0
         for index in range(len(slots)):
             if index:
                 advance(slots[index], positions[index])
@@ -82,7 +87,10 @@ class MultiStepDecoder:
             hidden = self._own(embedded(self._embed, to_device(tokens, CPU)), tables)
             logits = self._own.logits(hidden, self._softcap)
             tokens = decoded[index] = self._sampler.choose(logits, sampling).numpy()
-        return decoded
+            has_ended |= (tokens[:, None] == step.end_ids).any(axis=1)
+            if has_ended.all():
+                break
+        return decoded[: index + 1]
 
 
 def following_rows(step: StepInput, block_size: int) -> tuple[Int32, Int32]:

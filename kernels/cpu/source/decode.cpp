@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "attention.h"
 #include "layers.h"
@@ -68,14 +69,35 @@ void check(const at::Tensor& tensor, at::ScalarType type, int64_t count) {
               "decode: another shape");
 }
 
+// Whether the answers of rows have come to one of their ends, [rows, n].
+struct Ends {
+  const at::Tensor& ids;
+  std::vector<bool> reached;
+
+  explicit Ends(const at::Tensor& ids) : ids(ids), reached(ids.size(0)) {}
+
+  // Whether all have, with these tokens.
+  bool take(const int32_t* tokens) {
+    const int64_t rows = ids.size(0), count = ids.size(1);
+    bool all = true;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int32_t* own = ids.const_data_ptr<int32_t>() + row * count;
+      reached[row] = reached[row] || std::find(own, own + count, tokens[row]) != own + count;
+      all = all && reached[row];
+    }
+    return all;
+  }
+};
+
 // `slots` and `positions` [passes, rows] are of the rows of each pass; the first are those of the
-// thread's step. Gives int32 [passes, rows].
+// thread's step. Gives int32 [passes, rows], or fewer passes once all answers have ended.
 at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Tensor& positions,
                   const at::Tensor& table, const at::Tensor& norm, double eps,
                   const at::Tensor& weight, int64_t outputs, const std::optional<at::Tensor>& bias,
                   std::optional<double> softcap, const at::Tensor& temperatures,
-                  const at::Tensor& seeds, const at::Tensor& sampled, at::TensorList tensors,
-                  at::IntArrayRef shapes, at::ArrayRef<double> numbers, at::TensorList rotations) {
+                  const at::Tensor& seeds, const at::Tensor& sampled, const at::Tensor& end_ids,
+                  at::TensorList tensors, at::IntArrayRef shapes, at::ArrayRef<double> numbers,
+                  at::TensorList rotations) {
   const int64_t passes = slots.size(0), rows = first.size(0), hidden = table.size(1);
   check(first, at::kInt, now.rows());
   check(slots, at::kInt, passes * rows), check(positions, at::kInt, passes * rows);
@@ -84,8 +106,11 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
   check(table, at::kFloat, table.size(0) * hidden), check(norm, at::kFloat, hidden);
   TORCH_CHECK(weight.is_contiguous() && weight.dim() == 3 && weight.size(1) == hidden &&
               weight.size(0) == (outputs + weight.size(2) - 1) / weight.size(2));
+  TORCH_CHECK(end_ids.dim() == 2 && end_ids.size(0) == rows);
+  check(end_ids, at::kInt, end_ids.numel());
   if (bias) check(*bias, at::kFloat, outputs);
   const Head head{norm, weight, eps, outputs, bias, softcap};
+  Ends ends(end_ids);
   const Sampling sampling{temperatures, seeds, sampled};
   Layers layers({tensors, shapes, numbers, rotations}, rows, hidden);
   at::Tensor out = at::empty({passes, rows}, first.options());
@@ -97,6 +122,7 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
     at::Tensor logits = head.logits(layers.run(states));
     int32_t* chosen = out.data_ptr<int32_t>() + pass * rows;
     sampling.choose(logits, pass, chosen);
+    if (ends.take(chosen)) return out.slice(0, 0, pass + 1);
     tokens = chosen;
   }
   return out;
@@ -108,8 +134,9 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
 TORCH_LIBRARY_FRAGMENT(draftline, library) {
   library.def(
       "decode(Tensor first, Tensor slots, Tensor positions, Tensor table, Tensor norm, float eps, "
-      "Tensor weight, int outputs, Tensor? bias, float? softcap, Tensor temperatures, Tensor seeds, "
-      "Tensor sampled, Tensor[] tensors, int[] shapes, float[] numbers, Tensor[] rotations) -> Tensor");
+      "Tensor weight, int outputs, Tensor? bias, float? softcap, Tensor temperatures, Tensor "
+      "seeds, Tensor sampled, Tensor end_ids, Tensor[] tensors, int[] shapes, float[] numbers, "
+      "Tensor[] rotations) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {

@@ -19,7 +19,8 @@ namespace draftline {
 namespace {
 
 // As `core/sampling/noise.py` has them; change both together.
-constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15, MIX_1 = 0xBF58476D1CE4E5B9, MIX_2 = 0x94D049BB133111EB;
+constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
+constexpr uint64_t MIX_1 = 0xBF58476D1CE4E5B9, MIX_2 = 0x94D049BB133111EB;
 constexpr double LN2 = 0.693147180559945309417232121458;
 // No noise is lower, and the best logit of a row is 0.
 constexpr float LEAST_NOISE = -4.0f;

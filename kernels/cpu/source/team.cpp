@@ -50,7 +50,8 @@ class Team {
   size_t size() const { return threads_.size() + 1; }
 
   void run(int64_t count, int64_t grain, LoopBody body, const void* work) {
-    const int64_t parts = std::min({(count + grain - 1) / grain, PARTS * int64_t(size()), MOST_PARTS});
+    const int64_t most = std::min(PARTS * int64_t(size()), MOST_PARTS);
+    const int64_t parts = std::min((count + grain - 1) / grain, most);
     body_ = body, work_ = work, count_ = count;
     done_.store(0, std::memory_order_relaxed);
     const uint32_t loop = loop_of(ticket_.load(std::memory_order_relaxed)) + 1;

@@ -26,6 +26,7 @@ REQUESTS = [
     for blocks in ([9, 3, 8, 50], [20, 2, 30, 1, 29, 28, 51, 52], range(40, 44))
 ]
 COUNT = 7
+NO_ENDS = np.empty((3, 0), dtype=np.int32)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,13 +70,39 @@ def test_tokens_and_kv_are_those_of_single_steps(
         assert isinstance(output, StepOutput)
         assert output.decoded is None
         expected.append(output.target_tokens)
-    step = replace(decoding_step(last, 0, temperature), num_decode_steps=COUNT)
-    found = several.run(step)
+    step = decoding_step(last, 0, temperature)
+    found = several.run(replace(step, num_decode_steps=COUNT, end_ids=NO_ENDS))
     assert isinstance(found, StepOutput)
     assert found.decoded is not None
     assert np.array_equal(found.decoded, np.stack(expected[1:], axis=1))
     assert np.array_equal(found.target_tokens, expected[1])
     assert torch.equal(one.kv.data, several.kv.data)
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_a_step_ends_with_the_last_answer(top_k: int, tmp_path: Path) -> None:
+    """By the operator, and pass by pass where tokens are chosen otherwise."""
+    save_tiny_model("llama", tmp_path)
+    last = np.array([prompt[-1] for prompt in PROMPTS], dtype=np.int32)
+    step = decoding_step(last, 0, 1.5)
+    step = replace(
+        step, num_decode_steps=COUNT, sampling=replace(step.sampling, top_k=np.full(3, top_k, "i4"))
+    )
+
+    def decoded(ends: list[list[int]]) -> Int32:
+        stage = prompted_stage(tmp_path, "llama")
+        found = stage.run(replace(step, end_ids=np.array(ends, dtype=np.int32)))
+        assert isinstance(found, StepOutput)
+        assert found.decoded is not None
+        return found.decoded
+
+    whole = decoded([[-1]] * 3)
+    assert whole.shape == (3, COUNT)
+    # One of them has no end.
+    assert np.array_equal(decoded([[whole[0, 0], -1], [whole[1, 2], 5], [-1, -1]]), whole)
+    ends = [[-1, whole[0, 0]], [whole[1, 2], -1], [whole[2, 1], -1]]
+    firsts = [whole[row].tolist().index(max(own)) for row, own in enumerate(ends)]
+    assert np.array_equal(decoded(ends), whole[:, : max(firsts) + 1])
 
 
 def test_a_part_of_a_model_decodes_one(tmp_path: Path) -> None:

@@ -100,8 +100,11 @@ class FakeTarget:
         assert not step.edits
         assert not step.with_log_probs
         assert not len(step.probe_rows)
+        assert step.end_ids is not None
         decoded = [targets]
         for _ in range(step.num_decode_steps - 1):
+            if (np.stack(decoded, 1)[:, :, None] == step.end_ids[:, None]).any((1, 2)).all():
+                break
             last = decoded[-1].tolist()
             for row, (text, token) in enumerate(zip(texts, last, strict=True)):
                 position = len(text)
