@@ -272,6 +272,11 @@ class DrafterChannel:
         self._failures.log("failed", f"retry_in_s={delay:.2f} {error}")
         self._on_progress()
 
+    async def stop(self) -> None:
+        """Disconnect for good; what waits is not told any more."""
+        self.is_up = self.is_awaited = self.is_connecting = False
+        await self.link.close()
+
     def stats(self) -> DrafterStats:
         """Totals so far."""
         learning = self.link.learning_counts

@@ -72,7 +72,7 @@ class DrafterHub:
     async def stop(self) -> None:
         """Disconnect from every drafter."""
         for channel in self._channels:
-            await channel.link.close()
+            await channel.stop()
 
     def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
         """Begin a request, or begin it anew with other tokens.

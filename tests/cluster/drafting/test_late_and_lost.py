@@ -308,6 +308,20 @@ async def test_local_drafters_answer_while_a_remote_one_is_silent():
     assert [proposal.source for proposal in found] == ["far", "near"]
 
 
+async def test_nothing_is_sent_after_the_end():
+    """A request that ends with the engine is not told of: its link is closed."""
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    hub = DrafterHub([InprocLink(CountingDrafter("near"))], LIMITS, clock=FakeClock())
+    await hub.start()
+    session = HubSession(hub)
+    await session.step(0, budget_s=0.01)
+    hub.close(session.request_id)
+    await hub.stop()
+    await asyncio.sleep(0.01)
+    assert errors == []
+
+
 async def test_a_slow_server_is_late_and_then_used_re_rooted(serve):
     drafter = SlowDrafter(0.1)
     hub = DrafterHub([GrpcLink("slow", await serve(drafter))], LIMITS)
