@@ -39,7 +39,7 @@ class MultiStep:
         plain_s  what a round of one token each takes
         """
         seconds = min(self._seconds.get(bucket_of(num_requests), plain_s), plain_s)
-        if seconds * 2 > self._limit_s or most < 2 or not self._is_possible():
+        if not self._is_possible() or seconds * 2 > self._limit_s or most < 2:
             return 1
         return min(int(self._limit_s / seconds), MOST_STEPS, most)
 
