@@ -103,7 +103,10 @@ class Drafting:
         plan = AskPlan({}, {})
         if sizes and costs:
             others = len(states) - len(sizes) + self._scheduler.num_prefill_rows(len(states))
-            plan = self._budget.plan([_wish(state) for state, _ in sizes], costs, others)
+            plan = self._budget.plan(
+                [_wish(state) for state, _ in sizes], costs, others,
+                may_decode_several=_want_tokens_alone(states),
+            )  # fmt: skip
         commits, self._commits = self._commits, []
         if not plan.by_drafter:
             if commits:
@@ -176,6 +179,7 @@ class Drafting:
             self._scheduler.num_prefill_rows(len(drafted)) + num_probe_rows,
             ids=[state.request_id for state in drafted.states],
             spent_s=draft_batch.seconds,
+            may_decode_several=_want_tokens_alone(drafted.states),
         )
         for place, form in drafted.forms.items():
             left = form[rows_in(trees[place], drafted.trees[place])]
@@ -245,7 +249,7 @@ class Drafting:
         states = trees.states
         if not states or len(trees.trees.nodes) or trees.wishes or self._scheduler.is_prefilling:
             return 1
-        if any(state.edits_logits or state.num_tops != (None, None) for state in states):
+        if not _want_tokens_alone(states):
             return 1
         most = min(state.stop.num_tokens_left for state in states)
         return self._budget.num_decode_steps(len(states), most)
@@ -272,6 +276,10 @@ class Drafting:
                 probes[proposal.source] = proposal.probe
                 room -= len(proposal.probe.tokens)
         return probes
+
+
+def _want_tokens_alone(states: Sequence[RequestState]) -> bool:
+    return all(state.wants_tokens_alone for state in states)
 
 
 def _wish(state: RequestState) -> DraftWish:

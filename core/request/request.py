@@ -130,6 +130,11 @@ class RequestState:
             self.prompt_log_probs = list[TokenLogProb | None]([None] * self.prompt_len)
 
     @property
+    def wants_tokens_alone(self) -> bool:
+        """Whether nothing is asked of a pass but tokens of unchanged logits."""
+        return not self.edits_logits and self.num_tops == (None, None)
+
+    @property
     def num_answered(self) -> int:
         """Tokens of the answer so far."""
         return len(self.token_ids) - self.prompt_len

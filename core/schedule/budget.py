@@ -107,12 +107,18 @@ class NodeBudget:
         self._committed_at = 0.0
 
     def plan(
-        self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], num_other_rows: int
+        self,
+        wishes: Sequence[DraftWish],
+        costs: Mapping[str, DraftCost],
+        num_other_rows: int,
+        *,
+        may_decode_several: bool = True,
     ) -> AskPlan:
         """Who is asked for which of the requests that take drafts.
 
         costs           of each drafter, by name
         num_other_rows  rows of the step besides the roots of these requests
+        may_decode_several  whether a step without drafts may decode several tokens of each
         """
         if not self._is_adaptive:
             return everyone(wishes, costs)
@@ -121,7 +127,11 @@ class NodeBudget:
         base_rows = num_requests + num_other_rows
         curve = self.cost.curve(num_requests)
         # Without the other rows: a token more saves a later round's share, not these.
-        round_s = self._plain_round_s(num_requests)
+        round_s = (
+            self._plain_round_s(num_requests)
+            if may_decode_several
+            else float(np.interp(num_requests, self.cost.grid, curve))
+        )
         prices = Prices(
             token_s=self._ratio * round_s / num_requests,
             plain_s=round_s / num_requests,
@@ -194,12 +204,14 @@ class NodeBudget:
         *,
         ids: Sequence[str] = (),
         spent_s: float = 0.0,
+        may_decode_several: bool = True,
     ) -> TreeBatch:
         """The trees without the nodes that are not worth their rows.
 
         limits   most nodes of each tree
         ids      of their requests, whose own acceptance counts
         spent_s  seconds that drafting took for them
+        may_decode_several  as of `plan`
         """
         batch = TreeBatch.of(trees)
         kept = batch.best_of_each(limits)
@@ -217,7 +229,7 @@ class NodeBudget:
         seconds = self.cost.seconds(len(batch), rows)
         # The other rows are there whatever is bought, and no token pays for them.
         seconds += float(self.cost.seconds(len(batch), len(batch))) - seconds[0] + spent_s
-        if not num_other_rows:
+        if may_decode_several and not num_other_rows:
             seconds[0] = self._plain_round_s(len(batch)) + spent_s
         kept[:] = False
         kept[order[: int(np.argmax(tokens / seconds))]] = True

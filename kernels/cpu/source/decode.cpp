@@ -28,8 +28,9 @@ struct Head {
     const at::Tensor normed = rms_norm(hidden, norm, eps);
     at::Tensor out = at::empty({hidden.size(0), outputs}, hidden.options());
     multiply({normed.const_data_ptr<float>(), weight.const_data_ptr<float>(), out.data_ptr<float>(),
-              hidden.size(0), hidden.size(1), outputs,
-              bias ? bias->const_data_ptr<float>() : nullptr});
+              hidden.size(0), hidden.size(1), outputs});
+    // Behind the sums, as a step of one token adds it: the same bits.
+    if (bias) out.add_(*bias);
     return softcap ? soft_cap(out, *softcap) : out;
   }
 };

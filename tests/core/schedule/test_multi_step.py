@@ -73,7 +73,8 @@ def test_drafts_are_weighed_against_plain_decoding_of_several_tokens() -> None:
         budget.note_step(outcome_of(10), now)
     assert budget.num_decode_steps(1, 50) == 25
     assert len(budget.choose([tree], [1], 0).nodes) == 0
-    # Beside prompts every request gets a token a step.
+    # Beside prompts, and where logits are changed, every request gets a token a step.
+    assert len(budget.choose([tree], [1], 0, may_decode_several=False).nodes) == 1
     assert len(budget.choose([tree], [1], 1).nodes) == 1
 
 
