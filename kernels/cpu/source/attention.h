@@ -9,16 +9,22 @@
 
 namespace draftline {
 
-// One request of a step. Its context's column c is at position c; its own columns come behind.
+// One request of a step. Its context's column c is at position c; its own columns come behind, in
+// the order of `own`.
 struct Request {
   int64_t first, last;            // its rows of the step
   int64_t context;                // columns that all its rows see
   const uint8_t* mask;            // [rows, own columns]; null: each row sees those up to itself
   std::vector<int32_t> slots;     // of all columns
-  const int32_t* own_positions;
+  std::vector<int32_t> own;       // the mask's column of each own column
+  const int32_t* own_positions;   // of the mask's columns
 
   int64_t columns() const { return slots.size(); }
   int64_t owns() const { return columns() - context; }
+
+  int64_t position(int64_t column) const {
+    return column < context ? column : own_positions[own[column - context]];
+  }
 };
 
 // The step that a thread computes, between `begin_step` and `end_step`.
@@ -31,6 +37,9 @@ struct Step {
 };
 
 extern thread_local Step now;
+
+// Brings a request's own columns into the order in which they are attended.
+void order_own_columns(Request& request);
 
 // The step after one of requests of a row each: what their rows were is context of the next ones,
 // int32 [requests] each.

@@ -63,7 +63,8 @@ void begin_step(const at::Tensor& kv, int64_t block_size, const at::Tensor& slot
     for (int64_t p = 0; p < request.context; p += block_size)
       for (int64_t i = 0; i < std::min(block_size, request.context - p); ++i)
         request.slots[p + i] = table[p / block_size] * static_cast<int32_t>(block_size) + i;
-    std::copy_n(own_slots, request.owns(), request.slots.begin() + request.context);
+    std::copy_n(own_slots, owns ? owns : rows, request.slots.begin() + request.context);
+    order_own_columns(request);
     now.requests.push_back(std::move(request));
   }
 }

@@ -118,16 +118,20 @@ inline Vector sums_of(Vector* values) {
   return values[0];
 }
 
-// The sum of values[0], ..., values[LANES - 1], added in the order of `sums_of`.
-template <typename T>
-inline T sum_in_halves(const T* values) {
-  T sums[LANES];
+// The sum of values[0], ..., values[LANES - 1], added in the order of `sums_of`. No template with
+// `sum_of_lanes`: its argument would lose the type's alignment.
+inline Vector sum_in_halves(const Vector* values) {
+  Vector sums[LANES];
   for (int64_t i = 0; i < LANES; ++i) sums[i] = values[i];
   for (int64_t half = LANES / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) sums[i] = sums[i] + sums[i + half];
+    for (int64_t i = 0; i < half; ++i) sums[i] += sums[i + half];
   return sums[0];
 }
 
-inline float sum_of_lanes(Vector value) { return sum_in_halves((const float*)&value); }
+inline float sum_of_lanes(Vector value) {
+  for (int64_t half = LANES / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) value[i] += value[i + half];
+  return value[0];
+}
 
 }  // namespace draftline

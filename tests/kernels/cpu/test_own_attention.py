@@ -41,7 +41,7 @@ def requests_of(rng: np.random.Generator, count: int) -> list[Rows]:
     found = []
     for index in range(count):
         request = PagedRequest(blocks[index * each : (index + 1) * each].tolist())
-        start, rows = int(rng.integers(0, 40)), int(rng.integers(1, 30))
+        start, rows = int(rng.integers(0, 100)), int(rng.integers(1, 30))
         if rng.integers(2):
             found.append(request.tree([5] * rows, parents_of(rng, rows), start))
         else:
@@ -125,8 +125,9 @@ def only(rows: Rows, row: int) -> Rows:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("start", [21, 60, 64])
 def test_a_path_is_the_same_bit_by_bit_with_siblings_between_and_without(
-    shape: tuple[int, int, int],
+    shape: tuple[int, int, int], start: int
 ) -> None:
     """What plain decoding computes is what a tree's path computes, wherever its nodes stand."""
     layer = Layer(shape, (None, None))
@@ -136,11 +137,11 @@ def test_a_path_is_the_same_bit_by_bit_with_siblings_between_and_without(
     parents = parents_of(rng, 31)
     for parent, node in zip([-1, *path], path, strict=False):
         parents[node] = parent
-    rows = request.tree([5] * 31, parents, 21)
+    rows = request.tree([5] * 31, parents, start)
     of_tree = layer.own(make_step([rows]))[path]
     # The path's keys and values move to where a chunk has them.
-    moved = request.slots(21, len(path))
-    chunk = replace(request.chunk([5] * len(path), 21), slots=rows.slots[path], blocks=range(40))
+    moved = request.slots(start, len(path))
+    chunk = replace(request.chunk([5] * len(path), start), slots=rows.slots[path], blocks=range(40))
     layer.kv.data[:, torch.from_numpy(moved).long()] = layer.kv.data[
         :, torch.from_numpy(rows.slots[path]).long()
     ].clone()
@@ -149,9 +150,11 @@ def test_a_path_is_the_same_bit_by_bit_with_siblings_between_and_without(
 
 
 @pytest.mark.parametrize("threads", [2, 4])
-def test_threads_change_no_bit(threads: int) -> None:
-    layer = Layer((4, 2, 64), (None, None))
-    step = make_step(requests_of(np.random.default_rng(7), 6))
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_threads_change_no_bit(threads: int, count: int) -> None:
+    """Neither do heads that are shared out among threads, as where requests are few."""
+    layer = Layer((6, 3, 64), (None, None))
+    step = make_step(requests_of(np.random.default_rng(7), count))
     one = layer.own(step)
     try:
         torch.set_num_threads(threads)
