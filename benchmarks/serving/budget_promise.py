@@ -6,13 +6,15 @@ For each set of drafters, load, temperature and kind of prompts three engines st
 drafters, with them, and with them at fixed numbers of nodes. Each decodes one half of the prompts
 fresh, in turns, and then the other half: `fresh` and `steady` are ratios of tokens a second to
 those of plain decoding in the same half, `of best` is that of the second half to the best fixed
-setting. Prints a row for each, writes JSON after each.
+setting. A half has so many prompts, and such long answers, that plain decoding takes about
+`--seconds`. Prints a row for each, writes JSON after each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -44,8 +46,10 @@ MAX_MODEL_LEN = 1024
 MAX_PROMPT_LETTERS = 2000
 # Numbers of nodes that are tried as fixed settings.
 FIXED_NODES = (4, 8, 16)
-# Prompts that every engine decodes plainly at first.
-WARM_UP = 2
+# Prompts that every engine decodes plainly at first, at least; tokens of each.
+WARM_UP, WARM_UP_TOKENS = 2, 64
+# Most tokens of an answer: its prompt and it fit into the model's length.
+MAX_ANSWER = 384
 PLAIN, ADAPTIVE = Setting("plain", ()), Setting("adaptive", None)
 
 
@@ -63,7 +67,8 @@ class Cell:
 class Row:
     """Ratios of one cell, one a round; `best` is the best fixed setting, of the medians.
 
-    tau  tokens a step of the adaptive engine, in the second half
+    tau           tokens a step of the adaptive engine, in the second half
+    half_seconds  that plain decoding of the second half took, median
     """
 
     cell: Cell
@@ -73,6 +78,7 @@ class Row:
     best: str
     tau: float
     plain_rate: float
+    half_seconds: float
 
 
 def main(  # noqa: PLR0913 - one parameter a flag
@@ -85,7 +91,8 @@ def main(  # noqa: PLR0913 - one parameter a flag
     ] = None,
     streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32",
     temperatures: Annotated[str, typer.Option(help="Temperatures.")] = "0,0.7,1",
-    tokens: Annotated[int, typer.Option(help="New tokens for each.")] = 128,
+    tokens: Annotated[int, typer.Option(help="New tokens for each, at least.")] = 128,
+    seconds: Annotated[float, typer.Option(help="Of plain decoding, in each half.")] = 6.0,
     rounds: Annotated[int, typer.Option(help="Times that every cell is measured.")] = 1,
     output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS,
 ) -> None:
@@ -104,10 +111,12 @@ def main(  # noqa: PLR0913 - one parameter a flag
     ]
     rows: list[Row] = []
     for cell in cells:
-        row = asyncio.run(_measure(cell, kinds[cell.prompts], tokens, rounds))
+        row = asyncio.run(_measure(cell, kinds[cell.prompts], tokens, seconds, rounds))
         rows.append(row)
         console.print(_line(row))
-        what = {"machine": machine().fields(), "tokens": tokens, "rounds": rounds}
+        what = {
+            "machine": machine().fields(), "tokens": tokens, "seconds": seconds, "rounds": rounds
+        }  # fmt: skip
         content = {**what, "rows": [asdict(one) for one in rows]}
         output.write_text(json.dumps(content, indent=1) + "\n")
     console.print(machine().line())
@@ -128,12 +137,12 @@ def _kind(text: str) -> tuple[str, list[BenchPrompt]]:
     return name, found
 
 
-async def _measure(cell: Cell, prompts: Sequence[BenchPrompt], tokens: int, rounds: int) -> Row:
+async def _measure(
+    cell: Cell, prompts: Sequence[BenchPrompt], tokens: int, seconds: float, rounds: int
+) -> Row:
     load = Load(concurrency=cell.streams)
-    count = min(max(2 * cell.streams, 16), len(prompts) // 2)
     plan = Plan(prompts=prompts, max_tokens=tokens, temperature=cell.temperature, load=load)
-    halves = [replace(plan, prompts=prompts[start : start + count]) for start in (0, count)]
-    found = [await _round(cell, halves, turn) for turn in range(rounds)]
+    found = [await _round(cell, plan, seconds, turn) for turn in range(rounds)]
     names = [setting.name for setting in [PLAIN, *_fixed()]]
     median = {
         name: statistics.median(steady[name].output_throughput for _, steady in found)
@@ -150,23 +159,40 @@ async def _measure(cell: Cell, prompts: Sequence[BenchPrompt], tokens: int, roun
         best,
         round(counts.tau, 2),
         round(median[PLAIN.name], 1),
+        round(statistics.median(steady[PLAIN.name].seconds for _, steady in found), 1),
     )
 
 
 async def _round(
-    cell: Cell, halves: Sequence[Plan], turn: int
+    cell: Cell, plan: Plan, seconds: float, turn: int
 ) -> tuple[dict[str, RunMetrics], dict[str, RunMetrics]]:
     """By setting: the first half, of the two that are compared, and the second, of all."""
     async with _engines(cell) as endpoints:
-        for endpoint in dict.fromkeys(endpoints.values()):
-            # What any first step pays, with or without drafters.
-            await _run(endpoint, replace(halves[0], prompts=halves[0].prompts[:WARM_UP]), PLAIN)
+        # What any first step pays, with or without drafters.
+        first = plan.prompts[: max(WARM_UP, cell.streams)]
+        warm_up = replace(plan, prompts=first, max_tokens=WARM_UP_TOKENS)
+        rates = {
+            endpoint: (await _run(endpoint, warm_up, PLAIN)).output_throughput
+            for endpoint in dict.fromkeys(endpoints.values())
+        }
+        halves = _halves(plan, cell.streams, seconds * rates[endpoints[PLAIN]])
         order = list(endpoints)[:2][:: 1 if turn % 2 else -1]
         fresh = {one.name: await _run(endpoints[one], halves[0], one) for one in order}
         later = list(endpoints)
         later = [*later[turn % len(later) :], *later[: turn % len(later)]]
         steady = {one.name: await _run(endpoints[one], halves[1], one) for one in later}
     return fresh, steady
+
+
+def _halves(plan: Plan, streams: int, num_tokens: float) -> list[Plan]:
+    """Prompts of so many new tokens each, or as many as there are, with longer answers."""
+    count = math.ceil(num_tokens / plan.max_tokens)
+    count = min(max(2 * streams, count), len(plan.prompts) // 2)
+    tokens = min(max(plan.max_tokens, math.ceil(num_tokens / count)), MAX_ANSWER)
+    return [
+        replace(plan, prompts=plan.prompts[start : start + count], max_tokens=tokens)
+        for start in (0, count)
+    ]
 
 
 async def _run(endpoint: EngineEndpoint, plan: Plan, setting: Setting) -> RunMetrics:
