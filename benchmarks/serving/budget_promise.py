@@ -4,10 +4,11 @@
 
 For each set of drafters, load, temperature and kind of prompts three engines start: without
 drafters, with them, and with them at fixed numbers of nodes. Each decodes one half of the prompts
-fresh, in turns, and then the other half: `fresh` and `steady` are ratios of tokens a second to
-those of plain decoding in the same half, `of best` is that of the second half to the best fixed
-setting. A half has so many prompts, and such long answers, that plain decoding takes about
-`--seconds`. Prints a row for each, writes JSON after each.
+fresh and then the other half, part by part and in turns, so that a machine that becomes slower
+slows all of them: `fresh` and `steady` are ratios of tokens a second to those of plain decoding in
+the same half, `of best` is that of the second half to the best fixed setting. A half has so many
+prompts, and such long answers, that plain decoding takes about `--seconds`. Prints a row for each,
+writes JSON after each.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -37,6 +38,7 @@ from ...measure.clients.prompts import BenchPrompt
 from ...measure.clients.setting import Setting
 from ...measure.records.record import machine
 from ...measure.records.run_metrics import RunMetrics, run_metrics
+from ...measure.records.spec_counts import total
 from ...measure.runs.matched import Plan
 from ..step.decode import DRAFTERS
 
@@ -44,6 +46,8 @@ RESULTS = Path(__file__).parents[1] / "results" / "budget_promise.json"
 MAX_MODEL_LEN = 1024
 # Longer ones leave no room for answers.
 MAX_PROMPT_LETTERS = 2000
+# Most parts of a half; each has two prompts a stream where there are so many.
+PARTS = 4
 # Numbers of nodes that are tried as fixed settings.
 FIXED_NODES = (4, 8, 16)
 # Prompts that every engine decodes plainly at first, at least; tokens of each.
@@ -51,6 +55,9 @@ WARM_UP, WARM_UP_TOKENS = 2, 64
 # Most tokens of an answer: its prompt and it fit into the model's length.
 MAX_ANSWER = 384
 PLAIN, ADAPTIVE = Setting("plain", ()), Setting("adaptive", None)
+
+# Of each setting, by name: its runs of the parts of a half.
+Runs = Mapping[str, Sequence[RunMetrics]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,29 +151,23 @@ async def _measure(
     plan = Plan(prompts=prompts, max_tokens=tokens, temperature=cell.temperature, load=load)
     found = [await _round(cell, plan, seconds, turn) for turn in range(rounds)]
     names = [setting.name for setting in [PLAIN, *_fixed()]]
-    median = {
-        name: statistics.median(steady[name].output_throughput for _, steady in found)
-        for name in names
-    }
+    median = {name: statistics.median(_rate(steady[name]) for _, steady in found) for name in names}
     best = max(names, key=lambda name: median[name])
-    counts = found[-1][1][ADAPTIVE.name].counts
-    assert counts is not None
+    counts = [run.counts for run in found[-1][1][ADAPTIVE.name] if run.counts is not None]
     return Row(
         cell,
         tuple(_ratio(fresh, PLAIN.name) for fresh, _ in found),
         tuple(_ratio(steady, PLAIN.name) for _, steady in found),
         tuple(_ratio(steady, best) for _, steady in found),
         best,
-        round(counts.tau, 2),
+        round(total(counts).tau, 2),
         round(median[PLAIN.name], 1),
-        round(statistics.median(steady[PLAIN.name].seconds for _, steady in found), 1),
+        round(statistics.median(_seconds(steady[PLAIN.name]) for _, steady in found), 1),
     )
 
 
-async def _round(
-    cell: Cell, plan: Plan, seconds: float, turn: int
-) -> tuple[dict[str, RunMetrics], dict[str, RunMetrics]]:
-    """By setting: the first half, of the two that are compared, and the second, of all."""
+async def _round(cell: Cell, plan: Plan, seconds: float, turn: int) -> tuple[Runs, Runs]:
+    """The first half, of the two that are compared, and the second, of all."""
     async with _engines(cell) as endpoints:
         # What any first step pays, with or without drafters.
         first = plan.prompts[: max(WARM_UP, cell.streams)]
@@ -176,12 +177,26 @@ async def _round(
             for endpoint in dict.fromkeys(endpoints.values())
         }
         halves = _halves(plan, cell.streams, seconds * rates[endpoints[PLAIN]])
-        order = list(endpoints)[:2][:: 1 if turn % 2 else -1]
-        fresh = {one.name: await _run(endpoints[one], halves[0], one) for one in order}
-        later = list(endpoints)
-        later = [*later[turn % len(later) :], *later[: turn % len(later)]]
-        steady = {one.name: await _run(endpoints[one], halves[1], one) for one in later}
+        compared = {one: endpoints[one] for one in (PLAIN, ADAPTIVE)}
+        fresh = await _in_turns(compared, halves[0], cell.streams, turn)
+        steady = await _in_turns(endpoints, halves[1], cell.streams, turn)
     return fresh, steady
+
+
+async def _in_turns(
+    endpoints: Mapping[Setting, EngineEndpoint], half: Plan, streams: int, turn: int
+) -> Runs:
+    """Part by part, each setting the first one in its turn."""
+    runs: dict[str, list[RunMetrics]] = {one.name: [] for one in endpoints}
+    settings = list(endpoints)
+    count = max(1, min(PARTS, len(half.prompts) // (2 * streams)))
+    bounds = [len(half.prompts) * part // count for part in range(count + 1)]
+    for part, (start, end) in enumerate(pairwise(bounds)):
+        first = (part + turn) % len(settings)
+        plan = replace(half, prompts=half.prompts[start:end], seed=half.seed + start)
+        for one in [*settings[first:], *settings[:first]]:
+            runs[one.name].append(await _run(endpoints[one], plan, one))
+    return runs
 
 
 def _halves(plan: Plan, streams: int, num_tokens: float) -> list[Plan]:
@@ -233,8 +248,17 @@ def _fixed() -> list[Setting]:
     return [Setting(f"{count} nodes always", None, count) for count in FIXED_NODES]
 
 
-def _ratio(metrics: Mapping[str, RunMetrics], base: str) -> float:
-    return round(metrics[ADAPTIVE.name].output_throughput / metrics[base].output_throughput, 3)
+def _seconds(runs: Sequence[RunMetrics]) -> float:
+    return sum(run.seconds for run in runs)
+
+
+def _rate(runs: Sequence[RunMetrics]) -> float:
+    """Tokens a second."""
+    return sum(run.num_tokens for run in runs) / _seconds(runs)
+
+
+def _ratio(runs: Runs, base: str) -> float:
+    return round(_rate(runs[ADAPTIVE.name]) / _rate(runs[base]), 3)
 
 
 def _line(row: Row) -> str:
