@@ -124,7 +124,8 @@ struct Group {
   }
 };
 
-// All heads of a request together where requests are as many as threads: its cache is read once.
+// All heads of a request together, so that its cache is read once; with fewer than two requests a
+// thread the heads are shared out.
 std::vector<Group> groups_of(const Call& call) {
   const int64_t requests = now.requests.size(), threads = at::get_num_threads();
   const int64_t parts = std::clamp<int64_t>(2 * threads / std::max<int64_t>(requests, 1), 1,
