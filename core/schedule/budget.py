@@ -127,11 +127,7 @@ class NodeBudget:
         base_rows = num_requests + num_other_rows
         curve = self.cost.curve(num_requests)
         # Without the other rows: a token more saves a later round's share, not these.
-        round_s = (
-            self._plain_round_s(num_requests)
-            if may_decode_several
-            else float(np.interp(num_requests, self.cost.grid, curve))
-        )
+        round_s = self._round_s(num_requests, may_decode_several)
         prices = Prices(
             token_s=self._ratio * round_s / num_requests,
             plain_s=round_s / num_requests,
@@ -149,7 +145,7 @@ class NodeBudget:
         if not self._is_adaptive:
             return frozenset(everyone([wish], costs).by_drafter)
         self._know(costs)
-        round_s = self._plain_round_s(num_running)
+        round_s = self._round_s(num_running)
         return self._drafters.expected(wish, costs, self._ratio * round_s / max(num_running, 1))
 
     def forget(self, request_id: str) -> None:
@@ -227,23 +223,25 @@ class NodeBudget:
         tokens = len(batch) + _sums(values[order])
         rows = len(batch) + num_other_rows + np.arange(len(tokens))
         seconds = self.cost.seconds(len(batch), rows)
-        # The other rows are there whatever is bought, and no token pays for them.
-        seconds += float(self.cost.seconds(len(batch), len(batch))) - seconds[0] + spent_s
-        if may_decode_several and not num_other_rows:
-            seconds[0] = self._plain_round_s(len(batch)) + spent_s
+        plain_s = self._round_s(len(batch), may_decode_several)
+        if num_other_rows:
+            # They are there whatever is bought, and no token pays for them.
+            seconds += plain_s - seconds[0]
+        seconds[0] = plain_s
+        seconds += spent_s
         kept[:] = False
         kept[order[: int(np.argmax(tokens / seconds))]] = True
         return batch.keep(kept)
 
     def num_decode_steps(self, num_requests: int, most: int) -> int:
         """Tokens of each request, at most `most`, in a step without drafts and prompts."""
-        plain_s = float(self.cost.seconds(num_requests, num_requests))
-        return self._multi_step.num_steps(num_requests, plain_s, most)
+        return self._multi_step.num_steps(num_requests, self.cost, most)
 
-    def _plain_round_s(self, num_requests: int) -> float:
+    def _round_s(self, num_requests: int, may_decode_several: bool = True) -> float:
         """Seconds of plain decoding for a token of each request."""
-        plain_s = float(self.cost.seconds(num_requests, num_requests))
-        return self._multi_step.round_s(num_requests, plain_s)
+        if may_decode_several:
+            return self._multi_step.round_s(num_requests, self.cost)
+        return float(self.cost.seconds(num_requests, num_requests))
 
     @property
     def _ratio(self) -> float:
@@ -261,10 +259,10 @@ class NodeBudget:
         self, outcome: StepOutcome, num_requests: int, round_s: float, rest_s: float
     ) -> None:
         if rest_s and outcome.num_passes > 1:
-            self._multi_step.record(num_requests, outcome.num_passes, rest_s)
+            self._multi_step.record(num_requests, outcome.num_passes, rest_s, self.cost)
         elif rest_s:
             self.cost.record(num_requests, outcome.num_rows, rest_s)
-        plain_s = self._plain_round_s(num_requests)
+        plain_s = self._round_s(num_requests)
         tokens = outcome.num_tokens / num_requests
         self._spent_s += RATIO_WEIGHT * (round_s - self._spent_s)
         self._plain_s += RATIO_WEIGHT * (plain_s * tokens - self._plain_s)

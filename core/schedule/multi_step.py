@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .step_cost import bucket_of
+from .step_cost import LEAST_SHARE, StepCost, bucket_of
 
 # Tokens of a request in a step, however short a pass is.
 MOST_STEPS = 32
@@ -18,9 +18,14 @@ WEIGHT = 0.1
 
 
 class MultiStep:
-    """Follows what a token of each request takes where a step decodes several."""
+    """Follows what a token of each request takes where a step decodes several.
 
-    __slots__ = ("_is_possible", "_limit_s", "_seconds")
+    Numbers of requests that have not decoded several yet take a pass of the idle pipeline, and for
+    each request as much more as others took: where drafts always seem to pay beside rounds of one
+    token, nothing else would ever tell what plain decoding takes.
+    """
+
+    __slots__ = ("_is_possible", "_limit_s", "_request_s", "_seconds")
 
     def __init__(
         self, limit_s: float = 0.0, is_possible: Callable[[], bool] = lambda: True
@@ -32,25 +37,41 @@ class MultiStep:
         self._limit_s = limit_s
         self._is_possible = is_possible
         self._seconds: dict[int, float] = {}
+        # What a request adds to a pass of the idle pipeline.
+        self._request_s = 0.0
 
-    def num_steps(self, num_requests: int, plain_s: float, most: int) -> int:
-        """Tokens of each of so many requests in their next step, at most `most`.
-
-        plain_s  what a round of one token each takes
-        """
-        seconds = min(self._seconds.get(bucket_of(num_requests), plain_s), plain_s)
+    def num_steps(self, num_requests: int, cost: StepCost, most: int) -> int:
+        """Tokens of each of so many requests in their next step, at most `most`."""
+        seconds = self._each_s(num_requests, cost)
         if not self._is_possible() or seconds * 2 > self._limit_s or most < 2:
             return 1
         return min(int(self._limit_s / seconds), MOST_STEPS, most)
 
-    def round_s(self, num_requests: int, plain_s: float) -> float:
-        """Seconds of plain decoding for a token of each request; `plain_s` as of `num_steps`."""
-        if self.num_steps(num_requests, plain_s, MOST_STEPS) == 1:
-            return plain_s
-        return min(self._seconds.get(bucket_of(num_requests), plain_s), plain_s)
+    def round_s(self, num_requests: int, cost: StepCost) -> float:
+        """Seconds of plain decoding for a token of each request."""
+        if self.num_steps(num_requests, cost, MOST_STEPS) == 1:
+            return _one_s(num_requests, cost)
+        return self._each_s(num_requests, cost)
 
-    def record(self, num_requests: int, num_passes: int, seconds: float) -> None:
+    def record(self, num_requests: int, num_passes: int, seconds: float, cost: StepCost) -> None:
         """Learn what a round with so many tokens of each request took."""
         bucket, each = bucket_of(num_requests), seconds / num_passes
-        before = self._seconds.get(bucket, each)
-        self._seconds[bucket] = before + WEIGHT * (each - before)
+        added = (each - cost.idle_seconds(num_requests)) / num_requests
+        self._request_s = _follow(self._request_s if self._seconds else added, added)
+        self._seconds[bucket] = _follow(self._seconds.get(bucket, each), each)
+
+    def _each_s(self, num_requests: int, cost: StepCost) -> float:
+        """No longer than a round of a single token each."""
+        each = self._seconds.get(bucket_of(num_requests))
+        if each is None:
+            idle_s = cost.idle_seconds(num_requests)
+            each = max(idle_s + num_requests * self._request_s, LEAST_SHARE * idle_s)
+        return min(each, _one_s(num_requests, cost))
+
+
+def _one_s(num_requests: int, cost: StepCost) -> float:
+    return float(cost.seconds(num_requests, num_requests))
+
+
+def _follow(before: float, newest: float) -> float:
+    return before + WEIGHT * (newest - before)

@@ -83,6 +83,10 @@ class StepCost:
         """Expected seconds of rounds with so many rows, in the shape of `rows`."""
         return np.asarray(np.interp(np.asarray(rows), self._grid, self.curve(num_requests)))
 
+    def idle_seconds(self, rows: int) -> float:
+        """Seconds of a pass of so many rows as measured at the start, on the idle pipeline."""
+        return self._at(rows)
+
     def record(self, num_requests: int, rows: int, seconds: float) -> None:
         """Learn that a round of so many decoding requests and `rows` rows took `seconds`."""
         expected = float(self.seconds(num_requests, rows))

@@ -27,31 +27,44 @@ from draftline.core.verify.walk import Paths
 def test_a_step_lasts_no_longer_than_its_limit(
     limit_s: float, plain_s: float, most: int, expected: int
 ) -> None:
-    assert MultiStep(limit_s).num_steps(1, plain_s, most) == expected
+    assert MultiStep(limit_s).num_steps(1, StepCost([1], [plain_s]), most) == expected
 
 
 def test_it_follows_what_such_steps_take() -> None:
-    multi = MultiStep(0.01)
-    assert multi.round_s(3, 0.002) == 0.002
-    multi.record(3, 4, 0.004)
-    assert multi.round_s(3, 0.002) == pytest.approx(0.001)
-    assert multi.num_steps(3, 0.002, 50) == 10
-    # Other numbers of requests are not known yet.
-    assert multi.num_steps(5, 0.002, 50) == 5
+    multi, cost = MultiStep(0.01), StepCost([1], [0.002])
+    assert multi.round_s(3, cost) == pytest.approx(0.002)
+    multi.record(3, 4, 0.004, cost)
+    assert multi.round_s(3, cost) == pytest.approx(0.001)
+    assert multi.num_steps(3, cost, 50) == 10
     for _ in range(100):
-        multi.record(3, 4, 0.016)
+        multi.record(3, 4, 0.016, cost)
     # A single token each never takes longer than a round of one.
-    assert multi.round_s(3, 0.002) == 0.002
+    assert multi.round_s(3, cost) == pytest.approx(0.002)
+
+
+def test_numbers_of_requests_that_were_not_seen_follow_those_that_were() -> None:
+    """Rounds of one token take 9 ms beside the pass; 5 requests only ever had such."""
+    multi, cost = MultiStep(0.1), StepCost([1, 8], [0.002, 0.009])
+    for num_requests in (2, 5, 6):
+        cost.record(num_requests, num_requests, 0.010 + 0.001 * num_requests)
+    assert multi.round_s(5, cost) == pytest.approx(0.006), "the pass alone, until one was seen"
+    multi.record(2, 10, 0.050, cost)
+    assert multi.round_s(2, cost) == pytest.approx(0.005)
+    # A request takes 1 ms more than the pass says.
+    assert multi.round_s(5, cost) == pytest.approx(0.011)
+    assert multi.num_steps(5, cost, 50) == 9
+    multi.record(5, 5, 0.040, cost)
+    assert multi.round_s(5, cost) == pytest.approx(0.008)
 
 
 def test_nothing_is_decoded_ahead_where_the_stage_cannot() -> None:
     possible = False
-    multi = MultiStep(0.01, lambda: possible)
-    multi.record(1, 5, 0.005)
-    assert multi.num_steps(1, 0.002, 50) == 1
-    assert multi.round_s(1, 0.002) == 0.002
+    multi, cost = MultiStep(0.01, lambda: possible), StepCost([1], [0.002])
+    multi.record(1, 5, 0.005, cost)
+    assert multi.num_steps(1, cost, 50) == 1
+    assert multi.round_s(1, cost) == pytest.approx(0.002)
     possible = True
-    assert multi.num_steps(1, 0.002, 50) == 10
+    assert multi.num_steps(1, cost, 50) == 10
 
 
 def outcome_of(num_steps: int) -> StepOutcome:
