@@ -44,7 +44,7 @@ HORIZON = 64.0
 EXPLORED_SHARE = 0.02
 # Seconds, or rounds of plain decoding, that a new engine may spend so at once; and how many times
 # as much is saved up at most.
-FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.08, 2.0
+FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.04, 2.0
 MOST_CREDIT = 8.0
 # Rows over which their price is looked at.
 FIRST_NODES = 8
