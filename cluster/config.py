@@ -14,7 +14,7 @@ from ..core.errors import ConfigError
 
 Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "block", "traversal", "k_seq", "typical"]
-NodeBudgetKind = Literal["adaptive", "full"]
+NodeBudgetKind = Literal["adaptive", "full", "ordered"]
 DrafterTransport = Literal["inproc", "grpc"]
 TransportName = Literal["auto", "compiled_graph", "distributed", "nccl"]
 Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
@@ -273,7 +273,8 @@ class EngineConfig(Settings):
     node_budget: NodeBudgetKind = Field(
         "adaptive",
         description="how much is drafted. adaptive: nodes are bought where they save time; full: "
-        "every drafter is asked, and every tree is as large as it may be, whatever that costs",
+        "every drafter is asked, and every tree is as large as it may be, whatever that costs; "
+        "ordered: as full, but what the first drafters propose comes first, whatever its value",
     )
     acceptance: Acceptance = Field(
         "coupled",

@@ -22,9 +22,6 @@ from .tree.tree import empty_trees
 from .verify.candidates import candidates_of, no_candidates
 from .verify.rules import COUPLED, rule_for
 
-# A budget can only choose where more is offered than a tree may hold.
-OFFERED_TREES = 2
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftingGroup:
@@ -133,7 +130,7 @@ class Drafting:
         most = self._scheduler.nodes_each(count)
         proposals = [_wanted(state, draft_batch) for state in states]
         limits = [min(most, state.max_nodes) for state in states]
-        factor = OFFERED_TREES if self._acceptance == COUPLED else 1
+        factor = self._budget.num_offered_trees if self._acceptance == COUPLED else 1
         trees = merge_all(
             proposals,
             [factor * limit for limit in limits],

@@ -16,7 +16,7 @@ from draftline.core.request.output import OutputCollector
 from draftline.core.request.sampling_params import RequestOptions, SamplingParams
 from draftline.drafters.model.drafter import load_model_drafter
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter
-from draftline.drafters.ngram.spectra import SpectraDrafter
+from draftline.drafters.spectra.drafter import SpectraDrafter
 
 PROMPT = (
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"

@@ -25,7 +25,7 @@ from rich.table import Table
 from ...cluster.config import DrafterConfig
 from ...deploy.cli.bench.job import BenchJob
 from ...deploy.cli.bench.run import measure
-from ...deploy.cli.bench.suite import ENGINE_SETTINGS, GUESS_LEN, MAX_NODES, WINDOW
+from ...deploy.cli.bench.suite import ENGINE_SETTINGS, GUESS_LEN, TREE_NODES, WINDOW
 from ...deploy.cli.corpus.model import CorpusModel, Limits, open_corpus_model
 from ...deploy.cli.demo.build_store import NAMESPACE, demo_documents
 from ...deploy.ray_serve.runtime import quiet_libraries
@@ -44,7 +44,7 @@ SHARES = (0.03, 0.1, 0.3)
 # A random tenth is one of many: so many are drawn.
 RANDOM_DRAWS = 2
 CORE = DrafterConfig(
-    kind="spectra", name="core", max_nodes=MAX_NODES, window=WINDOW, guess_len=GUESS_LEN
+    kind="spectra", name="core", max_nodes=TREE_NODES, window=WINDOW, guess_len=GUESS_LEN
 )
 
 
@@ -126,7 +126,7 @@ def _measured(
     """Tau of every store, named after it; with CORE before it, `+core`; and of CORE alone."""
     stores = [
         DrafterConfig(
-            kind="retrieval", name=one.name, max_nodes=MAX_NODES, store=str(folder / one.name)
+            kind="retrieval", name=one.name, max_nodes=TREE_NODES, store=str(folder / one.name)
         )
         for one in found
     ]

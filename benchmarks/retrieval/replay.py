@@ -22,7 +22,8 @@ from rich.table import Table
 from ...cluster.config import DrafterConfig
 from ...deploy.cli.bench.job import BenchJob
 from ...deploy.cli.bench.run import measure
-from ...deploy.cli.bench.suite import MAX_NODES, with_suite
+from ...deploy.cli.bench.suite import with_suite
+from ...deploy.cli.bench.suite_rows import TREE_NODES
 from ...deploy.ray_serve.runtime import quiet_libraries
 from ...measure.clients.setting import TARGET_ONLY, Setting
 from ...measure.records.record import machine
@@ -32,7 +33,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "replay.json"
 
 
 def _unheard(kind: str, name: str, **options: Any) -> DrafterConfig:
-    return DrafterConfig(kind=kind, name=name, max_nodes=MAX_NODES, **options)
+    return DrafterConfig(kind=kind, name=name, max_nodes=TREE_NODES, **options)
 
 
 # Drafters that ask the target for predictions, in settings that no row of the suite has.
@@ -98,6 +99,7 @@ def main(
             rounds=1,
             concurrency=concurrency,
             suite="spectra",
+            profile="draftline",
             store="demo",
             unrefined_store=unrefined_store,
         )

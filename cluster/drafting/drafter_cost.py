@@ -17,6 +17,9 @@ OUTLIER = 4.0
 # Opening a token never takes longer than a query. The first message of all may have waited for
 # anything: until one without openings was seen, no more than this is believed.
 FIRST_OPEN_TOKEN_S = 1e-4
+# No more is believed of the first answer, either, which is not learned from: who is taken for dear
+# is hardly asked again.
+FIRST_ANSWER_S = 5e-3
 # Weight of the newest openings.
 OPEN_WEIGHT = 0.2
 
@@ -29,17 +32,19 @@ class CostMeter:
     take: a model reads prompts when it is asked first.
     """
 
-    __slots__ = ("_line", "_open_token_s")
+    __slots__ = ("_first_s", "_line", "_open_token_s")
 
     def __init__(self) -> None:
         self._line = LineFit(DECAY)
+        self._first_s = 0.0
         self._open_token_s = 0.0
 
     def cost(self) -> DraftCost:
         """The means now."""
+        if not self._line.weight:
+            return DraftCost(self._first_s, 0.0, min(self._open_token_s, FIRST_OPEN_TOKEN_S))
         message_s, query_s = self._line.parts(PRIOR_SQUARES)
-        limit = query_s if self._line.weight else FIRST_OPEN_TOKEN_S
-        return DraftCost(message_s, query_s, min(self._open_token_s, limit))
+        return DraftCost(message_s, query_s, min(self._open_token_s, query_s))
 
     def record(
         self,
@@ -60,6 +65,8 @@ class CostMeter:
             a_token = extra / max(sum(len(request.token_ids) for request in opened), 1)
             weight = OPEN_WEIGHT if self._open_token_s else 1.0
             self._open_token_s += weight * (a_token - self._open_token_s)
+        elif num_queries and not self._first_s:
+            self._first_s = min(seconds, FIRST_ANSWER_S)
         elif num_queries:
             if self._line.weight:
                 seconds = min(seconds, OUTLIER * (cost.message_s + cost.query_s * num_queries))

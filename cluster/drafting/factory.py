@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import ConfigError
 from ...core.interfaces import Drafter
 from ...drafters.ngram.anpd import AnpdDrafter, AnpdOptions
+from ...drafters.ngram.lookahead import PAPER as LOOKAHEAD_PAPER
 from ...drafters.ngram.lookahead import LookaheadDrafter, LookaheadOptions
 from ...drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
-from ...drafters.ngram.spectra import SpectraDrafter, SpectraOptions
 from ...drafters.ngram.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
-from ...drafters.retrieval.drafter import RetrievalDrafter, RetrievalOptions
+from ...drafters.retrieval.drafter import PAPER as REST_PAPER
+from ...drafters.retrieval.drafter import REST, RetrievalDrafter, RetrievalOptions
+from ...drafters.spectra.drafter import SpectraDrafter
+from ...drafters.spectra.options import PAPER as SPECTRA_PAPER
+from ...drafters.spectra.options import SpectraOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from ...models.text.fingerprint import tokenizer_hash
+from ...retrieval_store.search.lookup import REST_RULE, LookupRule
 from ..config import DrafterConfig, EngineConfig, unknown_key
 from ..links.tokens import read_token
 
@@ -27,6 +32,9 @@ import numpy as np
 from ...core.proposals import Commit, DraftRequest, Query
 
 REQUEST_ID = "warm-up"
+# A key of every drafter: which defaults its options have.
+PROFILE = "profile"
+DEFAULT, PAPER = "draftline", "paper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +57,16 @@ class _Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """own_keys: keys of the settings that are not fields of the class that `options` gives."""
+    """What is known of a kind.
+
+    own_keys  keys of the settings that are not fields of the class that `options` gives
+    paper     options as its authors have them, where they differ; None: there is no such profile
+    """
 
     options: Callable[[], type]
     build: Callable[[_Recipe], Drafter]
     own_keys: tuple[str, ...] = ()
+    paper: Mapping[str, Any] | None = None
 
 
 def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> Drafter:
@@ -69,17 +82,29 @@ def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> 
     options = kind.options()
     names = {field.name for field in fields(options)}
     given = config.options
+    known = [*names, *kind.own_keys, PROFILE]
     for key in given:
-        if key not in names and key not in kind.own_keys:
-            known = [*names, *kind.own_keys, *DrafterConfig.model_fields]
-            raise unknown_key(key, key, known)
-    chosen = {key: value for key, value in given.items() if key in names}
+        if key not in known:
+            raise unknown_key(key, key, [*known, *DrafterConfig.model_fields])
+    chosen = dict(_profile(config, kind))
+    chosen |= {key: value for key, value in given.items() if key in names}
     if "max_nodes" in names:
         chosen["max_nodes"] = config.max_nodes
     values = {key: given.get(key) for key in kind.own_keys}
     return kind.build(
         _Recipe(config.source, config.transport, options(**chosen), values, engine, config)
     )
+
+
+def _profile(config: DrafterConfig, kind: _Kind) -> Mapping[str, Any]:
+    """Options that the profile has in place of the defaults."""
+    profile = config.options.get(PROFILE, DEFAULT)
+    if profile == DEFAULT:
+        return {}
+    profiles = DEFAULT if kind.paper is None else f"{DEFAULT} or {PAPER}"
+    if profile != PAPER or kind.paper is None:
+        raise ConfigError(PROFILE, f"of {config.kind} must be {profiles}, not {profile!r}")
+    return kind.paper
 
 
 def keeps_answers(config: DrafterConfig) -> bool:
@@ -89,14 +114,18 @@ def keeps_answers(config: DrafterConfig) -> bool:
     return config.kind == "retrieval" and bool(config.options.get("learn", False))
 
 
-def _plain(options: type, drafter: Callable[[str, Any], Drafter]) -> _Kind:
+def _plain(
+    options: type,
+    drafter: Callable[[str, Any], Drafter],
+    paper: Mapping[str, Any] | None = None,
+) -> _Kind:
     """A kind that needs nothing but its options."""
 
     def build(recipe: _Recipe) -> Drafter:
         warm_up(drafter(recipe.name, recipe.options))
         return drafter(recipe.name, recipe.options)
 
-    return _Kind(lambda: options, build)
+    return _Kind(lambda: options, build, paper=paper)
 
 
 # torch and transformers take seconds to import, and the servers of the other drafters need
@@ -150,14 +179,22 @@ def _retrieval(recipe: _Recipe) -> Drafter:
     if recipe.values["server"] is not None:
         if recipe.values["learn_off"] is not None:
             raise ConfigError("learn_off", "belongs to the retrieval server: --learn-off")
+        if _lookup_rule(options) != LookupRule():
+            raise ConfigError("rule", "a server has its own: name the store, or leave out the rule")
         servers = recipe.require("server", "host:port of a retrieval server; commas between more")
         config = recipe.config
         token = read_token(config.token_env, config.token_file)
         source = open_servers(servers.split(","), learns_for, drafter_tls(config), token)
     else:
         url = recipe.require("store", "a folder or a redis:// URL; or server: host:port")
-        source = open_source(url, model, learns_for, _names(recipe.values["learn_off"]))
+        learn_off = _names(recipe.values["learn_off"])
+        source = open_source(url, model, learns_for, learn_off, _lookup_rule(options))
     return RetrievalDrafter(source.lookup, recipe.name, options, source.learner, source.free)
+
+
+def _lookup_rule(options: RetrievalOptions) -> LookupRule:
+    rule = REST_RULE if options.rule == REST else LookupRule()
+    return replace(rule, max_depth=options.max_depth)
 
 
 def _names(value: object) -> list[str]:
@@ -169,13 +206,16 @@ def _names(value: object) -> list[str]:
 
 KINDS: Mapping[str, _Kind] = {
     "prompt_lookup": _plain(PromptLookupOptions, PromptLookupDrafter),
-    "spectra": _plain(SpectraOptions, SpectraDrafter),
-    "lookahead": _plain(LookaheadOptions, LookaheadDrafter),
-    "anpd": _plain(AnpdOptions, AnpdDrafter),
+    "spectra": _plain(SpectraOptions, SpectraDrafter, SPECTRA_PAPER),
+    "lookahead": _plain(LookaheadOptions, LookaheadDrafter, LOOKAHEAD_PAPER),
+    # Its defaults are the best of its paper's.
+    "anpd": _plain(AnpdOptions, AnpdDrafter, {}),
     "suffix": _plain(SuffixOptions, SuffixDrafter),
     "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
     "model": _Kind(_model_options, _model, ("model",)),
-    "retrieval": _Kind(lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off")),
+    "retrieval": _Kind(
+        lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off"), REST_PAPER
+    ),
 }
 
 

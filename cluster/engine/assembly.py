@@ -122,7 +122,11 @@ class Assembly:
         # Nodes that were drawn may not be cut by their value.
         is_adaptive = config.node_budget == "adaptive" and config.acceptance == COUPLED
         multi_step = MultiStep(config.multi_step_ms / 1000, lambda: self.pipeline.decodes_several)
-        self.budget = NodeBudget(is_adaptive=is_adaptive, multi_step=multi_step)
+        self.budget = NodeBudget(
+            is_adaptive=is_adaptive,
+            is_ordered=config.node_budget == "ordered",
+            multi_step=multi_step,
+        )
         self.scheduler = Scheduler(
             self._pool,
             SchedulerLimits(

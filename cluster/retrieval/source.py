@@ -10,7 +10,7 @@ from ...core.errors import DrafterError
 from ...core.interfaces import Ended, Learner, Lookup
 from ...retrieval_store.delta.fingerprint import Fingerprint
 from ...retrieval_store.learning.queue import LearningQueue
-from ...retrieval_store.search.lookup import load_compiled_lookup
+from ...retrieval_store.search.lookup import LookupRule, load_compiled_lookup
 from ...retrieval_store.serving.open_store import open_learning, open_store
 from ...retrieval_store.serving.service import Expected, RetrievalService
 from ..links.tls_files import TlsFiles
@@ -34,7 +34,11 @@ class RetrievalSource:
 
 
 def open_source(
-    url: str, model: str | None, learns_for: str | None, learn_off: Collection[str]
+    url: str,
+    model: str | None,
+    learns_for: str | None,
+    learn_off: Collection[str],
+    rule: LookupRule | None = None,
 ) -> RetrievalSource:
     """A store, its segments checked against `model` where that is given, and followed.
 
@@ -55,7 +59,7 @@ def open_source(
         learning = open_learning(url, model_fingerprint(learns_for), learn_off)
     store = open_store(url, must_exist=learning is None)
     poll_seconds = 1.0 if learning is None else LEARNING_POLL_S
-    service = RetrievalService(store, expected, poll_seconds, learning=learning)
+    service = RetrievalService(store, expected, poll_seconds, learning=learning, rule=rule)
     service.refresh()
     service.start()
     if learning is None:

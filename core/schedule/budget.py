@@ -35,6 +35,8 @@ LEAST_RATIO = 0.1
 # and squares of their number that a guess counts for: half of the work is theirs.
 HOST_DECAY = 0.95
 HOST_SQUARES = 16.0
+# A budget can only choose where more is offered than a tree may hold.
+OFFERED_TREES = 2
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class NodeBudget:
 
     __slots__ = (
         "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_is_adaptive",
-        "_multi_step", "_plain_s", "_spent_s", "cost", "table",
+        "_multi_step", "_plain_s", "_spent_s", "cost", "num_offered_trees", "table",
     )  # fmt: skip
 
     def __init__(
@@ -86,14 +88,18 @@ class NodeBudget:
         cost: StepCost | None = None,
         *,
         is_adaptive: bool = True,
+        is_ordered: bool = False,
         multi_step: MultiStep | None = None,
     ) -> None:
         """Without `cost`, rows cost nothing until rounds have been measured; without `multi_step`,
         a step without drafts decodes a token of each request.
 
-        One that is not adaptive asks every drafter and keeps all nodes that fit, at any cost.
+        One that is not adaptive asks every drafter and keeps all nodes that fit, at any cost: the
+        most valuable ones, or if `is_ordered` those that come first in the order of drafters.
         """
         self._is_adaptive = is_adaptive
+        # The nodes that a tree is made from, as a multiple of those that it may hold.
+        self.num_offered_trees = 1 if is_ordered else OFFERED_TREES
         self.table = AcceptanceTable()
         self.cost = cost or StepCost([1], [1.0])
         self._multi_step = multi_step or MultiStep()

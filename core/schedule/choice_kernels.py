@@ -76,6 +76,7 @@ class StepWishes(NamedTuple):
     base_rows  of the step without any nodes
     token_s    seconds that an accepted token saves
     regime     `regime_of` the step's prices
+    most_s     that an account holds: what would take longer is tried when it is full
     """
 
     rows: Int64
@@ -86,6 +87,7 @@ class StepWishes(NamedTuple):
     base_rows: float
     token_s: float
     regime: int
+    most_s: float
 
 
 def regime_of(row_s: float, token_s: float) -> int:
@@ -189,7 +191,7 @@ def _explore(choices: Int64, drafter: int, known: Known, wishes: StepWishes, net
         loss = message_s - min(net[request], 0.0)
         if not known.is_open[wishes.rows[request], drafter]:
             loss += known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
-        if loss <= left:
+        if min(loss, wishes.most_s) <= left:
             choices[request] = ASKED + TRIED
             known.turns[drafter] = request + 1
             left -= loss
@@ -218,6 +220,7 @@ def _choose_probes(
             return
         if choices[request] == ASKED:
             newcomer = request
-    if newcomer >= 0 and -net * PROBE_TRIAL <= known.balance[drafter, 1]:
+    cost_s = min(-net * PROBE_TRIAL, wishes.most_s)
+    if newcomer >= 0 and cost_s <= known.balance[drafter, 1]:
         known.trials[wishes.rows[newcomer], drafter] = PROBE_TRIAL
-        known.balance[drafter, 1] += net * PROBE_TRIAL
+        known.balance[drafter, 1] -= cost_s

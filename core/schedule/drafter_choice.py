@@ -176,7 +176,7 @@ class DrafterChoice:
         self._regime = regime_of(prices.first_row_s, prices.plain_s)
         step = StepWishes(
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
-            float(prices.base_rows), prices.token_s, self._regime,
+            float(prices.base_rows), prices.token_s, self._regime, self._most_credit_s,
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
         if not choices.any():
@@ -216,7 +216,7 @@ class DrafterChoice:
             balance += share * (first - self._first_credit_s)
             self._first_credit_s = first
         balance += share * EXPLORED_SHARE * seconds
-        np.minimum(balance, share * MOST_CREDIT * self._first_credit_s, out=balance)
+        np.minimum(balance, self._most_credit_s, out=balance)
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
         """Note that a drafter wants to probe with so many rows a request."""
@@ -263,6 +263,11 @@ class DrafterChoice:
         row = self._requests.pop(request_id, None)
         if row is not None:
             self._free.append(row)
+
+    @property
+    def _most_credit_s(self) -> float:
+        """Of one account."""
+        return MOST_CREDIT * self._first_credit_s / max(self._known.balance.size, 1)
 
     def _rows_now(self, ids: Sequence[str]) -> Int64:
         """Rows of the requests; -1 for those that have ended or take no drafts."""

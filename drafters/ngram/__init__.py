@@ -1,4 +1,4 @@
-"""Drafters that copy n-grams: prompt lookup, ANPD, Lookahead, SPECTRA, token recycling.
+"""Drafters that copy n-grams: prompt lookup, ANPD, Lookahead, token recycling.
 
 Start with `prompt_lookup.py`.
 """

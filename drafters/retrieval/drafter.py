@@ -13,12 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.arrays import Int32
+from ...core.errors import ConfigError
 from ...core.interfaces import CREDITED, DAMAGED, OUTCOMES, Learner, Lookup, Subtree
 from ...core.proposals import Commit, DraftRequest, Proposal, Query, empty_proposal
 from ..coupled_rank import CoupledChoice, rank_coupled
 from ..open_requests import OpenRequests
 from ..option_checks import require_switches, require_whole
 from .learned_answer import LearnedAnswer, refusal
+
+SMOOTHED, REST = "smoothed", "rest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +31,12 @@ class RetrievalOptions:
     context_len    how many of the last tokens are looked up
     max_nodes      most nodes of a proposal
     min_match_len  shorter matches are not proposed
-    oversample     with a temperature: so many times the nodes are looked up, since the noise may
-                   raise a continuation that is rare in the store
+    rule           "smoothed", or "rest": the longest match alone, the most frequent prefixes of
+                   what follows its first 5,000 occurrences
+    max_depth      longest continuation
+    coupled        with a temperature: continuations are ranked with the request's noise, too
+    oversample     if so: so many times the nodes are looked up, since the noise may raise a
+                   continuation that is rare in the store
     learn          hand ended requests to the store, for later ones of their namespace; never those
                    of `shared`, with a cache salt or with `store: false`
     """
@@ -37,6 +44,9 @@ class RetrievalOptions:
     context_len: int = 16
     max_nodes: int = 24
     min_match_len: int = 2
+    rule: str = SMOOTHED
+    max_depth: int = 16
+    coupled: bool = True
     oversample: int = 4
     learn: bool = False
 
@@ -44,8 +54,15 @@ class RetrievalOptions:
         require_whole("context_len", self.context_len, 1, 64)
         require_whole("max_nodes", self.max_nodes, 1, 4096)
         require_whole("min_match_len", self.min_match_len, 1, self.context_len)
+        require_whole("max_depth", self.max_depth, 1, 16)
         require_whole("oversample", self.oversample, 1, 64)
-        require_switches(self, "learn")
+        require_switches(self, "coupled", "learn")
+        if self.rule not in (SMOOTHED, REST):
+            raise ConfigError("rule", f"must be {SMOOTHED!r} or {REST!r}, not {self.rule!r}")
+
+
+# REST's own (`FasterDecoding/REST`), whose trees have 64 nodes.
+PAPER = {"rule": REST, "max_depth": 10, "coupled": False}
 
 
 class RetrievalDrafter:
@@ -142,14 +159,16 @@ class RetrievalDrafter:
         self._free()
 
     def _num_candidates(self, state: _Request, max_nodes: int) -> int:
-        return max_nodes * self._options.oversample if state.temperature > 0 else max_nodes
+        is_ranked = self._options.coupled and state.temperature > 0
+        return max_nodes * self._options.oversample if is_ranked else max_nodes
 
     def _rank(self, state: _Request, subtree: Subtree, max_nodes: int) -> Proposal:
         nodes = (subtree.tokens, subtree.parents, subtree.log_probs)
         # Without noise they stand in their order already.
-        if not state.temperature and len(subtree.tokens) <= max_nodes:
+        temperature = state.temperature if self._options.coupled else 0.0
+        if not temperature and len(subtree.tokens) <= max_nodes:
             return Proposal(self._name, *nodes)
-        choice = CoupledChoice(state.temperature, state.seed, state.committed_len)
+        choice = CoupledChoice(temperature, state.seed, state.committed_len)
         return Proposal(self._name, *rank_coupled(*nodes, choice, max_nodes))
 
 

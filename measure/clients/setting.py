@@ -18,11 +18,13 @@ class Setting:
     drafters   who may propose; empty is plain decoding, None leaves it to the server
     num_nodes  every drafter is asked in every step for trees of so many nodes; None: the engine
                decides
+    is_ordered its trees take nodes by the order of drafters (`node_budget: ordered`)
     """
 
     name: str
     drafters: tuple[str, ...] | None
     num_nodes: int | None = None
+    is_ordered: bool = False
 
     @property
     def is_fixed(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from ..records.run_metrics import RunMetrics, run_metrics
 from ..runs.equality import Difference
 from ..runs.matched import Run, Runs
+from .intervals import TauRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +55,14 @@ class BenchResult:
     setup        machine, prompts and load, for JSON
     best_fixed   the fixed setting that was fastest, by the median of its rounds
     differences  None where answers were not compared
+    taus         of the settings that count steps
     """
 
     setup: dict[str, Any]
     summaries: tuple[Summary, ...]
     differences: tuple[Difference, ...] | None
     best_fixed: str = ""
+    taus: tuple[TauRow, ...] = ()
 
     @property
     def faults(self) -> list[Difference]:
@@ -86,6 +89,7 @@ class BenchResult:
                 }
                 for summary in self.summaries
             },
+            "taus": [asdict(row) for row in self.taus],
             "differences": self.differences and [asdict(each) for each in self.differences],
         }
 

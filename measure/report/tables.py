@@ -11,6 +11,7 @@ from rich.text import Text
 from ..records.run_metrics import Latency
 from ..records.spec_counts import SpecCounts
 from ..runs.equality import Difference
+from .intervals import Interval, TauRow
 from .summary import BenchResult, Summary
 
 NONE = "-"
@@ -33,6 +34,8 @@ def print_result(result: BenchResult, console: Console) -> None:
     ]
     if drafted:
         console.print(_acceptance(drafted))
+    if len(result.taus) > 1:
+        console.print(_taus(result.taus))
     if result.differences is not None:
         console.print(_equality(result.differences))
 
@@ -103,6 +106,28 @@ def _acceptance(summaries: Iterable[Summary]) -> Table:
             summary.name, f"{counts.acceptance_rate:.0%}", _sources(counts), " ".join(shares) + more
         )
     return table
+
+
+def _taus(rows: Sequence[TauRow]) -> Table:
+    table = _table(
+        "tau: 95 % intervals by bootstrap over prompts, the same draws for all settings",
+        "setting", "tau", "", "over the row above", "", "", *rows[0].by_category,
+    )  # fmt: skip
+    for row in rows:
+        above = ("", "", "")
+        if row.difference is not None:
+            above = (*_interval(row.difference, "+"), row.difference.verdict)
+        parts = [f"{one.value:.2f} {_ends(one)}" for one in row.by_category.values()]
+        table.add_row(row.name, *_interval(row.tau), *above, *parts)
+    return table
+
+
+def _interval(interval: Interval, sign: str = "") -> tuple[str, str]:
+    return f"{interval.value:{sign}.2f}", _ends(interval, sign)
+
+
+def _ends(interval: Interval, sign: str = "") -> str:
+    return f"({interval.low:{sign}.2f} - {interval.high:{sign}.2f})"
 
 
 def _sources(counts: SpecCounts) -> str:

@@ -23,6 +23,7 @@ class Plan:
     seed: int = 0
     ignore_eos: bool = True
     rounds: int = 3
+    warm_up: bool = True
     load: Load = field(default_factory=Load)
 
     def asks(self, setting: Setting, salt: str) -> list[Ask]:
@@ -56,7 +57,7 @@ Runs = dict[str, list[Run]]
 async def run_matched(
     endpoints: Mapping[Setting, Endpoint], plan: Plan, tell: Callable[[str], None]
 ) -> Runs:
-    """Runs of every setting by its name, one a round, after a warm-up that is not kept.
+    """Runs of every setting by its name, one a round, after a warm-up that is not kept, if any.
 
     Settings take turns within a round, and each round begins with another one, so that a machine
     whose speed drifts is unfair to none. No round finds prefixes that another one computed.
@@ -64,7 +65,7 @@ async def run_matched(
     """
     runs: Runs = {setting.name: [] for setting in endpoints}
     order = list(endpoints)
-    for turn in range(plan.rounds + 1):
+    for turn in range(0 if plan.warm_up else 1, plan.rounds + 1):
         for setting in order:
             tell(f"{'warm-up' if turn == 0 else f'round {turn} of {plan.rounds}'}: {setting.name}")
             asks = plan.asks(setting, f"bench-{setting.name}-{turn}")

@@ -28,7 +28,7 @@ import numpy as np
 
 from ...core.arrays import ROOT, Float64, Int64
 from ...core.compiled import compiled
-from ..segment.segment import MAX_CONTINUATION, SEPARATOR
+from ..segment.segment import SEPARATOR
 from .children import CHILD, HIGH, LOW, NODE, NUM_COLUMNS, next_child, rewind
 
 PRIOR = 8.0
@@ -40,13 +40,16 @@ MARGIN = 1 - 1e-9
 
 
 @compiled
-def grow(rows: Int64, lengths: Int64, spans: Int64, budget: int) -> tuple[Int64, Float64]:
+def grow(  # noqa: PLR0917 - compiled functions take no options by name
+    rows: Int64, lengths: Int64, spans: Int64, budget: int, max_depth: int, prior: float
+) -> tuple[Int64, Float64]:
     """The `budget` continuations of highest path probability below a context, best first.
 
     rows     int64 [segments, 9]
     lengths  int64 [levels]  tokens of each level's context
     spans    int64 [levels * segments, 3]  of the contexts, level by level, each with its row in
              the segment's table of wide nodes or -1
+    prior    PRIOR; 0: P_0 alone, by its counts
 
     Gives int64 [n, 3], nodes in the columns above, and float64 [n], their log-probability given
     their parent.
@@ -62,8 +65,8 @@ def grow(rows: Int64, lengths: Int64, spans: Int64, budget: int) -> tuple[Int64,
     cost, parent, depth = 0.0, ROOT, 0
     for turn in range(budget):
         best, room = SEPARATOR, budget - turn
-        if depth < MAX_CONTINUATION:
-            _set_weights(lengths, depth, node_spans, weights)
+        if depth < max_depth:
+            _set_weights(lengths, depth, node_spans, weights, prior)
             needed = math.exp(cost - costs[order[0]]) * MARGIN if count == room else 0.0
             if _set_least(weights, node_spans, needed, least):
                 rewind(node_spans, children)
@@ -137,17 +140,17 @@ def _take_spans(spans: Int64, slot: int, node_spans: Int64) -> None:
 
 
 @compiled
-def _set_weights(lengths: Int64, depth: int, spans: Int64, weights: Float64) -> None:
+def _set_weights(lengths: Int64, depth: int, spans: Int64, weights: Float64, prior: float) -> None:
     """Set in `weights`, float64 [views], what one occurrence adds to a child's probability."""
     left, per_level = 1.0, len(spans) // len(lengths)
     for level in range(len(lengths)):
         first, count = level * per_level, 0
         for view in range(first, first + per_level):
             count += spans[view, 1] - spans[view, 0]
-        prior = PRIOR / (lengths[level] + depth)
+        unseen = prior / (lengths[level] + depth)
         for view in range(first, first + per_level):
-            weights[view] = left / (count + prior)
-        left *= BACK_OFF * (prior / (count + prior) if count else 1.0)
+            weights[view] = left / (count + unseen)
+        left *= BACK_OFF * (unseen / (count + unseen) if count else 1.0)
 
 
 @compiled

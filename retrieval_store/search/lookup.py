@@ -8,20 +8,42 @@ they are weighed is told in `continuation.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...core.arrays import Float32, Int32, Int64
 from ...core.compiled import compiled
 from ...core.interfaces import Subtree, empty_subtree
-from ..segment.segment import MAX_CONTEXT, Segment, build_segment
+from ..segment.segment import MAX_CONTEXT, MAX_CONTINUATION, Segment, build_segment
 from ..segment.view import segment_rows
-from .continuation import PARENT, TOKEN, grow
+from .continuation import PARENT, PRIOR, TOKEN, grow
 from .suffix_search import longest_matches
 
 SHARED = "shared"
 MIN_CONTEXT = 2
 ENOUGH_COUNT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LookupRule:
+    """How continuations are found and counted.
+
+    enough_count  a longest match that is rarer has a second opinion; 1: none has
+    prior         weight of what was never seen, as in `continuation.py`; 0: counts alone
+    max_hits      so many occurrences of the match in a segment count, the first ones in the order
+                  of what follows; 0: all
+    max_depth     longest continuation
+    """
+
+    enough_count: int = ENOUGH_COUNT
+    prior: float = PRIOR
+    max_hits: int = 0
+    max_depth: int = MAX_CONTINUATION
+
+
+# He et al. 2024, `FasterDecoding/REST`: the most frequent prefixes of what follows.
+REST_RULE = LookupRule(enough_count=1, prior=0.0, max_hits=5000, max_depth=10)
 
 
 class SegmentLookup:
@@ -31,7 +53,12 @@ class SegmentLookup:
     namespaces never touch one another's segments, so neither answers nor times tell of them.
     """
 
-    def __init__(self, segments: Mapping[str, Sequence[Segment]]) -> None:
+    def __init__(
+        self, segments: Mapping[str, Sequence[Segment]], rule: LookupRule | None = None
+    ) -> None:
+        rule = rule or LookupRule()
+        self._limits = np.array([rule.enough_count, rule.max_hits, rule.max_depth], dtype=np.int64)
+        self._prior = rule.prior
         # The rows point into the segments.
         self._segments = {
             namespace: [segment for segment in listed if len(segment.text)]
@@ -53,11 +80,11 @@ class SegmentLookup:
             for context, namespace, budget in zip(contexts, namespaces, max_nodes, strict=True)
         ]
 
-    @staticmethod
-    def _lookup_one(context: Int32, rows: Int64, budget: int) -> Subtree:
+    def _lookup_one(self, context: Int32, rows: Int64, budget: int) -> Subtree:
         if not len(rows) or budget <= 0 or len(context) < MIN_CONTEXT:
             return empty_subtree()
-        match_len, nodes, log_probs = _subtree(rows, context[-MAX_CONTEXT:], budget)
+        text = context[-MAX_CONTEXT:]
+        match_len, nodes, log_probs = _subtree(rows, text, budget, self._limits, self._prior)
         return Subtree(nodes[0], nodes[1], log_probs, match_len)
 
 
@@ -69,13 +96,24 @@ def load_compiled_lookup() -> None:
 
 
 @compiled
-def _subtree(rows: Int64, text: Int32, budget: int) -> tuple[int, Int32, Float32]:
-    """The length of the match, tokens and parents int32 [2, n], and log-probabilities."""
+def _subtree(
+    rows: Int64, text: Int32, budget: int, limits: Int64, prior: float
+) -> tuple[int, Int32, Float32]:
+    """The length of the match, tokens and parents int32 [2, n], and log-probabilities.
+
+    limits  int64 [3]  `enough_count`, `max_hits` and `max_depth` of the rule
+    """
     context = text.astype(np.int64)
-    lengths, spans = longest_matches(rows, context, MIN_CONTEXT, ENOUGH_COUNT)
+    enough_count, max_hits, max_depth = limits
+    lengths, spans = longest_matches(rows, context, MIN_CONTEXT, enough_count)
     if not len(lengths):
         return 0, np.empty((2, 0), dtype=np.int32), np.empty(0, dtype=np.float32)
-    nodes, log_probs = grow(rows, lengths, spans, budget)
+    if max_hits:
+        for span in spans:
+            if span[1] - span[0] > max_hits:
+                # What is known of wide spans is known of whole ones.
+                span[1], span[2] = span[0] + max_hits, -1
+    nodes, log_probs = grow(rows, lengths, spans, budget, max_depth, prior)
     tree = np.empty((2, len(nodes)), dtype=np.int32)
     tree[0], tree[1] = nodes[:, TOKEN], nodes[:, PARENT]
     return int(lengths[0]), tree, log_probs.astype(np.float32)

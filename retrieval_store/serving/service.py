@@ -15,7 +15,7 @@ from ...core.interfaces import Ended, Subtree
 from ..delta.damage import StoreWatch
 from ..delta.fingerprint import Fingerprint
 from ..learning.learning import LiveLearning
-from ..search.lookup import SegmentLookup
+from ..search.lookup import LookupRule, SegmentLookup
 from ..segment.segment import Segment
 from ..store import Manifest, SegmentStore
 from .background import start_repeating
@@ -89,8 +89,10 @@ class RetrievalService:
         poll_seconds: float = 1.0,
         *,
         learning: LiveLearning | None = None,
+        rule: LookupRule | None = None,
     ) -> None:
         self._store = store
+        self._rule = rule
         self._expected = expected or Expected()
         self._poll_seconds = poll_seconds
         self._manifest: Manifest | None = None
@@ -103,7 +105,7 @@ class RetrievalService:
         self._num_failures = 0
         self._last_error = ""
         self._learned: Mapping[str, Segment] = {}
-        self._lookup = SegmentLookup({})
+        self._lookup = SegmentLookup({}, rule)
         self._refreshing = threading.Lock()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -220,7 +222,7 @@ class RetrievalService:
             grouped.setdefault(namespace, []).append(segment)
         for namespace, segment in learned.items():
             grouped.setdefault(namespace, []).append(segment)
-        self._lookup = SegmentLookup(grouped)
+        self._lookup = SegmentLookup(grouped, self._rule)
         self._held, self._refused, self._learned = held, refused, learned
         # Without a manifest the next call loads again, even if the store goes back.
         self._manifest = None if refused else manifest

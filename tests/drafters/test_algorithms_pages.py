@@ -13,9 +13,9 @@ from draftline.drafters.model.options import ModelOptions
 from draftline.drafters.ngram.anpd import AnpdOptions
 from draftline.drafters.ngram.lookahead import LookaheadOptions
 from draftline.drafters.ngram.prompt_lookup import PromptLookupOptions
-from draftline.drafters.ngram.spectra import SpectraOptions
 from draftline.drafters.ngram.token_recycling import TokenRecyclingOptions
 from draftline.drafters.retrieval.drafter import RetrievalOptions
+from draftline.drafters.spectra.options import SpectraOptions
 from draftline.drafters.suffix.drafter import SuffixOptions
 
 ROOT = Path(draftline.__file__).parent

@@ -14,7 +14,7 @@ from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.demo.held_out_prompts import held_out_prompts
 from ....drafters.model.drafter import load_model_drafter
 from ....drafters.ngram.prompt_lookup import PromptLookupDrafter
-from ....drafters.ngram.spectra import SpectraDrafter
+from ....drafters.spectra.drafter import SpectraDrafter
 from ..findings import Findings
 from ..setting import Setting
 

@@ -193,6 +193,8 @@ def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
     changes: dict[str, Any] = {"drafters": tuple(chosen)}
     if setting.num_nodes is not None:
         changes |= {"node_budget": "full", "tree_nodes": setting.num_nodes}
+    if setting.is_ordered:
+        changes |= {"node_budget": "ordered"}
     return config.model_copy(update=changes)
 
 

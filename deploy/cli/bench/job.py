@@ -58,6 +58,9 @@ class BenchJob:
         float | None, Field(gt=0, description="mean requests a second, at Poisson times")
     ] = None
     rounds: Annotated[int, Field(ge=1, description="times that every setting runs")] = 3
+    warm_up: Annotated[
+        bool, Field(description="every setting runs once before, which is not kept")
+    ] = True
     drafters: Drafters = None
     fixed_nodes: Annotated[
         str | None,
@@ -73,6 +76,13 @@ class BenchJob:
         Field(
             description="the rows of SPECTRA's tables and their recent peers, trees of 60 nodes "
             "unless --config says otherwise"
+        ),
+    ] = None
+    profile: Annotated[
+        Literal["paper", "draftline"] | None,
+        Field(
+            description="of the suite: rows as the paper has them, or with our own defaults; "
+            "default: both"
         ),
     ] = None
     store: Annotated[
@@ -113,6 +123,11 @@ class BenchJob:
     rows: tuple[Setting, ...] | None = None
 
     @property
+    def profiles(self) -> tuple[str, ...]:
+        """The profiles of the suite's rows."""
+        return (self.profile,) if self.profile else ("paper", "draftline")
+
+    @property
     def num_nodes(self) -> list[int]:
         """The numbers of nodes of `fixed_nodes`. Raises `ConfigError`."""
         parts = [part.strip() for part in (self.fixed_nodes or "").split(",")]
@@ -142,6 +157,7 @@ class BenchJob:
             seed=self.seed,
             ignore_eos=self.ignore_eos,
             rounds=self.rounds,
+            warm_up=self.warm_up,
             load=self.load,
         )
 

@@ -13,6 +13,7 @@ from ....measure.clients.prompts import BenchPrompt, spread
 from ....measure.clients.setting import TARGET_ONLY
 from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording
+from ....measure.report.intervals import tau_rows
 from ....measure.report.plots import require_matplotlib, write_plots
 from ....measure.report.summary import BenchResult, best_fixed, summarise
 from ....measure.report.tables import print_result
@@ -64,7 +65,8 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
     faults = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
     best = best_fixed(runs, [setting.name for setting in bench.endpoints if setting.is_fixed])
-    return BenchResult(what, summarise(runs, TARGET_ONLY, best), faults, best)
+    taus = tau_rows(runs, [prompt.category for prompt in bench.plan.prompts])
+    return BenchResult(what, summarise(runs, TARGET_ONLY, best), faults, best, taus)
 
 
 def _headline(bench: Bench, num_prompts: int) -> str:

@@ -11,9 +11,10 @@ from draftline.core.proposals import DraftRequest, Query
 from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.lookahead import LookaheadDrafter
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter
-from draftline.drafters.ngram.spectra import SpectraDrafter
 from draftline.drafters.ngram.token_recycling import TokenRecyclingDrafter
+from draftline.drafters.spectra.drafter import SpectraDrafter
 from draftline.drafters.suffix.drafter import SuffixDrafter
+from draftline.retrieval_store.search.lookup import REST_RULE
 from draftline.training.tokenizer import train_tokenizer
 from support.tools.tiny_models import save_tiny_model
 
@@ -76,6 +77,40 @@ def test_every_kind_refuses_an_unknown_key():
     for kind in KINDS:
         with pytest.raises(ConfigError, match="unknown key 'no_such_key'"):
             build_drafter(DrafterConfig(kind=kind, no_such_key=1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "default", "paper"),
+    [("spectra", "window", 3, 15), ("lookahead", "window", 7, 15), ("anpd", "num_tokens", 7, 7)],
+)
+def test_a_profile_has_other_defaults(kind: str, key: str, default: int, paper: int) -> None:
+    def value(**options: object) -> int:
+        drafter = build_drafter(DrafterConfig(kind=kind, **options))
+        return getattr(drafter._options, key)
+
+    assert value() == value(profile="draftline") == default
+    assert value(profile="paper") == paper
+    assert value(**{"profile": "paper", key: 5}) == 5
+
+
+def test_the_papers_retrieval_counts_as_rest_does(tmp_path: Path) -> None:
+    paper = {"kind": "retrieval", "profile": "paper"}
+    drafter = build_drafter(DrafterConfig(**paper, store=str(tmp_path)))
+    assert drafter._lookup._rule == REST_RULE
+    with pytest.raises(ConfigError, match="rule: a server has its own"):
+        build_drafter(DrafterConfig(**paper, server="127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "profile", "message"),
+    [
+        ("suffix", "paper", "profile: of suffix must be draftline, not 'paper'"),
+        ("spectra", "other", "profile: of spectra must be draftline or paper, not 'other'"),
+    ],
+)
+def test_an_unknown_profile_is_refused(kind: str, profile: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_drafter(DrafterConfig(kind=kind, profile=profile))
 
 
 def test_retrieval_over_a_folder_and_over_a_server(tmp_path: Path):

@@ -56,6 +56,21 @@ def budget(curve: tuple[list[int], list[float]], table: AcceptanceTable) -> Node
     return found
 
 
+@pytest.mark.parametrize(
+    ("is_ordered", "expected"), [(False, {"second": 3}), (True, {"first": 2, "second": 1})]
+)
+def test_full_trees_are_cut_by_value_or_by_the_order_of_drafters(
+    is_ordered: bool, expected: dict[str, int]
+) -> None:
+    """Whoever comes first is mostly wrong here."""
+    found = NodeBudget(is_adaptive=False, is_ordered=is_ordered)
+    found.table = trained_table({"first": 0.1, "second": 0.9})
+    first = proposal("first", [7, 8], [ROOT, 0], [0.0, 0.0])
+    offered = found.num_offered_trees * 3
+    tree = merge([first, chain("second", 5)], offered, offered, found.table)
+    assert found.choose([tree], [3], 0)[0].count_sources() == expected
+
+
 @pytest.mark.parametrize("rate", [0.05, 0.4, 0.9])
 def test_estimates_come_near_the_truth(rate: float) -> None:
     table = trained_table({"a": rate, "b": 1 - rate})

@@ -186,6 +186,13 @@ def test_a_dear_drafter_is_tried_no_more_often_than_its_price_allows() -> None:
     assert 0 < simulation.spent["dear"] - before < 0.02 * 40.0
 
 
+def test_one_that_seems_too_dear_is_tried_still() -> None:
+    """It is asked when its account is full: the price may have been measured during a pause."""
+    simulation = Simulation({"dear": Guess(lambda _request: 0.3, cost=DraftCost(1.0, 0.0, 0.0))})
+    simulation.run(REQUESTS, 60.0)
+    assert 1.0 <= simulation.spent["dear"] <= 5.0
+
+
 def test_a_drafter_that_pays_is_asked_soon_and_nearly_always() -> None:
     simulation = Simulation({"good": Guess(lambda _request: 0.8)})
     assert simulation.run(REQUESTS, 5.0) > 1.5

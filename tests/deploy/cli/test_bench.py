@@ -150,10 +150,26 @@ def test_the_suite_of_spectra(checkpoint: Path, prompts: Path, tmp_path: Path) -
     arguments += ["--num-prompts", "2", "--max-tokens", "12", "--rounds", "1"]
     result = runner.invoke(cli.app, [*arguments, "--output", str(output)])
     assert result.exit_code == 0, result.output
-    assert "left out, for want of a store: REST" in result.output
-    settings = json.loads(output.read_text())["settings"]
-    assert {"target", "ANPD", "Lookahead", "CORE", "CORE without forward"} <= settings.keys()
-    assert "RETRIEVAL" not in settings
+    assert "left out, for want of a store: paper: REST" in result.output
+    content = json.loads(output.read_text())
+    rows = {"ANPD", "Lookahead", "CORE", "CORE without forward"}
+    wanted = {f"{profile}: {row}" for profile in ("paper", "draftline") for row in rows}
+    assert wanted | {"target"} <= content["settings"].keys()
+    assert "paper: RETRIEVAL" not in content["settings"]
+    taus = {row["name"]: row["tau"] for row in content["taus"]}
+    assert taus.keys() == content["settings"].keys()
+    assert taus["paper: CORE"]["low"] <= taus["paper: CORE"]["high"]
+
+
+def test_a_suite_of_one_profile(checkpoint: Path, prompts: Path) -> None:
+    arguments = ["bench", str(checkpoint), "--suite", "spectra", "--prompts", str(prompts)]
+    arguments += ["--num-prompts", "1", "--max-tokens", "4", "--rounds", "1", "--no-warm-up"]
+    result = runner.invoke(cli.app, [*arguments, "--profile", "draftline", "--one-engine"])
+    assert result.exit_code == 0, result.output
+    assert "draftline: CORE" in result.output
+    assert "paper:" not in result.output
+    result = runner.invoke(cli.app, [*arguments, "--one-engine"])
+    assert str(result.exception) == "one-engine: the paper profile needs engines of its own"
 
 
 class WrongEngine(FakeEngine):

@@ -12,7 +12,8 @@ from draftline.drafters.ngram import prompt_lookup
 from draftline.drafters.ngram.candidate_pool import CandidatePool
 from draftline.drafters.ngram.ngram_index import MATCHES_TRIED_PER_LENGTH
 from draftline.drafters.ngram.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
-from draftline.drafters.ngram.spectra import SpectraDrafter, SpectraOptions
+from draftline.drafters.spectra.drafter import SpectraDrafter
+from draftline.drafters.spectra.options import SpectraOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.inputs.spectra_reference import PlainSpectra
@@ -112,6 +113,8 @@ SPECTRA = st.builds(
     learn_committed=st.booleans(),
     sub_ngrams=st.booleans(),
     all_offsets=st.booleans(),
+    keep_prefixes=st.booleans(),
+    forward_first=st.booleans(),
     forward=st.booleans(),
     backward=st.booleans(),
 )

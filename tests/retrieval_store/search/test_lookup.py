@@ -3,12 +3,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 from draftline.core.interfaces import Subtree
 from draftline.retrieval_store.search.continuation import BACK_OFF, PRIOR
-from draftline.retrieval_store.search.lookup import ENOUGH_COUNT, SegmentLookup
+from draftline.retrieval_store.search.lookup import ENOUGH_COUNT, LookupRule, SegmentLookup
 from draftline.retrieval_store.segment.segment import DEPTH, MAX_CONTINUATION
 from draftline.retrieval_store.segment.wide_nodes import MOST_CHILDREN, WIDE
 from hypothesis import given
@@ -113,6 +114,42 @@ def test_worked_example() -> None:
     assert np.exp(subtree.log_probs).tolist() == pytest.approx(probs)
     assert [array.dtype for array in (subtree.tokens, subtree.parents)] == [np.int32, np.int32]
     assert subtree.log_probs.dtype == np.float32
+
+
+COUNTS_OF_3 = LookupRule(enough_count=1, prior=0.0, max_depth=3)
+
+
+@given(corpora, tokens, st.integers(1, 12))
+def test_counts_alone_give_the_most_frequent_prefixes(
+    documents: Corpus, text: list[int], budget: int
+) -> None:
+    """REST: all prefixes of what follows the longest match, counted one by one."""
+    lookup = SegmentLookup({"shared": [make_segment(documents, VOCAB)]}, COUNTS_OF_3)
+    subtree = lookup.lookup([context(*text)], ["shared"], [budget])[0]
+    reference = Reference(documents)
+    suffix = next(iter(reference.suffixes(text)), None)
+    wanted = {
+        path: reference.counts[suffix + path]
+        for length in (1, 2, 3)
+        for path in product(range(VOCAB), repeat=length)
+        if suffix is not None and reference.counts[suffix + path]
+    }
+    scale = reference.counts[suffix] if suffix is not None else 0
+    found = {path: math.exp(value) * scale for path, value in paths(subtree).items()}
+    assert found == pytest.approx({path: wanted[path] for path in found}, rel=1e-4)
+    best = sorted(wanted.values(), reverse=True)[:budget]
+    assert sorted(map(round, found.values()), reverse=True) == best
+
+
+@pytest.mark.parametrize("most", [3, WIDE + 5])
+def test_only_the_first_hits_may_count(most: int) -> None:
+    """In the order of what follows: of so many hits after 1 2, `most` have lower tokens."""
+    documents = [[1, 2, 3 + place // (most - 1)] for place in range(4 * (most - 1))]
+    segment = make_segment(documents, 10)
+    lookup = SegmentLookup({"shared": [segment]}, LookupRule(1, 0.0, most, 2))
+    subtree = lookup.lookup([context(1, 2)], ["shared"], [8])[0]
+    assert subtree.tokens.tolist() == [3, 4]
+    assert np.exp(subtree.log_probs).tolist() == pytest.approx([1 - 1 / most, 1 / most])
 
 
 def test_a_rare_long_match_is_helped_by_a_frequent_shorter_one() -> None:

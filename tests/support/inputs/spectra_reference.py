@@ -9,7 +9,7 @@ from itertools import islice
 from draftline.core.proposals import Proposal
 from draftline.core.tree.merge import ProposalTrie
 from draftline.drafters.ngram.ngram_dictionaries import ForwardDictionary, Ngram
-from draftline.drafters.ngram.spectra import SpectraOptions
+from draftline.drafters.spectra.options import SpectraOptions
 
 
 class BackwardDictionary:
@@ -43,12 +43,34 @@ class BackwardDictionary:
         return guess
 
 
+class KeptWhole:
+    """The latest `capacity` continuations of the latest tokens, prefixes of others among them."""
+
+    def __init__(self, capacity: int, max_keys: int) -> None:
+        self._capacity = capacity
+        self._max_keys = max_keys
+        self._kept: dict[int, list[Ngram]] = {}
+
+    def __contains__(self, token: int) -> bool:
+        return token in self._kept
+
+    def add(self, token: int, continuation: Ngram) -> None:
+        if token not in self._kept and len(self._kept) == self._max_keys:
+            del self._kept[next(iter(self._kept))]
+        kept = [one for one in self._kept.pop(token, ()) if one != continuation]
+        self._kept[token] = [*kept, continuation][-self._capacity :]
+
+    def continuations(self, token: int) -> list[Ngram]:
+        return self._kept.get(token, [])[::-1]
+
+
 class PlainSpectra:
     """One request without a pool of its own: completed n-grams are given to `learn_ngrams`."""
 
     def __init__(self, options: SpectraOptions) -> None:
         self._options = options
-        self._forward = ForwardDictionary(options.capacity, options.max_keys)
+        kind = KeptWhole if options.keep_prefixes else ForwardDictionary
+        self._forward = kind(options.capacity, options.max_keys)
         self._backward = BackwardDictionary(options.max_keys)
         self._tail: deque[int] = deque(maxlen=options.ngram)
 
@@ -58,13 +80,20 @@ class PlainSpectra:
         return trie.proposal("spectra")
 
     def _guesses(self) -> Iterator[Sequence[int]]:
+        parts = (self._forward_guesses, self._backward_guess)
+        for part in parts if self._options.forward_first else reversed(parts):
+            yield from part()
+
+    def _backward_guess(self) -> Iterator[Sequence[int]]:
         options = self._options
         if options.backward:
             key_len = options.ngram - 1
             guess = self._backward.guess(tuple(self._tail), key_len, options.guess_len or key_len)
             if guess:
                 yield guess
-        if options.forward:
+
+    def _forward_guesses(self) -> Iterator[Sequence[int]]:
+        if self._options.forward:
             yield from self._forward.continuations(self._tail[-1])
 
     def knows(self, token: int) -> bool:

@@ -1,25 +1,24 @@
-"""The compiled loops of SPECTRA: its two dictionaries, and guesses by them, for all requests.
+"""The compiled loops of SPECTRA's two dictionaries, for all requests.
 
-What they mean is in `ngram_dictionaries.py`. A request keeps some arrays, which go into the loops
-by their addresses; one column of a row each, and their sizes:
-forward        map (`ngram_maps.py`) of single tokens: the OLDEST and LATEST continuation, and how
-               many there are
+A request keeps some arrays, which go into the loops by their addresses; one column of a row each,
+and their sizes:
+forward        map (`ngram/ngram_maps.py`) of single tokens: the OLDEST and LATEST continuation, and
+               how many there are
 backward       map of sequences: the token that followed last
 continuations  int32 [capacity, 3 + longest]  neighbours in their token's list, length, tokens
 cursor         int64 [14 + ngram]  orders of both maps; continuations so far, and the first that is
                free again; whether one may begin another; then the last tokens of the text, and
                before them how many there are
-pool           (`spectra_pool.py`)
+pool           (`pool.py`)
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...core.arrays import Bool, Float32, Int32, Int64
+from ...core.arrays import Bool, Int32, Int64
 from ...core.compiled import compiled, int32_at, int32_rows_at, int64_at, prefetch
-from .ngram_index import add_path
-from .ngram_maps import (
+from ..ngram.ngram_maps import (
     COUNT,
     NONE,
     ORDER_LEN,
@@ -27,14 +26,13 @@ from .ngram_maps import (
     NgramMap,
     add,
     drop_oldest,
-    find,
     find_hashed,
     hash_of,
     prefetch_entry,
     prefetch_slot,
     use,
 )
-from .spectra_pool import advance, refine
+from .pool import advance, refine
 
 Tables = tuple[NgramMap, NgramMap, Int32, Int64]
 
@@ -43,8 +41,8 @@ Tables = tuple[NgramMap, NgramMap, Int32, Int64]
     FORWARD, FORWARD_TABLE, FORWARD_QUEUE, BACKWARD, BACKWARD_TABLE, BACKWARD_QUEUE,
     CONTINUATIONS, POOL, CURSOR, FORWARD_SIZE, FORWARD_SLOTS, FORWARD_QUEUED,
     BACKWARD_SIZE, BACKWARD_SLOTS, BACKWARD_QUEUED, NUM_CONTINUATIONS, POOL_SIZE,
-    NGRAM, CAPACITY, MAX_KEYS, SHORTEST,
-) = range(21)  # fmt: skip
+    NGRAM, CAPACITY, MAX_KEYS, SHORTEST, KEEPS_PREFIXES,
+) = range(22)  # fmt: skip
 # Of the cursor.
 USED, FREE, IS_NESTED, TAIL_LEN, TAIL = range(2 * ORDER_LEN, 2 * ORDER_LEN + 5)
 # Values of a forward entry, which has one token; that of a backward one is its last number.
@@ -185,7 +183,12 @@ def _learn(tables: Tables, ngram: Int32, row: Int64) -> None:
         forward[0][entry, HELD] = 0
     else:
         use(forward, entry)
-    _continue(forward[0][entry], continuations, cursor, ngram[1:], row[CAPACITY])
+    own, path = forward[0][entry], ngram[1:]
+    if row[KEEPS_PREFIXES]:
+        known = _same(own, continuations, path)
+    else:
+        known = _known(own, continuations, cursor, path)
+    _continue(own, continuations, cursor, path, row[CAPACITY], known)
     hashed = hash_of(sequence)
     entry = find_hashed(backward, sequence, hashed)
     if entry == NONE:
@@ -198,11 +201,10 @@ def _learn(tables: Tables, ngram: Int32, row: Int64) -> None:
 
 
 @compiled
-def _continue(
-    entry: Int32, continuations: Int32, cursor: Int64, path: Int32, capacity: int
+def _continue(  # noqa: PLR0917 - compiled functions take no options by name
+    entry: Int32, continuations: Int32, cursor: Int64, path: Int32, capacity: int, known: int
 ) -> None:
-    """Make a path the latest continuation of an entry's token."""
-    known = _known(entry, continuations, cursor, path)
+    """Make a path the latest continuation of an entry's token, in the place of `known`."""
     if known != NONE:
         if continuations[known, LENGTH] < len(path):
             _write(continuations, known, path)
@@ -230,6 +232,18 @@ def _continue(
         entry[FIRST] = known
     entry[LAST] = known
     entry[HELD] += 1
+
+
+@compiled
+def _same(entry: Int32, continuations: Int32, path: Int32) -> int:
+    """The continuation that is the path itself; NONE where there is none."""
+    known = entry[LAST]
+    while known != NONE:
+        row = continuations[known]
+        if row[LENGTH] == len(path) and _shared(row, path) == len(path):
+            return known
+        known = row[BEFORE]
+    return NONE
 
 
 @compiled
@@ -317,63 +331,3 @@ def _write(continuations: Int32, known: int, path: Int32) -> None:
     continuations[known, LENGTH] = len(path)
     for place in range(len(path)):
         continuations[known, PATH + place] = path[place]
-
-
-@compiled
-def guess_all(
-    rows: Int64, max_nodes: Int64, settings: Int64
-) -> tuple[Int32, Int32, Float32, Int64]:
-    """Tokens, parents, log-probabilities and ends, as in `ProposalBatch`, of a tree for each text.
-
-    settings: int64 [3]  most guesses; most tokens of the backward one, 0 for none; 1 or 0: there
-    are forward guesses
-    """
-    tokens = np.empty(max_nodes.sum(), dtype=np.int32)
-    parents = np.empty(len(tokens), dtype=np.int32)
-    ends = np.empty(len(rows), dtype=np.int64)
-    first = 0
-    for place in range(len(rows)):
-        most = max_nodes[place]
-        nodes = (tokens[first : first + most], parents[first : first + most])
-        first += _guess(tables_at(rows, place), nodes, rows[place, NGRAM], settings)
-        ends[place] = first
-    return tokens[:first], parents[:first], np.zeros(first, dtype=np.float32), ends
-
-
-@compiled
-def _guess(tables: Tables, nodes: tuple[Int32, Int32], ngram: int, settings: Int64) -> int:
-    forward, backward, continuations, cursor = tables
-    count, num_left = 0, settings[0]
-    tail = cursor[TAIL : TAIL + cursor[TAIL_LEN]].astype(np.int32)
-    if settings[1]:
-        guess = _backward_guess(backward, tail[max(0, len(tail) - ngram + 1) :], ngram, settings[1])
-        if len(guess):
-            count = add_path(nodes, count, guess)
-            num_left -= 1
-    entry = find(forward, tail[len(tail) - 1 :]) if settings[2] else NONE
-    known = NONE if entry == NONE else forward[0][entry, LAST]
-    while known != NONE and num_left and count < len(nodes[0]):
-        row = continuations[known]
-        count = add_path(nodes, count, row[PATH : PATH + row[LENGTH]])
-        num_left -= 1
-        known = row[BEFORE]
-    return count
-
-
-@compiled
-def _backward_guess(backward: NgramMap, context: Int32, ngram: int, guess_len: int) -> Int32:
-    """Grow a guess, each token by the longest known suffix of at most `ngram` - 1 tokens."""
-    text = np.empty(len(context) + guess_len, dtype=np.int32)
-    text[: len(context)] = context
-    end = len(context)
-    while end < len(text):
-        first = max(0, end - ngram + 1)
-        entry = NONE
-        while first < end and entry == NONE:
-            entry = find(backward, text[first:end])
-            first += 1
-        if entry == NONE:
-            break
-        text[end] = backward[0][entry, backward[0].shape[1] - 1]
-        end += 1
-    return text[len(context) : end]

@@ -9,22 +9,22 @@ paper: docs/algorithms/drafters.md, "SPECTRA".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...core.arrays import Bool, Int32, Int64
 from ...core.compiled import address_of
-from ...core.errors import ConfigError, DrafterError
+from ...core.errors import DrafterError
 from ...core.proposals import Commit, DraftRequest, Probe
 from ...core.sampling.noise import uniform
 from ...core.tree.proposal_batch import ProposalBatch
+from ..ngram.candidate_pool import probe_layout
+from ..ngram.ngram_maps import NONE, ORDER_LEN, VACANT, empty_map, fill_table
 from ..open_requests import PIECE_LEN, BatchedDrafter
-from ..option_checks import require_fraction, require_switches, require_whole
-from .candidate_pool import probe_layout, require_probe_fits
-from .ngram_maps import NONE, ORDER_LEN, VACANT, empty_map, fill_table
-from .spectra_pool import COLUMNS, LEVELS, first_pool, probe_all
-from .spectra_tables import (
+from .guesses import guess_all
+from .options import SpectraOptions
+from .pool import COLUMNS, LEVELS, first_pool, probe_all
+from .tables import (
     BACKWARD,
     CONTINUATIONS,
     CURSOR,
@@ -34,10 +34,9 @@ from .spectra_tables import (
     POOL_SIZE,
     TAIL,
     USED,
-    guess_all,
     learn_all,
 )
-from .spectra_tables import PATH as CONTINUATION_HEAD
+from .tables import PATH as CONTINUATION_HEAD
 
 # N-grams that a request's arrays first have room for.
 FIRST_ROOM = 256
@@ -46,63 +45,11 @@ POOL_SALT = 0x5350454354524131
 NO_ANSWERS = np.empty((0, 1), dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpectraOptions:
-    """Options of `SpectraDrafter`; raises `ConfigError` naming the option.
-
-    ngram             N: longest n-gram; forward guesses have up to N-1 tokens
-    window            W: columns of the pool; a probe has (N-1) W - 1 rows in the steady state
-    max_guesses       G: most guesses of one step, the backward one first
-    guess_len         most tokens of the backward guess; 0 is N-1, as in the paper
-    capacity          continuations kept for each token
-    max_keys          most keys of each dictionary, of one request
-    refine_threshold  r_th, compared with a random number for each prediction of the pool
-    explore_when      "lt" or "gt": explore if the random number is below or above r_th; the paper's
-                      text and listing disagree, "lt" accepted more in our greedy measurements
-    explore_top_k     when exploring: the best of so many predictions that begins no n-gram yet
-    seed_from_prompt  learn the prompt's n-grams
-    learn_committed   learn the generated text's n-grams
-    sub_ngrams        learn also the n-grams' prefixes, of 2 to N-1 tokens
-    all_offsets       learn the pool's n-grams from every start, not only from the first token
-    forward, backward, pool   use that part at all
-    """
-
-    ngram: int = 5
-    window: int = 3
-    max_guesses: int = 15
-    guess_len: int = 16
-    capacity: int = 15
-    max_keys: int = 65536
-    refine_threshold: float = 0.1
-    explore_when: str = "lt"
-    explore_top_k: int = 8
-    seed_from_prompt: bool = True
-    learn_committed: bool = True
-    sub_ngrams: bool = True
-    all_offsets: bool = False
-    forward: bool = True
-    backward: bool = True
-    pool: bool = True
-
-    def __post_init__(self) -> None:
-        require_whole("ngram", self.ngram, 3, 64)
-        require_whole("guess_len", self.guess_len, 0, 1024)
-        for field in ("window", "max_guesses", "capacity", "max_keys", "explore_top_k"):
-            require_whole(field, getattr(self, field), 1)
-        require_fraction("refine_threshold", self.refine_threshold)
-        require_switches(self, "seed_from_prompt", "learn_committed", "sub_ngrams", "all_offsets")
-        require_switches(self, "forward", "backward", "pool")
-        if self.pool:
-            require_probe_fits(self.ngram, self.window)
-        if self.explore_when not in ("lt", "gt"):
-            raise ConfigError("explore_when", f"must be 'lt' or 'gt', not {self.explore_when!r}")
-
-
 class _Request:
     """Dictionaries and pool of one request.
 
     row   of their arrays as the compiled loops take them; another one after `reserve`
-    pool  of `spectra_pool.py`; of no number where there is none
+    pool  of `pool.py`; of no number where there is none
     """
 
     __slots__ = ("_arrays", "_num_pending", "_options", "_room", "committed_len", "pool", "row",
@@ -188,7 +135,7 @@ class _Request:
         self.row = (
             *map(address_of, self._arrays), *map(len, arrays), len(self.pool),
             options.ngram, options.capacity, options.max_keys,
-            2 if options.sub_ngrams else options.ngram,
+            2 if options.sub_ngrams else options.ngram, int(options.keep_prefixes),
         )  # fmt: skip
 
 
@@ -210,7 +157,7 @@ class SpectraDrafter(BatchedDrafter[_Request]):
         super().__init__(name)
         self._options = options = options or SpectraOptions()
         guess_len = (options.guess_len or options.ngram - 1) if options.backward else 0
-        settings = options.max_guesses, guess_len, int(options.forward)
+        settings = options.max_guesses, guess_len, options.forward, options.forward_first
         self._settings = np.array(settings, dtype=np.int64)
         # Compiles the loops, or reads them from disk, before a request waits for them.
         first = _Request(options, DraftRequest("", np.zeros(1, dtype=np.int32), 1, 0.0, 0))

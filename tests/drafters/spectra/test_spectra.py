@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 from draftline.core.errors import ConfigError, DrafterError
-from draftline.core.proposals import Commit, DraftRequest, Proposal, Query
-from draftline.drafters.ngram.spectra import SpectraDrafter, SpectraOptions
+from draftline.core.proposals import MAX_PROBE_ROWS, Commit, DraftRequest, Proposal, Query
+from draftline.drafters.spectra.drafter import SpectraDrafter
+from draftline.drafters.spectra.options import PAPER, SpectraOptions
 
 WINDOW, NGRAM = 2, 3
 
@@ -70,6 +71,40 @@ def test_the_number_of_guesses_is_capped() -> None:
 def test_the_backward_guess_may_be_longer_than_the_ngrams() -> None:
     text = [1, 2, 3, 4, 5, 6, 1]
     assert tokens_after(text, ngram=3, guess_len=5) == [2, 3, 4, 5, 6]
+
+
+def test_forward_guesses_may_come_first() -> None:
+    """The listing's order: with room for two guesses, the backward one has none left."""
+    forward_first = {"ngram": 3, "forward_first": True}
+    assert tokens_after(TEXT, **forward_first) == [4, 5, 2, 3]
+    assert tokens_after([*TEXT, 9, 1, 7, 9, 1], **forward_first, max_guesses=1) == [7, 9]
+    assert tokens_after([*TEXT, 9, 1, 7, 9, 1], ngram=3, max_guesses=1) == [7, 9]
+    # 5 4 is known, 3 4 came later: the backward guess differs from the latest continuation.
+    text = [5, 4, 8, 3, 4, 6, 5, 4]
+    assert tokens_after(text, ngram=3, max_guesses=1) == [8, 3]
+    assert tokens_after(text, ngram=3, max_guesses=1, forward_first=True) == [6, 5]
+
+
+def test_prefixes_may_take_room_of_their_own() -> None:
+    """1 is followed by 2 3 4, then by 5 6 7: with all prefixes that is six continuations."""
+    text = [1, 2, 3, 4, 9, 1, 5, 6, 7, 9, 9, 1]
+    only_forward: dict[str, Any] = {"ngram": 4, "backward": False}
+    assert tokens_after(text, **only_forward, max_guesses=2) == [5, 6, 7, 2, 3, 4]
+    kept = only_forward | {"keep_prefixes": True}
+    assert tokens_after(text, **kept, max_guesses=2) == [5, 6, 7]
+    assert tokens_after(text, **kept) == [5, 6, 7, 2, 3, 4]
+    assert tokens_after(text, **kept, capacity=3) == [5, 6, 7]
+
+
+def test_the_papers_options_learn_from_the_pool_alone() -> None:
+    options = SpectraOptions(**PAPER)
+    assert options.window == 15
+    drafter = SpectraDrafter(options=options)
+    drafter.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), 8, 0.0, seed=4))
+    proposal = propose(drafter, len(TEXT))
+    assert not len(proposal.tokens)
+    assert proposal.probe is not None
+    assert proposal.probe.top_k == MAX_PROBE_ROWS
 
 
 def test_generated_text_is_learned_unless_switched_off() -> None:
@@ -192,6 +227,8 @@ def test_the_pool_follows_the_seed() -> None:
         ("pool", 1),
         ("sub_ngrams", None),
         ("guess_len", -1),
+        ("explore_top_k", 65),
+        ("forward_first", 1),
     ],
 )
 def test_wrong_options_are_named(field: str, value: object) -> None:

@@ -1,8 +1,8 @@
 """The compiled loops of SPECTRA's candidate pool: one array a request.
 
-It is the window of `candidate_pool.py`, which says what levels and columns are. The array is int32:
-how many LEVELS there are, how many COLUMNS each has, and then the levels, each with room for the
-columns of the first step. Column 0 of level 0 is the root, which is not kept.
+It is the window of `ngram/candidate_pool.py`, which says what levels and columns are. The array is
+int32: how many LEVELS there are, how many COLUMNS each has, and then the levels, each with room for
+the columns of the first step. Column 0 of level 0 is the root, which is not kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from ...core.arrays import Bool, Int32, Int64
 from ...core.compiled import compiled, int32_at
-from .ngram_maps import NONE, NgramMap, find
+from ..ngram.ngram_maps import NONE, NgramMap, find
 
 LEVELS, COLUMNS, CELLS = range(3)
 

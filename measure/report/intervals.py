@@ -1,0 +1,111 @@
+"""How sure tau is: bootstrap over prompts, the same draws for every setting.
+
+A draw takes as many prompts as there are, with replacement (Efron 1979), and tau is the tokens of
+all of them by their steps. Since settings are compared on the same draws, what makes one prompt
+easier than another cancels in their difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.arrays import Float64
+from ..runs.matched import Runs
+
+NUM_DRAWS = 4000
+# Ends of the intervals, in percent of the draws.
+ENDS = (2.5, 97.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """Of a difference: whether it is told from none."""
+        if self.low > 0:
+            return "higher"
+        return "lower" if self.high < 0 else "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class TauRow:
+    """tau of one setting.
+
+    difference   to the setting above; None of the first
+    by_category  where prompts have several, in their order
+    """
+
+    name: str
+    tau: Interval
+    difference: Interval | None
+    by_category: dict[str, Interval]
+
+
+def tau_rows(runs: Runs, categories: Sequence[str]) -> tuple[TauRow, ...]:
+    """A row for each setting that counts steps; `categories` of the prompts, in their order."""
+    counts = {name: _counts(runs, name) for name in runs}
+    names = [name for name, known in counts.items() if known is not None]
+    if not names:
+        return ()
+    totals = np.stack([known for known in counts.values() if known is not None])
+    kinds = list(dict.fromkeys(categories))
+    whole, drawn = _taus(totals)
+    parts = {}
+    if len(kinds) > 1:
+        places = np.array([kinds.index(category) for category in categories])
+        parts = {kind: _taus(totals[:, places == at]) for at, kind in enumerate(kinds)}
+    return tuple(
+        TauRow(
+            name,
+            _interval(whole[row], drawn[:, row]),
+            _interval(whole[row] - whole[row - 1], drawn[:, row] - drawn[:, row - 1])
+            if row
+            else None,
+            {kind: _interval(taus[row], draws[:, row]) for kind, (taus, draws) in parts.items()},
+        )
+        for row, name in enumerate(names)
+    )
+
+
+def _counts(runs: Runs, name: str) -> Float64 | None:
+    """float64 [prompts, 2]: committed tokens and steps of all rounds; None where nobody tells."""
+    counts = [[record.counts for record in run.records] for run in runs[name]]
+    if any(one is None for row in counts for one in row):
+        return None
+    return np.array(
+        [[(one.committed, one.num_steps) for one in row if one is not None] for row in counts],
+        dtype=np.float64,
+    ).sum(axis=0)
+
+
+def _taus(totals: Float64) -> tuple[Float64, Float64]:
+    """float64 [settings] of all prompts, and float64 [draws, settings].
+
+    totals  float64 [settings, prompts, 2]
+    """
+    count = totals.shape[1]
+    rng = np.random.default_rng(0)
+    weights = rng.multinomial(count, np.full(count, 1 / count), NUM_DRAWS).astype(np.float64)
+    drawn = np.einsum("dp,spk->dsk", weights, totals, optimize=True)
+    whole = totals.sum(axis=1)
+    return _ratio(whole), _ratio(drawn)
+
+
+def _ratio(totals: Float64) -> Float64:
+    """Tokens a step; 1 before any, as in `SpecCounts.tau`."""
+    tokens, steps = totals[..., 0], totals[..., 1]
+    return np.where(steps > 0, tokens / np.maximum(steps, 1.0), 1.0)
+
+
+def _interval(value: float, drawn: Float64) -> Interval:
+    low, high = np.percentile(drawn, ENDS)
+    return Interval(float(value), float(low), float(high))

@@ -1,0 +1,44 @@
+"""What a drafter is taken to cost, from the seconds of its answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from draftline.cluster.drafting.drafter_cost import FIRST_ANSWER_S, CostMeter
+from draftline.core.proposals import DraftRequest
+
+
+def measured(*answers: tuple[int, float]) -> CostMeter:
+    meter = CostMeter()
+    for num_queries, seconds in answers:
+        meter.record([], num_queries, seconds, None)
+    return meter
+
+
+def test_messages_and_queries_are_told_apart() -> None:
+    cost = measured(*[(count, 0.001 + 0.0002 * count) for count in (1, 32, 4, 16, 8, 24)]).cost()
+    assert cost.message_s == pytest.approx(0.001, rel=0.2)
+    assert cost.query_s == pytest.approx(0.0002, rel=0.2)
+
+
+def test_a_first_answer_that_waited_for_something_is_not_believed() -> None:
+    assert measured((1, 0.4)).cost().message_s == FIRST_ANSWER_S
+    cost = measured((1, 0.4), (1, 0.001)).cost()
+    assert cost.message_s + cost.query_s == pytest.approx(0.001)
+    cost = measured((1, 0.4), (1, 0.4)).cost()
+    assert cost.message_s + cost.query_s == pytest.approx(0.4), "it is as slow as that"
+
+
+def test_a_pause_of_the_machine_moves_a_price_a_little() -> None:
+    steady = measured(*[(1, 0.001)] * 20)
+    before = steady.cost()
+    steady.record([], 1, 1.0, None)
+    after = steady.cost()
+    assert after.message_s + after.query_s < 1.5 * (before.message_s + before.query_s)
+
+
+def test_openings_are_told_from_what_messages_take() -> None:
+    meter = measured(*[(1, 0.001)] * 5)
+    request = DraftRequest("r", np.zeros(100, dtype=np.int32), 100, 0.0, 0)
+    meter.record([request], 1, 0.003, None)
+    assert meter.cost().open_token_s == pytest.approx(2e-5)
