@@ -25,7 +25,8 @@ from rich.table import Table
 from ...cluster.config import DrafterConfig
 from ...deploy.cli.bench.job import BenchJob
 from ...deploy.cli.bench.run import measure
-from ...deploy.cli.bench.suite import ENGINE_SETTINGS, GUESS_LEN, TREE_NODES, WINDOW
+from ...deploy.cli.bench.suite import ENGINE_SETTINGS
+from ...deploy.cli.bench.suite_rows import GUESS_LEN, TREE_NODES, WINDOW
 from ...deploy.cli.corpus.model import CorpusModel, Limits, open_corpus_model
 from ...deploy.cli.demo.build_store import NAMESPACE, demo_documents
 from ...deploy.ray_serve.runtime import quiet_libraries
