@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.arrays import ROOT, Float64, Int32
+from ..core.compiled import compiled
 from ..core.errors import ConfigError
 
 MAX_SHAPE_NODES = 1024
@@ -166,24 +167,32 @@ class _Tables:
 
 
 def _sequoia_tables(acceptance: Float64, max_size: int, max_depth: int) -> _Tables:
+    return _Tables(*_best_subtrees(acceptance, max_size, max_depth))
+
+
+@compiled
+def _best_subtrees(
+    acceptance: Float64, max_size: int, max_depth: int
+) -> tuple[Float64, Int32, Float64]:
     shape = (max_size + 1, max_depth + 1, len(acceptance) + 1)
     values = np.full(shape, -np.inf)
     splits = np.zeros(shape, dtype=np.int32)
-    best = np.full(shape[:2], -np.inf)
-    values[1, :, 0] = best[1] = 1.0
+    best = np.full((max_size + 1, max_depth + 1), -np.inf)
+    values[1, :, 0] = 1.0
+    best[1] = 1.0
     for size in range(2, max_size + 1):
-        rest = np.arange(1, size)
         for levels in range(1, max_depth + 1):
-            for child, probability in enumerate(acceptance, 1):
-                below = best[size - rest, levels - 1]
-                # A probability of 0 makes no impossible tree possible.
-                gain = probability * np.where(below > 0, below, 0.0)
-                sums = np.where(below > 0, values[rest, levels, child - 1] + gain, -np.inf)
-                index = int(np.argmax(sums))
-                values[size, levels, child] = sums[index]
-                splits[size, levels, child] = rest[index]
+            for child in range(1, len(acceptance) + 1):
+                for rest in range(1, size):
+                    below = best[size - rest, levels - 1]
+                    # A probability of 0 makes no impossible tree possible.
+                    if below > 0:
+                        value = values[rest, levels, child - 1] + acceptance[child - 1] * below
+                        if value > values[size, levels, child]:
+                            values[size, levels, child] = value
+                            splits[size, levels, child] = rest
             best[size, levels] = values[size, levels].max()
-    return _Tables(values, splits, best)
+    return values, splits, best
 
 
 def _collect(

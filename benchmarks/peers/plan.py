@@ -9,7 +9,7 @@ from itertools import accumulate
 from random import Random
 
 from ...core.errors import ConfigError
-from ...measure.clients.prompts import BenchPrompt
+from ...measure.prompts.bench_prompt import BenchPrompt
 
 # Prompts of the warm-up.
 WARM_UP = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...core.errors import ConfigError
 from ...deploy.cli.bench.prompts import bench_prompts
-from ...measure.clients.prompts import BenchPrompt
+from ...measure.prompts.bench_prompt import BenchPrompt
 from ...models.text.tokenizer import load_tokenizer
 from .servers import MAX_MODEL_LEN, TARGET
 

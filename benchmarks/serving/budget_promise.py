@@ -34,8 +34,8 @@ from ...deploy.cli.bench.prompts import bench_prompts
 from ...deploy.engine.engine import AsyncEngine
 from ...measure.clients.engine_endpoint import EngineEndpoint
 from ...measure.clients.load import Load, run_load
-from ...measure.clients.prompts import BenchPrompt
 from ...measure.clients.setting import Setting
+from ...measure.prompts.bench_prompt import BenchPrompt
 from ...measure.records.record import machine
 from ...measure.records.run_metrics import RunMetrics, run_metrics
 from ...measure.records.spec_counts import total

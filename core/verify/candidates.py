@@ -89,7 +89,8 @@ def candidates_of(
     """The candidates of a tree that these proposals were merged in, with at most `max_nodes` nodes.
 
     Whether a node is tested must not depend on its own token. So once the tree is full no later
-    node is, not even one that stands in it already.
+    node is, not even one that stands in it already. `k_seq` tests all candidates of a node with one
+    scale, so that even their number must not: there a token that was drawn twice counts twice.
     """
     placed = {
         edge: node
@@ -103,7 +104,7 @@ def candidates_of(
         edges = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
         for index, (drafted_parent, token) in enumerate(edges):
             parent = ROOT if drafted_parent == ROOT else merged[drafted_parent]
-            is_full = len(used) >= max_nodes
+            is_full = (len(rows) if rule == "k_seq" else len(used)) >= max_nodes
             node = None if parent is None or is_full else placed.get((parent, token))
             merged.append(node)
             if node is not None and parent is not None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..arrays import ROOT, Float64
-from ..proposals import Proposal
+from ..arrays import ROOT, Bool, Float64
+from ..proposals import DraftDistributions, Proposal
 from ..steps import VerificationResult
 from .block_verification import verify_block
 from .candidates import Candidate, Children, Rng
@@ -35,10 +35,32 @@ def rule_for(name: str, proposals: Sequence[Proposal]) -> str:
     drafted = [proposal for proposal in proposals if len(proposal.tokens)]
     if name in ("rejection", "typical"):
         return name
-    if len(drafted) != 1 or drafted[0].distributions is None:
+    declared = drafted[0].distributions if len(drafted) == 1 else None
+    if declared is None:
         return "rejection"
-    is_chain = np.array_equal(drafted[0].parents, np.arange(ROOT, len(drafted[0].tokens) - 1))
-    return name if is_chain or name == "traversal" else "rejection"
+    (proposal,) = drafted
+    if np.array_equal(proposal.parents, np.arange(ROOT, len(proposal.tokens) - 1)):
+        return name
+    repeats = _repeats(proposal, declared)
+    if name == "traversal" and not repeats.any():
+        return name
+    if name == "k_seq" and repeats.all() and declared.probs.any(axis=1).all():
+        return name
+    return "rejection"
+
+
+def _repeats(proposal: Proposal, declared: DraftDistributions) -> Bool:
+    """bool, of the nodes that are not their parent's first: whether they were drawn from what the
+    first one was. So they are with replacement; without it a draw excludes those before it.
+    """
+    firsts: dict[int, int] = {}
+    repeats: list[bool] = []
+    for node, parent in enumerate(proposal.parents.tolist()):
+        first = firsts.setdefault(parent, node)
+        if first != node and declared.probs[node].any():
+            same_ids = np.array_equal(declared.ids[node], declared.ids[first])
+            repeats.append(same_ids and np.array_equal(declared.probs[node], declared.probs[first]))
+    return np.array(repeats, dtype=np.bool_)
 
 
 def _block(distributions: Float64, children: Children, rng: Rng) -> VerificationResult:

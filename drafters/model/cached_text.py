@@ -21,6 +21,7 @@ class CachedText:
     cached_len    positions 0 to cached_len - 1 of the cache are those of the committed tokens
     distribution  how the token after the text is chosen
     length        decides how long the chains after the text become
+    proposed      tokens and parents of the last proposal, until it was decided about
     is_draftable  false once the text holds an id that the model does not have, and where the model
                   has no token that may be chosen
     """
@@ -33,6 +34,7 @@ class CachedText:
         "distribution",
         "is_draftable",
         "length",
+        "proposed",
         "tokens",
     )
 
@@ -42,6 +44,7 @@ class CachedText:
         self.cached_len = 0
         self.distribution = TextDistribution.of(request, vocab_size)
         self.length = length
+        self.proposed: tuple[Int32, Int32] | None = None
         self._vocab_size = vocab_size
         self.is_draftable = self.distribution.has_choice and self._knows(request.token_ids)
         # Drawn tokens whose KV stands behind that of the committed ones.
@@ -66,6 +69,7 @@ class CachedText:
                 break
             self.cached_len += 1
         self._drawn = []
+        self.proposed = None
         self.length.observe(tokens)
         self.tokens.extend(added)
         self.distribution.append(added)

@@ -30,9 +30,11 @@ from ..open_requests import OpenRequests
 from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, build_step, next_batch
 from .chain_length import ChainLength
-from .options import ModelOptions
+from .options import SEQUOIA, ModelOptions
+from .sequoia import SequoiaShapes
 from .stopping import DraftCosts, Drawn
 from .text_distribution import draft_rng, stacked
+from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
 from .tree_job import TreeJob, build_tree_step
 
 logger = logging.getLogger(__name__)
@@ -106,11 +108,14 @@ class ModelDrafter:
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
         self._costs = DraftCosts()
         self._stop_rule = self._options.stop_rule(self._costs)
-        self._expansions = self._options.expansions()
+        self._sequoia = SequoiaShapes(self._costs) if self._options.tree == SEQUOIA else None
+        self._expansions = self._options.expansions(self._sequoia)
         # When the last drafts were done, and of which requests: what is between the drafts of one
         # request is a verification, anything else may be idleness.
         self._proposed_at = 0.0
         self._drafted: frozenset[str] = frozenset()
+        # Of each request in the last proposals, on average.
+        self._num_nodes = 0.0
         self._told_full = False
 
     @property
@@ -138,6 +143,8 @@ class ModelDrafter:
         start = self._clock()
         if not self._drafted.isdisjoint(query.request_id for query in queries):
             self._costs.note_verify(start - self._proposed_at)
+            if self._sequoia is not None:
+                self._sequoia.note_verify(self._num_nodes, start - self._proposed_at)
         jobs = [
             self._begin(state, query.max_nodes, len(queries))
             for state, query in zip(states, queries, strict=True)
@@ -151,19 +158,28 @@ class ModelDrafter:
         growing = [job.tree for job in jobs if job.tree is not None and job.drawn]
         while growing and (deadline is None or start < deadline):
             growing = self._grow(growing)
-            start = self._clock()
+            before, start = start, self._clock()
+            self._costs.note_draw(start - before)
         self._proposed_at = start
         self._drafted = frozenset(query.request_id for query in queries)
         for state, job in zip(states, jobs, strict=True):
             state.keep_cache(job)
-        return [
+        proposals = [
             self._proposal(job, query.max_nodes) for job, query in zip(jobs, queries, strict=True)
         ]
+        if self._sequoia is not None:
+            self._num_nodes = sum(len(one.tokens) for one in proposals) / max(len(proposals), 1)
+            for state, proposal in zip(states, proposals, strict=True):
+                state.proposed = proposal.tokens, proposal.parents
+        return proposals
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Follow the committed tokens; keeps the KV of drawn tokens that were accepted."""
         for commit in commits:
-            self._requests.of_commit(commit).extend(commit.tokens)
+            state = self._requests.of_commit(commit)
+            if self._sequoia is not None and state.proposed is not None:
+                self._sequoia.judge(*state.proposed, commit.tokens.tolist())
+            state.extend(commit.tokens)
 
     def close(self, request_id: str) -> None:
         """Forget a request and free its KV blocks; an unknown id is ignored."""
@@ -177,21 +193,27 @@ class ModelDrafter:
         limit = state.length.begin(most, num_requests)
         expansion = None
         if self._expansions is not None and state.distribution.is_plain:
-            expansion = self._expansions(limit)
+            expansion = self._expansions(limit, max_nodes)
             limit = min(1, limit)
         num_fed = expansion.most_fed if expansion is not None else limit - 1
         if limit < 1 or not state.is_draftable or not self._reserve(state, num_fed):
             limit = 0
         position = state.rewind()
-        tree = None
-        if expansion is not None and limit:
-            tree = TreeJob(expansion, state.committed_len, state.blocks, state.distribution)
         distribution_size = self._distribution_size(state)
         rng = (
             draft_rng(self._name, state.distribution.seed, state.committed_len)
             if distribution_size
             else None
         )
+        tree = None
+        if expansion is not None and limit:
+            tree = TreeJob(
+                expansion,
+                state.committed_len,
+                state.blocks,
+                state.distribution,
+                self._tree_draws(state, rng),
+            )
         return ChainJob(
             state.tokens[position:],
             position,
@@ -209,6 +231,16 @@ class ModelDrafter:
         """Tokens of the distribution to draw from; 0 where the token is no draw."""
         size = min(self._options.distribution_size, self._info.vocab_size)
         return size if state.distribution.temperature > 0 else 0
+
+    def _tree_draws(self, state: CachedText, rng: np.random.Generator | None) -> TreeDraws | None:
+        if rng is None or self._options.draws == NO_DRAWS or self._options.tree == "dynamic":
+            return None
+        return TreeDraws(
+            self._distribution_size(state),
+            state.distribution.temperature,
+            self._options.draws == WITH_REPLACEMENT,
+            rng,
+        )
 
     def _reserve(self, state: CachedText, num_fed: int) -> bool:
         """Blocks for the text and so many drafted tokens that are fed.
@@ -275,7 +307,9 @@ class ModelDrafter:
     def _proposal(self, job: ChainJob, max_nodes: int) -> Proposal:
         """The tree; or the chain, then the first token's rivals, which share what it leaves."""
         if job.tree is not None:
-            return Proposal(self._name, *job.tree.expansion.best(max_nodes))
+            nodes = job.tree.proposed(max_nodes)
+            declared = stacked(job.tree.declared[: len(nodes[0])])
+            return Proposal(self._name, *nodes, distributions=declared)
         rivals = [token for token in job.best if token != job.drawn[0]][: self._options.branch]
         rivals = rivals[: max_nodes - len(job.drawn)]
         parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]

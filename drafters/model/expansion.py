@@ -46,12 +46,20 @@ class Expansion(Protocol):
         """Depth of a node so far; 0 for the root."""
         ...
 
+    def ranks(self, node: int) -> Sequence[int]:
+        """Ranks of the candidates that `grow` takes after this node of the frontier; rising."""
+        ...
+
     def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
         """Add candidates after each node of the frontier, best first, with their log q."""
         ...
 
     def best(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
         """Tokens, parents and log-probabilities, as in `Proposal`, of at most `max_nodes` nodes."""
+        ...
+
+    def first(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
+        """The same of those that were added first, whatever they are."""
         ...
 
 
@@ -95,7 +103,13 @@ class _Nodes:
         order = sorted(
             range(len(self.tokens)), key=lambda node: (-self._paths[node], self.depths[node], node)
         )
-        kept = order[:max_nodes]
+        return self._arrays(order[:max_nodes])
+
+    def first(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
+        """The nodes that were added first; parents are before their children."""
+        return self._arrays(range(min(max_nodes, len(self.tokens))))
+
+    def _arrays(self, kept: Sequence[int]) -> tuple[Int32, Int32, Float32]:
         index_of = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
         return (
             np.array([self.tokens[node] for node in kept], dtype=np.int32),
@@ -130,6 +144,10 @@ class DynamicExpansion(_Nodes):
     def most_fed(self) -> int:
         """Upper bound of the nodes that the model is run on, the root not counted."""
         return self._top_k * max(0, self._depth - 1)
+
+    def ranks(self, node: int) -> Sequence[int]:  # noqa: ARG002 - the same for all
+        """Ranks of the candidates that `grow` takes after a node."""
+        return range(self._top_k)
 
     def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
         """Add the `top_k` best candidates of each node of the frontier; the best paths go on."""
@@ -172,6 +190,10 @@ class StaticExpansion(_Nodes):
     def most_fed(self) -> int:
         """Upper bound of the nodes that the model is run on, the root not counted."""
         return len(self._children.keys() - {ROOT})
+
+    def ranks(self, node: int) -> Sequence[int]:
+        """Ranks of the candidates that `grow` takes after a node of the frontier."""
+        return [rank for rank, _ in self._children[self._shapes[node]]]
 
     def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
         """Add the candidates whose ranks the shape has; those with children in it go on."""

@@ -6,14 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.errors import ConfigError
 from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
 from ..tree_shape import read_tree_shape
 from .chain_length import stop_rule
 from .expansion import DynamicExpansion, Expansion, StaticExpansion
+from .sequoia import SequoiaShapes
 from .stopping import DraftCosts, Stopping
+from .tree_draws import AUTO, DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 
 DEVICES = ("auto", "cpu", "cuda")
 COMPILES = ("auto", "off")
+SEQUOIA = "sequoia"
+# Most levels and nodes of a tree -> the tree.
+Expansions = Callable[[int, int], Expansion]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -21,11 +27,17 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class ModelOptions:
     """Options of `ModelDrafter`; raises `ConfigError` naming the option.
 
-    tree                  chain; dynamic, EAGLE-2's tree of `top_k` nodes a level; or a JSON file of
-                          a static tree (`drafters/tree_shape.py`). Requests with penalties,
-                          biases or token lists get chains
+    tree                  chain; dynamic, EAGLE-2's tree of `top_k` nodes a level; sequoia, the
+                          static tree that brings most tokens a second by what was accepted so
+                          far; or a JSON file of a static tree (`drafters/tree_shape.py`). Requests
+                          with penalties, biases or token lists get chains
+    draws                 of a static tree, with a temperature: siblings are drawn from the
+                          distribution of the `distribution_size` most probable tokens,
+                          with_replacement (as SpecInfer) or without_replacement (as Sequoia), and
+                          declared; none: they are the most probable tokens; auto: draws without
+                          replacement if there is a `distribution_size`
     top_k                 children of a node and width of a level in a dynamic tree
-    num_tokens            most tokens of the chain, levels of a dynamic tree
+    num_tokens            most tokens of the chain, levels of a tree
     branch                at temperature 0: how many next best tokens, by the model's own logits,
                           stand beside the chain's first
     stop                  when a chain ends before that (`drafters/model/stopping.py`): constant,
@@ -46,6 +58,7 @@ class ModelOptions:
     """
 
     tree: str = "chain"
+    draws: str = AUTO
     top_k: int = 4
     num_tokens: int = 4
     branch: int = 0
@@ -66,24 +79,42 @@ class ModelOptions:
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
         require_whole("distribution_size", self.distribution_size, 0, 4096)
+        require_one_of("draws", self.draws, DRAWS)
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("compile", self.compile, COMPILES)
         require_switches(self, "enforce_eager")
         self.expansions()
+        if self.draws in (WITH_REPLACEMENT, WITHOUT_REPLACEMENT):
+            if self.tree in ("chain", "dynamic"):
+                raise ConfigError("draws", f"are of static trees, and tree is {self.tree}")
+            if not self.distribution_size:
+                raise ConfigError("draws", "need distribution_size, which tokens are drawn among")
         require_fraction("confidence_threshold", self.confidence_threshold)
         self.stop_rule(DraftCosts())
         for field in ("num_blocks", "block_size", "prefill_chunk"):
             require_whole(field, getattr(self, field), 1)
 
-    def expansions(self) -> Callable[[int], Expansion] | None:
-        """A factory of trees by their most levels; None for chains. Raises `ConfigError`."""
+    def expansions(self, shapes: SequoiaShapes | None = None) -> Expansions | None:
+        """A factory of trees by their most levels and nodes; None for chains.
+
+        shapes  of `tree: sequoia`
+
+        Raises `ConfigError`.
+        """
         if self.tree == "chain":
             return None
         if self.tree == "dynamic":
-            return lambda depth: DynamicExpansion(self.top_k, depth)
+            return lambda depth, _: DynamicExpansion(self.top_k, depth)
+        if self.tree == SEQUOIA:
+
+            def best(depth: int, max_nodes: int) -> Expansion:
+                assert shapes is not None
+                return StaticExpansion(shapes.shape(max_nodes, depth))
+
+            return best
         shape = read_tree_shape(Path(self.tree))
-        return lambda depth: StaticExpansion(shape.cut(depth))
+        return lambda depth, _: StaticExpansion(shape.cut(depth))
 
     def stop_rule(self, costs: DraftCosts) -> Callable[[], Stopping]:
         """A factory of the rule that ends one request's chains. Raises `ConfigError`."""

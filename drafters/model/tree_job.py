@@ -15,7 +15,8 @@ from ...core.steps import StepInput, StepOutput, TreeRows
 from ...core.tree.kernels import pack
 from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
-from .text_distribution import TextDistribution
+from .text_distribution import DraftDistribution, TextDistribution
+from .tree_draws import TreeDraws
 
 # With a temperature the noise may raise a token that is unlikely: so many times the candidates
 # are looked at.
@@ -28,30 +29,64 @@ class TreeJob:
 
     committed_len  tokens of the text, all in the cache
     blocks         KV blocks of the request, with room for every node that is fed
+    draws          None: candidates are the most probable tokens, and no draws
     fed            nodes whose KV stands behind the text's, in the order of their slots
+    declared       what each node was drawn from
     """
 
     expansion: Expansion
     committed_len: int
     blocks: Sequence[int]
     distribution: TextDistribution
+    draws: TreeDraws | None = None
     fed: list[int] = field(default_factory=list)
+    declared: list[DraftDistribution] = field(default_factory=list)
 
     @property
     def num_top(self) -> int:
         """Number of most probable tokens to look at after a node."""
+        if self.draws is not None:
+            return self.draws.size
         return self.expansion.num_candidates * (
             OVERSAMPLE if self.distribution.temperature > 0 else 1
         )
 
     def take(self, output: StepOutput, first: int) -> None:
         """Grow the tree by the model's results for its frontier, whose rows begin at `first`."""
+        if self.draws is not None:
+            self._draw(self.draws, output, first)
+            return
         ids, log_probs = [], []
         for row, node in enumerate(self.expansion.frontier, first):
             tokens, given = self._candidates(output, row, self.expansion.depth(node))
             ids.append(tokens.tolist())
             log_probs.append(given.tolist())
         self.expansion.grow(ids, log_probs)
+
+    def proposed(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
+        """Tokens, parents and log-probabilities of at most so many nodes, as in `Proposal`.
+
+        What was drawn is never left out for what it is.
+        """
+        grown = self.expansion
+        return grown.best(max_nodes) if self.draws is None else grown.first(max_nodes)
+
+    def _draw(self, draws: TreeDraws, output: StepOutput, first: int) -> None:
+        expansion = self.expansion
+        ranks = [expansion.ranks(node) for node in expansion.frontier]
+        drawn = [draws.candidates(output, row, own[-1] + 1) for row, own in enumerate(ranks, first)]
+        expansion.grow(
+            [[one.token for one in tokens] for tokens in drawn],
+            [[one.log_prob for one in tokens] for tokens in drawn],
+        )
+        # Nodes are added in the order of the frontier and, after one of it, of the ranks.
+        self.declared += [
+            tokens[rank].distribution
+            for own, tokens in zip(ranks, drawn, strict=True)
+            for rank in own
+            if rank < len(tokens)
+        ]
+        assert len(self.declared) == len(expansion.tokens)
 
     def _candidates(self, output: StepOutput, row: int, depth: int) -> tuple[Int32, Float32]:
         """The candidates after a node, ranked with the request's noise, and their log-probability.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..records.record import Record
+from ..records.record import Record, Said
 from .setting import Setting
 
 
@@ -13,12 +13,14 @@ from .setting import Setting
 class Ask:
     """One request.
 
-    setting  who may propose drafts for it
-    salt     requests of another salt share no computed prefix with it
+    prompt         a text, or messages for the model's chat template
+    setting        who may propose drafts for it
+    salt           requests of another salt share no computed prefix with it
+    further_turns  what the user says next, each after an answer
     """
 
     name: str
-    prompt: str
+    prompt: Said
     setting: Setting
     max_tokens: int
     temperature: float
@@ -27,6 +29,17 @@ class Ask:
     ignore_eos: bool = True
     max_nodes: int | None = None
     salt: str = ""
+    further_turns: tuple[str, ...] = ()
+
+    def next_turn(self, answer: str) -> Ask:
+        """What is asked once this was answered; there must be a further turn."""
+        turn, *others = self.further_turns
+        if isinstance(self.prompt, str):
+            prompt: Said = f"{self.prompt}{answer}\n\n{turn}\n"
+        else:
+            said = ("assistant", answer), ("user", turn)
+            prompt = (*self.prompt, *({"role": role, "content": text} for role, text in said))
+        return replace(self, prompt=prompt, further_turns=tuple(others))
 
 
 class Endpoint(Protocol):

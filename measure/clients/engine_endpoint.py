@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
 
 from ...core.errors import DraftlineError
 from ...core.request.output import Delta, RequestMetrics
 from ...core.request.sampling_params import RequestOptions, SamplingParams
-from ..records.record import Arrival, Record
+from ...models.text.chat_template import ChatOptions, ChatTemplate
+from ..records.record import Arrival, Record, Said
 from ..records.spec_counts import from_metrics
 from .endpoint import Ask
 
@@ -20,7 +23,7 @@ class StreamingEngine(Protocol):
 
     def stream(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         options: RequestOptions | None = None,
     ) -> AsyncGenerator[Delta, None]:
@@ -31,21 +34,33 @@ class StreamingEngine(Protocol):
 class EngineEndpoint:
     """Answers requests by one engine in this process.
 
-    `per_request`: each request names its drafters; else the engine has those of the setting only,
-    and no drafter takes time that the setting does not ask for.
+    per_request  each request names its drafters; else the engine has those of the setting only, and
+                 no drafter takes time that the setting does not ask for
+    tokenizer    whose chat template chats go through; None: there are only texts
     """
 
-    def __init__(self, engine: StreamingEngine, *, per_request: bool) -> None:
+    def __init__(
+        self,
+        engine: StreamingEngine,
+        *,
+        per_request: bool,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
         self._engine = engine
         self._per_request = per_request
+        self._tokenizer = tokenizer
 
     async def answer(self, ask: Ask) -> Record:
         """Stream the answer. Raises `DraftlineError`."""
         arrivals, texts = [], []
         metrics: RequestMetrics | None = None
+        prompt = ask.prompt
+        if not isinstance(prompt, str):
+            assert self._tokenizer is not None, "chats need a template"
+            prompt = prompt_ids(self._tokenizer, prompt)
         start = time.perf_counter()
         async with aclosing(
-            self._engine.stream(ask.prompt, _params(ask), self._options(ask))
+            self._engine.stream(prompt, _params(ask), self._options(ask))
         ) as deltas:
             async for delta in deltas:
                 seconds = time.perf_counter() - start
@@ -61,6 +76,7 @@ class EngineEndpoint:
             num_tokens=metrics.generated_tokens,
             arrivals=tuple(arrivals),
             counts=from_metrics(metrics),
+            num_prompt_tokens=metrics.prompt_tokens,
         )
 
     def _options(self, ask: Ask) -> RequestOptions:
@@ -71,6 +87,17 @@ class EngineEndpoint:
             drafters=drafters if self._per_request else None,
             max_nodes=ask.max_nodes,
         )
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, said: Said) -> list[int]:
+    """The tokens of what is asked, through the chat template where it is a chat.
+
+    Raises `RequestError` where there is no template, or it refuses the chat.
+    """
+    if isinstance(said, str):
+        return tokenizer(said)["input_ids"]
+    text = ChatTemplate(tokenizer).render(said, ChatOptions())
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def _params(ask: Ask) -> SamplingParams:

@@ -10,6 +10,8 @@ from typing import Any, Self
 
 import openai
 from openai.types import Completion
+from openai.types.chat import ChatCompletionChunk
+from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 
 from ...core.errors import ConfigError, DraftlineError
 from ..records.record import Arrival, Record
@@ -92,20 +94,25 @@ class HttpEndpoint:
         answer = _Answer()
         start = time.perf_counter()
         with server_errors(ask.name):
-            stream: AsyncIterator[Completion] = await self.client.completions.create(
-                model=self.info.model,
-                prompt=ask.prompt,
-                max_tokens=ask.max_tokens,
-                temperature=ask.temperature,
-                top_p=ask.top_p,
-                seed=ask.seed,
-                stream=True,
-                stream_options={"include_usage": True},
-                extra_body=self.extra_body(ask),
-            )
-            async for chunk in stream:
+            async for chunk in await self._stream(ask):
                 answer.add(chunk, time.perf_counter() - start)
         return answer.record(ask.name)
+
+    async def _stream(self, ask: Ask) -> AsyncIterator[Completion | ChatCompletionChunk]:
+        fields: dict[str, Any] = {
+            "model": self.info.model,
+            "max_tokens": ask.max_tokens,
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            "seed": ask.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "extra_body": self.extra_body(ask),
+        }
+        if isinstance(ask.prompt, str):
+            return await self.client.completions.create(prompt=ask.prompt, **fields)
+        messages: Any = ask.prompt
+        return await self.client.chat.completions.create(messages=messages, **fields)
 
     def extra_body(self, ask: Ask) -> dict[str, Any]:
         """The fields beyond OpenAI's."""
@@ -137,14 +144,21 @@ class _Answer:
         self._arrivals: list[Arrival] = []
         self._text = ""
         self._num_tokens: int | None = None
+        self._num_prompt_tokens: int | None = None
         self._counts: SpecCounts | None = None
 
-    def add(self, chunk: Completion, seconds: float) -> None:
+    def add(self, chunk: Completion | ChatCompletionChunk, seconds: float) -> None:
         extra = chunk.model_extra or {}
         if chunk.choices:
-            text = chunk.choices[0].text or ""
-            # A last chunk without text only says why the answer ends.
-            is_part = text or chunk.choices[0].finish_reason is None
+            choice = chunk.choices[0]
+            if isinstance(choice, ChunkChoice):
+                text = choice.delta.content or ""
+                # A chat's first chunk only says who answers.
+                is_part = bool(text)
+            else:
+                text = choice.text or ""
+                # A last chunk without text only says why the answer ends.
+                is_part = text or choice.finish_reason is None
             report = extra.get("draftline")
             if report is not None and report["token_ids"]:
                 ids, sources = tuple(report["token_ids"]), tuple(report["sources"])
@@ -154,6 +168,7 @@ class _Answer:
             self._text += text
         if chunk.usage is not None:
             self._num_tokens = chunk.usage.completion_tokens
+            self._num_prompt_tokens = chunk.usage.prompt_tokens
         block = (extra.get("metrics") or {}).get("speculative_decoding")
         if block is not None:
             self._counts = from_block(block)
@@ -171,4 +186,5 @@ class _Answer:
             num_tokens=self._num_tokens,
             arrivals=tuple(self._arrivals),
             counts=self._counts,
+            num_prompt_tokens=self._num_prompt_tokens,
         )

@@ -7,7 +7,8 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from ...core.errors import ConfigError
 from ..records.record import Record
@@ -22,11 +23,13 @@ class Load:
     request_rate  mean requests a second, at the random times of a Poisson process; None: as fast as
                   `concurrency` lets them
     seed          of the times: one seed, one series
+    arrivals      seconds of each request in place of a rate
     """
 
     concurrency: int | None = 1
     request_rate: float | None = None
     seed: int = 0
+    arrivals: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
@@ -36,6 +39,8 @@ class Load:
 
     def starts(self, count: int) -> list[float]:
         """Seconds after the run's start at which each of `count` requests comes; rising."""
+        if self.arrivals is not None:
+            return list(self.arrivals)
         if self.request_rate is None:
             return [0.0] * count
         source, now, times = random.Random(self.seed), 0.0, []
@@ -50,25 +55,37 @@ async def run_load(
 ) -> tuple[list[Record], float]:
     """Records in the order of `asks`, and the seconds until the last one was answered.
 
-    A request's times count from when it was sent, without its wait for `concurrency`. Raises
-    `DraftlineError` where any fails: a run with failures measures nothing.
+    Of an ask with further turns there is a record for each, the next one asked at once. A request's
+    times count from when it was sent, without its wait for `concurrency`. Raises `DraftlineError`
+    where any fails: a run with failures measures nothing.
     """
     gate = asyncio.Semaphore(load.concurrency) if load.concurrency else nullcontext()
     begin = time.perf_counter()
 
-    async def send(ask: Ask, start: float) -> Record:
+    async def send(ask: Ask, start: float) -> list[Record]:
         await asyncio.sleep(max(0.0, begin + start - time.perf_counter()))
         async with gate:
-            return await endpoint.answer(ask)
+            return await _converse(endpoint, ask)
 
     tasks = [
         asyncio.create_task(send(ask, start))
         for ask, start in zip(asks, load.starts(len(asks)), strict=True)
     ]
     try:
-        records = await asyncio.gather(*tasks)
+        conversations = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return list(records), time.perf_counter() - begin
+    return list(chain.from_iterable(conversations)), time.perf_counter() - begin
+
+
+async def _converse(endpoint: Endpoint, ask: Ask) -> list[Record]:
+    records: list[Record] = []
+    while True:
+        record = await endpoint.answer(ask)
+        said = replace(record, said=ask.prompt, seed=ask.seed, turn=len(records))
+        records.append(said)
+        if not ask.further_turns:
+            return records
+        ask = ask.next_turn(record.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -14,6 +15,8 @@ from .spec_counts import SpecCounts
 
 # No pass of a model is quicker: what arrives closer together left together, and was only read late.
 SAME_ARRIVAL_S = 2e-4
+# A text, or a chat's messages with their `role` and `content`.
+Said = str | tuple[Mapping[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,9 @@ class Record:
     arrivals    at least one
     num_tokens  of the answer, as the server counts them
     counts      None where the server does not tell
+    num_prompt_tokens  None where the server does not tell
+    said, seed  what was asked, and the seed of its sampling
+    turn        of its conversation, from 0
     """
 
     prompt: str
@@ -86,6 +92,10 @@ class Record:
     num_tokens: int
     arrivals: tuple[Arrival, ...]
     counts: SpecCounts | None = None
+    num_prompt_tokens: int | None = None
+    said: Said = ""
+    seed: int = 0
+    turn: int = 0
 
     @property
     def ttft(self) -> float:

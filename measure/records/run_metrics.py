@@ -20,6 +20,7 @@ class Latency:
     mean: float
     median: float
     p99: float
+    std: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class RunMetrics:
     """One run of one setting.
 
     seconds             from the first request sent to the last answer
+    num_prompt_tokens   None where the server does not tell
     request_throughput, output_throughput  requests and tokens a second, over all requests
     mac_tp              mean over all steps of (tokens / seconds); None where the server does not
                         tell what a step brought (SPECTRA, ACL 2025)
@@ -49,6 +51,31 @@ class RunMetrics:
     e2el: Latency
     counts: SpecCounts | None
     position_by_source: dict[str, list[int]]
+    num_prompt_tokens: int | None = None
+
+    def serve_fields(self) -> dict[str, float | int | list[float] | None]:
+        """The figures under the names that `vllm bench serve` writes; latencies in ms."""
+        fields: dict[str, float | int | list[float] | None] = {
+            "duration": self.seconds,
+            "completed": self.num_requests,
+            "failed": 0,
+            "total_input_tokens": self.num_prompt_tokens,
+            "total_output_tokens": self.num_tokens,
+            "request_throughput": self.request_throughput,
+            "output_throughput": self.output_throughput,
+            "total_token_throughput": None,
+        }
+        if self.num_prompt_tokens is not None:
+            total_tokens = self.num_prompt_tokens + self.num_tokens
+            fields["total_token_throughput"] = total_tokens / self.seconds
+        for name in ("ttft", "tpot", "itl", "e2el"):
+            own: Latency | None = getattr(self, name)
+            for part in ("mean", "median", "std", "p99"):
+                key = f"{part}_{name}_ms"
+                fields[key] = None if own is None else 1000 * getattr(own, part)
+        if self.counts is not None:
+            fields |= _spec_decode_fields(self.counts)
+        return fields
 
 
 def run_metrics(records: Sequence[Record], seconds: float) -> RunMetrics:
@@ -72,13 +99,31 @@ def run_metrics(records: Sequence[Record], seconds: float) -> RunMetrics:
         e2el=latency([record.e2el for record in records]),
         counts=total(counts) if len(counts) == len(records) else None,
         position_by_source=_position_by_source(records),
+        num_prompt_tokens=_sum([record.num_prompt_tokens for record in records]),
     )
 
 
 def latency(seconds: Sequence[float]) -> Latency:
-    """Mean, median and 99th percentile of at least one figure."""
+    """Mean, median, 99th percentile and standard deviation of at least one figure."""
     values = np.asarray(seconds)
-    return Latency(float(values.mean()), float(np.median(values)), float(np.percentile(values, 99)))
+    figures = values.mean(), np.median(values), np.percentile(values, 99), values.std()
+    return Latency(*map(float, figures))
+
+
+def _spec_decode_fields(counts: SpecCounts) -> dict[str, float | int | list[float]]:
+    return {
+        "spec_decode_acceptance_rate": 100 * counts.acceptance_rate,
+        "spec_decode_acceptance_length": counts.tau,
+        "spec_decode_num_drafts": counts.num_steps,
+        "spec_decode_draft_tokens": sum(counts.drafted.values()),
+        "spec_decode_accepted_tokens": sum(counts.accepted.values()),
+        "spec_decode_per_position_acceptance_rates": counts.by_position,
+    }
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _position_by_source(records: Sequence[Record]) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.arrays import Float64
-from ..runs.matched import Runs
+from ..runs.matched import Run, Runs
 
 NUM_DRAWS = 4000
 # Ends of the intervals, in percent of the draws.
@@ -51,44 +51,53 @@ class TauRow:
 
 
 def tau_rows(runs: Runs, categories: Sequence[str]) -> tuple[TauRow, ...]:
-    """A row for each setting that counts steps; `categories` of the prompts, in their order."""
-    counts = {name: _counts(runs, name) for name in runs}
+    """A row for each setting that counts steps; `categories` of the prompts, in their order.
+
+    All turns of a conversation are drawn together.
+    """
+    counts = {name: counts_of(runs[name]) for name in runs}
     names = [name for name, known in counts.items() if known is not None]
     if not names:
         return ()
     totals = np.stack([known for known in counts.values() if known is not None])
     kinds = list(dict.fromkeys(categories))
-    whole, drawn = _taus(totals)
+    whole, drawn = drawn_taus(totals)
     parts = {}
     if len(kinds) > 1:
         places = np.array([kinds.index(category) for category in categories])
-        parts = {kind: _taus(totals[:, places == at]) for at, kind in enumerate(kinds)}
+        parts = {kind: drawn_taus(totals[:, places == at]) for at, kind in enumerate(kinds)}
     return tuple(
         TauRow(
             name,
-            _interval(whole[row], drawn[:, row]),
-            _interval(whole[row] - whole[row - 1], drawn[:, row] - drawn[:, row - 1])
+            interval(whole[row], drawn[:, row]),
+            interval(whole[row] - whole[row - 1], drawn[:, row] - drawn[:, row - 1])
             if row
             else None,
-            {kind: _interval(taus[row], draws[:, row]) for kind, (taus, draws) in parts.items()},
+            {kind: interval(taus[row], draws[:, row]) for kind, (taus, draws) in parts.items()},
         )
         for row, name in enumerate(names)
     )
 
 
-def _counts(runs: Runs, name: str) -> Float64 | None:
+def counts_of(rounds: Sequence[Run]) -> Float64 | None:
     """float64 [prompts, 2]: committed tokens and steps of all rounds; None where nobody tells."""
-    counts = [[record.counts for record in run.records] for run in runs[name]]
-    if any(one is None for row in counts for one in row):
-        return None
-    return np.array(
-        [[(one.committed, one.num_steps) for one in row if one is not None] for row in counts],
-        dtype=np.float64,
-    ).sum(axis=0)
+    rows: list[list[tuple[int, int]]] = []
+    for run in rounds:
+        prompts: list[tuple[int, int]] = []
+        for record in run.records:
+            if record.counts is None:
+                return None
+            own = record.counts.committed, record.counts.num_steps
+            if record.turn:
+                before = prompts.pop()
+                own = before[0] + own[0], before[1] + own[1]
+            prompts.append(own)
+        rows.append(prompts)
+    return np.array(rows, dtype=np.float64).sum(axis=0)
 
 
-def _taus(totals: Float64) -> tuple[Float64, Float64]:
-    """float64 [settings] of all prompts, and float64 [draws, settings].
+def drawn_taus(totals: Float64) -> tuple[Float64, Float64]:
+    """float64 [settings], tau of all prompts, and float64 [draws, settings] of bootstrap draws.
 
     totals  float64 [settings, prompts, 2]
     """
@@ -106,6 +115,7 @@ def _ratio(totals: Float64) -> Float64:
     return np.where(steps > 0, tokens / np.maximum(steps, 1.0), 1.0)
 
 
-def _interval(value: float, drawn: Float64) -> Interval:
+def interval(value: float, drawn: Float64) -> Interval:
+    """The 95 % interval of a value, from draws of it."""
     low, high = np.percentile(drawn, ENDS)
     return Interval(float(value), float(low), float(high))

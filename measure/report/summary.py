@@ -84,6 +84,7 @@ class BenchResult:
                     "rates": summary.rates,
                     "speedups": summary.speedups,
                     "of_best_fixed_by_round": summary.of_best,
+                    "serve": summary.whole.serve_fields(),
                     "all_rounds": asdict(summary.whole),
                     "rounds": [asdict(metrics) for metrics in summary.rounds],
                 }

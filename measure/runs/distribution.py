@@ -151,7 +151,7 @@ async def _draw(endpoint: HttpEndpoint, ask: Ask) -> tuple[str, dict[str, float]
     """
     answer = await endpoint.client.completions.create(
         model=endpoint.info.model,
-        prompt=ask.prompt,
+        prompt=PROMPT,
         max_tokens=1,
         temperature=ask.temperature,
         seed=ask.seed,

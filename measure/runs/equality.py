@@ -9,8 +9,8 @@ from itertools import zip_longest
 from ..records.record import Record
 from .matched import Run, Runs
 
-# Says of (number of the prompt, expected, found) why they differ, and whether it is a fault.
-Explain = Callable[[int, Sequence[int], Sequence[int]], tuple[str, bool]]
+# Says of (expected, found), whose tokens are known, why they differ, and whether it is a fault.
+Explain = Callable[[Record, Record], tuple[str, bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +75,13 @@ def _of_run(
     setting: str, expected: Sequence[Record], run: Run, explain: Explain | None
 ) -> list[Difference]:
     partings = []
-    for index, (wanted, record) in enumerate(zip(expected, run.records, strict=True)):
-        parting = difference(setting, wanted, record)
+    for wanted, record in zip(expected, run.records, strict=True):
+        # What differs after an answer that did was asked another question.
+        parting = difference(setting, wanted, record) if wanted.said == record.said else None
         if parting is None:
             continue
         if explain is not None and wanted.token_ids is not None and record.token_ids is not None:
-            why, is_fault = explain(index, wanted.token_ids, record.token_ids)
+            why, is_fault = explain(wanted, record)
             parting = replace(parting, explanation=why, is_fault=is_fault)
         partings.append(parting)
     return partings

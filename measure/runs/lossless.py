@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from ..clients.endpoint import Ask, Endpoint
 from ..clients.load import Load, run_load
-from ..clients.prompts import BenchPrompt
 from ..clients.setting import TARGET_ONLY, Setting
+from ..prompts.bench_prompt import BenchPrompt
 from ..records.record import Record
 from .equality import Difference, difference
 

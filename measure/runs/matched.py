@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 
 from ..clients.endpoint import Ask, Endpoint
 from ..clients.load import Load, run_load
-from ..clients.prompts import BenchPrompt
 from ..clients.setting import Setting
-from ..records.record import Record
+from ..prompts.bench_prompt import BenchPrompt
+from ..records.record import Record, Said
 from ..records.run_metrics import RunMetrics, run_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What every setting is asked. Prompt i is sampled with `seed` + i."""
+    """What every setting is asked. Prompt i is sampled with `seed` + i.
+
+    is_chat  prompts are said by a user, through the model's chat template
+    """
 
     prompts: Sequence[BenchPrompt]
     max_tokens: int = 128
@@ -24,6 +27,7 @@ class Plan:
     ignore_eos: bool = True
     rounds: int = 3
     warm_up: bool = True
+    is_chat: bool = False
     load: Load = field(default_factory=Load)
 
     def asks(self, setting: Setting, salt: str) -> list[Ask]:
@@ -31,16 +35,20 @@ class Plan:
         return [
             Ask(
                 name=prompt.name,
-                prompt=prompt.text,
+                prompt=self._said(prompt),
                 setting=setting,
-                max_tokens=self.max_tokens,
+                max_tokens=min(prompt.answer_tokens or self.max_tokens, self.max_tokens),
                 temperature=self.temperature,
                 seed=self.seed + index,
                 ignore_eos=self.ignore_eos,
                 salt=salt,
+                further_turns=prompt.further_turns,
             )
             for index, prompt in enumerate(self.prompts)
         ]
+
+    def _said(self, prompt: BenchPrompt) -> Said:
+        return ({"role": "user", "content": prompt.text},) if self.is_chat else prompt.text
 
 
 @dataclass(frozen=True, slots=True)

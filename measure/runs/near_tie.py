@@ -21,8 +21,9 @@ from ...core.sampling.noise import gumbel
 from ...core.sampling.rows import build_edits, sampling_rows
 from ...core.tree.tree import NO_TREE
 from ...models.load.checkpoint import resolve_model_path
+from ..clients.engine_endpoint import prompt_ids
+from ..records.record import Record
 from .equality import Explain
-from .matched import Plan
 
 # float32 logits of two batch shapes differ by some 1e-5 here; two scores closer than this may swap.
 NEAR_TIE = 1e-3
@@ -121,7 +122,7 @@ class Judge:
         return scaled.astype(np.float64) + noise
 
 
-def explain_by_model(model: str, plan: Plan, tokenizer: PreTrainedTokenizerBase) -> Explain:
+def explain_by_model(model: str, temperature: float, tokenizer: PreTrainedTokenizerBase) -> Explain:
     """A function that explains differences by `model` itself, run in transformers in float32.
 
     The model is loaded when the first answer differs.
@@ -136,13 +137,16 @@ def explain_by_model(model: str, plan: Plan, tokenizer: PreTrainedTokenizerBase)
         )
         return Judge(target.eval(), plan_model(EngineConfig(model=model)).request_factory())
 
-    def explain(index: int, expected: Sequence[int], found: Sequence[int]) -> tuple[str, bool]:
-        length = min(len(expected), len(found))
-        if tuple(expected[:length]) == tuple(found[:length]):
+    def explain(expected: Record, found: Record) -> tuple[str, bool]:
+        assert expected.token_ids is not None
+        assert found.token_ids is not None
+        pairs = list(zip(expected.token_ids, found.token_ids, strict=False))
+        if all(a == b for a, b in pairs):
             return "one answer ends before the other", True
-        prompt = tokenizer(plan.prompts[index].text)["input_ids"]
-        params = SamplingParams(temperature=plan.temperature, seed=plan.seed + index)
-        [parting] = judge().partings([prompt], [expected[:length]], [found[:length]], params)
+        prompt = prompt_ids(tokenizer, expected.said)
+        params = SamplingParams(temperature=temperature, seed=expected.seed)
+        wanted, other = zip(*pairs, strict=True)
+        [parting] = judge().partings([prompt], [wanted], [other], params)
         kind = "near-tie" if parting.is_near_tie else "NO NEAR-TIE"
         return f"{kind}: gap {parting.gap:.1e}", not parting.is_near_tie
 

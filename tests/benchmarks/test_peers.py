@@ -34,7 +34,7 @@ from draftline.benchmarks.peers.servers import (
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.deploy.cli.serve.options import command_settings
 from draftline.deploy.settings.settings import build_serve_args
-from draftline.measure.clients.prompts import BenchPrompt
+from draftline.measure.prompts.bench_prompt import BenchPrompt
 from draftline.measure.records.record import Arrival
 from support.fakes.fake_endpoint import ANSWER, record
 

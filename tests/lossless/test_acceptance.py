@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,14 +88,14 @@ def p_value(outputs: Sequence[RequestOutput], distribution: dict[tuple[int, ...]
     return float(chi2.sf(statistic, len(large)))
 
 
-def draw(acceptance: str, mix: str) -> list[RequestOutput]:
+def draw(acceptance: str, drafters: Sequence[DrafterConfig]) -> list[RequestOutput]:
     params = [
         SamplingParams(
             max_tokens=NUM_TOKENS, temperature=TEMPERATURE, top_k=TOP_K, seed=seed, ignore_eos=True
         )
         for seed in range(NUM_DRAWS)
     ]
-    with engine(acceptance, DRAFTERS[mix]) as found, ThreadPoolExecutor(64) as pool:
+    with engine(acceptance, drafters) as found, ThreadPoolExecutor(64) as pool:
         outputs = pool.map(lambda one: found.generate([PROMPT], one), params)
         return [output for [output] in outputs]
 
@@ -106,7 +107,7 @@ def draw(acceptance: str, mix: str) -> list[RequestOutput]:
 def test_answers_have_the_target_s_distribution(
     acceptance: str, mix: str, distribution: dict[tuple[int, ...], float]
 ) -> None:
-    outputs = draw(acceptance, mix)
+    outputs = draw(acceptance, DRAFTERS[mix])
     assert p_value(outputs, distribution) > LEAST_P
     accepted = Counter[str]()
     for output in outputs:
@@ -115,11 +116,32 @@ def test_answers_have_the_target_s_distribution(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("acceptance", "draws"),
+    [
+        ("rejection", "with_replacement"),
+        ("rejection", "without_replacement"),
+        ("traversal", "without_replacement"),
+        ("k_seq", "with_replacement"),
+    ],
+)
+def test_trees_of_draws_keep_the_target_s_distribution(
+    acceptance: str, draws: str, distribution: dict[tuple[int, ...], float], tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree.json"
+    tree.write_text('{"widths": [3, 2]}')
+    drafter = DrafterConfig(kind="model", model="demo-drafter", tree=str(tree), draws=draws)
+    outputs = draw(acceptance, (drafter,))
+    assert p_value(outputs, distribution) > LEAST_P
+    assert sum(output.metrics.accepted_by_source.get("model", 0) for output in outputs) > 50
+
+
+@pytest.mark.timeout(300)
 def test_typical_acceptance_has_another_distribution(
     distribution: dict[tuple[int, ...], float],
 ) -> None:
     """The negative control: the same test must see it."""
-    assert p_value(draw("typical", "model"), distribution) < LEAST_P
+    assert p_value(draw("typical", DRAFTERS["model"]), distribution) < LEAST_P
 
 
 @pytest.mark.timeout(300)

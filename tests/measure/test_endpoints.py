@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -123,6 +124,10 @@ def choice(text: str, reason: str | None = None) -> dict[str, Any]:
     return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
 
 
+def said(text: str, reason: str | None = None, **delta: str) -> dict[str, Any]:
+    return {"index": 0, "delta": {"content": text, **delta}, "finish_reason": reason}
+
+
 class Foreign:
     """A server of another kind: it knows no field beyond OpenAI's, and may give logprobs."""
 
@@ -139,8 +144,11 @@ class Foreign:
         if body.get("logprobs"):
             return httpx.Response(200, json=self._with_logprobs(body["seed"]))
         usage = {"prompt_tokens": 1, "completion_tokens": 5, "total_tokens": 6}
-        events = [chunk(choices=[choice("ab")]), chunk(choices=[choice("cde")])]
-        events.append(chunk(choices=[choice("", "length")]))
+        make = said if "messages" in body else choice
+        events = [chunk(choices=[make(text)]) for text in ("ab", "cde")]
+        if "messages" in body:
+            events.insert(0, chunk(choices=[said("", role="assistant")]))
+        events.append(chunk(choices=[make("", "length")]))
         if self._usage:
             events.append(chunk(usage=usage))
         return httpx.Response(
@@ -178,6 +186,30 @@ async def test_a_foreign_server_gets_no_foreign_field() -> None:
     assert record.token_ids is None
     assert "speculative" not in server.bodies[0]
     assert "cache_salt" not in server.bodies[0]
+
+
+async def test_a_chat_is_asked_as_one() -> None:
+    messages = ({"role": "user", "content": "abc"},)
+    server = Foreign()
+    async with foreign(server) as endpoint:
+        await endpoint.connect("m")
+        record = await endpoint.answer(replace(ASK, prompt=messages))
+    assert (record.text, record.num_tokens, len(record.arrivals)) == ("abcde", 5, 2)
+    assert record.num_prompt_tokens == 1
+    assert server.bodies[0]["messages"] == list(messages)
+
+
+async def test_a_chat_goes_through_the_template_in_an_engine_and_on_a_server() -> None:
+    engine = PromptEngine()
+    chat = replace(ASK, prompt=({"role": "user", "content": "abc"},))
+    endpoint = EngineEndpoint(engine, per_request=True, tokenizer=engine.tokenizer)
+    local = await endpoint.answer(chat)
+    async with draftline_server(engine) as server:
+        record = await server.answer(chat)
+    prompts = [list(call[0]) for call in engine.calls]
+    assert prompts[0] == prompts[1] != engine.tokenizer.encode("abc")
+    assert (record.text, record.token_ids) == (local.text, local.token_ids)
+    assert record.num_prompt_tokens == local.num_prompt_tokens == len(prompts[0])
 
 
 async def test_logprobs_are_tested_where_the_server_gives_them() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from draftline.measure.clients.prompts import BenchPrompt
-from draftline.measure.runs.matched import Plan
+from draftline.measure.records.record import Record
 from draftline.measure.runs.near_tie import explain_by_model
 from draftline.models.load.bundled import demo_path
 from draftline.models.text.tokenizer import load_tokenizer
+from support.fakes.fake_endpoint import record
 from transformers import AutoModelForCausalLM
 
 TEXT = "def read_json(path):\n    "
@@ -24,10 +26,13 @@ def ranked() -> list[int]:
 
 
 def test_a_wrong_token_is_no_near_tie(ranked: list[int]) -> None:
-    plan = Plan(prompts=[BenchPrompt("other", "x"), BenchPrompt("a", TEXT)])
-    explain = explain_by_model("demo", plan, load_tokenizer("demo"))
-    why, is_fault = explain(1, [ranked[0], 5], [ranked[1], 5])
+    def said(*tokens: int) -> Record:
+        return replace(record(tokens), said=TEXT)
+
+    explain = explain_by_model("demo", 0.0, load_tokenizer("demo"))
+    why, is_fault = explain(said(ranked[0], 5), said(ranked[1], 5))
     assert is_fault
     assert "NO NEAR-TIE: gap" in why
     assert float(why.split("gap ")[1]) > 0
-    assert explain(1, [ranked[0], 5], [ranked[0]]) == ("one answer ends before the other", True)
+    shorter = explain(said(ranked[0], 5), said(ranked[0]))
+    assert shorter == ("one answer ends before the other", True)

@@ -6,8 +6,8 @@ import io
 from dataclasses import replace
 
 import pytest
-from draftline.measure.clients.prompts import BenchPrompt
 from draftline.measure.clients.setting import matched_settings
+from draftline.measure.prompts.bench_prompt import BenchPrompt
 from draftline.measure.report.lossless_report import LosslessReport
 from draftline.measure.runs.distribution import ChiSquare, SeedCheck, chi_square
 from draftline.measure.runs.lossless import SAMPLINGS, check_answers

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.measure.clients.load import Load, run_load
-from draftline.measure.clients.prompts import BenchPrompt
 from draftline.measure.clients.setting import Setting, matched_settings, with_fixed
+from draftline.measure.prompts.bench_prompt import BenchPrompt
+from draftline.measure.records.record import Record
 from draftline.measure.report.summary import BenchResult, summarise
 from draftline.measure.runs.equality import differences
 from draftline.measure.runs.matched import Plan, run_matched
@@ -107,15 +109,15 @@ async def test_differences_are_explained() -> None:
         dict.fromkeys(SETTINGS[:2], FakeEndpoint((1, 9))), Plan(prompts=PROMPTS, rounds=1), quiet
     )
 
-    def explain(index: int, expected: object, found: object) -> tuple[str, bool]:
-        assert (expected, found) == (ANSWER, (1, 9))
-        return f"because of {index}", index == 2
+    def explain(expected: Record, found: Record) -> tuple[str, bool]:
+        assert (expected.token_ids, found.token_ids) == (ANSWER, (1, 9))
+        return f"because of {expected.said}", found.prompt == "c"
 
     found = differences(runs, "target", explain)
     assert [(one.explanation, one.is_fault) for one in found] == [
-        ("because of 0", False),
-        ("because of 1", False),
-        ("because of 2", True),
+        ("because of text a", False),
+        ("because of text b", False),
+        ("because of text c", True),
     ]
 
 
@@ -150,3 +152,49 @@ def test_poisson_times_are_those_of_the_seed() -> None:
     # The mean of 4,000 gaps of 1/4 s is within five standard deviations.
     assert times[-1] / 3999 == pytest.approx(0.25, abs=5 * 0.25 / 4000**0.5)
     assert Load().starts(3) == [0.0, 0.0, 0.0]
+
+
+async def test_answers_stay_in_a_conversation() -> None:
+    """The second turn follows the first answer, at once, while others have theirs."""
+    endpoint = FakeEndpoint()
+    prompts = [BenchPrompt("a", "Hi.", further_turns=("More.",)), BenchPrompt("b", "Hello.")]
+    plan = Plan(prompts=prompts, seed=3)
+    records, _ = await run_load(endpoint, plan.asks(SETTINGS[0], "s"), Load(concurrency=1))
+    assert [(one.prompt, one.turn, one.seed) for one in records] == [
+        ("a", 0, 3), ("a", 1, 3), ("b", 0, 4),
+    ]  # fmt: skip
+    assert [one.said for one in records] == ["Hi.", "Hi.12345\n\nMore.\n", "Hello."]
+    chat = replace(plan, is_chat=True).asks(SETTINGS[0], "s")
+    records, _ = await run_load(endpoint, chat, Load(concurrency=1))
+    assert records[1].said == (
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "12345"},
+        {"role": "user", "content": "More."},
+    )
+
+
+async def test_what_follows_a_wrong_answer_is_not_blamed_again() -> None:
+    prompts = [BenchPrompt("a", "Hi.", further_turns=("More.",))]
+    endpoint = FakeEndpoint((1, 9))
+    runs = await run_matched(
+        dict.fromkeys(SETTINGS[:2], endpoint), Plan(prompts=prompts, rounds=1), quiet
+    )
+    found = differences(runs, "target")
+    assert [(one.setting, one.position) for one in found] == [("spectra", 1)]
+
+
+async def test_requests_come_at_times_of_their_own() -> None:
+    assert Load(concurrency=None, arrivals=(0.0, 2.0, 1.0)).starts(3) == [0.0, 2.0, 1.0]
+
+
+async def test_answers_are_as_long_as_asked_for() -> None:
+    prompts = [BenchPrompt(name, "x", answer_tokens=most) for name, most in (("a", 3), ("b", 900))]
+    asks = Plan(prompts=[*prompts, BenchPrompt("c", "x")], max_tokens=50).asks(SETTINGS[0], "s")
+    assert [ask.max_tokens for ask in asks] == [3, 50, 50]
+
+
+async def test_a_run_without_a_warm_up() -> None:
+    endpoint = FakeEndpoint()
+    plan = Plan(prompts=PROMPTS, rounds=1, warm_up=False)
+    await run_matched({SETTINGS[0]: endpoint}, plan, quiet)
+    assert len(endpoint.asked) == len(PROMPTS)

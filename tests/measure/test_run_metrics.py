@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from draftline.core.request.output import RequestMetrics
 from draftline.measure.records.record import Arrival, Record
@@ -144,3 +146,23 @@ def test_llama_cpp_tells_its_counts_only_where_it_drafted() -> None:
     assert total([counts, counts]).lengths == ()
     assert from_timings({"predicted_n": 8}) is None
     assert from_timings({"predicted_n": 8, "draft_n": 0}) is None
+
+
+def test_figures_have_the_names_of_vllms_benchmark() -> None:
+    """As `vllm bench serve --save-result` writes them (vLLM 0.32)."""
+    counts = SpecCounts(
+        num_steps=2, committed=4, drafted={"a": 8}, accepted={"a": 2}, lengths=(1, 0, 1)
+    )
+    record = replace(QUICK, counts=counts, num_prompt_tokens=11)
+    fields = run_metrics([record], 1.0).serve_fields()
+    assert fields["total_input_tokens"] == 11
+    assert fields["total_token_throughput"] == 16.0
+    assert fields["output_throughput"] == 5.0
+    assert fields["mean_ttft_ms"] == 500.0
+    assert fields["median_itl_ms"] == pytest.approx(150.0)
+    assert fields["std_itl_ms"] == pytest.approx(50.0)
+    assert fields["p99_e2el_ms"] == pytest.approx(800.0)
+    assert fields["spec_decode_acceptance_rate"] == 25.0
+    assert fields["spec_decode_acceptance_length"] == 2.0
+    assert fields["spec_decode_per_position_acceptance_rates"] == [0.5, 0.5]
+    assert run_metrics([QUICK], 1.0).serve_fields()["total_token_throughput"] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -19,8 +19,8 @@ from ....measure.clients.endpoint import Endpoint
 from ....measure.clients.engine_endpoint import EngineEndpoint
 from ....measure.clients.http_endpoint import HttpEndpoint
 from ....measure.clients.load import Load, run_load
-from ....measure.clients.prompts import BenchPrompt
 from ....measure.clients.setting import Setting, matched_settings, with_fixed
+from ....measure.prompts.bench_prompt import BenchPrompt
 from ....measure.replay.recording import RecordedAnswer, Recording, Said, recorded_params
 from ....measure.replay.replay_pipeline import ReplayPipeline
 from ....measure.replay.tapped_pipeline import TappedPipeline
@@ -31,6 +31,9 @@ from ....retrieval_store.serving.open_store import shown_store
 from ...engine.engine import AsyncEngine
 from ...settings.settings import build_serve_args
 from .job import BenchJob
+
+# Tokens that a chat template puts around a turn and its answer, at most.
+CHAT_FRAME = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIte
             raise ConfigError(field, "needs an engine in this process: leave out --base-url")
     if job.num_nodes:
         raise ConfigError("fixed-nodes", "needs engines in this process: leave out --base-url")
+    if job.dataset_lengths:
+        raise ConfigError("dataset-lengths", "needs the model's tokenizer: leave out --base-url")
     async with HttpEndpoint(job.base_url, job.api_key) as endpoint:
         info = (await endpoint.connect(job.model)).info
         if not info.is_draftline and job.drafters is not None:
@@ -95,9 +100,12 @@ async def open_engines(
                 await engines[needed].start()
                 stack.push_async_callback(engines[needed].close)
         first = engines[configs[0]]
-        plan = job.plan(_that_fit(prompts, first.tokenizer, first.max_model_len - job.max_tokens))
+        prompts = _that_fit(prompts, job, first)
+        plan = job.plan(_with_lengths(prompts, first.tokenizer) if job.dataset_lengths else prompts)
         endpoints = {
-            setting: EngineEndpoint(engines[needed], per_request=job.one_engine)
+            setting: EngineEndpoint(
+                engines[needed], per_request=job.one_engine, tokenizer=first.tokenizer
+            )
             for setting, needed in zip(rows, configs, strict=True)
         }
         what = {
@@ -105,7 +113,7 @@ async def open_engines(
             "one_engine": job.one_engine,
             "replays": recording is not None,
         }
-        explain = explain_by_model(config.model, plan, first.tokenizer)
+        explain = explain_by_model(config.model, plan.temperature, first.tokenizer)
         # Under other rules answers have the target's distribution, but are not its own for a seed.
         compares = config.acceptance == COUPLED or not job.temperature
         yield Bench(endpoints, plan, what, compares, explain)
@@ -198,12 +206,34 @@ def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
     return config.model_copy(update=changes)
 
 
-def _that_fit(
-    prompts: Sequence[BenchPrompt], tokenizer: PreTrainedTokenizerBase, room: int
+def _with_lengths(
+    prompts: Sequence[BenchPrompt], tokenizer: PreTrainedTokenizerBase
 ) -> list[BenchPrompt]:
-    fit = [prompt for prompt in prompts if len(tokenizer(prompt.text)["input_ids"]) <= room]
+    """Answers as long as those of the dataset. Raises `ConfigError` where one has none."""
+    if not all(prompt.reference for prompt in prompts):
+        raise ConfigError("dataset-lengths", "the prompts have no answers of their own")
+    return [
+        replace(prompt, answer_tokens=max(len(tokenizer(prompt.reference)["input_ids"]), 1))
+        for prompt in prompts
+    ]
+
+
+def _that_fit(
+    prompts: Sequence[BenchPrompt], job: BenchJob, engine: AsyncEngine
+) -> list[BenchPrompt]:
+    """Those whose turns and answers have room in the context."""
+
+    def needed(prompt: BenchPrompt) -> int:
+        turns = [prompt.text, *prompt.with_turns(job.turns).further_turns]
+        frame = CHAT_FRAME if job.chat else 0
+        sizes = (len(engine.tokenizer(turn)["input_ids"]) for turn in turns)
+        return sum(size + frame + job.max_tokens for size in sizes)
+
+    fit = [prompt for prompt in prompts if needed(prompt) <= engine.max_model_len]
     if not fit:
         raise ConfigError(
-            "prompts", f"none fits the {room} tokens that the context leaves; lower --max-tokens"
+            "prompts",
+            f"none fits the context of {engine.max_model_len} tokens with its answers; lower "
+            "--max-tokens or --turns",
         )
     return fit

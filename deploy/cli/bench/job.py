@@ -11,14 +11,15 @@ from pydantic import Field
 
 from ....core.errors import ConfigError
 from ....measure.clients.load import Load
-from ....measure.clients.prompts import BenchPrompt
 from ....measure.clients.setting import Setting
+from ....measure.prompts.bench_prompt import BenchPrompt
 from ....measure.replay.recording import Recording
 from ....measure.runs.matched import Plan
 from ...settings.exposure import KEY_VARIABLE
 from ..flags import FlagGroup
 
 ApiKey = Annotated[str | None, Field(description="bearer token for the server")]
+Dataset = Literal["sharegpt", "mt-bench", "spec-bench", "mbpp", "gsm8k", "cnn-dm", "humaneval"]
 Drafters = Annotated[
     str | None,
     Field(
@@ -38,13 +39,36 @@ class BenchJob:
     prompts: Annotated[
         Path | None,
         Field(
-            description="JSON lines in Spec-Bench's form (turns), HumanEval's (task_id, prompt) or "
-            "ours (name, prompt); default: the bundled held-out prompts"
+            description="file of a dataset in its published form (JSON lines, a JSON list or CSV): "
+            "Spec-Bench, MT-Bench, HumanEval, GSM8K, MBPP, CNN/DM or ShareGPT; or lines with name "
+            "and prompt; default: the bundled held-out prompts"
         ),
+    ] = None
+    dataset: Annotated[
+        Dataset | None,
+        Field(description="form of --prompts; default: as the keys of its rows tell"),
     ] = None
     num_prompts: Annotated[
         int, Field(ge=1, description="prompts of a round, spread evenly over the file")
     ] = 16
+    turns: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="turns of a conversation that are asked, one after the other; the answers "
+            "stay in it",
+        ),
+    ] = 1
+    chat: Annotated[
+        bool, Field(description="prompts are said by a user, through the model's chat template")
+    ] = False
+    dataset_lengths: Annotated[
+        bool,
+        Field(description="answers are as long as the dataset's own, --max-tokens at most"),
+    ] = False
+    dataset_times: Annotated[
+        bool, Field(description="requests come at the times that the dataset tells")
+    ] = False
     max_tokens: Annotated[int, Field(ge=1, description="tokens of each answer")] = 128
     temperature: Annotated[float, Field(ge=0, description="of the sampling; 0: greedy")] = 0.0
     seed: Annotated[int, Field(ge=0, description="of the sampling and of the arrival times")] = 0
@@ -123,6 +147,12 @@ class BenchJob:
     rows: tuple[Setting, ...] | None = None
 
     @property
+    def asks_plainly(self) -> bool:
+        """Whether every prompt is a text that gets one answer, at no time of its own."""
+        is_timed = self.dataset_times or self.dataset_lengths
+        return self.turns == 1 and not self.chat and not is_timed
+
+    @property
     def profiles(self) -> tuple[str, ...]:
         """The profiles of the suite's rows."""
         return (self.profile,) if self.profile else ("paper", "draftline")
@@ -143,22 +173,30 @@ class BenchJob:
 
     @property
     def load(self) -> Load:
-        """How requests come: one at a time unless a concurrency or a rate is asked for."""
-        is_default = self.concurrency is None and self.request_rate is None
+        """How requests come: one at a time unless a concurrency, a rate or times are asked for."""
+        is_timed = self.dataset_times or self.request_rate is not None
+        is_default = self.concurrency is None and not is_timed
         concurrency = 1 if is_default else self.concurrency
         return Load(concurrency=concurrency, request_rate=self.request_rate, seed=self.seed)
 
     def plan(self, prompts: Sequence[BenchPrompt]) -> Plan:
-        """The matched runs over `prompts`."""
+        """The matched runs over `prompts`. Raises `ConfigError` where these lack times."""
+        load = self.load
+        if self.dataset_times:
+            times = [prompt.arrives_s for prompt in prompts]
+            if None in times:
+                raise ConfigError("dataset-times", "the prompts tell no times (timestamp)")
+            load = replace(load, arrivals=tuple(time or 0.0 for time in times))
         return Plan(
-            prompts=prompts,
+            prompts=[prompt.with_turns(self.turns) for prompt in prompts],
+            is_chat=self.chat,
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             seed=self.seed,
             ignore_eos=self.ignore_eos,
             rounds=self.rounds,
             warm_up=self.warm_up,
-            load=self.load,
+            load=load,
         )
 
     def as_recorded(self, recording: Recording) -> BenchJob:

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from ....core.errors import ConfigError
 from ....measure.clients.http_endpoint import HttpEndpoint
-from ....measure.clients.prompts import spread
 from ....measure.clients.setting import matched_settings
+from ....measure.prompts.bench_prompt import spread
 from ....measure.report.lossless_report import LosslessReport
 from ....measure.runs.distribution import check_first_token, check_seeds
 from ....measure.runs.lossless import check_answers

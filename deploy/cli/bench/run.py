@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ....measure.clients.prompts import BenchPrompt, spread
+from ....core.errors import ConfigError
 from ....measure.clients.setting import TARGET_ONLY
+from ....measure.prompts.bench_prompt import BenchPrompt, spread
 from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording
 from ....measure.report.intervals import tau_rows
@@ -18,7 +19,7 @@ from ....measure.report.plots import require_matplotlib, write_plots
 from ....measure.report.summary import BenchResult, best_fixed, summarise
 from ....measure.report.tables import print_result
 from ....measure.runs.equality import differences
-from ....measure.runs.matched import run_matched
+from ....measure.runs.matched import Runs, run_matched
 from ...ray_serve.runtime import quiet_libraries
 from .endpoints import Bench, open_engines, open_server
 from .job import BenchJob
@@ -48,20 +49,7 @@ def run_bench(job: BenchJob, settings: Mapping[str, Any], console: Console) -> i
 
 async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) -> BenchResult:
     """Run everything that a job asks for, and print its progress. Raises `DraftlineError`."""
-    recording = None if job.replay is None else read_recording(job.replay)
-    if recording is not None:
-        prompts = [BenchPrompt(answer.name, answer.prompt) for answer in recording.answers]
-        job = job.as_recorded(recording)
-    else:
-        prompts = spread(bench_prompts(job.prompts), job.num_prompts)
-    if job.base_url is not None:
-        opened = open_server(job, prompts)
-    else:
-        opened = open_engines(job, settings, prompts, recording)
-    tell = console.print if console.is_terminal else lambda _text: None
-    async with opened as bench:
-        console.print(_headline(bench, len(prompts)))
-        runs = await run_matched(bench.endpoints, bench.plan, tell)
+    job, bench, runs = await measured_runs(job, settings, console)
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
     faults = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
     best = best_fixed(runs, [setting.name for setting in bench.endpoints if setting.is_fixed])
@@ -69,10 +57,35 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
     return BenchResult(what, summarise(runs, TARGET_ONLY, best), faults, best, taus)
 
 
+async def measured_runs(
+    job: BenchJob, settings: Mapping[str, Any], console: Console
+) -> tuple[BenchJob, Bench, Runs]:
+    """The job, with a recording's parameters where it replays one; what was measured; its runs.
+
+    Raises `DraftlineError`.
+    """
+    recording = None if job.replay is None else read_recording(job.replay)
+    if not (job.asks_plainly or (job.record is None and job.replay is None)):
+        raise ConfigError("record", "and --replay hold single answers: no turns, chat or dataset's")
+    if recording is not None:
+        prompts = [BenchPrompt(answer.name, answer.prompt) for answer in recording.answers]
+        job = job.as_recorded(recording)
+    else:
+        prompts = spread(bench_prompts(job.prompts, job.dataset), job.num_prompts)
+    if job.base_url is not None:
+        opened = open_server(job, prompts)
+    else:
+        opened = open_engines(job, settings, prompts, recording)
+    tell = console.print if console.is_terminal else lambda _text: None
+    async with opened as bench:
+        console.print(_headline(bench, len(prompts)))
+        return job, bench, await run_matched(bench.endpoints, bench.plan, tell)
+
+
 def _headline(bench: Bench, num_prompts: int) -> str:
     plan, load = bench.plan, bench.plan.load
     if load.request_rate is None:
-        how = f"{load.concurrency} at once"
+        how = "at their own times" if load.arrivals else f"{load.concurrency} at once"
     else:
         how = f"{load.request_rate:g} a second"
     left_out = num_prompts - len(plan.prompts)
@@ -87,7 +100,12 @@ def _headline(bench: Bench, num_prompts: int) -> str:
 def _load_fields(job: BenchJob) -> dict[str, Any]:
     return {
         "prompts": "bundled" if job.prompts is None else job.prompts.name,
+        "dataset": job.dataset,
         "num_prompts": job.num_prompts,
+        "turns": job.turns,
+        "chat": job.chat,
+        "dataset_lengths": job.dataset_lengths,
+        "dataset_times": job.dataset_times,
         "max_tokens": job.max_tokens,
         "temperature": job.temperature,
         "seed": job.seed,

@@ -54,11 +54,11 @@ def main(
 
 def demo_documents() -> list[Document]:
     """Everything that the demo models were trained on and that no held-out prompt is cut from."""
-    return [document for file in training_files() for document in _cut(file)]
+    return [document for file in training_files() for document in cut(file)]
 
 
-def _cut(file: SourceFile) -> Iterator[Document]:
-    """Documents of whole paragraphs, in order."""
+def cut(file: SourceFile) -> Iterator[Document]:
+    """Documents of whole paragraphs, of about `DOCUMENT_CHARS`, in order."""
     text = ""
     for paragraph in file.text.split("\n\n"):
         text = f"{text}\n\n{paragraph}" if text else paragraph

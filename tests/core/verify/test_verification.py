@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,6 +48,52 @@ def drawn(name: str, distributions: Distributions, length: int) -> Propose:
         )
 
     return propose
+
+
+def grown(
+    name: str, distributions: Distributions, widths: tuple[int, ...], *, is_replaced: bool
+) -> Propose:
+    """A tree of draws, with or without replacement; its nodes stand level by level."""
+
+    def propose(rng: Rng) -> Proposal:
+        texts: list[Text] = [()]
+        parents: list[int] = []
+        declared: list[np.ndarray] = []
+        level = [ROOT]
+        for width in widths:
+            below = []
+            for node in level:
+                left = distributions[texts[node + 1]]
+                for _ in range(width):
+                    if not left.any():
+                        break
+                    # As float32 has it, and as the verifier reads that.
+                    told = left.astype(np.float32)
+                    exact = told.astype(np.float64) / told.sum(dtype=np.float64)
+                    token = rng.draw(exact)
+                    below.append(len(parents))
+                    parents.append(node)
+                    texts.append((*texts[node + 1], token))
+                    declared.append(told)
+                    if not is_replaced:
+                        left = without(left, token)
+            level = below
+        tokens = np.array([text[-1] for text in texts[1:]], dtype=np.int32)
+        ids = np.tile(np.arange(VOCAB, dtype=np.int32), (len(tokens), 1))
+        found = DraftDistributions(ids, np.array(declared, dtype=np.float32))
+        found.check(tokens, VOCAB)
+        log_probs = np.zeros(len(tokens), dtype=np.float32)
+        return Proposal(
+            name, tokens, np.array(parents, dtype=np.int32), log_probs, distributions=found
+        )
+
+    return propose
+
+
+def without(distribution: np.ndarray, token: int) -> np.ndarray:
+    left = distribution.copy()
+    left[token] = 0.0
+    return left / left.sum() if left.any() else left
 
 
 def fixed(*tokens: int) -> Propose:
@@ -97,6 +144,102 @@ def test_a_merged_and_cut_tree_keeps_the_target_s_distribution(rule: str, max_no
         [drawn("a", first, 1), fixed(2), drawn("b", second, 2)],
     ):
         assert deviation(committed(target, drafters, max_nodes, rule), target, 3) < EXACT
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize(
+    ("widths", "max_nodes"), [((2,), 9), ((3,), 2), ((2, 1), 9), ((1, 2), 9), ((2, 2), 4)]
+)
+def test_trees_of_draws_keep_the_target_s_distribution(
+    rule: str, is_replaced: bool, widths: tuple[int, ...], max_nodes: int
+) -> None:
+    rng = np.random.default_rng(sum(widths) + max_nodes)
+    target = random_distributions(rng, VOCAB, 3)
+    tree = grown("a", dyadic_distributions(rng, 2), widths, is_replaced=is_replaced)
+    assert deviation(committed(target, [tree], max_nodes, rule), target, 3) < EXACT
+    both = committed(target, [fixed(0), tree], max_nodes, rule)
+    if widths in {(2,), (2, 1)}:
+        assert deviation(both, target, 3) < EXACT
+
+
+def test_which_rule_decides_about_a_tree() -> None:
+    """k_seq needs draws of one distribution, traversal a node for each candidate."""
+    rng = np.random.default_rng(3)
+    distributions = dyadic_distributions(rng, 2)
+    distributions[()] = np.array([0.25, 0.25, 0.5])
+    replaced = grown("a", distributions, (2, 2), is_replaced=True)(SeededRng(1, 2))
+    not_replaced = grown("a", distributions, (2, 2), is_replaced=False)(SeededRng(1, 2))
+    assert [rule_for(rule, [replaced]) for rule in ("traversal", "k_seq", "block")] == [
+        "rejection", "k_seq", "rejection",
+    ]  # fmt: skip
+    assert [rule_for(rule, [not_replaced]) for rule in ("traversal", "k_seq", "block")] == [
+        "traversal", "rejection", "rejection",
+    ]  # fmt: skip
+
+
+def by_value(tree: Propose, distributions: Distributions) -> Propose:
+    """The likelier of two drawn siblings first."""
+
+    def propose(rng: Rng) -> Proposal:
+        found = tree(rng)
+        order = sorted(range(2), key=lambda node: -distributions[()][found.tokens[node]])
+        declared = found.distributions
+        assert declared is not None
+        return Proposal(
+            found.source, found.tokens[order], found.parents, found.log_probs,
+            distributions=declared.rows([0, 1]),
+        )  # fmt: skip
+
+    return propose
+
+
+def told(tree: Propose, first: int) -> Propose:
+    """Every node declares what node `first` does."""
+
+    def propose(rng: Rng) -> Proposal:
+        found = tree(rng)
+        declared = found.distributions
+        assert declared is not None
+        same = declared.rows([first] * len(found.tokens))
+        return replace(found, distributions=same)
+
+    return propose
+
+
+@pytest.mark.parametrize("name", ["sorted by value", "without replacement, not renormalised"])
+def test_wrong_trees_of_draws_are_seen(name: str) -> None:
+    found = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        target, distributions = random_distributions(rng, VOCAB, 3), dyadic_distributions(rng, 2)
+        if name == "sorted by value":
+            pair = grown("a", distributions, (2,), is_replaced=True)
+            tree = by_value(pair, distributions)
+        else:
+            tree = told(grown("a", distributions, (2,), is_replaced=False), 0)
+        found.append(deviation(committed(target, [tree], 9, "rejection"), target, 2))
+    assert max(found) > 1e-2
+
+
+def test_a_tree_that_was_cut_by_value_is_seen() -> None:
+    rng = np.random.default_rng(8)
+    target, distributions = random_distributions(rng, VOCAB, 3), dyadic_distributions(rng, 2)
+    tree = grown("a", distributions, (2,), is_replaced=False)
+
+    def likelier(found_by: Rng) -> Proposal:
+        found = tree(found_by)
+        kept = [
+            max(range(len(found.tokens)), key=lambda node: distributions[()][found.tokens[node]])
+        ]
+        declared = found.distributions
+        assert declared is not None
+        return Proposal(
+            "a", found.tokens[kept], found.parents[kept], found.log_probs[kept],
+            distributions=declared.rows(kept),
+        )  # fmt: skip
+
+    assert deviation(committed(target, [likelier], 9, "rejection"), target, 2) > 1e-3
 
 
 def test_a_cut_that_looks_at_the_drawn_token_is_seen() -> None:

@@ -131,9 +131,36 @@ def test_a_replay_of_another_model_is_refused(checkpoint: Path, tmp_path: Path) 
     assert "is no recording of draftline bench" in str(result.exception)
 
 
+def test_conversations_keep_their_answers(checkpoint: Path, tmp_path: Path) -> None:
+    path, output = tmp_path / "p.jsonl", tmp_path / "b.json"
+    rows = [
+        {"question_id": 1, "category": "qa", "turns": ["ab", "cd"]},
+        {"question_id": 2, "category": "math", "turns": ["x = 1"]},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    arguments = ["bench", str(checkpoint), "--speculative-config", '[{"kind": "suffix"}]']
+    arguments += ["--prompts", str(path), "--num-prompts", "2", "--max-tokens", "9", "--turns", "2"]
+    result = runner.invoke(cli.app, [*arguments, "--rounds", "1", "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    assert "all answers are the same" in result.output
+    data = json.loads(output.read_text())
+    assert data["load"]["turns"] == 2
+    serve = data["settings"]["suffix"]["serve"]
+    # Prompts of two letters, of two, nine answered, two and three others, and of five.
+    assert (serve["completed"], serve["total_output_tokens"]) == (3, 27)
+    assert serve["total_input_tokens"] > 2 + (2 + 9 + 2) + 5
+    [target, _] = data["taus"]
+    assert set(target["by_category"]) == {"qa", "math"}
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--dataset", "gsm8k"], "dataset: needs the dataset's file"),
+        (["--dataset-times"], "dataset-times: the prompts tell no times"),
+        (["--dataset-lengths"], "dataset-lengths: the prompts have no answers"),
+        (["--turns", "2", "--record", "r"], "record: and --replay hold single answers"),
+        (["--base-url", "http://localhost:1", "--dataset-lengths"], "dataset-lengths: needs the"),
         (["--suite", "spectra", "--drafters", "all"], "suite: brings its own drafters"),
         (["--base-url", "http://localhost:1", "--record", "r"], "record: needs an engine"),
     ],

@@ -1,0 +1,148 @@
+"""What is refinement worth? Stores of low, high, random perplexity, of equal numbers of tokens.
+
+    python -m draftline.benchmarks.retrieval.refinement
+
+The corpus are installed packages that the demo target was not trained on. Its answers to held-out
+prompts are recorded and replayed with every store, alone and behind CORE. The lowest perplexities
+and what covers most stand beside random draws of as many tokens; differences have 95 % intervals
+from bootstrap draws over prompts and over the random stores. Text of the target's own is the
+positive control: were that worth nothing either, the experiment would show nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from ....deploy.cli.bench.job import BenchJob
+from ....deploy.cli.corpus.model import CorpusModel, open_corpus_model
+from ....deploy.ray_serve.runtime import quiet_libraries
+from ....measure.records.record import machine
+from ....measure.replay.recording import read_recording
+from ....retrieval_store.corpus.documents import TokenizedDocument
+from .corpus import corpus
+from .plot import write_plot
+from .replays import contexts_of, counts_of_stores, lookup_us, record, write_store
+from .selection import Choice, Scored, choices
+from .table import rows_of, show
+from .target import own_texts, scored
+
+RESULTS = Path(__file__).parents[2] / "results" / "refinement.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What was asked for; shares are of the corpus's tokens."""
+
+    tokens: int
+    far_share: float
+    drops_compressible: bool
+    shares: tuple[float, ...]
+    draws: int
+    num_prompts: int
+    max_tokens: int
+    temperatures: tuple[float, ...]
+    prompts: str
+
+
+def main(  # noqa: PLR0913 - one parameter a flag
+    *,
+    tokens: Annotated[int, typer.Option(help="Of the whole corpus.")] = 1_500_000,
+    far_share: Annotated[
+        float, typer.Option(help="Share of C, HTML, prose and lists; the rest is Python.")
+    ] = 0.5,
+    keep_compressible: Annotated[
+        bool, typer.Option(help="Documents that are one line over and over stay.")
+    ] = False,
+    shares: Annotated[str, typer.Option(help="Of the corpus's tokens.")] = "0.05,0.2",
+    draws: Annotated[int, typer.Option(help="Random stores of each share.")] = 20,
+    prompts: Annotated[
+        Path | None, typer.Option(help="File of prompts; default: the bundled ones.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(help="Prompts.")] = 66,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
+    temperatures: Annotated[str, typer.Option(help="Of the answers.")] = "0,1",
+    output: Annotated[Path, typer.Option(help="Where the JSON goes; beside it a PNG.")] = RESULTS,
+) -> None:
+    """Score, build the stores, record, replay, print, write."""
+    quiet_libraries()
+    console = Console(width=110, highlight=False)
+    experiment = Experiment(
+        tokens=tokens,
+        far_share=far_share,
+        drops_compressible=not keep_compressible,
+        shares=tuple(map(float, shares.split(","))),
+        draws=draws,
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        temperatures=tuple(map(float, temperatures.split(","))),
+        prompts="bundled" if prompts is None else prompts.name,
+    )
+    model = open_corpus_model("demo")
+    documents = corpus(model, tokens, far_share, drops_compressible=not keep_compressible)
+    judged = scored(model, documents)
+    found = list(choices(judged, experiment.shares, draws))
+    content: dict[str, Any] = {"machine": machine().fields(), **asdict(experiment), "runs": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for temperature in experiment.temperatures:
+            job = BenchJob(
+                prompts=prompts, num_prompts=num_prompts, max_tokens=max_tokens,
+                temperature=temperature, rounds=1, warm_up=False, concurrency=8,
+            )  # fmt: skip
+            place = Path(folder) / f"t{temperature:g}"
+            rows = _measured(job, place, model, (documents, judged, found), console)
+            content["runs"].append({"temperature": temperature, "stores": rows})
+            output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            show(rows, temperature, console)
+    console.print(machine().line())
+    write_plot(content["runs"], output.with_suffix(".png"))
+
+
+def _measured(
+    job: BenchJob,
+    folder: Path,
+    model: CorpusModel,
+    chosen: tuple[Sequence[TokenizedDocument], Sequence[Scored], Sequence[Choice]],
+    console: Console,
+) -> list[dict[str, Any]]:
+    documents, judged, found = chosen
+    answers = folder / "answers.jsonl"
+    record(job, answers, console)
+    texts = [answer.text_ids for answer in read_recording(answers).answers]
+    budget = min(choice.budget for choice in found)
+    control = own_texts(
+        [one.ids for one in documents], budget, job.temperature, max_tokens=job.max_tokens
+    )
+    segments = {
+        choice.name: write_store(
+            folder / choice.name, [documents[i].ids for i in choice.indices], model
+        )
+        for choice in found
+    }
+    segments["own"] = write_store(folder / "own", control, model)
+    contexts = contexts_of(texts)
+    lookups = {
+        name: lookup_us(segment, contexts)
+        for name, segment in segments.items()
+        if not name.startswith("random") or name.endswith("-0")
+    }
+    replay = BenchJob(replay=answers, rounds=1, warm_up=False, concurrency=8)
+    counts = counts_of_stores(replay, {name: folder / name for name in segments}, console)
+    perplexities = {
+        choice.name: float(np.median([judged[i].perplexity for i in choice.indices]))
+        for choice in found
+    }
+    sizes = {name: segment.header.num_tokens for name, segment in segments.items()}
+    return rows_of([*found, Choice("own", budget, 0, ())], counts, sizes, perplexities, lookups)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,117 @@
+"""The rows of the experiment: tau of every store, and its difference to random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ....core.arrays import Float64
+from ....measure.report.intervals import Interval, drawn_taus, interval
+from .selection import Choice
+
+MODES = {"alone": "", "with_core": "+core"}
+
+
+def rows_of(
+    stores: Sequence[Choice],
+    counts: Mapping[str, Float64],
+    sizes: Mapping[str, int],
+    perplexities: Mapping[str, float],
+    lookups: Mapping[str, float],
+) -> list[dict[str, Any]]:
+    """A row for each store but the random ones, which share one for each budget.
+
+    counts  float64 [prompts, 2] of each store's name, and of it with CORE
+    """
+    rows = [_core_row(counts)]
+    for budget in sorted({store.budget for store in stores}, reverse=True):
+        own = [store for store in stores if store.budget == budget]
+        drawn = [store.name for store in own if store.kind == "random"]
+        for store in own:
+            if store.kind == "random" and store.draw:
+                continue
+            row: dict[str, Any] = {
+                "kind": store.kind,
+                "tokens": sizes[store.name],
+                "median_perplexity": perplexities.get(store.name),
+                "lookup_us": lookups.get(store.name),
+            }
+            for mode, suffix in MODES.items():
+                if store.kind == "random":
+                    row[mode] = asdict(_mean(drawn, suffix, counts))
+                    taus = [_tau(counts[f"{name}{suffix}"]) for name in drawn]
+                    row[f"{mode}_least_most"] = [min(taus), max(taus)]
+                    continue
+                row[mode] = asdict(_of(store.name, suffix, counts))
+                if drawn:
+                    row[f"{mode}_beyond_random"] = asdict(
+                        _beyond(store.name, drawn, suffix, counts)
+                    )
+            rows.append(row)
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]], temperature: float, console: Console) -> None:
+    """Print the rows."""
+    table = Table(
+        "store", "tokens", "perplexity", "lookup, us", "tau", "beyond random", "with CORE",
+        "beyond random", box=None, title=f"temperature {temperature:g}", title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        cells = [row["kind"], f"{row['tokens']:,}" if row["tokens"] else ""]
+        for key in ("median_perplexity", "lookup_us"):
+            cells.append("" if row.get(key) is None else f"{row[key]:.1f}")
+        for mode in MODES:
+            for key, sign in ((mode, ""), (f"{mode}_beyond_random", "+")):
+                cells.append(_shown(row.get(key), sign))
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _shown(one: Mapping[str, float] | None, sign: str) -> str:
+    if one is None:
+        return ""
+    ends = f"({one['low']:{sign}.3f} - {one['high']:{sign}.3f})"
+    return f"{one['value']:{sign}.3f} {ends}"
+
+
+def _core_row(counts: Mapping[str, Float64]) -> dict[str, Any]:
+    return {"kind": "CORE alone", "tokens": 0, "with_core": asdict(_of("core", "", counts))}
+
+
+def _tau(counts: Float64) -> float:
+    tokens, steps = counts.sum(axis=0)
+    return float(tokens / steps)
+
+
+def _of(name: str, suffix: str, counts: Mapping[str, Float64]) -> Interval:
+    whole, drawn = drawn_taus(counts[f"{name}{suffix}"][None])
+    return interval(whole[0], drawn[:, 0])
+
+
+def _mean(names: Sequence[str], suffix: str, counts: Mapping[str, Float64]) -> Interval:
+    """The mean of several stores, in draws of prompts and of stores."""
+    whole, drawn = drawn_taus(np.stack([counts[f"{name}{suffix}"] for name in names]))
+    return interval(whole.mean(), _resampled(drawn))
+
+
+def _beyond(
+    name: str, others: Sequence[str], suffix: str, counts: Mapping[str, Float64]
+) -> Interval:
+    """How much more tau a store has than the mean of others, on the same draws of prompts."""
+    totals = np.stack([counts[f"{one}{suffix}"] for one in (name, *others)])
+    whole, drawn = drawn_taus(totals)
+    return interval(whole[0] - whole[1:].mean(), drawn[:, 0] - _resampled(drawn[:, 1:]))
+
+
+def _resampled(drawn: Float64) -> Float64:
+    """float64 [draws]: the mean over stores that were drawn with replacement, too."""
+    rng = np.random.default_rng(1)
+    count = drawn.shape[1]
+    weights = rng.multinomial(count, np.full(count, 1 / count), len(drawn)) / count
+    return (drawn * weights).sum(axis=1)

@@ -1,0 +1,63 @@
+"""Siblings of a tree that are drawn from the model's distribution, which is declared.
+
+SpecInfer draws with replacement (Miao et al., arXiv 2305.09781), Sequoia without (Chen et al.,
+arXiv 2402.12374). The order of the tests is that of the draws. See docs/algorithms/drafters.md,
+"Model trees".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.steps import StepOutput
+from .text_distribution import DraftDistribution
+
+AUTO, NO_DRAWS = "auto", "none"
+WITH_REPLACEMENT, WITHOUT_REPLACEMENT = "with_replacement", "without_replacement"
+DRAWS = (AUTO, NO_DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDraws:
+    """How the candidates after a node are drawn.
+
+    size  draws are among so many of the most probable tokens
+    """
+
+    size: int
+    temperature: float
+    is_replaced: bool
+    rng: np.random.Generator
+
+    def candidates(self, output: StepOutput, row: int, count: int) -> list[DrawnToken]:
+        """`count` draws after `row`, in their order; fewer where no further token can be drawn."""
+        assert output.top is not None
+        ids, log_probs = output.top.ids[row, : self.size], output.top.log_probs[row, : self.size]
+        weights = np.exp((log_probs - log_probs.max()).astype(np.float64) / self.temperature)
+        drawn: list[DrawnToken] = []
+        while len(drawn) < count and weights.any():
+            # What is declared is what is drawn from, rounding included.
+            probs = (weights / weights.sum()).astype(np.float32)
+            sums = np.cumsum(probs, dtype=np.float64)
+            index = int(np.searchsorted(sums, self.rng.random() * sums[-1], side="right"))
+            index = min(index, int(np.flatnonzero(probs)[-1]))
+            drawn.append(
+                DrawnToken(
+                    int(ids[index]), float(np.log(probs[index])), DraftDistribution(ids, probs)
+                )
+            )
+            if not self.is_replaced:
+                weights[index] = 0.0
+        return drawn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnToken:
+    """A candidate, its log-probability, and the distribution that it was drawn from, given the
+    draws before it."""
+
+    token: int
+    log_prob: float
+    distribution: DraftDistribution

@@ -1,0 +1,124 @@
+"""The forms that datasets are published in: what a row of each says.
+
+A row's form is told by its keys, so that a file need not be named. Texts become prompts as the
+papers have them, where a paper has a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .bench_prompt import BenchPrompt
+
+Row = Mapping[str, Any]
+# Keys that name a row, the first that it has.
+NAMES = ("question_id", "task_id", "name", "id")
+# Who speaks for the user, and who answers, in ShareGPT's files.
+USERS, ANSWERERS = ("human", "user"), ("gpt", "chatgpt", "assistant", "bard", "bing")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a dataset's rows are read.
+
+    keys   that a row must have, and that tell this form from those after it
+    read   the prompt of a row, whose name is given; None: nobody asks in it, or nobody answers.
+           Raises `ValueError` for a row that is damaged
+    """
+
+    keys: tuple[str, ...]
+    read: Callable[[str, Row], BenchPrompt | None]
+
+
+def _turns(name: str, row: Row) -> BenchPrompt:
+    """Spec-Bench and MT-Bench: `question_id`, `category`, `turns`, at times `reference`."""
+    turns = row["turns"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(one, str) for one in turns):
+        raise ValueError("turns: expected a list of texts")
+    category = str(row.get("category", ""))
+    return BenchPrompt(name, turns[0], category, tuple(turns[1:]))
+
+
+def _prompt(name: str, row: Row) -> BenchPrompt:
+    """HumanEval: `task_id`, `prompt`, `canonical_solution`; ours: `name`, `prompt`."""
+    reference = row.get("canonical_solution") or ""
+    return BenchPrompt(name, _text(row, "prompt"), str(row.get("category", "")), (), reference)
+
+
+def _gsm8k(name: str, row: Row) -> BenchPrompt:
+    """GSM8K: `question`, `answer`."""
+    question = f"Question: {_text(row, 'question')}\nAnswer:"
+    return BenchPrompt(name, question, reference=_text(row, "answer"))
+
+
+def _mbpp(name: str, row: Row) -> BenchPrompt:
+    """MBPP: `text` (`prompt` in the sanitized file), `code`, `test_list`; the paper's prompt."""
+    task = _text(row, "text" if "text" in row else "prompt")
+    tests = "\n".join(map(str, row["test_list"]))
+    text = (
+        f"You are an expert Python programmer, and here is your task: {task} Your code should pass "
+        f"these tests:\n\n{tests}\n"
+    )
+    return BenchPrompt(name, text, reference=_text(row, "code"))
+
+
+def _cnn_dm(name: str, row: Row) -> BenchPrompt:
+    """CNN/DailyMail: `article`, `highlights`."""
+    return BenchPrompt(
+        name, f"Summarize: {_text(row, 'article')}", reference=_text(row, "highlights")
+    )
+
+
+def _sharegpt(name: str, row: Row) -> BenchPrompt | None:
+    """ShareGPT: `conversations` of `from` and `value`; a trace also has `timestamp`, in seconds."""
+    said = [(one.get("from"), one.get("value")) for one in _list(row, "conversations")]
+    turns = [text for who, text in said if who in USERS and text]
+    answers = [text for who, text in said if who in ANSWERERS and text]
+    if not turns or not answers:
+        return None
+    when = row.get("timestamp")
+    if when is not None and not isinstance(when, int | float):
+        raise ValueError("timestamp: expected seconds")
+    return BenchPrompt(
+        name, turns[0], further_turns=tuple(turns[1:]), reference=answers[0],
+        arrives_s=None if when is None else float(when),
+    )  # fmt: skip
+
+
+# In the order in which keys are tried.
+FORMS: Mapping[str, Form] = {
+    "sharegpt": Form(("conversations",), _sharegpt),
+    "mt-bench": Form(("turns",), _turns),
+    "spec-bench": Form(("turns",), _turns),
+    "mbpp": Form(("test_list", "code"), _mbpp),
+    "gsm8k": Form(("question", "answer"), _gsm8k),
+    "cnn-dm": Form(("article", "highlights"), _cnn_dm),
+    "humaneval": Form(("prompt",), _prompt),
+}
+KNOWN = "`turns` (Spec-Bench, MT-Bench), `prompt` (HumanEval), or the keys of another dataset"
+
+
+def form_of(row: Row) -> Form | None:
+    """The form that a row's keys tell; None: none."""
+    return next((form for form in FORMS.values() if row.keys() >= set(form.keys)), None)
+
+
+def name_of(row: Row, otherwise: str) -> str:
+    """What a row is called."""
+    return next((str(row[key]) for key in NAMES if key in row), otherwise)
+
+
+def _text(row: Row, key: str) -> str:
+    value = row[key]
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{key}: expected a text")
+    return value
+
+
+def _list(row: Row, key: str) -> Sequence[Mapping[str, Any]]:
+    value = row[key]
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        raise ValueError(f"{key}: expected a list of objects")
+    return value
