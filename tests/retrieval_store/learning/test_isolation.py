@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftline.core.arrays import Int32, Int64
+from draftline.core.arrays import Int64
 from draftline.retrieval_store.search import lookup as lookup_module
 from draftline.retrieval_store.search.lookup import SegmentLookup
 from draftline.retrieval_store.segment.segment import Segment
@@ -48,9 +48,9 @@ class Work:
         self.rows: list[Int64] = []
         walk: Any = lookup_module._subtree
 
-        def recorded(rows: Int64, text: Int32, budget: int) -> Any:
+        def recorded(rows: Int64, *rest: Any) -> Any:
             self.rows.append(rows.copy())
-            return walk(rows, text, budget)
+            return walk(rows, *rest)
 
         monkeypatch.setattr(lookup_module, "_subtree", recorded)
 
