@@ -125,6 +125,8 @@ def serve_tiny(
 ) -> tuple[list[list[str]], str, int]:
     """What the streams heard, what the server printed after it was ready, its exit code."""
     arguments = [str(checkpoint), "--served-model-name", "tiny", "--speculative-config", "[]"]
+    # Or the answers are over before the signal comes.
+    arguments += ["--multi-step-ms", "0"]
     arguments += ["--backend", backend, "--drain-timeout", drain_timeout]
     with served_model(*arguments) as served:
         heard = streams_through_sigterm(served)
