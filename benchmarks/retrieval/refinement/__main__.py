@@ -118,7 +118,8 @@ def _measured(
     record(job, answers, console)
     texts = [answer.text_ids for answer in read_recording(answers).answers]
     budget = min(choice.budget for choice in found)
-    control = own_texts(
+    own = Choice("own", budget, 0, ())
+    said = own_texts(
         [one.ids for one in documents], budget, job.temperature, max_tokens=job.max_tokens
     )
     segments = {
@@ -127,7 +128,7 @@ def _measured(
         )
         for choice in found
     }
-    segments["own"] = write_store(folder / "own", control, model)
+    segments[own.name] = write_store(folder / own.name, said, model)
     contexts = contexts_of(texts)
     lookups = {
         name: lookup_us(segment, contexts)
@@ -141,7 +142,7 @@ def _measured(
         for choice in found
     }
     sizes = {name: segment.header.num_tokens for name, segment in segments.items()}
-    return rows_of([*found, Choice("own", budget, 0, ())], counts, sizes, perplexities, lookups)
+    return rows_of([*found, own], counts, sizes, perplexities, lookups)
 
 
 if __name__ == "__main__":
