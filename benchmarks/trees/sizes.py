@@ -2,9 +2,9 @@
 
     python -m draftline.benchmarks.trees.sizes
 
-The demo's small model drafts. `dynamic` and `sequoia` are verified whole, whatever that costs: what
-is compared is the shape. `dynamic, adaptive` lets the engine buy the nodes that are worth their
-time, of as many at most.
+The demo's small model drafts. `dynamic` trees have all the nodes; of `sequoia` that is the bound,
+and it chooses its own size and depth by what they take. Both are verified whole; with `adaptive`
+the engine buys of their nodes those that are worth their time.
 """
 
 from __future__ import annotations

@@ -42,16 +42,16 @@ class MultiStep:
 
     def num_steps(self, num_requests: int, cost: StepCost, most: int) -> int:
         """Tokens of each of so many requests in their next step, at most `most`."""
-        seconds = self._each_s(num_requests, cost)
-        if not self._is_possible() or seconds * 2 > self._limit_s or most < 2:
+        seconds = self._each_s(num_requests, cost, _one_s(num_requests, cost))
+        if not self._is_short(seconds) or most < 2:
             return 1
         return min(int(self._limit_s / seconds), MOST_STEPS, most)
 
     def round_s(self, num_requests: int, cost: StepCost) -> float:
         """Seconds of plain decoding for a token of each request."""
-        if self.num_steps(num_requests, cost, MOST_STEPS) == 1:
-            return _one_s(num_requests, cost)
-        return self._each_s(num_requests, cost)
+        one_s = _one_s(num_requests, cost)
+        seconds = self._each_s(num_requests, cost, one_s)
+        return seconds if self._is_short(seconds) else one_s
 
     def record(self, num_requests: int, num_passes: int, seconds: float, cost: StepCost) -> None:
         """Learn what a round with so many tokens of each request took."""
@@ -60,13 +60,17 @@ class MultiStep:
         self._request_s = _follow(self._request_s if self._seconds else added, added)
         self._seconds[bucket] = _follow(self._seconds.get(bucket, each), each)
 
-    def _each_s(self, num_requests: int, cost: StepCost) -> float:
-        """No longer than a round of a single token each."""
+    def _is_short(self, seconds: float) -> bool:
+        """Whether a step may decode two tokens or more that take so long each."""
+        return self._is_possible() and seconds * 2 <= self._limit_s
+
+    def _each_s(self, num_requests: int, cost: StepCost, one_s: float) -> float:
+        """No longer than a round of a single token each, `one_s`."""
         each = self._seconds.get(bucket_of(num_requests))
         if each is None:
             idle_s = cost.idle_seconds(num_requests)
             each = max(idle_s + num_requests * self._request_s, LEAST_SHARE * idle_s)
-        return min(each, _one_s(num_requests, cost))
+        return min(each, one_s)
 
 
 def _one_s(num_requests: int, cost: StepCost) -> float:

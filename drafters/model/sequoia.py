@@ -41,6 +41,8 @@ class SequoiaShapes:
         self._verify = LineFit(TIME_DECAY)
         self._shapes: dict[tuple[int, int], TreeShape] = {}
         self._num_left = KEPT_FOR
+        # Compiles the loops, or reads them from disk, before a request waits for them.
+        self._best(1, 1)
 
     @property
     def acceptance(self) -> Float64:

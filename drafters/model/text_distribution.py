@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.arrays import Float32, Int32
+from ...core.arrays import Float32, Float64, Int32
 from ...core.logits_params import LogitsParams
 from ...core.proposals import DraftDistributions, DraftRequest
 from ...core.request.allowed_tokens import AllowedTokens, allowed_tokens_of
@@ -105,13 +105,24 @@ def draw(
     """
     assert output.top is not None
     ids, log_probs = output.top.ids[row, :size], output.top.log_probs[row, :size]
-    weights = np.exp((log_probs - log_probs.max()).astype(np.float64) / temperature)
-    # What is declared is what is drawn from, rounding included.
-    distribution = (weights / weights.sum()).astype(np.float32)
-    sums = np.cumsum(distribution, dtype=np.float64)
+    index, probs = draw_index(weights_of(log_probs, temperature), rng)
+    return int(ids[index]), float(np.log(probs[index])), DraftDistribution(ids, probs)
+
+
+def weights_of(log_probs: Float32, temperature: float) -> Float64:
+    """float64 [n]: in proportion to the probabilities at a temperature."""
+    return np.exp((log_probs - log_probs.max()).astype(np.float64) / temperature)
+
+
+def draw_index(weights: Float64, rng: np.random.Generator) -> tuple[int, Float32]:
+    """A place drawn by its weight, of which one is above 0, and float32 [n] probabilities.
+
+    These are what is drawn from, rounding included: they may be declared.
+    """
+    probs = (weights / weights.sum()).astype(np.float32)
+    sums = np.cumsum(probs, dtype=np.float64)
     index = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
-    index = min(index, int(np.flatnonzero(distribution)[-1]))
-    return int(ids[index]), float(np.log(distribution[index])), DraftDistribution(ids, distribution)
+    return min(index, int(np.flatnonzero(probs)[-1])), probs
 
 
 def stacked(distributions: Sequence[DraftDistribution]) -> DraftDistributions | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.steps import StepOutput
-from .text_distribution import DraftDistribution
+from .text_distribution import DraftDistribution, draw_index, weights_of
 
 AUTO, NO_DRAWS = "auto", "none"
 WITH_REPLACEMENT, WITHOUT_REPLACEMENT = "with_replacement", "without_replacement"
@@ -35,14 +35,10 @@ class TreeDraws:
         """`count` draws after `row`, in their order; fewer where no further token can be drawn."""
         assert output.top is not None
         ids, log_probs = output.top.ids[row, : self.size], output.top.log_probs[row, : self.size]
-        weights = np.exp((log_probs - log_probs.max()).astype(np.float64) / self.temperature)
+        weights = weights_of(log_probs, self.temperature)
         drawn: list[DrawnToken] = []
         while len(drawn) < count and weights.any():
-            # What is declared is what is drawn from, rounding included.
-            probs = (weights / weights.sum()).astype(np.float32)
-            sums = np.cumsum(probs, dtype=np.float64)
-            index = int(np.searchsorted(sums, self.rng.random() * sums[-1], side="right"))
-            index = min(index, int(np.flatnonzero(probs)[-1]))
+            index, probs = draw_index(weights, self.rng)
             drawn.append(
                 DrawnToken(
                     int(ids[index]), float(np.log(probs[index])), DraftDistribution(ids, probs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,6 @@ class BenchPrompt:
     reference: str = ""
     answer_tokens: int | None = None
     arrives_s: float | None = None
-
-    def with_turns(self, count: int) -> BenchPrompt:
-        """The first `count` turns, or all that there are."""
-        return replace(self, further_turns=self.further_turns[: count - 1])
 
 
 def spread(prompts: Sequence[BenchPrompt], count: int | None) -> list[BenchPrompt]:

@@ -43,7 +43,7 @@ def _turns(name: str, row: Row) -> BenchPrompt:
 
 def _prompt(name: str, row: Row) -> BenchPrompt:
     """HumanEval: `task_id`, `prompt`, `canonical_solution`; ours: `name`, `prompt`."""
-    reference = row.get("canonical_solution") or ""
+    reference = str(row.get("canonical_solution") or "")
     return BenchPrompt(name, _text(row, "prompt"), str(row.get("category", "")), (), reference)
 
 
@@ -56,10 +56,13 @@ def _gsm8k(name: str, row: Row) -> BenchPrompt:
 def _mbpp(name: str, row: Row) -> BenchPrompt:
     """MBPP: `text` (`prompt` in the sanitized file), `code`, `test_list`; the paper's prompt."""
     task = _text(row, "text" if "text" in row else "prompt")
-    tests = "\n".join(map(str, row["test_list"]))
+    tests = row["test_list"]
+    if not isinstance(tests, list):
+        raise ValueError("test_list: expected a list")
+    listed = "\n".join(map(str, tests))
     text = (
         f"You are an expert Python programmer, and here is your task: {task} Your code should pass "
-        f"these tests:\n\n{tests}\n"
+        f"these tests:\n\n{listed}\n"
     )
     return BenchPrompt(name, text, reference=_text(row, "code"))
 
@@ -111,7 +114,7 @@ def name_of(row: Row, otherwise: str) -> str:
 
 
 def _text(row: Row, key: str) -> str:
-    value = row[key]
+    value = row.get(key)
     if not isinstance(value, str) or not value:
         raise ValueError(f"{key}: expected a text")
     return value

@@ -127,7 +127,8 @@ def _interval(interval: Interval, sign: str = "") -> tuple[str, str]:
 
 
 def _ends(interval: Interval, sign: str = "") -> str:
-    return f"({interval.low:{sign}.2f} - {interval.high:{sign}.2f})"
+    between = "to" if sign else "-"
+    return f"({interval.low:{sign}.2f} {between} {interval.high:{sign}.2f})"
 
 
 def _sources(counts: SpecCounts) -> str:

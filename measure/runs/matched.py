@@ -17,6 +17,7 @@ from ..records.run_metrics import RunMetrics, run_metrics
 class Plan:
     """What every setting is asked. Prompt i is sampled with `seed` + i.
 
+    turns    of each conversation that are asked, one after the other
     is_chat  prompts are said by a user, through the model's chat template
     """
 
@@ -27,6 +28,7 @@ class Plan:
     ignore_eos: bool = True
     rounds: int = 3
     warm_up: bool = True
+    turns: int = 1
     is_chat: bool = False
     load: Load = field(default_factory=Load)
 
@@ -42,7 +44,7 @@ class Plan:
                 seed=self.seed + index,
                 ignore_eos=self.ignore_eos,
                 salt=salt,
-                further_turns=prompt.further_turns,
+                further_turns=prompt.further_turns[: self.turns - 1],
             )
             for index, prompt in enumerate(self.prompts)
         ]

@@ -158,12 +158,14 @@ async def test_answers_stay_in_a_conversation() -> None:
     """The second turn follows the first answer, at once, while others have theirs."""
     endpoint = FakeEndpoint()
     prompts = [BenchPrompt("a", "Hi.", further_turns=("More.",)), BenchPrompt("b", "Hello.")]
-    plan = Plan(prompts=prompts, seed=3)
+    plan = Plan(prompts=prompts, seed=3, turns=2)
     records, _ = await run_load(endpoint, plan.asks(SETTINGS[0], "s"), Load(concurrency=1))
     assert [(one.prompt, one.turn, one.seed) for one in records] == [
         ("a", 0, 3), ("a", 1, 3), ("b", 0, 4),
     ]  # fmt: skip
     assert [one.said for one in records] == ["Hi.", "Hi.12345\n\nMore.\n", "Hello."]
+    first, _ = replace(plan, turns=1).asks(SETTINGS[0], "s")
+    assert first.further_turns == (), "a conversation is asked for, never the default"
     chat = replace(plan, is_chat=True).asks(SETTINGS[0], "s")
     records, _ = await run_load(endpoint, chat, Load(concurrency=1))
     assert records[1].said == (
@@ -177,7 +179,7 @@ async def test_what_follows_a_wrong_answer_is_not_blamed_again() -> None:
     prompts = [BenchPrompt("a", "Hi.", further_turns=("More.",))]
     endpoint = FakeEndpoint((1, 9))
     runs = await run_matched(
-        dict.fromkeys(SETTINGS[:2], endpoint), Plan(prompts=prompts, rounds=1), quiet
+        dict.fromkeys(SETTINGS[:2], endpoint), Plan(prompts=prompts, rounds=1, turns=2), quiet
     )
     found = differences(runs, "target")
     assert [(one.setting, one.position) for one in found] == [("spectra", 1)]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from draftline.core.errors import ConfigError
+from draftline.deploy.cli.bench.job import Dataset
 from draftline.measure.prompts.bench_prompt import BenchPrompt, spread
 from draftline.measure.prompts.files import read_prompts
+from draftline.measure.prompts.forms import FORMS
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."]}
 HUMAN_EVAL = {
@@ -40,6 +43,8 @@ def test_forms_are_told_line_by_line(tmp_path: Path) -> None:
         ('{"question": "a"}', "line 1 has no text: expected `turns`"),
         ('{"turns": []}', "line 1: turns: expected a list of texts"),
         ('{"prompt": ""}', "line 1: prompt: expected a text"),
+        ('{"test_list": [], "code": "x"}', "line 1: prompt: expected a text"),
+        ('{"text": "a", "test_list": 3, "code": "x"}', "line 1: test_list: expected a list"),
         ('{"conversations": 3}', "line 1: conversations: expected a list of objects"),
         ("\n", "holds no prompt"),
         ("[]", "holds no prompt"),
@@ -118,11 +123,8 @@ def test_times_count_from_the_first_request(tmp_path: Path) -> None:
     assert [one.arrives_s for one in read_prompts(path)] == [2.5, 0.0, 1.0]
 
 
-def test_turns_are_cut() -> None:
-    prompt = BenchPrompt("a", "x", further_turns=("y", "z"))
-    assert [prompt.with_turns(count).further_turns for count in (1, 2, 3, 9)] == [
-        (), ("y",), ("y", "z"), ("y", "z"),
-    ]  # fmt: skip
+def test_every_form_can_be_asked_for() -> None:
+    assert set(get_args(Dataset)) == set(FORMS)
 
 
 def test_spread_covers_the_file_and_repeats_when_it_must() -> None:

@@ -67,6 +67,8 @@ def bench(
         raise ConfigError("base-url", "a server has its own engine: leave out an engine's settings")
     else:
         settings = {}
+    if job.profile is not None and job.suite is None:
+        raise ConfigError("profile", "belongs to a suite: --suite spectra")
     if job.suite is not None:
         job, settings = with_suite(job, settings, console.print)
     sys.exit(run_bench(job, settings, console))

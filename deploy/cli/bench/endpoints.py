@@ -224,7 +224,7 @@ def _that_fit(
     """Those whose turns and answers have room in the context."""
 
     def needed(prompt: BenchPrompt) -> int:
-        turns = [prompt.text, *prompt.with_turns(job.turns).further_turns]
+        turns = [prompt.text, *prompt.further_turns][: job.turns]
         frame = CHAT_FRAME if job.chat else 0
         sizes = (len(engine.tokenizer(turn)["input_ids"]) for turn in turns)
         return sum(size + frame + job.max_tokens for size in sizes)

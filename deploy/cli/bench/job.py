@@ -188,7 +188,8 @@ class BenchJob:
                 raise ConfigError("dataset-times", "the prompts tell no times (timestamp)")
             load = replace(load, arrivals=tuple(time or 0.0 for time in times))
         return Plan(
-            prompts=[prompt.with_turns(self.turns) for prompt in prompts],
+            prompts=prompts,
+            turns=self.turns,
             is_chat=self.chat,
             max_tokens=self.max_tokens,
             temperature=self.temperature,

@@ -157,6 +157,7 @@ def test_conversations_keep_their_answers(checkpoint: Path, tmp_path: Path) -> N
     ("flags", "message"),
     [
         (["--dataset", "gsm8k"], "dataset: needs the dataset's file"),
+        (["--profile", "paper"], "profile: belongs to a suite"),
         (["--dataset-times"], "dataset-times: the prompts tell no times"),
         (["--dataset-lengths"], "dataset-lengths: the prompts have no answers"),
         (["--turns", "2", "--record", "r"], "record: and --replay hold single answers"),
