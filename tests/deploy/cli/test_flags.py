@@ -34,11 +34,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GROUPS = {"serve": (ENGINE, SERVER), "bench": (BENCH, ENGINE), "lossless": (LOSSLESS,)}
 # What a command asks for beside the flag under test.
 NEEDED = {"serve": ["demo"], "bench": ["demo"], "lossless": ["--base-url", "http://h"]}
-# More than one flag can hold, or the command's argument.
+# More than one flag can hold, the command's argument, or of no use without another (--suite).
 NO_FLAG = {
     EngineConfig: {"drafters"},
     ServerConfig: {"tenants", "limits"},
-    BenchJob: {"model", "rows"},
+    BenchJob: {"model", "rows", "profile"},
     LosslessJob: set(),
 }
 Run = Callable[..., tuple[object, str]]
