@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ MakePipeline = Callable[[Sequence[StageSpec]], Pipeline]
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 # The first pass of a shape may still allocate or compile.
 ROUNDS = 3
+# Seconds that are measured for at least.
+MEASURED_S = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +237,13 @@ async def measure_step_cost(
 ) -> StepCost:
     """The cost curve of an idle pipeline; its KV slots are free still. Raises `StageLost`."""
     rows = [count for count in ROWS if count <= max_rows]
-    seconds = []
-    for count in rows:
-        times = []
-        for _ in range(ROUNDS):
+    seconds = [math.inf] * len(rows)
+    num_rounds, began_at = 0, clock()
+    # Round by round, so that a pause of the machine does not make some numbers of rows dear.
+    while num_rounds < ROUNDS or clock() - began_at < MEASURED_S:
+        for index, count in enumerate(rows):
             start = clock()
             await pipeline.submit(prompt_step(count, block_size))
-            times.append(clock() - start)
-        seconds.append(min(times))
+            seconds[index] = min(seconds[index], clock() - start)
+        num_rounds += 1
     return StepCost(rows, seconds)

@@ -264,6 +264,16 @@ def test_new_requests_begin_with_what_is_known_of_their_class() -> None:
     assert simulation.budget.expected(wishes[1], costs, 2) == frozenset()
 
 
+def test_what_is_known_holds_where_rows_have_another_price() -> None:
+    """One request alone has learned; of three at once a row is dearer, in tokens."""
+    simulation = Simulation({"some": Guess(lambda _one: 0.8)})
+    simulation.run(REQUESTS[:1], 10.0)
+    # No account pays for trying it.
+    simulation.budget._drafters._known.balance[:] = -1.0
+    simulation.round(REQUESTS[1:4])
+    assert all(simulation.num_asked.get(("some", one)) for one in REQUESTS[1:4])
+
+
 def test_a_drafter_comes_back_when_texts_change() -> None:
     now: list[Simulation] = []
     simulation = Simulation({"late": Guess(lambda _one: 0.9 if now[0].now > 8.0 else 0.0)})
