@@ -120,36 +120,34 @@ def shape_of_sequoia(
     a node with b children is that of b - 1, plus p_b times the best of the nodes left for the b-th.
     Fewer nodes where depth and ranks leave no room. Raises `ConfigError`.
     """
-    if not acceptance or not all(0 <= one <= 1 for one in acceptance):
-        raise ConfigError("acceptance", f"must be probabilities, not {list(acceptance)!r}")
-    tables = _sequoia_tables(np.array(acceptance), num_nodes + 1, max_depth)
-    size = num_nodes + 1
-    while not np.isfinite(tables.best[size, max_depth]):
-        size -= 1
-    paths: list[tuple[int, ...]] = []
-    _collect(tables, size, max_depth, (), paths)
-    shape = shape_of_paths(paths) if paths else _shape([], [])
-    return shape, float(tables.best[size, max_depth]) - 1.0
+    tables = _sequoia_tables(acceptance, num_nodes, max_depth)
+    nodes = num_nodes
+    while not np.isfinite(tables.best[nodes + 1, max_depth]):
+        nodes -= 1
+    return _shape_in(tables, nodes, max_depth), float(tables.best[nodes + 1, max_depth]) - 1.0
 
 
-def sequoia_size(
+def fastest_shape_of_sequoia(
     acceptance: Sequence[float],
     max_nodes: int,
     max_depth: int,
     seconds: Callable[[int, int], float],
-) -> tuple[int, int]:
-    """Nodes and depth of the tree that brings most tokens a second (arXiv 2402.12374, section 4.3).
+) -> TreeShape:
+    """Sequoia's tree that brings most tokens a second (arXiv 2402.12374, section 4.3); it may have
+    no nodes.
 
     seconds  (nodes, depth) -> seconds of a step with such a tree, drafting included
+
+    Raises `ConfigError`.
     """
-    tables = _sequoia_tables(np.array(acceptance), max_nodes + 1, max_depth)
+    tables = _sequoia_tables(acceptance, max_nodes, max_depth)
     best, size = 1.0 / seconds(0, 0), (0, 0)
     for depth in range(1, max_depth + 1):
         for nodes in range(1, max_nodes + 1):
             rate = float(tables.best[nodes + 1, depth]) / seconds(nodes, depth)
             if rate > best:
                 best, size = rate, (nodes, depth)
-    return size
+    return _shape_in(tables, *size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,8 +164,17 @@ class _Tables:
     best: Float64
 
 
-def _sequoia_tables(acceptance: Float64, max_size: int, max_depth: int) -> _Tables:
-    return _Tables(*_best_subtrees(acceptance, max_size, max_depth))
+def _sequoia_tables(acceptance: Sequence[float], max_nodes: int, max_depth: int) -> _Tables:
+    if not acceptance or not all(0 <= one <= 1 for one in acceptance):
+        raise ConfigError("acceptance", f"must be probabilities, not {list(acceptance)!r}")
+    return _Tables(*_best_subtrees(np.array(acceptance), max_nodes + 1, max_depth))
+
+
+def _shape_in(tables: _Tables, num_nodes: int, depth: int) -> TreeShape:
+    """The shape of the best tree of so many nodes, root not counted, and levels."""
+    paths: list[tuple[int, ...]] = []
+    _collect(tables, num_nodes + 1, depth, (), paths)
+    return shape_of_paths(paths) if paths else _shape([], [])
 
 
 @compiled

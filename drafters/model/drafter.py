@@ -30,7 +30,7 @@ from ..open_requests import OpenRequests
 from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, build_step, next_batch
 from .chain_length import ChainLength
-from .options import SEQUOIA, ModelOptions
+from .options import FULL, SEQUOIA, ModelOptions
 from .sequoia import SequoiaShapes
 from .stopping import DraftCosts, Drawn
 from .text_distribution import draft_rng, stacked
@@ -108,7 +108,10 @@ class ModelDrafter:
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
         self._costs = DraftCosts()
         self._stop_rule = self._options.stop_rule(self._costs)
-        self._sequoia = SequoiaShapes(self._costs) if self._options.tree == SEQUOIA else None
+        is_full = self._options.tree_size == FULL
+        self._sequoia = (
+            SequoiaShapes(self._costs, is_full=is_full) if self._options.tree == SEQUOIA else None
+        )
         self._expansions = self._options.expansions(self._sequoia)
         # When the last drafts were done, and of which requests: what is between the drafts of one
         # request is a verification, anything else may be idleness.

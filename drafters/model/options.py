@@ -18,6 +18,7 @@ from .tree_draws import AUTO, DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 DEVICES = ("auto", "cpu", "cuda")
 COMPILES = ("auto", "off")
 SEQUOIA = "sequoia"
+FASTEST, FULL = "fastest", "full"
 # Most levels and nodes of a tree -> the tree.
 Expansions = Callable[[int, int], Expansion]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -31,6 +32,8 @@ class ModelOptions:
                           static tree that brings most tokens a second by what was accepted so
                           far; or a JSON file of a static tree (`drafters/tree_shape.py`). Requests
                           with penalties, biases or token lists get chains
+    tree_size             of sequoia: fastest, the nodes and levels that bring most tokens a second;
+                          or full, the most probable ones of as many as are allowed
     draws                 of a static tree, with a temperature: siblings are drawn from the
                           distribution of the `distribution_size` most probable tokens,
                           with_replacement (as SpecInfer) or without_replacement (as Sequoia), and
@@ -58,6 +61,7 @@ class ModelOptions:
     """
 
     tree: str = "chain"
+    tree_size: str = FASTEST
     draws: str = AUTO
     top_k: int = 4
     num_tokens: int = 4
@@ -79,6 +83,9 @@ class ModelOptions:
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
         require_whole("distribution_size", self.distribution_size, 0, 4096)
+        require_one_of("tree_size", self.tree_size, (FASTEST, FULL))
+        if self.tree_size != FASTEST and self.tree != SEQUOIA:
+            raise ConfigError("tree_size", f"is of tree: {SEQUOIA}, and tree is {self.tree}")
         require_one_of("draws", self.draws, DRAWS)
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)

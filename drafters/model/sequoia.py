@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.arrays import ROOT, Float64, Int32
 from ...core.schedule.line_fit import LineFit
-from ..tree_shape import TreeShape, sequoia_size, shape_of_sequoia
+from ..tree_shape import TreeShape, fastest_shape_of_sequoia, shape_of_sequoia
 from .stopping import DraftCosts
 
 # Ranks that the tree may use, and what a judged node leaves of the weight of those before it.
@@ -32,9 +32,13 @@ KEPT_FOR = 32
 class SequoiaShapes:
     """Learns acceptance by rank and what a verification takes, and gives the shape to draft."""
 
-    def __init__(self, costs: DraftCosts) -> None:
-        """`costs`: the drafter's own means, of the seconds of a pass."""
+    def __init__(self, costs: DraftCosts, *, is_full: bool = False) -> None:
+        """`costs`: the drafter's own means, of the seconds of a pass.
+
+        is_full  trees have all nodes that they may, whatever these take
+        """
         self._costs = costs
+        self._is_full = is_full
         ranks = np.arange(1, NUM_RANKS + 1, dtype=np.float64)
         self._judged: Float64 = np.full(NUM_RANKS, PRIOR_JUDGED)
         self._accepted: Float64 = self._judged * FIRST_ACCEPTANCE / np.power(ranks, FALL)
@@ -86,13 +90,14 @@ class SequoiaShapes:
 
     def _best(self, max_nodes: int, max_depth: int) -> TreeShape:
         acceptance = self.acceptance.tolist()
+        if self._is_full:
+            return shape_of_sequoia(acceptance, max_nodes, max_depth)[0]
         alone_s, node_s = self._verify.parts(PRIOR_SQUARES) if self._verify.weight else (1.0, 0.0)
         draw_s = self._costs.draw_s
 
         def seconds(nodes: int, depth: int) -> float:
             return alone_s + node_s * nodes + draw_s * depth
 
-        nodes, depth = sequoia_size(acceptance, max_nodes, max_depth, seconds)
+        shape = fastest_shape_of_sequoia(acceptance, max_nodes, max_depth, seconds)
         # Who never drafts never learns that it would pay.
-        shape, _ = shape_of_sequoia(acceptance, max(nodes, 1), max(depth, 1))
-        return shape
+        return shape if len(shape) else shape_of_sequoia(acceptance, 1, 1)[0]

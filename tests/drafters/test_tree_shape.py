@@ -13,8 +13,8 @@ from draftline.core.arrays import ROOT
 from draftline.core.errors import ConfigError
 from draftline.drafters.tree_shape import (
     TreeShape,
+    fastest_shape_of_sequoia,
     read_tree_shape,
-    sequoia_size,
     shape_of_paths,
     shape_of_sequoia,
     shape_of_widths,
@@ -134,12 +134,14 @@ def test_sequoia_by_hand() -> None:
 
 
 def test_a_tree_is_as_large_as_the_hardware_wants_it() -> None:
-    free = sequoia_size([0.8, 0.1], 12, 4, lambda _nodes, _depth: 1.0)
-    assert free == (12, 4)
-    assert sequoia_size([0.8, 0.1], 12, 4, lambda nodes, _depth: 1.0 + nodes) == (0, 0)
-    nodes, depth = sequoia_size([0.8, 0.1], 12, 4, lambda nodes, depth: 1 + 0.05 * nodes)
-    assert 1 < nodes < 12
-    assert depth == min(nodes, 4)
+    acceptance = [0.8, 0.1]
+    free = fastest_shape_of_sequoia(acceptance, 12, 4, lambda _nodes, _depth: 1.0)
+    assert paths_of(free) == paths_of(shape_of_sequoia(acceptance, 12, 4)[0])
+    dear = fastest_shape_of_sequoia(acceptance, 12, 4, lambda nodes, _depth: 1.0 + nodes)
+    assert not len(dear)
+    found = fastest_shape_of_sequoia(acceptance, 12, 4, lambda nodes, _depth: 1 + 0.05 * nodes)
+    assert 1 < len(found) < 12
+    assert found.depth == min(len(found), 4)
 
 
 def test_bad_acceptance_is_refused() -> None:

@@ -103,10 +103,10 @@ class BenchJob:
         ),
     ] = None
     profile: Annotated[
-        Literal["paper", "draftline"] | None,
+        Literal["paper", "draftline", "between"] | None,
         Field(
-            description="of the suite: rows as the paper has them, or with our own defaults; "
-            "default: both"
+            description="of the suite: rows as the paper has them, or with our own defaults "
+            "(default: both); between: from the paper's CORE to ours, one option after the other"
         ),
     ] = None
     store: Annotated[

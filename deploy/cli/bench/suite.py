@@ -2,7 +2,8 @@
 
 Le et al., ACL 2025 (2025.acl-long.685). Every row is a set of drafters of this engine, so that they
 differ in what they draft and in nothing else. The paper's rows come first, drafters and trees as
-its listings have them (`suite_rows.py`), then the same rows with draftline's own defaults.
+its listings have them (`suite_rows.py`), then the same rows with draftline's own defaults; a third
+profile goes from the one's CORE to the other's, one option after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ....cluster.config import DrafterConfig
 from ....core.errors import ConfigError
 from ....measure.clients.setting import TARGET_ONLY, Setting
 from .job import BenchJob
-from .suite_rows import PAPER, TREE_NODES, Stores, drafters_of, rows_of
+from .suite_rows import TREE_NODES, Stores, drafters_of, rows_of
 
 # Every node is verified: what a row drafts then depends on no clock.
 ENGINE_SETTINGS: dict[str, Any] = {"tree_nodes": TREE_NODES, "node_budget": "full"}
@@ -49,7 +50,7 @@ def with_suite(
         stores = replace(stores, refined="demo")
     suite = spectra_suite(stores, job.profiles)
     if job.one_engine and any(setting.is_ordered for setting in suite.settings):
-        raise ConfigError("one-engine", f"the {PAPER} profile needs engines of its own")
+        raise ConfigError("one-engine", "profiles other than draftline need engines of their own")
     if suite.left_out:
         tell(f"left out, for want of a store: {', '.join(suite.left_out)}")
     suite_settings = ENGINE_SETTINGS | dict(settings) | {"drafters": suite.drafters}
@@ -62,9 +63,8 @@ def spectra_suite(stores: Stores, profiles: tuple[str, ...]) -> Suite:
     settings, left_out = [Setting(TARGET_ONLY, ())], []
     for profile in profiles:
         drafters |= {drafter.source: drafter for drafter in drafters_of(profile, stores)}
-        for name, sources in rows_of(profile).items():
-            row = Setting(f"{profile}: {name}", sources, is_ordered=profile == PAPER)
-            if drafters.keys() >= set(sources):
+        for row in rows_of(profile):
+            if drafters.keys() >= set(row.drafters or ()):
                 settings.append(row)
             else:
                 left_out.append(row.name)

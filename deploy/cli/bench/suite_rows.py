@@ -1,4 +1,4 @@
-"""The rows of the suite of SPECTRA in both profiles, and the drafters that they name."""
+"""The rows of the suite of SPECTRA by profile, and the drafters that they name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....cluster.config import DrafterConfig
+from ....measure.clients.setting import Setting
 
-PAPER, DRAFTLINE = "paper", "draftline"
+PAPER, DRAFTLINE, BETWEEN = "paper", "draftline", "between"
 # As many nodes as the paper's G = 15 guesses of N - 1 = 4 tokens.
 TREE_NODES, PAPER_GUESS_LEN = 60, 4
 # In draftline's profile what copies text copies up to as many tokens as suffix decoding does by
@@ -16,6 +17,20 @@ TREE_NODES, PAPER_GUESS_LEN = 60, 4
 GUESS_LEN, WINDOW = 16, 15
 # Parts of CORE that rows leave out, in the order in which the paper's lose more and more.
 PARTS = {"sub-n-grams": "sub_ngrams", "backward": "backward", "forward": "forward"}
+# From the paper's CORE to draftline's, one change after the other. From `BY_VALUE` on trees take
+# nodes by their value.
+BY_VALUE = "nodes by value"
+CHANGES: dict[str, dict[str, Any]] = {
+    "CORE of the paper": {},
+    "of prefixes the longest": {"keep_prefixes": False},
+    "backward guess first": {"forward_first": False},
+    "learns the prompt": {"seed_from_prompt": True},
+    "learns the answer": {"learn_committed": True},
+    BY_VALUE: {},
+    "copies up to 16 tokens": {"guess_len": GUESS_LEN},
+    "looks for what is new among 8": {"explore_top_k": 8},
+    "window of 3": {"window": 3},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +78,22 @@ _ROWS: Mapping[str, dict[str, tuple[str, ...]]] = {
         "token recycling": ("token_recycling",),
         "all": ("suffix", "core", "retrieval", "token_recycling"),
     },
+    BETWEEN: {row: (row,) for row in CHANGES},
 }
 
 
-def rows_of(profile: str) -> dict[str, tuple[str, ...]]:
-    """The sources of each row's drafters."""
-    return {
-        row: tuple(f"{profile}-{name}" for name in names) for row, names in _ROWS[profile].items()
-    }
+def rows_of(profile: str) -> Iterator[Setting]:
+    """The rows, whose drafters may have no store."""
+    is_ordered = profile != DRAFTLINE
+    for row, names in _ROWS[profile].items():
+        is_ordered &= row != BY_VALUE
+        sources = tuple(f"{profile}-{name}" for name in names)
+        yield Setting(f"{profile}: {row}", sources, is_ordered=is_ordered)
 
 
 def drafters_of(profile: str, stores: Stores) -> Iterator[DrafterConfig]:
     """All drafters that rows name, but for those without a store."""
-    made = _paper(stores) if profile == PAPER else _own(stores)
+    made = {PAPER: _paper, DRAFTLINE: _own, BETWEEN: _between}[profile](stores)
     for kind, name, options in made:
         yield DrafterConfig(kind=kind, name=f"{profile}-{name}", max_nodes=TREE_NODES, **options)
 
@@ -115,3 +133,10 @@ def _own(stores: Stores) -> Made:
         yield "retrieval", "retrieval", {"store": stores.refined}
     if stores.unrefined is not None:
         yield "retrieval", "unrefined", {"store": stores.unrefined}
+
+
+def _between(_stores: Stores) -> Made:
+    options: dict[str, Any] = {"profile": PAPER}
+    for row, change in CHANGES.items():
+        options |= change
+        yield "spectra", row, dict(options)

@@ -14,6 +14,9 @@ from draftline.core.errors import ConfigError
 from draftline.core.request.output import Delta
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.bench import endpoints as bench_endpoints
+from draftline.deploy.cli.bench.suite_rows import BETWEEN, Stores, drafters_of, rows_of
+from draftline.drafters.spectra.options import PAPER as PAPER_OPTIONS
+from draftline.drafters.spectra.options import SpectraOptions
 from draftline.measure.clients.http_endpoint import HttpEndpoint
 from draftline.measure.clients.setting import TARGET_ONLY, Setting
 from draftline.measure.runs.distribution import ChiSquare, check_first_token
@@ -197,7 +200,19 @@ def test_a_suite_of_one_profile(checkpoint: Path, prompts: Path) -> None:
     assert "draftline: CORE" in result.output
     assert "paper:" not in result.output
     result = runner.invoke(cli.app, [*arguments, "--one-engine"])
-    assert str(result.exception) == "one-engine: the paper profile needs engines of its own"
+    assert "one-engine: profiles other than draftline need engines" in str(result.exception)
+
+
+def test_the_rows_between_end_at_our_own_core() -> None:
+    drafters = list(drafters_of(BETWEEN, Stores(None, None)))
+    changes = [{**one.options} for one in (drafters[0], drafters[-1])]
+    assert [change.pop("profile") for change in changes] == ["paper", "paper"]
+    assert changes[0] == {}
+    assert SpectraOptions(**PAPER_OPTIONS | changes[1]) == SpectraOptions()
+    rows = list(rows_of(BETWEEN))
+    assert [row.drafters for row in rows] == [(one.source,) for one in drafters]
+    assert rows[0].is_ordered
+    assert not rows[-1].is_ordered
 
 
 class WrongEngine(FakeEngine):

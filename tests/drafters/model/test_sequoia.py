@@ -67,6 +67,11 @@ def test_size_and_depth_follow_what_nodes_and_passes_take() -> None:
     assert len(dear_passes) == 32
 
 
+def test_a_full_tree_has_all_nodes_whatever_they_take() -> None:
+    shapes = SequoiaShapes(DraftCosts(), is_full=True)
+    assert len(drawn_with(shapes, 50.0, 50.0)) == 32
+
+
 def test_it_drafts_a_node_at_least_whatever_that_takes() -> None:
     assert len(drawn_with(judged(ACCEPTANCE, 500), 50.0, 50.0)) == 1
 
