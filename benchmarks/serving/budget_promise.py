@@ -2,8 +2,9 @@
 
     python -m draftline.benchmarks.serving.budget_promise [--prompts code=FILE] [--rounds 3]
 
-For each set of drafters, load, temperature and kind of prompts three engines start: without
-drafters, with them, and with them at fixed numbers of nodes. Each decodes one half of the prompts
+For each set of drafters, load, temperature and kind of prompts four engines start: without
+drafters, with them, with them at fixed numbers of nodes, and once more without drafters, which
+shows how far from 1 ratios lie by chance on this machine. Each decodes one half of the prompts
 fresh and then the other half, part by part and in turns, so that a machine that becomes slower
 slows all of them: `fresh` and `steady` are ratios of tokens a second to those of plain decoding in
 the same half, `of best` is that of the second half to the best fixed setting. A half has so many
@@ -17,7 +18,7 @@ import asyncio
 import json
 import math
 import statistics
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
@@ -25,6 +26,7 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -55,6 +57,9 @@ WARM_UP, WARM_UP_TOKENS = 2, 64
 # Most tokens of an answer: its prompt and it fit into the model's length.
 MAX_ANSWER = 384
 PLAIN, ADAPTIVE = Setting("plain", ()), Setting("adaptive", None)
+CONTROL = Setting("plain again", ())
+# Labels of the ratios of a row.
+RATIOS = {"fresh": "fresh", "steady": "steady", "of best": "of_best", CONTROL.name: "control"}
 
 # Of each setting, by name: its runs of the parts of a half.
 Runs = Mapping[str, Sequence[RunMetrics]]
@@ -74,6 +79,7 @@ class Cell:
 class Row:
     """Ratios of one cell, one a round; `best` is the best fixed setting, of the medians.
 
+    control       of the second engine without drafters, in both halves of each round
     tau           tokens a step of the adaptive engine, in the second half
     half_seconds  that plain decoding of the second half took, median
     """
@@ -82,6 +88,7 @@ class Row:
     fresh: tuple[float, ...]
     steady: tuple[float, ...]
     of_best: tuple[float, ...]
+    control: tuple[float, ...]
     best: str
     tau: float
     plain_rate: float
@@ -124,8 +131,11 @@ def main(  # noqa: PLR0913 - one parameter a flag
         what = {
             "machine": machine().fields(), "tokens": tokens, "seconds": seconds, "rounds": rounds
         }  # fmt: skip
-        content = {**what, "rows": [asdict(one) for one in rows]}
+        means = [*_means(rows)]
+        content = {**what, "rows": [asdict(one) for one in rows], "means": means}
         output.write_text(json.dumps(content, indent=1) + "\n")
+    for mean in means:
+        console.print(", ".join(f"{label} {value}" for label, value in mean.items()))
     console.print(machine().line())
 
 
@@ -159,6 +169,7 @@ async def _measure(
         tuple(_ratio(fresh, PLAIN.name) for fresh, _ in found),
         tuple(_ratio(steady, PLAIN.name) for _, steady in found),
         tuple(_ratio(steady, best) for _, steady in found),
+        tuple(_ratio(half, PLAIN.name, CONTROL.name) for halves in found for half in halves),
         best,
         round(total(counts).tau, 2),
         round(median[PLAIN.name], 1),
@@ -167,7 +178,7 @@ async def _measure(
 
 
 async def _round(cell: Cell, plan: Plan, seconds: float, turn: int) -> tuple[Runs, Runs]:
-    """The first half, of the two that are compared, and the second, of all."""
+    """The first half, of those that are compared, and the second, of all."""
     async with _engines(cell) as endpoints:
         # What any first step pays, with or without drafters.
         first = plan.prompts[: max(WARM_UP, cell.streams)]
@@ -177,7 +188,7 @@ async def _round(cell: Cell, plan: Plan, seconds: float, turn: int) -> tuple[Run
             for endpoint in dict.fromkeys(endpoints.values())
         }
         halves = _halves(plan, cell.streams, seconds * rates[endpoints[PLAIN]])
-        compared = {one: endpoints[one] for one in (PLAIN, ADAPTIVE)}
+        compared = {one: endpoints[one] for one in (PLAIN, ADAPTIVE, CONTROL)}
         fresh = await _in_turns(compared, halves[0], cell.streams, turn)
         steady = await _in_turns(endpoints, halves[1], cell.streams, turn)
     return fresh, steady
@@ -229,7 +240,8 @@ async def _engines(cell: Cell) -> AsyncIterator[Mapping[Setting, EngineEndpoint]
     plain = AsyncEngine(EngineConfig(**common))
     adaptive = AsyncEngine(EngineConfig(**common, drafters=drafters))
     full = AsyncEngine(EngineConfig(**common, drafters=drafters, node_budget="full"))
-    engines = [plain, adaptive, full]
+    again = AsyncEngine(EngineConfig(**common))
+    engines = [plain, adaptive, full, again]
     try:
         for engine in engines:
             await engine.start()
@@ -237,6 +249,7 @@ async def _engines(cell: Cell) -> AsyncIterator[Mapping[Setting, EngineEndpoint]
         yield {
             PLAIN: endpoints[0],
             ADAPTIVE: endpoints[1],
+            CONTROL: endpoints[3],
             **dict.fromkeys(_fixed(), endpoints[2]),
         }
     finally:
@@ -257,18 +270,41 @@ def _rate(runs: Sequence[RunMetrics]) -> float:
     return sum(run.num_tokens for run in runs) / _seconds(runs)
 
 
-def _ratio(runs: Runs, base: str) -> float:
-    return round(_rate(runs[ADAPTIVE.name]) / _rate(runs[base]), 3)
+def _ratio(runs: Runs, base: str, of: str = ADAPTIVE.name) -> float:
+    return round(_rate(runs[of]) / _rate(runs[base]), 3)
+
+
+def _means(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
+    """Of each set of drafters, greedy and sampled: geometric means over cells and rounds, with
+    95 % intervals from their scatter."""
+    for drafters in dict.fromkeys(row.cell.drafters for row in rows):
+        for kind, is_sampled in (("greedy", False), ("sampled", True)):
+            own = [
+                row
+                for row in rows
+                if row.cell.drafters == drafters and bool(row.cell.temperature) == is_sampled
+            ]
+            if len(own) > 1:
+                fields = {"drafters": drafters, "temperature": kind, "cells": str(len(own))}
+                yield fields | {
+                    label: _mean([ratio for row in own for ratio in getattr(row, name)])
+                    for label, name in RATIOS.items()
+                }
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    logs = np.log(ratios)
+    error = 1.96 * logs.std(ddof=1) / math.sqrt(len(ratios))
+    low, middle, high = np.exp(logs.mean() + error * np.array([-1, 0, 1]))
+    return f"{middle:.3f} ({low:.3f} - {high:.3f})"
 
 
 def _line(row: Row) -> str:
     cell = row.cell
     parts = [
         f"{label} {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
-        for label, ratios in (
-            ("fresh", row.fresh), ("steady", row.steady), ("of best", row.of_best),
-        )
-    ]  # fmt: skip
+        for label, ratios in ((label, getattr(row, name)) for label, name in RATIOS.items())
+    ]
     return (
         f"{cell.drafters}, {cell.prompts}, temperature {cell.temperature:g}, {cell.streams} at "
         f"once: {', '.join(parts)} ({row.best}), tau {row.tau:g}"

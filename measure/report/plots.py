@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...core.errors import ConfigError
+from .intervals import TauRow
 from .summary import BenchResult, Summary
 
 if TYPE_CHECKING:
@@ -21,7 +24,8 @@ MARKERS = "osD^v<>pX*"
 
 
 def write_plots(result: BenchResult, folder: Path) -> list[Path]:
-    """Write `speed.png`, `latency.png` and, where something was drafted, `acceptance.png`.
+    """Write `speed.png`, `latency.png` and, where something was drafted, `acceptance.png`; where
+    settings count steps, `tau.png`.
 
     Returns their paths. Raises `ConfigError` where matplotlib is missing.
     """
@@ -35,6 +39,8 @@ def write_plots(result: BenchResult, folder: Path) -> list[Path]:
     ]
     if drafted:
         figures["acceptance"] = _acceptance(drafted)
+    if len(result.taus) > 1:
+        figures["tau"] = _taus(result.taus)
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")
@@ -125,6 +131,36 @@ def _acceptance(summaries: Sequence[Summary]) -> Figure:
     mixed = max(summaries, key=lambda summary: len(summary.whole.position_by_source))
     _stack(right, mixed)
     return figure
+
+
+def _taus(rows: Sequence[TauRow]) -> Figure:
+    """tau of every setting with its interval, and beside it the values of each category."""
+    kinds = list(rows[0].by_category)
+    figure, panels = _figure(2 if kinds else 1, 8 + 0.75 * len(kinds), 1.4 + 0.32 * len(rows))
+    values = [row.tau.value for row in rows]
+    low = [row.tau.value - row.tau.low for row in rows]
+    high = [row.tau.high - row.tau.value for row in rows]
+    style: Any = {"fmt": "o", "capsize": 3, "markersize": 4, "color": "tab:blue"}
+    panels[0].errorbar(values, range(len(rows)), xerr=[low, high], **style)
+    panels[0].set_xlabel("tau: tokens a step, 95 % interval over prompts")
+    panels[0].grid(axis="x", alpha=0.3)
+    _bars(panels[0], [row.name for row in rows])
+    if kinds:
+        _heat(panels[1], rows, kinds)
+    return figure
+
+
+def _heat(axes: Axes, rows: Sequence[TauRow], kinds: Sequence[str]) -> None:
+    """Values of settings by category; a column's colours are its own, for categories differ."""
+    values = np.array([[row.by_category[kind].value for kind in kinds] for row in rows])
+    span = np.ptp(values, axis=0)
+    shades = (values - values.min(axis=0)) / np.where(span > 0, span, 1.0)
+    axes.imshow(shades, aspect="auto", cmap="Blues", vmin=0, vmax=1.4)
+    for (row, column), value in np.ndenumerate(values):
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize="small")
+    axes.set_xticks(range(len(kinds)), kinds, rotation=40, ha="right")
+    axes.set_yticks([])
+    axes.set_title("by category", fontsize="medium")
 
 
 def _whole_numbers(axes: Axes) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from draftline.measure.records.run_metrics import run_metrics
+from draftline.measure.report.intervals import Interval, TauRow
 from draftline.measure.report.plots import write_plots
 from draftline.measure.report.summary import BenchResult, best_fixed, summarise
 from draftline.measure.report.tables import print_result
@@ -86,8 +87,12 @@ def test_json_holds_every_round_and_difference() -> None:
 
 
 def test_plots_are_pictures(tmp_path: Path) -> None:
-    paths = write_plots(BenchResult({}, summarise(RUNS, "target"), ()), tmp_path / "new")
-    assert [path.name for path in paths] == ["speed.png", "latency.png", "acceptance.png"]
+    around = Interval(2.0, 1.5, 2.5)
+    kinds = dict.fromkeys(("code", "chat"), around)
+    taus = tuple(TauRow(name, around, None, kinds) for name in RUNS)
+    result = BenchResult({}, summarise(RUNS, "target"), (), taus=taus)
+    paths = write_plots(result, tmp_path / "new")
+    assert [path.stem for path in paths] == ["speed", "latency", "acceptance", "tau"]
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 5000
