@@ -131,10 +131,9 @@ def main(  # noqa: PLR0913 - one parameter a flag
         what = {
             "machine": machine().fields(), "tokens": tokens, "seconds": seconds, "rounds": rounds
         }  # fmt: skip
-        means = [*_means(rows)]
-        content = {**what, "rows": [asdict(one) for one in rows], "means": means}
+        content = {**what, "rows": [asdict(one) for one in rows], "means": [*_means(rows)]}
         output.write_text(json.dumps(content, indent=1) + "\n")
-    for mean in means:
+    for mean in _means(rows):
         console.print(", ".join(f"{label} {value}" for label, value in mean.items()))
     console.print(machine().line())
 

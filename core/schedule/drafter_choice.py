@@ -41,7 +41,7 @@ MAX_CLASSES = 256
 # An opening is paid for by so many of the request's next steps at most.
 HORIZON = 64.0
 # Share of the time that may go into trying what is not known to pay.
-EXPLORED_SHARE = 0.02
+EXPLORED_SHARE = 0.01
 # Seconds, or rounds of plain decoding, that a new engine may spend so at once; and how many times
 # as much is saved up at most.
 FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.04, 2.0

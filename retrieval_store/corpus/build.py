@@ -26,7 +26,7 @@ from ..segment.segment import Segment, build_segment
 from ..store import SegmentStore, check_namespace
 from .document_filter import DocumentFilter, DocumentRules
 from .documents import Document, TokenizedDocument, Unreadable
-from .refine import choose_lowest
+from .refine import choose_covering, choose_lowest
 from .report import CorpusReport, DropLog
 from .scoring import CorpusScorer
 
@@ -64,24 +64,41 @@ class SpeedColumn(ProgressColumn):
         return Text("" if speed is None else f"{speed:,.0f} {unit}/s", style="progress.data.speed")
 
 
+LOWEST, COVERAGE = "lowest", "coverage"
+SELECTIONS = (LOWEST, COVERAGE)
+
 Tokenize = Callable[[Document], TokenizedDocument]
+
+
+def check_selection(select: str, keep: int | None) -> None:
+    """Raise `ConfigError` unless there is such a selection, of so many documents."""
+    if select not in SELECTIONS:
+        raise ConfigError("select", f"must be {' or '.join(SELECTIONS)}, got {select!r}")
+    if select == COVERAGE and keep is None:
+        raise ConfigError("select", f"{COVERAGE} needs keep: how many documents stay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refinement:
-    """Which documents stay: those that the target finds most likely.
+    """Which documents stay: those that the target finds likely.
 
-    keep            at most so many, the lowest perplexities first; None: all
+    keep            at most so many; None: all
+    select          which: those of lowest perplexity, or for `coverage` those that together hold
+                    most of what the target would say
     max_perplexity  none above; None: no limit
+
+    Raises `ConfigError`.
     """
 
     scorer: CorpusScorer
     keep: int | None = None
+    select: str = LOWEST
     max_perplexity: float | None = None
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
             raise ConfigError("keep", f"must be at least 1, got {self.keep}")
+        check_selection(self.select, self.keep)
         if self.max_perplexity is not None and not self.max_perplexity >= 1:
             raise ConfigError("max_perplexity", f"must be at least 1, got {self.max_perplexity}")
 
@@ -121,9 +138,9 @@ def build_corpus(
         dropped = DropLog()
         num_read, fit = _fit(documents, tokenize, settings.rules, dropped, progress)
         perplexities = _perplexities(fit, settings.refinement, progress)
-        kept = _chosen(perplexities, len(fit), settings.refinement)
+        kept = _chosen(perplexities, [one.tokens for one in fit], settings.refinement)
         for index in sorted(set(range(len(fit))) - set(kept)):
-            dropped.add("perplexity", fit[index].name)
+            dropped.add(_reason(settings.refinement), fit[index].name)
         if not kept:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.counts.items())
             raise ConfigError("documents", f"none of {num_read} is left ({reasons or 'no input'})")
@@ -195,12 +212,24 @@ def _perplexities(
     return [score.perplexity for score in scores]
 
 
-def _chosen(perplexities: Sequence[float], count: int, refinement: Refinement | None) -> list[int]:
+def _chosen(
+    perplexities: Sequence[float],
+    documents: Sequence[TokenizedDocument],
+    refinement: Refinement | None,
+) -> list[int]:
     if refinement is None:
-        return list(range(count))
-    return choose_lowest(
-        perplexities, keep=refinement.keep, max_perplexity=refinement.max_perplexity
-    )
+        return list(range(len(documents)))
+    keep, limit = refinement.keep, refinement.max_perplexity
+    if refinement.select == COVERAGE:
+        assert keep is not None
+        return choose_covering(documents, perplexities, keep=keep, max_perplexity=limit)
+    return choose_lowest(perplexities, keep=keep, max_perplexity=limit)
+
+
+def _reason(refinement: Refinement | None) -> str:
+    """Why a document that is fit does not stay."""
+    is_covered = refinement is not None and refinement.select == COVERAGE
+    return "perplexity or coverage" if is_covered else "perplexity"
 
 
 def _segments(

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ...core.arrays import Float32, Int32
 from ...core.errors import ConfigError
+from .coverage import by_coverage
 from .documents import TokenizedDocument
 
 
@@ -132,11 +134,32 @@ def choose_lowest(
 
     Equal ones are taken in order; None is no limit; documents of infinite perplexity never stay.
     """
+    likely = _likely(perplexities, max_perplexity)
+    return sorted(sorted(likely, key=lambda index: (perplexities[index], index))[:keep])
+
+
+def choose_covering(
+    documents: Sequence[TokenizedDocument],
+    perplexities: Sequence[float],
+    *,
+    keep: int,
+    max_perplexity: float | None = None,
+) -> list[int]:
+    """Indices, ascending, of `keep` documents that together hold most of what the target would say:
+    n-grams, each weighted by 1 over its document's perplexity.
+
+    None above `max_perplexity`, and none of infinite perplexity.
+    """
+    likely = _likely(perplexities, max_perplexity)
+    if not likely:
+        return []
+    order = by_coverage(
+        [documents[index].ids for index in likely], [1 / perplexities[index] for index in likely]
+    )
+    return sorted(likely[place] for place in islice(order, keep))
+
+
+def _likely(perplexities: Sequence[float], max_perplexity: float | None) -> list[int]:
+    """Indices of the finite perplexities that are at most `max_perplexity`; None: no limit."""
     limit = math.inf if max_perplexity is None else max_perplexity
-    order = sorted(range(len(perplexities)), key=lambda index: (perplexities[index], index))
-    good = [
-        index
-        for index in order
-        if perplexities[index] <= limit and math.isfinite(perplexities[index])
-    ]
-    return sorted(good[:keep])
+    return [index for index, one in enumerate(perplexities) if one <= limit and math.isfinite(one)]

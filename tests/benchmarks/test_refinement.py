@@ -7,7 +7,6 @@ import pytest
 from draftline.benchmarks.retrieval.refinement.selection import (
     Choice,
     Scored,
-    by_coverage,
     choices,
 )
 from draftline.benchmarks.retrieval.refinement.table import rows_of
@@ -17,42 +16,6 @@ RNG = np.random.default_rng(3)
 
 def document(first: int, size: int, prob: float) -> Scored:
     return Scored(np.arange(first, first + size), np.full(size, prob))
-
-
-def test_what_is_covered_already_adds_nothing() -> None:
-    """A copy comes last, and of others what the target would rather say comes first."""
-    documents = [
-        document(0, 40, 0.9),
-        document(0, 40, 0.8),
-        document(100, 40, 0.5),
-        document(200, 40, 0.6),
-        Scored(np.array([7]), np.array([0.0])),
-    ]
-    assert list(by_coverage(documents, 10_000))[:4] == [0, 3, 2, 1]
-    assert list(by_coverage(documents, 41)) == [0, 3]
-
-
-def test_coverage_is_greedy() -> None:
-    """Looking again at the best alone gives what looking at all gives."""
-    documents = [Scored(RNG.integers(0, 3, 30), RNG.random(30)) for _ in range(12)]
-    expected: list[int] = []
-    covered: set[tuple[int, ...]] = set()
-
-    def gain(one: Scored) -> float:
-        seen: dict[tuple[int, ...], float] = {}
-        for end in range(4, len(one.ids) + 1):
-            seen.setdefault(tuple(one.ids[end - 4 : end].tolist()), float(one.probs[end - 1]))
-        return sum(prob for gram, prob in seen.items() if gram not in covered) / len(one.ids)
-
-    while len(expected) < len(documents):
-        left = [index for index in range(len(documents)) if index not in expected]
-        best = max(left, key=lambda index: gain(documents[index]))
-        expected.append(best)
-        ids = documents[best].ids
-        covered |= {tuple(ids[end - 4 : end].tolist()) for end in range(4, len(ids) + 1)}
-    found = list(by_coverage(documents, 10_000))
-    # Where nothing is added any more, any order is right.
-    assert found[:5] == expected[:5]
 
 
 def test_stores_have_as_many_tokens() -> None:

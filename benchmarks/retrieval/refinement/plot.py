@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "random": "tab:grey", "lowest": "tab:blue", "highest": "tab:orange", "coverage": "tab:green",
-    "whole": "black", "own": "tab:red",
+    "coverage-token": "tab:olive", "whole": "black", "own": "tab:red",
 }  # fmt: skip
 LABELS = {
     "random": "random: mean of the draws", "lowest": "lowest perplexity",
-    "highest": "highest perplexity", "coverage": "coverage", "whole": "whole corpus",
+    "highest": "highest perplexity", "coverage": "coverage, by 1 / perplexity",
+    "coverage-token": "coverage, by the token's probability", "whole": "whole corpus",
     "own": "the target's own text",
 }  # fmt: skip
 TITLES = {"alone": "RETRIEVAL alone", "with_core": "behind CORE (SPECTRA)"}

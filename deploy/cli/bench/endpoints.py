@@ -189,14 +189,15 @@ def _replaying(recording: Recording) -> Callable[[MakePipeline], MakePipeline]:
 
 
 def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
-    """The engine with this setting's drafters and nodes only, so that no other takes its time.
+    """The engine with this setting's drafters, in its order, and nodes only, so that no other takes
+    its time.
 
     Those that it would start processes for run in this one: several engines would start too many.
     """
+    known = {drafter.source: drafter for drafter in config.drafters}
     chosen = [
         drafter.model_copy(update={"transport": "inproc"}) if drafter.is_spawned else drafter
-        for drafter in config.drafters
-        if drafter.source in (setting.drafters or ())
+        for drafter in map(known.__getitem__, setting.drafters or ())
     ]
     changes: dict[str, Any] = {"drafters": tuple(chosen)}
     if setting.num_nodes is not None:

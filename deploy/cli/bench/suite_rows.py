@@ -64,6 +64,9 @@ _ROWS: Mapping[str, dict[str, tuple[str, ...]]] = {
         "naive Lookahead+REST": ("lookahead", "rest"),
         **_CORE_ROWS,
         "CORE, exploring above r_th": ("core-gt",),
+        # Accepted tokens count for the first half that knew them.
+        "CORE's halves, forward first": ("core-no-backward", "core-no-forward"),
+        "CORE's halves, backward first": ("core-no-forward", "core-no-backward"),
         **_MIXED_ROWS,
     },
     DRAFTLINE: {

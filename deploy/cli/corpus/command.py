@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .job import CorpusJob
+from .job import CorpusJob, Selection
 
 if TYPE_CHECKING:
     from ....retrieval_store.store import SegmentStore
@@ -39,7 +39,15 @@ Input = Annotated[
 ]
 Keep = Annotated[
     int | None,
-    typer.Option("--keep", min=1, help="Keep the documents of the N lowest perplexities."),
+    typer.Option("--keep", min=1, help="Keep N documents, and no more."),
+]
+Select = Annotated[
+    Selection,
+    typer.Option(
+        "--select",
+        help="Which N: those of lowest perplexity, or those that together hold most n-grams that "
+        "the model would say.",
+    ),
 ]
 MaxPerplexity = Annotated[
     float | None,
@@ -85,6 +93,7 @@ def _writer(name: str, description: str, *, replaces: bool) -> None:
         model: Model = "demo",
         namespace: Namespace = "shared",
         keep: Keep = None,
+        select: Select = "lowest",
         max_perplexity: MaxPerplexity = None,
         min_tokens: MinTokens = 64,
         min_compression_ratio: MinCompressionRatio = 0.05,
@@ -98,7 +107,7 @@ def _writer(name: str, description: str, *, replaces: bool) -> None:
         old = opened.manifest().segment_ids(namespace) if replaces else []
         job = CorpusJob(
             inputs=(*(files or ()), *(more or ())), model=model, namespace=namespace,
-            keep=keep, max_perplexity=max_perplexity,
+            keep=keep, select=select, max_perplexity=max_perplexity,
             min_tokens=min_tokens, min_compression_ratio=min_compression_ratio,
             journal=journal, histogram=histogram, report=report,
         )  # fmt: skip

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+Selection = Literal["lowest", "coverage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +15,7 @@ class CorpusJob:
 
     inputs                 files and folders
     model                  that the store is for, and that scores the documents
-    keep, max_perplexity   see `Refinement`; None: no limit
+    keep, select, max_perplexity  see `Refinement`; None: no limit
     min_tokens, min_compression_ratio  see `DocumentRules`
     journal                file of scores; None: beside a store that is a folder, else none
     histogram, report      PNG and JSON file; None: none
@@ -22,6 +25,7 @@ class CorpusJob:
     model: str
     namespace: str
     keep: int | None
+    select: Selection
     max_perplexity: float | None
     min_tokens: int
     min_compression_ratio: float

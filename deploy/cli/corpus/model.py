@@ -24,7 +24,7 @@ from ....core.arrays import Bool, Int32, Int64
 from ....core.errors import ConfigError
 from ....models.text.fingerprint import model_hash, tokenizer_hash
 from ....models.text.tokenizer import load_tokenizer
-from ....retrieval_store.corpus.build import BuildSettings, Refinement
+from ....retrieval_store.corpus.build import LOWEST, BuildSettings, Refinement
 from ....retrieval_store.corpus.document_filter import DocumentRules
 from ....retrieval_store.corpus.documents import Chat, Document, Span, TokenizedDocument, Unreadable
 from ....retrieval_store.corpus.refine import Windows
@@ -106,6 +106,7 @@ class Limits:
 
     rules: DocumentRules = field(default_factory=DocumentRules)
     keep: int | None = None
+    select: str = LOWEST
     max_perplexity: float | None = None
     journal: Path | None = None
 
@@ -165,6 +166,7 @@ class CorpusModel:
             refinement = Refinement(
                 scorer=self.scorer(journal),
                 keep=limits.keep,
+                select=limits.select,
                 max_perplexity=limits.max_perplexity,
             )
             yield replace(settings, refinement=refinement)

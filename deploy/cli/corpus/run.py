@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ....core.errors import ConfigError
 from ....measure.report.plots import DPI, require_matplotlib
-from ....retrieval_store.corpus.build import build_corpus
+from ....retrieval_store.corpus.build import build_corpus, check_selection
 from ....retrieval_store.corpus.document_files import read_documents
 from ....retrieval_store.corpus.document_filter import DocumentRules
 from ....retrieval_store.corpus.report import CorpusReport
@@ -79,6 +79,8 @@ def add_corpus(
         raise ConfigError("input", "name files or folders: draftline corpus build FILES --store S")
     if job.histogram is not None:
         require_matplotlib("histogram")
+    # Before the model is loaded.
+    check_selection(job.select, job.keep)
     quiet_libraries()
     model = open_corpus_model(job.model)
     documents = model.render(read_documents(job.inputs))
@@ -87,6 +89,7 @@ def add_corpus(
             min_tokens=job.min_tokens, min_compression_ratio=job.min_compression_ratio
         ),
         keep=job.keep,
+        select=job.select,
         max_perplexity=job.max_perplexity,
         journal=job.journal or _journal_beside(store),
     )

@@ -93,9 +93,12 @@ def test_what_was_dropped_is_told(corpus: Path, tmp_path: Path, checkpoint: Path
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_build_of_nothing_is_refused(tmp_path: Path) -> None:
-    result = runner.invoke(cli.app, ["corpus", "build", "--store", str(tmp_path / "store")])
+def test_a_build_that_cannot_choose_is_refused(tmp_path: Path) -> None:
+    command = ["corpus", "build", "--store", str(tmp_path / "store")]
+    result = runner.invoke(cli.app, command)
     assert "input: name files or folders" in str(result.exception)
+    result = runner.invoke(cli.app, [*command, "a.txt", "--select", "coverage"])
+    assert "select: coverage needs keep" in str(result.exception)
 
 
 def test_answers_have_the_perplexity_that_transformers_gives_them(checkpoint: Path) -> None:

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import ConfigError
-from draftline.retrieval_store.corpus.build import BuildSettings, Refinement, build_corpus
+from draftline.retrieval_store.corpus.build import (
+    SELECTIONS,
+    BuildSettings,
+    Refinement,
+    build_corpus,
+)
 from draftline.retrieval_store.corpus.document_filter import DocumentRules
 from draftline.retrieval_store.corpus.documents import Document, TokenizedDocument, Unreadable
 from draftline.retrieval_store.corpus.refine import Windows
@@ -97,7 +102,22 @@ def test_a_corpus_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
     assert not store.manifest().written
 
 
-@pytest.mark.parametrize("limits", [{"keep": 0}, {"max_perplexity": 0.5}])
+def test_what_covers_most_is_stored(tmp_path: Path) -> None:
+    """Of the likeliest two one says what the other does."""
+    documents = [Document("one", "aaaa"), Document("same", "aaaaa"), Document("other", "zzzy")]
+    kept = {}
+    for select in SELECTIONS:
+        refinement = Refinement(scorer=SCORER, keep=2, select=select)
+        settings = BuildSettings(fingerprint=FINGERPRINT, rules=RULES, refinement=refinement)
+        report = build_corpus(DirectoryStore(tmp_path / select), "n", documents, tokenize, settings)
+        kept[select] = report.examples
+    assert kept["lowest"] == {"perplexity": ["other"]}
+    assert kept["coverage"] == {"perplexity or coverage": ["same"]}
+
+
+@pytest.mark.parametrize(
+    "limits", [{"keep": 0}, {"max_perplexity": 0.5}, {"select": "most"}, {"select": "coverage"}]
+)
 def test_impossible_limits_are_refused(limits: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(limits))):
         Refinement(scorer=SCORER, **limits)

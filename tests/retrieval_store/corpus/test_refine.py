@@ -9,7 +9,13 @@ import pytest
 from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import ConfigError
 from draftline.retrieval_store.corpus.documents import TokenizedDocument
-from draftline.retrieval_store.corpus.refine import Scorer, Windows, choose_lowest, score_documents
+from draftline.retrieval_store.corpus.refine import (
+    Scorer,
+    Windows,
+    choose_covering,
+    choose_lowest,
+    score_documents,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,3 +114,15 @@ def test_the_lowest_stay_in_their_order() -> None:
 def test_windows_that_do_not_move_are_refused(window: int, overlap: int, bos_id: object) -> None:
     with pytest.raises(ConfigError, match="overlap"):
         Windows(window=window, overlap=overlap, bos_id=bos_id)  # type: ignore[arg-type]
+
+
+def test_what_covers_most_stays() -> None:
+    """Of two alike one stays; what is not likely enough never does."""
+    spans = [range(20), range(20), range(100, 120), range(200, 220), range(300, 320)]
+    documents = [TokenizedDocument(np.array(one, dtype=np.int32)) for one in spans]
+    found = [2.0, 3.0, 5.0, 9.0, math.inf]
+    assert choose_covering(documents, found, keep=2) == [0, 2]
+    assert choose_covering(documents, found, keep=3) == [0, 2, 3]
+    assert choose_covering(documents, found, keep=3, max_perplexity=6.0) == [0, 1, 2]
+    assert choose_covering(documents, found, keep=9) == [0, 1, 2, 3]
+    assert choose_covering(documents, found, keep=2, max_perplexity=1.0) == []

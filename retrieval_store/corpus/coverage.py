@@ -1,0 +1,80 @@
+"""Puts documents into the order in which each adds most that those before it do not have.
+
+Documents of low perplexity are often alike, and a second one of a kind answers no lookup that the
+first does not. See docs/algorithms/retrieval_store.md, "Perplexity refinement".
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ...core.arrays import Float64, Int64
+
+# Tokens of an n-gram whose coverage counts.
+NGRAM = 4
+# Odd, so that multiplication loses nothing (Knuth's multiplier for 64 bits).
+MULTIPLIER = np.uint64(6364136223846793005)
+
+
+def by_coverage(
+    documents: Sequence[npt.NDArray[np.integer]], weights: Sequence[Float64 | float]
+) -> Iterator[int]:
+    """Indices of the documents in the order of what each adds for its tokens.
+
+    weights  of each document: float64 [n], what the n-gram that ends at each token is worth, as the
+             target's probability of that token; or one number for all of them
+
+    It adds the weights of its n-grams that no document before it has. What a document adds only
+    falls, so the greedy choice looks again at the best alone (Minoux 1978), and is within 1 - 1/e
+    of the best choice there is (Nemhauser, Wolsey and Fisher 1978). About 40 bytes of memory a token.
+    """
+    grams, worth, num_grams = _grams(documents, weights)
+    is_new = np.ones(num_grams, dtype=np.bool_)
+
+    def gain(index: int) -> float:
+        return float((worth[index] * is_new[grams[index]]).sum()) / len(documents[index])
+
+    queue = [(-gain(index), index) for index in range(len(documents))]
+    heapq.heapify(queue)
+    while queue:
+        _, index = heapq.heappop(queue)
+        now = -gain(index)
+        if queue and now > queue[0][0]:
+            heapq.heappush(queue, (now, index))
+            continue
+        is_new[grams[index]] = False
+        yield index
+
+
+def _grams(
+    documents: Sequence[npt.NDArray[np.integer]], weights: Sequence[Float64 | float]
+) -> tuple[list[Int64], list[Float64], int]:
+    """The n-grams of each document, once each, as numbers from 0; the weight of each; and how many
+    there are in all.
+    """
+    counts = [max(len(ids) - NGRAM + 1, 0) for ids in documents]
+    _, numbers = np.unique(np.concatenate([_hashes(ids) for ids in documents]), return_inverse=True)
+    grams: list[Int64] = []
+    worth: list[Float64] = []
+    start = 0
+    for count, weight in zip(counts, weights, strict=True):
+        own, first = np.unique(numbers[start : start + count], return_index=True)
+        grams.append(own)
+        each = np.full(count, weight) if np.isscalar(weight) else np.asarray(weight)[NGRAM - 1 :]
+        worth.append(each[first])
+        start += count
+    return grams, worth, int(numbers.max(initial=-1)) + 1
+
+
+def _hashes(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
+    """uint64 [n - 3]: of each n-gram; two of a million are alike by a chance of 1 in 10^7."""
+    count = max(len(ids) - NGRAM + 1, 0)
+    found = np.zeros(count, dtype=np.uint64)
+    for place in range(NGRAM):
+        found = found * MULTIPLIER + ids[place : place + count].astype(np.uint64) + np.uint64(1)
+        found ^= found >> np.uint64(29)
+    return found
