@@ -30,7 +30,7 @@ def by_coverage(
 
     It adds the weights of its n-grams that no document before it has. What a document adds only
     falls, so the greedy choice looks again at the best alone (Minoux 1978), and is within 1 - 1/e
-    of the best choice there is (Nemhauser, Wolsey and Fisher 1978). About 40 bytes of memory a token.
+    of the best choice there is (Nemhauser, Wolsey and Fisher 1978). Takes about 40 bytes a token.
     """
     grams, worth, num_grams = _grams(documents, weights)
     is_new = np.ones(num_grams, dtype=np.bool_)

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "random": "tab:grey", "lowest": "tab:blue", "highest": "tab:orange", "coverage": "tab:green",
-    "coverage-token": "tab:olive", "whole": "black", "own": "tab:red",
+    "token_coverage": "tab:olive", "whole": "black", "own": "tab:red",
 }  # fmt: skip
 LABELS = {
     "random": "random: mean of the draws", "lowest": "lowest perplexity",
     "highest": "highest perplexity", "coverage": "coverage, by 1 / perplexity",
-    "coverage-token": "coverage, by the token's probability", "whole": "whole corpus",
+    "token_coverage": "coverage, by the token's probability", "whole": "whole corpus",
     "own": "the target's own text",
 }  # fmt: skip
 TITLES = {"alone": "RETRIEVAL alone", "with_core": "behind CORE (SPECTRA)"}

@@ -58,7 +58,7 @@ def choices(documents: Sequence[Scored], shares: Sequence[float], draws: int) ->
         "lowest": order,
         "highest": order[::-1],
         "coverage": list(by_coverage(ids, [1 / perplexity for perplexity in perplexities])),
-        "coverage-token": list(by_coverage(ids, [document.probs for document in documents])),
+        "token_coverage": list(by_coverage(ids, [document.probs for document in documents])),
     }
     for share in shares:
         budget = round(share * sum(sizes))
