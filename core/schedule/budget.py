@@ -193,6 +193,8 @@ class NodeBudget:
         requests ends.
         """
         ids, drafted, paths = outcome.ids, outcome.drafted, outcome.paths
+        if not self._hindsight.has_work(drafted):
+            return
         ratios = self._drafters.hazard_ratios(ids) if self._is_adaptive else np.ones(len(ids))
         judged = self._hindsight.judge(ids, drafted, paths, self.table.counts, ratios)
         if self._is_adaptive and judged.any():

@@ -52,6 +52,10 @@ class Hindsight:
         self._slots: dict[str, int] = {}
         self._free = list(range(FIRST_SLOTS))
 
+    def has_work(self, drafted: TreeBatch) -> bool:
+        """Whether a tree waits for its text, or is among those `drafted`."""
+        return bool(len(drafted.values) or self._pending.sizes.any())
+
     def judge(
         self,
         ids: Sequence[str],
@@ -67,8 +71,6 @@ class Hindsight:
         Returns float64 [requests, 2]: how often the most probable node was wrong, and the hazard
         that was gone through.
         """
-        if not self._slots and not len(drafted.values):
-            return np.zeros((len(ids), 2))
         slots = self._slots_of(ids, drafted, paths.ends)
         self._make_room(drafted)
         take(self._pending, slots, drafted.nodes, drafted.values, drafted.attributions,
