@@ -156,8 +156,9 @@ class DrafterChoice:
             lift=_padded(known.lift, 0, more),
             probe_rows=_padded(known.probe_rows, 0, more),
             turns=_padded(known.turns, 0, more),
-            balance=np.full((len(names), 2), FIRST_CREDIT_S / (2 * len(names))),
+            balance=np.zeros((len(names), 2)),
         )
+        self._known.balance[:, 0] = FIRST_CREDIT_S / len(names)
 
     def plan(
         self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], prices: Prices
@@ -209,7 +210,7 @@ class DrafterChoice:
         balance = self._known.balance
         if not balance.size:
             return
-        share = 1 / balance.size
+        share = self._in_use / self._num_accounts
         first = max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * plain_s)
         if first > self._first_credit_s:
             # Rounds are longer than those before: trying takes longer, too.
@@ -221,8 +222,11 @@ class DrafterChoice:
     def note_probe(self, drafter: str, num_rows: int) -> None:
         """Note that a drafter wants to probe with so many rows a request."""
         index, probe_rows = self._names.index(drafter), self._known.probe_rows
-        weight = PROBE_WEIGHT if probe_rows[index] else 1.0
+        is_known = probe_rows[index] > 0
+        weight = PROBE_WEIGHT if is_known else 1.0
         probe_rows[index] += weight * (num_rows - probe_rows[index])
+        if not is_known:
+            self._known.balance[index, 1] = self._first_credit_s / self._num_accounts
 
     def learn(self, plan: AskPlan, costs: Mapping[str, DraftCost], step: Verified) -> None:
         """Learn what came of a plan."""
@@ -247,7 +251,7 @@ class DrafterChoice:
                 choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
         note(
             self._known, rows, choices, gains, nodes, sizes, plan.row_s, plan.token_s, plan.regime,
-            self._first_credit_s / self._known.balance.size,
+            self._first_credit_s / self._num_accounts,
         )  # fmt: skip
 
     def calibrate(self, ids: Sequence[str], judged: Float64) -> None:
@@ -267,7 +271,16 @@ class DrafterChoice:
     @property
     def _most_credit_s(self) -> float:
         """Of one account."""
-        return MOST_CREDIT * self._first_credit_s / max(self._known.balance.size, 1)
+        return MOST_CREDIT * self._first_credit_s / max(self._num_accounts, 1)
+
+    @property
+    def _in_use(self) -> Bool:
+        """bool [drafters, 2]: the accounts of drafters, and of the probes of those that probe."""
+        return np.stack([np.ones(len(self._names), dtype=np.bool_), self._known.probe_rows > 0], 1)
+
+    @property
+    def _num_accounts(self) -> int:
+        return int(np.count_nonzero(self._in_use))
 
     def _rows_now(self, ids: Sequence[str]) -> Int64:
         """Rows of the requests; -1 for those that have ended or take no drafts."""
