@@ -102,15 +102,15 @@ def regime_of(row_s: float, token_s: float) -> int:
 def means(levels: Float64, path: Int64, regime: int) -> Float64:
     """float64 [drafters, 3]: what is expected of each at the end of a path of levels.
 
-    Of the weight column 0; the others are the expected accepted and bought nodes of a step. In a
-    range of prices that the engine has not seen a drafter in, the nearest that it has tells.
+    Of the weight column 0; the others are the expected accepted and bought nodes of a step. What
+    the engine expects is drawn to what it knows from the nearest other range of prices.
     """
     expected = np.zeros((levels.shape[1], 3))
     for drafter in range(levels.shape[1]):
         engine = levels[path[0], drafter]
-        nearest = engine[_nearest_known(engine, regime)]
-        expected[drafter] = nearest / (nearest[WEIGHT] + PRIORS[0])
-        expected[drafter, WEIGHT] = 0.0
+        nearest = _nearest_known(engine, regime)
+        for part in (GAIN, NODES):
+            expected[drafter, part] = engine[nearest, part] / (engine[nearest, WEIGHT] + PRIORS[0])
         for depth in range(3):
             own = levels[path[depth], drafter, regime]
             total = own[WEIGHT] + PRIORS[depth]
@@ -122,12 +122,14 @@ def means(levels: Float64, path: Int64, regime: int) -> Float64:
 
 @compiled
 def _nearest_known(engine: Float64, regime: int) -> int:
-    """Of two as near the one of dearer rows, where less is bought; `regime` where none is known."""
-    for distance in range(NUM_REGIMES):
+    """Another regime that has steps, of two as near the one of dearer rows, where less is bought;
+    where there is none, one without steps.
+    """
+    for distance in range(1, NUM_REGIMES):
         for other in (regime + distance, regime - distance):
             if 0 <= other < NUM_REGIMES and engine[other, WEIGHT] > 0:
                 return other
-    return regime
+    return 0 if regime else NUM_REGIMES - 1
 
 
 @compiled

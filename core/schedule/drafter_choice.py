@@ -122,7 +122,7 @@ class DrafterChoice:
 
     __slots__ = (
         "_classes", "_first_credit_s", "_free", "_host_s", "_known", "_names", "_nobody",
-        "_regime", "_requests", "_row_s", "_turn",
+        "_regime", "_requests", "_row_s", "_shares", "_turn",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -133,6 +133,8 @@ class DrafterChoice:
         self._requests: dict[str, int] = {}
         self._classes: dict[tuple[str, int], int] = {}
         self._first_credit_s = FIRST_CREDIT_S
+        # Of each account, of what may go into trying: as `Known.balance`.
+        self._shares: Float64 = np.zeros((0, 2))
         # What a row took at the margin of the last step.
         self._row_s = 0.0
         self._regime = 0
@@ -158,7 +160,8 @@ class DrafterChoice:
             turns=_padded(known.turns, 0, more),
             balance=np.zeros((len(names), 2)),
         )
-        self._known.balance[:, 0] = FIRST_CREDIT_S / len(names)
+        self._share_out()
+        self._known.balance[:] = self._first_credit_s * self._shares
 
     def plan(
         self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], prices: Prices
@@ -210,13 +213,12 @@ class DrafterChoice:
         balance = self._known.balance
         if not balance.size:
             return
-        share = self._in_use / self._num_accounts
         first = max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * plain_s)
         if first > self._first_credit_s:
             # Rounds are longer than those before: trying takes longer, too.
-            balance += share * (first - self._first_credit_s)
+            balance += self._shares * (first - self._first_credit_s)
             self._first_credit_s = first
-        balance += share * EXPLORED_SHARE * seconds
+        balance += self._shares * EXPLORED_SHARE * seconds
         np.minimum(balance, self._most_credit_s, out=balance)
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
@@ -226,7 +228,8 @@ class DrafterChoice:
         weight = PROBE_WEIGHT if is_known else 1.0
         probe_rows[index] += weight * (num_rows - probe_rows[index])
         if not is_known:
-            self._known.balance[index, 1] = self._first_credit_s / self._num_accounts
+            self._share_out()
+            self._known.balance[index, 1] = self._first_credit_s * self._shares[index, 1]
 
     def learn(self, plan: AskPlan, costs: Mapping[str, DraftCost], step: Verified) -> None:
         """Learn what came of a plan."""
@@ -251,7 +254,7 @@ class DrafterChoice:
                 choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
         note(
             self._known, rows, choices, gains, nodes, sizes, plan.row_s, plan.token_s, plan.regime,
-            self._first_credit_s / self._num_accounts,
+            self._first_credit_s * self._shares[0, 0],
         )  # fmt: skip
 
     def calibrate(self, ids: Sequence[str], judged: Float64) -> None:
@@ -271,16 +274,13 @@ class DrafterChoice:
     @property
     def _most_credit_s(self) -> float:
         """Of one account."""
-        return MOST_CREDIT * self._first_credit_s / max(self._num_accounts, 1)
+        return MOST_CREDIT * self._first_credit_s * self._shares.max(initial=0.0)
 
-    @property
-    def _in_use(self) -> Bool:
-        """bool [drafters, 2]: the accounts of drafters, and of the probes of those that probe."""
-        return np.stack([np.ones(len(self._names), dtype=np.bool_), self._known.probe_rows > 0], 1)
-
-    @property
-    def _num_accounts(self) -> int:
-        return int(np.count_nonzero(self._in_use))
+    def _share_out(self) -> None:
+        """Equal parts for the accounts of drafters, and of the probes of those that probe."""
+        in_use = np.ones((len(self._names), 2))
+        in_use[:, 1] = self._known.probe_rows > 0
+        self._shares = in_use / in_use.sum()
 
     def _rows_now(self, ids: Sequence[str]) -> Int64:
         """Rows of the requests; -1 for those that have ended or take no drafts."""
