@@ -13,7 +13,7 @@ from .proposals import AskPlan, DraftBatch, Probe, Proposal, Query, StepCommit
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
-from .schedule.drafter_choice import DraftWish
+from .schedule.choice.drafter_choice import DraftWish
 from .schedule.scheduler import Scheduler
 from .step.drafted_trees import DraftedTree, DraftedTrees
 from .step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
@@ -90,6 +90,8 @@ class Drafting:
         One message a drafter for all requests, which also tells what was committed.
         """
         began_at = self._clock()
+        if self._budget.is_quiet(state.request_id for state in states if state.is_open):
+            return DraftBatch({}, began_at, 0.0, AskPlan({}, {}), {})
         most = self._scheduler.nodes_each(len(states))
         sizes = [
             (state, size)

@@ -302,7 +302,7 @@ class AskPlan:
     by_drafter  ids of the requests that each drafter is asked for; none that is asked for nothing
     probing     of these, the ones whose probes go into the step
     ids         of the requests that take drafts; the rest is about them, for what is learned of it:
-    choices     int64 [requests, drafters]  what was decided (`core/schedule/choice_kernels.py`)
+    choices     int64 [requests, drafters]  what was decided (`core/schedule/choice/kernels.py`)
     sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
     row_s       seconds that a row takes at the margin
     token_s     seconds that an accepted token saves

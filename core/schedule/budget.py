@@ -9,7 +9,7 @@ Formula: docs/algorithms/token_trees.md, "Node budget".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..tree.hazards import values_under
 from ..tree.merge import merge
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.walk import Paths
-from .drafter_choice import DrafterChoice, DraftWish, Prices, Verified, everyone
+from .choice.drafter_choice import DrafterChoice, DraftWish, Prices, Verified, everyone
 from .hindsight import Hindsight
 from .line_fit import LineFit
 from .multi_step import MultiStep
@@ -143,6 +143,13 @@ class NodeBudget:
             host_s=self._host.parts(HOST_SQUARES),
         )
         return self._drafters.plan(wishes, costs, prices)
+
+    def is_quiet(self, ids: Iterable[str]) -> bool:
+        """Whether nobody is asked for a step of these requests, without a plan for it.
+
+        So it is for a while after plans that asked nobody for them.
+        """
+        return self._is_adaptive and self._drafters.is_quiet(ids)
 
     def expected(
         self, wish: DraftWish, costs: Mapping[str, DraftCost], num_running: int

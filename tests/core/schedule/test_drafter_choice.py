@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from draftline.core.proposals import DraftBatch, DraftCost, Proposal, chain_proposal
+from draftline.core.proposals import AskPlan, DraftBatch, DraftCost, Proposal, chain_proposal
 from draftline.core.schedule.budget import NodeBudget, StepOutcome
-from draftline.core.schedule.drafter_choice import DraftWish
+from draftline.core.schedule.choice.drafter_choice import DraftWish
 from draftline.core.schedule.step_cost import StepCost
 from draftline.core.tree.merge import merge_all
 from draftline.core.verify.walk import Paths
@@ -51,6 +51,7 @@ class Simulation:
         self.spent = dict.fromkeys(self.guesses, 0.0)
         self.num_asked: dict[tuple[str, str], int] = {}
         self.num_probes = 0
+        self.num_plans = 0
         # What the target will say, whatever is drafted.
         self.futures: dict[str, list[int]] = {}
 
@@ -69,7 +70,10 @@ class Simulation:
             for one in requests
         ]
         began_at = self.now
-        plan = self.budget.plan(wishes, costs, 0)
+        plan = AskPlan({}, {})
+        if not self.budget.is_quiet(requests):
+            plan = self.budget.plan(wishes, costs, 0)
+            self.num_plans += 1
         offered, accepted = self._propose(requests, plan.by_drafter)
         draft_s = self._ask(plan.by_drafter)
         self.now += draft_s
@@ -175,6 +179,38 @@ def test_a_drafter_that_never_brings_anything_costs_less_than_2_percent(
     assert simulation.run(requests, 15.0) > 0.98
     # It is tried now and then.
     assert 0 < simulation.spent["useless"] - before < 0.02 * 15.0
+
+
+def test_where_nobody_pays_most_steps_go_without_a_plan() -> None:
+    """Also where requests come and go, and where they take turns."""
+    cost = DraftCost(0.001, 0.001, 0.0)
+    simulation = Simulation({"useless": Guess(lambda _request: 0.0, cost=cost)})
+    for index in range(200):
+        requests = [f"r{index}", f"r{index + 1}"]
+        wish = DraftWish(requests[1], 0.0, "shared", None, 100, 100)
+        simulation.budget.expected(wish, {"useless": cost}, 2)
+        for group in requests:
+            simulation.round([group])
+            simulation.round([group])
+        simulation.budget.forget(requests[0])
+    assert 0 < simulation.num_plans < 0.3 * 800
+    assert len(simulation.budget._drafters._quiet._ids) <= 2
+
+
+def test_a_new_request_of_which_something_is_expected_is_planned_at_once() -> None:
+    simulation = Simulation(
+        {"some": Guess(lambda one: 0.8 if one.startswith("greedy") else 0.0)},
+        temperature=lambda one: 0.0 if one.startswith("greedy") else 1.0,
+    )
+    simulation.run(["greedy", "sampled"], 5.0)
+    simulation.budget.forget("greedy")
+    simulation.run(["sampled"], 5.0)
+    while not simulation.budget._drafters._quiet._num_left:
+        simulation.round(["sampled"])
+    asked = simulation.num_asked["some", "sampled"]
+    simulation.round(["sampled", "greedy-new"])
+    assert simulation.num_asked["some", "greedy-new"] == 1
+    assert simulation.num_asked["some", "sampled"] <= asked + 1
 
 
 def test_a_dear_drafter_is_tried_no_more_often_than_its_price_allows() -> None:

@@ -1,4 +1,4 @@
-"""The compiled loops that learn what drafters bring requests; `core/schedule/choice_kernels.py`
+"""The compiled loops that learn what drafters bring requests; `core/schedule/choice/kernels.py`
 explains the arrays.
 """
 
@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Float64, Int32, Int64
-from ..compiled import compiled
-from ..tree.kernels import DRAFTER, NODE
-from .choice_kernels import (
+from ...arrays import Float64, Int32, Int64
+from ...compiled import compiled
+from ...tree.kernels import DRAFTER, NODE
+from .kernels import (
     GAIN,
     LEFT_OUT,
     MESSAGE,
@@ -43,14 +43,17 @@ def note(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
     row_s: float,
     token_s: float,
     regime: int,
+    host_s: float,
     most_debt: float,
 ) -> None:
     """Learn what every drafter brought every request, and charge the accounts for what was tried.
 
     rows          int64 [requests]  -1 for one that has ended
     gains, nodes  float64 [requests, drafters]  accepted and bought nodes of each
+    host_s        seconds of the host's own work for a step with drafts
     most_debt     seconds: one bad try does not end trying for long
     """
+    is_only = (choices != LEFT_OUT).sum() == 1
     for drafter in range(choices.shape[1]):
         is_alone = (choices[:, drafter] != LEFT_OUT).sum() == 1
         for request in range(len(rows)):
@@ -59,6 +62,7 @@ def note(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
             if choice >= TRIED:
                 cost = known.costs[drafter]
                 taken = cost[QUERY] + row_s * bought + (cost[MESSAGE] if is_alone else 0.0)
+                taken += host_s if is_only else 0.0
                 if row >= 0 and not known.is_open[row, drafter]:
                     taken += cost[OPEN_TOKEN] * sizes[request, 0]
                 # What it brings pays for what it took, and no more.

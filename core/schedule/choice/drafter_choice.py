@@ -15,11 +15,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Bool, Float64, Int64
-from ..proposals import AskPlan, DraftCost
-from ..tree.tree import TokenTree, TreeBatch
-from ..verify.walk import Paths
-from .choice_kernels import (
+from ...arrays import Bool, Float64, Int64
+from ...proposals import AskPlan, DraftCost
+from ...tree.tree import TokenTree, TreeBatch
+from ...verify.walk import Paths
+from .kernels import (
     GAIN,
     NODES,
     NUM_REGIMES,
@@ -32,7 +32,8 @@ from .choice_kernels import (
     means,
     regime_of,
 )
-from .choice_learning import calibrate, credit_nodes, note, ratios
+from .learning import calibrate, credit_nodes, note, ratios
+from .quiet import Quiet
 
 # Lower ends of the classes of temperatures; 0 is greedy.
 TEMPERATURES = (1e-6, 0.5, 0.9)
@@ -48,8 +49,6 @@ FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.04, 2.0
 MOST_CREDIT = 8.0
 # Rows over which their price is looked at.
 FIRST_NODES = 8
-# Where nobody was asked, it is thought over again after so many steps.
-QUIET_STEPS = 4
 # Weight of the newest probe in the mean number of its rows.
 PROBE_WEIGHT = 0.1
 # Room for so many requests and classes at first.
@@ -121,8 +120,8 @@ class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_classes", "_first_credit_s", "_free", "_host_s", "_known", "_names", "_nobody",
-        "_regime", "_requests", "_row_s", "_shares", "_turn",
+        "_classes", "_first_credit_s", "_free", "_host_s", "_known", "_names", "_quiet",
+        "_regime", "_requests", "_row_s", "_shares",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -140,9 +139,7 @@ class DrafterChoice:
         self._regime = 0
         # The host's own work for a message and a query, as of the last plan.
         self._host_s = (0.0, 0.0)
-        self._turn = 0
-        # The last plan, where it asked nobody.
-        self._nobody: AskPlan | None = None
+        self._quiet = Quiet()
 
     def use(self, names: Sequence[str]) -> None:
         """Know these drafters, of which the ones known already come first."""
@@ -167,10 +164,7 @@ class DrafterChoice:
         self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], prices: Prices
     ) -> AskPlan:
         """Who is asked for the requests of a step. Tries what the account allows."""
-        self._turn += 1
         ids = tuple(wish.request_id for wish in wishes)
-        if self._nobody is not None and self._nobody.ids == ids and self._turn % QUIET_STEPS:
-            return self._nobody
         self._host_s = prices.host_s
         self._take_costs(costs)
         rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
@@ -181,16 +175,21 @@ class DrafterChoice:
         step = StepWishes(
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
             float(prices.base_rows), prices.token_s, self._regime, self._most_credit_s,
+            prices.host_s[0],
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
         if not choices.any():
-            self._nobody = AskPlan({}, {}, ids=ids)
-            return self._nobody
-        self._nobody = None
+            self._quiet.go_on(ids)
+            return AskPlan({}, {}, ids=ids)
+        self._quiet.end()
         by_drafter, probing = self._by_drafter(ids, choices)
         return AskPlan(
             by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, self._regime
         )
+
+    def is_quiet(self, ids: Iterable[str]) -> bool:
+        """Whether nobody is asked for a step of these requests, as when they were last planned."""
+        return self._quiet.holds(ids)
 
     def expected(
         self, wish: DraftWish, costs: Mapping[str, DraftCost], token_s: float
@@ -203,6 +202,8 @@ class DrafterChoice:
         gains = means(known.levels, known.paths[row], self._regime)
         taken_s = known.costs[:, QUERY] + gains[:, NODES] * self._row_s
         pays = self._allowed([wish])[0] & (gains[:, GAIN] * token_s > taken_s)
+        if not pays.any():
+            self._quiet.join(wish.request_id)
         return frozenset(self._names[index] for index in pays.nonzero()[0].tolist())
 
     def pass_time(self, seconds: float, plain_s: float) -> None:
@@ -254,7 +255,7 @@ class DrafterChoice:
                 choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
         note(
             self._known, rows, choices, gains, nodes, sizes, plan.row_s, plan.token_s, plan.regime,
-            self._first_credit_s * self._shares[0, 0],
+            self._host_s[0], self._first_credit_s * self._shares[0, 0],
         )  # fmt: skip
 
     def calibrate(self, ids: Sequence[str], judged: Float64) -> None:
@@ -267,6 +268,7 @@ class DrafterChoice:
 
     def forget(self, request_id: str) -> None:
         """The request has ended; an unknown id is ignored."""
+        self._quiet.leave(request_id)
         row = self._requests.pop(request_id, None)
         if row is not None:
             self._free.append(row)
@@ -290,9 +292,8 @@ class DrafterChoice:
         for index, name in enumerate(self._names):
             cost = costs.get(name)
             if cost is not None:
-                message_s, query_s = self._host_s
-                message_s, query_s = message_s + cost.message_s, query_s + cost.query_s
-                self._known.costs[index] = message_s, query_s, cost.open_token_s
+                query_s = cost.query_s + self._host_s[1]
+                self._known.costs[index] = cost.message_s, query_s, cost.open_token_s
 
     def _allowed(self, wishes: Sequence[DraftWish]) -> Bool:
         allowed = np.ones((len(wishes), len(self._names)), dtype=np.bool_)

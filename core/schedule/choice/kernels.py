@@ -1,7 +1,6 @@
 """The compiled loops that choose drafters for the requests of a step.
 
-`core/schedule/drafter_choice.py` explains the estimates, `core/schedule/choice_learning.py` has the
-loops that learn them.
+`drafter_choice.py` explains the estimates, `learning.py` has the loops that learn them.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Bool, Float64, Int64
-from ..compiled import compiled
+from ...arrays import Bool, Float64, Int64
+from ...compiled import compiled
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.
 PRIORS = np.array([1.0, 2.0, 3.0])
-# What a step that did not ask leaves of the weight of what is known of a request.
+# What a plan that did not ask leaves of the weight of what is known of a request.
 RECALL = 0.98
 # What is asked is what seemed best, often by chance: so much of what it should bring counts.
 SURE_SHARE = 0.8
@@ -45,7 +44,8 @@ class Known(NamedTuple):
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
     is_open     bool [rows, drafters]  whether a drafter knows a request
     trials      int64 [rows, drafters]  steps that a request's probes are still tried for
-    costs       float64 [drafters, 3]  seconds of a message, a query and opening a token of text
+    costs       float64 [drafters, 3]  seconds of a message, of a query, with the host's own work
+                for it, and of opening a token of text
     lift        float64 [drafters, 2]  decayed sums of steps with probes, and of what these brought
                 more than usual
     probe_rows  float64 [drafters]  rows of a drafter's probes; 0: it sends none
@@ -77,6 +77,7 @@ class StepWishes(NamedTuple):
     token_s    seconds that an accepted token saves
     regime     `regime_of` the step's prices
     most_s     that an account holds: what would take longer is tried when it is full
+    host_s     that the host works for a step with drafts, whoever is asked
     """
 
     rows: Int64
@@ -88,6 +89,7 @@ class StepWishes(NamedTuple):
     token_s: float
     regime: int
     most_s: float
+    host_s: float
 
 
 def regime_of(row_s: float, token_s: float) -> int:
@@ -146,10 +148,14 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         own, own_nodes = worth[:, drafter], nodes[:, drafter]
         row_s = _row_seconds(wishes, at, (own_nodes * (own > 0)).sum())
         net = np.where(own > 0, own - row_s * own_nodes, np.minimum(own, 0.0))
-        if np.maximum(net, 0.0).sum() > known.costs[drafter, MESSAGE]:
+        message_s = known.costs[drafter, MESSAGE]
+        if not choices.any():
+            message_s += wishes.host_s
+        if np.maximum(net, 0.0).sum() > message_s:
             choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
             at += (own_nodes * (net > 0)).sum()
-        _explore(choices[:, drafter], drafter, known, wishes, net)
+            message_s = 0.0
+        _explore(choices[:, drafter], drafter, known, wishes, net, message_s)
         if known.probe_rows[drafter] > 0:
             _choose_probes(choices[:, drafter], drafter, known, wishes, at)
     for request in range(len(wishes.rows)):
@@ -192,13 +198,14 @@ def _row_seconds(wishes: StepWishes, first: float, count: float) -> float:
 
 
 @compiled
-def _explore(choices: Int64, drafter: int, known: Known, wishes: StepWishes, net: Float64) -> None:
+def _explore(  # noqa: PLR0917 - compiled functions take no options by name
+    choices: Int64, drafter: int, known: Known, wishes: StepWishes, net: Float64, message_s: float
+) -> None:
     """Ask a drafter for requests that it is not known to pay for, in turns, if its account allows.
 
     Only nodes that are worth their rows are bought of what it proposes; all are judged later.
     """
     left = known.balance[drafter, 0]
-    message_s = 0.0 if choices.any() else known.costs[drafter, MESSAGE]
     count = len(choices)
     first = known.turns[drafter]
     for step in range(count):

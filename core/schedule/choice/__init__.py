@@ -1,0 +1,4 @@
+"""Which drafters are asked for which requests.
+
+Start with `drafter_choice.py`.
+"""
