@@ -192,13 +192,13 @@ class NodeBudget:
         num_requests = len(outcome.trees)
         if round_s > 0 and num_requests and not outcome.num_prompt_rows:
             self._learn_round(outcome, num_requests, round_s, max(rest_s, 0.0))
-        if self._is_adaptive and outcome.trees:
-            self._learn_drafters(outcome)
 
     def judge(self, outcome: StepOutcome) -> None:
-        """Learn which drafted nodes were right, of a step that was counted, before any of its
-        requests ends.
+        """Learn which drafted nodes were right, and what drafters brought, of a step that was
+        counted, before any of its requests ends.
         """
+        if self._is_adaptive and outcome.trees:
+            self._learn_drafters(outcome)
         ids, drafted, paths = outcome.ids, outcome.drafted, outcome.paths
         if not self._hindsight.has_work(drafted):
             return

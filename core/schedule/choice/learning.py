@@ -53,16 +53,22 @@ def note(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
     host_s        seconds of the host's own work for a step with drafts
     most_debt     seconds: one bad try does not end trying for long
     """
-    is_only = (choices != LEFT_OUT).sum() == 1
+    is_host_paid = (choices != LEFT_OUT).sum() > (choices >= TRIED).sum()
     for drafter in range(choices.shape[1]):
-        is_alone = (choices[:, drafter] != LEFT_OUT).sum() == 1
+        own = choices[:, drafter]
+        is_paid = (own != LEFT_OUT).sum() > (own >= TRIED).sum()
         for request in range(len(rows)):
             gain, bought = gains[request, drafter], nodes[request, drafter]
-            choice, row = choices[request, drafter], rows[request]
+            choice, row = own[request], rows[request]
             if choice >= TRIED:
                 cost = known.costs[drafter]
-                taken = cost[QUERY] + row_s * bought + (cost[MESSAGE] if is_alone else 0.0)
-                taken += host_s if is_only else 0.0
+                taken = cost[QUERY] + row_s * bought
+                # Where nobody is asked because it pays, the first trial pays for them all.
+                if not is_paid:
+                    taken += cost[MESSAGE]
+                if not is_host_paid:
+                    taken += host_s
+                is_paid = is_host_paid = True
                 if row >= 0 and not known.is_open[row, drafter]:
                     taken += cost[OPEN_TOKEN] * sizes[request, 0]
                 # What it brings pays for what it took, and no more.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from draftline.core.proposals import AskPlan, DraftBatch, DraftCost, Proposal, chain_proposal
 from draftline.core.schedule.budget import NodeBudget, StepOutcome
-from draftline.core.schedule.choice.drafter_choice import DraftWish
+from draftline.core.schedule.choice.drafter_choice import EXPLORED_SHARE, DraftWish
 from draftline.core.schedule.step_cost import StepCost
 from draftline.core.tree.merge import merge_all
 from draftline.core.verify.walk import Paths
@@ -179,6 +179,15 @@ def test_a_drafter_that_never_brings_anything_costs_less_than_2_percent(
     assert simulation.run(requests, 15.0) > 0.98
     # It is tried now and then.
     assert 0 < simulation.spent["useless"] - before < 0.02 * 15.0
+
+
+def test_requests_that_are_tried_together_pay_for_their_message() -> None:
+    cost = DraftCost(0.005, 0.00001, 0.0)
+    simulation = Simulation({"useless": Guess(lambda _request: 0.0, cost=cost)})
+    simulation.run(REQUESTS, 10.0)
+    before = simulation.spent["useless"]
+    simulation.run(REQUESTS, 40.0)
+    assert 0 < simulation.spent["useless"] - before < 1.25 * EXPLORED_SHARE * 40.0
 
 
 def test_where_nobody_pays_most_steps_go_without_a_plan() -> None:
