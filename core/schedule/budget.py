@@ -35,6 +35,9 @@ LEAST_RATIO = 0.1
 # and squares of their number that a guess counts for: half of the work is theirs.
 HOST_DECAY = 0.95
 HOST_SQUARES = 16.0
+# Work that took so many times longer than the mean tells of the machine; of the first, which may
+# have loaded anything, no more is believed.
+HOST_OUTLIER, FIRST_HOST_S = 4.0, 2e-3
 # A budget can only choose where more is offered than a tree may hold.
 OFFERED_TREES = 2
 
@@ -183,7 +186,8 @@ class NodeBudget:
         before, self._committed_at = self._committed_at, now
         host_s, self._host_s = self._host_s, 0.0
         if outcome.draft_batch.by_request:
-            self._host.record(len(outcome.draft_batch.by_request), host_s)
+            usual_s = HOST_OUTLIER * self._host.mean_y or FIRST_HOST_S
+            self._host.record(len(outcome.draft_batch.by_request), min(host_s, usual_s))
         is_alone = outcome.draft_batch.began_at >= before
         round_s = now - max(before, outcome.draft_batch.began_at)
         # While other steps are on their way, drafters are asked in the time of these.
@@ -284,13 +288,15 @@ class NodeBudget:
         self._drafters.pass_time(round_s, plain_s)
 
     def _learn_drafters(self, outcome: StepOutcome) -> None:
-        if not (outcome.draft_batch.plan.by_drafter or len(TreeBatch.of(outcome.trees).values)):
+        if not outcome.draft_batch.plan.by_drafter:
             return
+        count, num_nodes = len(outcome.trees), len(TreeBatch.of(outcome.trees).values)
+        extra_s = float(self.cost.seconds(count, count + num_nodes)) - self._round_s(count)
         self._drafters.use(self.table.names)
         self._drafters.learn(
             outcome.draft_batch.plan,
             outcome.draft_batch.costs,
-            Verified(outcome.ids, outcome.trees, outcome.paths),
+            Verified(outcome.ids, outcome.trees, outcome.paths, max(extra_s, 0.0)),
         )
 
 

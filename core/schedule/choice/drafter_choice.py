@@ -21,6 +21,7 @@ from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
 from .kernels import (
     GAIN,
+    LEFT_OUT,
     NODES,
     NUM_REGIMES,
     PROBING,
@@ -32,7 +33,7 @@ from .kernels import (
     means,
     regime_of,
 )
-from .learning import calibrate, credit_nodes, note, ratios
+from .learning import calibrate, charge_trials, credit_nodes, note, ratios
 from .quiet import Quiet
 
 # Lower ends of the classes of temperatures; 0 is greedy.
@@ -41,11 +42,12 @@ TEMPERATURES = (1e-6, 0.5, 0.9)
 MAX_CLASSES = 256
 # An opening is paid for by so many of the request's next steps at most.
 HORIZON = 64.0
-# Share of the time that may go into trying what is not known to pay.
+# Share of the time that may go into trying what is not known to pay, and the host's part of it.
 EXPLORED_SHARE = 0.01
+HOST_PART = 0.4
 # Seconds, or rounds of plain decoding, that a new engine may spend so at once; and how many times
 # as much is saved up at most.
-FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.04, 2.0
+FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.06, 3.0
 MOST_CREDIT = 8.0
 # Rows over which their price is looked at.
 FIRST_NODES = 8
@@ -107,13 +109,15 @@ class Prices:
 class Verified:
     """The requests of a committed step.
 
-    trees  what was verified of each
-    paths  through the trees, whose rows rise
+    trees    what was verified of each
+    paths    through the trees, whose rows rise
+    extra_s  seconds that it took beyond plain decoding for its nodes, as rounds of late tell
     """
 
     ids: Sequence[str]
     trees: Sequence[TokenTree]
     paths: Paths
+    extra_s: float = 0.0
 
 
 class DrafterChoice:
@@ -137,8 +141,8 @@ class DrafterChoice:
         # What a row took at the margin of the last step.
         self._row_s = 0.0
         self._regime = 0
-        # The host's own work for a message and a query, as of the last plan.
-        self._host_s = (0.0, 0.0)
+        # The host's own work for a step with drafts and a request, as of the last plan.
+        self._host_s: Float64 = np.zeros(2)
         self._quiet = Quiet()
 
     def use(self, names: Sequence[str]) -> None:
@@ -159,13 +163,15 @@ class DrafterChoice:
         )
         self._share_out()
         self._known.balance[:] = self._first_credit_s * self._shares
+        self._known.host[:] = self._first_credit_s * HOST_PART
 
     def plan(
         self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], prices: Prices
     ) -> AskPlan:
         """Who is asked for the requests of a step. Tries what the account allows."""
         ids = tuple(wish.request_id for wish in wishes)
-        self._host_s = prices.host_s
+        # What would take longer than its account holds is tried when that is full.
+        self._host_s = np.minimum(prices.host_s, HOST_PART * self._first_credit_s)
         self._take_costs(costs)
         rows = np.array([self._row(wish) for wish in wishes], dtype=np.int64)
         sizes = np.array(
@@ -175,7 +181,7 @@ class DrafterChoice:
         step = StepWishes(
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
             float(prices.base_rows), prices.token_s, self._regime, self._most_credit_s,
-            prices.host_s[0],
+            self._host_s,
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
         if not choices.any():
@@ -185,7 +191,7 @@ class DrafterChoice:
         by_drafter, probing = self._by_drafter(ids, choices)
         return AskPlan(
             by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, self._regime
-        )
+        )  # fmt: skip
 
     def is_quiet(self, ids: Iterable[str]) -> bool:
         """Whether nobody is asked for a step of these requests, as when they were last planned."""
@@ -200,7 +206,7 @@ class DrafterChoice:
         row = self._row(wish)
         known = self._known
         gains = means(known.levels, known.paths[row], self._regime)
-        taken_s = known.costs[:, QUERY] + gains[:, NODES] * self._row_s
+        taken_s = known.costs[:, QUERY] + self._host_s[1] + gains[:, NODES] * self._row_s
         pays = self._allowed([wish])[0] & (gains[:, GAIN] * token_s > taken_s)
         if not pays.any():
             self._quiet.join(wish.request_id)
@@ -211,16 +217,19 @@ class DrafterChoice:
 
         plain_s: what it takes in plain decoding
         """
-        balance = self._known.balance
-        if not balance.size:
+        if not self._names:
             return
         first = max(FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS * plain_s)
-        if first > self._first_credit_s:
-            # Rounds are longer than those before: trying takes longer, too.
-            balance += self._shares * (first - self._first_credit_s)
-            self._first_credit_s = first
-        balance += self._shares * EXPLORED_SHARE * seconds
-        np.minimum(balance, self._most_credit_s, out=balance)
+        # Where rounds are longer than those before, trying takes longer, too.
+        more = max(first - self._first_credit_s, 0.0) + EXPLORED_SHARE * seconds
+        self._first_credit_s = max(first, self._first_credit_s)
+        known = self._known
+        host = known.host[0] + more * HOST_PART
+        known.host[0] = min(host, HOST_PART * self._first_credit_s)
+        # What the host does not need goes to the drafters.
+        shares = self._shares / (1 - HOST_PART)
+        balance = known.balance + shares * (more * (1 - HOST_PART) + host - known.host[0])
+        np.minimum(balance, self._most_credit_s, out=known.balance)
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
         """Note that a drafter wants to probe with so many rows a request."""
@@ -233,7 +242,7 @@ class DrafterChoice:
             self._known.balance[index, 1] = self._first_credit_s * self._shares[index, 1]
 
     def learn(self, plan: AskPlan, costs: Mapping[str, DraftCost], step: Verified) -> None:
-        """Learn what came of a plan."""
+        """Learn what came of a plan that asked somebody."""
         self._take_costs(costs)
         rows = self._rows_now(step.ids)
         batch = TreeBatch.of(step.trees)
@@ -244,8 +253,6 @@ class DrafterChoice:
             step.paths.ends,
             self._known.costs,
         )
-        if not plan.by_drafter:
-            return
         places = {request_id: place for place, request_id in enumerate(plan.ids)}
         choices = np.zeros(gains.shape, dtype=np.int64)
         sizes = np.zeros((len(step.ids), 2))
@@ -253,10 +260,15 @@ class DrafterChoice:
             place = places.get(request_id)
             if place is not None:
                 choices[index], sizes[index] = plan.choices[place], plan.sizes[place]
-        note(
-            self._known, rows, choices, gains, nodes, sizes, plan.row_s, plan.token_s, plan.regime,
-            self._host_s[0], self._first_credit_s * self._shares[0, 0],
+        row_s = plan.row_s
+        if nodes.any() and not ((choices != LEFT_OUT) & (choices < TRIED)).any():
+            # Without the trials it would have been a plain step.
+            row_s = step.extra_s / nodes.sum()
+        charge_trials(
+            self._known, rows, choices, plan.token_s * gains, row_s * nodes, sizes[:, 0],
+            self._host_s, self._first_credit_s * self._shares[0, 0],
         )  # fmt: skip
+        note(self._known, rows, choices, gains, nodes, plan.regime)
 
     def calibrate(self, ids: Sequence[str], judged: Float64) -> None:
         """Learn float64 [requests, 2]: failures, and the hazard that was gone through."""
@@ -282,7 +294,7 @@ class DrafterChoice:
         """Equal parts for the accounts of drafters, and of the probes of those that probe."""
         in_use = np.ones((len(self._names), 2))
         in_use[:, 1] = self._known.probe_rows > 0
-        self._shares = in_use / in_use.sum()
+        self._shares = (1 - HOST_PART) * in_use / in_use.sum()
 
     def _rows_now(self, ids: Sequence[str]) -> Int64:
         """Rows of the requests; -1 for those that have ended or take no drafts."""
@@ -292,8 +304,7 @@ class DrafterChoice:
         for index, name in enumerate(self._names):
             cost = costs.get(name)
             if cost is not None:
-                query_s = cost.query_s + self._host_s[1]
-                self._known.costs[index] = cost.message_s, query_s, cost.open_token_s
+                self._known.costs[index] = cost.message_s, cost.query_s, cost.open_token_s
 
     def _allowed(self, wishes: Sequence[DraftWish]) -> Bool:
         allowed = np.ones((len(wishes), len(self._names)), dtype=np.bool_)
@@ -365,6 +376,7 @@ def _nothing_known() -> Known:
         lift=np.zeros((0, 2)),
         probe_rows=np.zeros(0),
         balance=np.zeros((0, 2)),
+        host=np.zeros(1),
         turns=np.zeros(0, dtype=np.int64),
     )
 

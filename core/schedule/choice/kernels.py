@@ -44,12 +44,13 @@ class Known(NamedTuple):
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
     is_open     bool [rows, drafters]  whether a drafter knows a request
     trials      int64 [rows, drafters]  steps that a request's probes are still tried for
-    costs       float64 [drafters, 3]  seconds of a message, of a query, with the host's own work
-                for it, and of opening a token of text
+    costs       float64 [drafters, 3]  seconds of a message, a query and opening a token of text
     lift        float64 [drafters, 2]  decayed sums of steps with probes, and of what these brought
                 more than usual
     probe_rows  float64 [drafters]  rows of a drafter's probes; 0: it sends none
     balance     float64 [drafters, 2]  seconds that may go into trying a drafter, and its probes
+    host        float64 [1]  seconds that the host may work for steps in which drafters are only
+                tried, whichever they are
     turns       int64 [drafters]  the place of the request that a drafter is tried for next
     """
 
@@ -62,6 +63,7 @@ class Known(NamedTuple):
     lift: Float64
     probe_rows: Float64
     balance: Float64
+    host: Float64
     turns: Int64
 
 
@@ -77,7 +79,8 @@ class StepWishes(NamedTuple):
     token_s    seconds that an accepted token saves
     regime     `regime_of` the step's prices
     most_s     that an account holds: what would take longer is tried when it is full
-    host_s     that the host works for a step with drafts, whoever is asked
+    host_s     float64 [2]  that the host works for a step with drafts, and for each request with
+               drafts, whoever is asked
     """
 
     rows: Int64
@@ -89,7 +92,7 @@ class StepWishes(NamedTuple):
     token_s: float
     regime: int
     most_s: float
-    host_s: float
+    host_s: Float64
 
 
 def regime_of(row_s: float, token_s: float) -> int:
@@ -138,24 +141,25 @@ def _nearest_known(engine: Float64, regime: int) -> int:
 def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     """int64 [requests, drafters] choices, and the seconds of a row at the margin.
 
-    Drafters are taken by falling worth, so that each pays for the rows that it adds to those
-    before it. Then each may be tried for one request more, as far as its account goes.
+    Drafters are taken by falling worth, so that each pays for the rows, and the host's work, that
+    it adds to those before it. Then each may be tried for further requests, as far as its account
+    goes.
     """
     worth, nodes = _worth(known, wishes)
     choices = np.zeros(wishes.allowed.shape, dtype=np.int64)
     at, row_s = wishes.base_rows, 0.0
     for drafter in np.argsort(-np.maximum(worth, 0.0).sum(axis=0)):
-        own, own_nodes = worth[:, drafter], nodes[:, drafter]
+        own, own_nodes = worth[:, drafter] - _host_seconds(choices, wishes), nodes[:, drafter]
         row_s = _row_seconds(wishes, at, (own_nodes * (own > 0)).sum())
         net = np.where(own > 0, own - row_s * own_nodes, np.minimum(own, 0.0))
         message_s = known.costs[drafter, MESSAGE]
-        if not choices.any():
-            message_s += wishes.host_s
-        if np.maximum(net, 0.0).sum() > message_s:
+        host_s = 0.0 if choices.any() else wishes.host_s[0]
+        if np.maximum(net, 0.0).sum() > message_s + host_s:
             choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
             at += (own_nodes * (net > 0)).sum()
-            message_s = 0.0
-        _explore(choices[:, drafter], drafter, known, wishes, net, message_s)
+            message_s = host_s = 0.0
+        if host_s <= max(known.host[0], 0.0):
+            _explore(choices[:, drafter], drafter, known, wishes, net, message_s)
         if known.probe_rows[drafter] > 0:
             _choose_probes(choices[:, drafter], drafter, known, wishes, at)
     for request in range(len(wishes.rows)):
@@ -190,6 +194,16 @@ def _worth(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
 
 
 @compiled
+def _host_seconds(choices: Int64, wishes: StepWishes) -> Float64:
+    """float64 [requests]: what the host works for one that nobody is asked for yet."""
+    seconds = np.zeros(len(choices))
+    for request in range(len(choices)):
+        if not choices[request].any():
+            seconds[request] = wishes.host_s[1]
+    return seconds
+
+
+@compiled
 def _row_seconds(wishes: StepWishes, first: float, count: float) -> float:
     """Mean seconds of each of `count` rows, one at least, beyond the `first`."""
     count = max(count, 1.0)
@@ -220,6 +234,9 @@ def _explore(  # noqa: PLR0917 - compiled functions take no options by name
             known.turns[drafter] = request + 1
             left -= loss
             message_s = 0.0
+            # What was never asked may take any time: it is found out with one.
+            if not first:
+                break
 
 
 @compiled

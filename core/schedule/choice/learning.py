@@ -33,49 +33,60 @@ LEAST_RATIO, MOST_RATIO = 0.02, 10.0
 
 
 @compiled
-def note(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
-    known: Known,
-    rows: Int64,
-    choices: Int64,
-    gains: Float64,
-    nodes: Float64,
-    sizes: Float64,
-    row_s: float,
-    token_s: float,
-    regime: int,
-    host_s: float,
-    most_debt: float,
+def note(  # noqa: PLR0917 - compiled functions take no options by name
+    known: Known, rows: Int64, choices: Int64, gains: Float64, nodes: Float64, regime: int
 ) -> None:
-    """Learn what every drafter brought every request, and charge the accounts for what was tried.
+    """Learn what every drafter brought every request.
 
     rows          int64 [requests]  -1 for one that has ended
     gains, nodes  float64 [requests, drafters]  accepted and bought nodes of each
-    host_s        seconds of the host's own work for a step with drafts
-    most_debt     seconds: one bad try does not end trying for long
     """
-    is_host_paid = (choices != LEFT_OUT).sum() > (choices >= TRIED).sum()
     for drafter in range(choices.shape[1]):
-        own = choices[:, drafter]
-        is_paid = (own != LEFT_OUT).sum() > (own >= TRIED).sum()
         for request in range(len(rows)):
-            gain, bought = gains[request, drafter], nodes[request, drafter]
-            choice, row = own[request], rows[request]
-            if choice >= TRIED:
-                cost = known.costs[drafter]
-                taken = cost[QUERY] + row_s * bought
-                # Where nobody is asked because it pays, the first trial pays for them all.
-                if not is_paid:
-                    taken += cost[MESSAGE]
-                if not is_host_paid:
-                    taken += host_s
-                is_paid = is_host_paid = True
-                if row >= 0 and not known.is_open[row, drafter]:
-                    taken += cost[OPEN_TOKEN] * sizes[request, 0]
-                # What it brings pays for what it took, and no more.
-                debt = known.balance[drafter, 0] - max(taken - token_s * gain, 0.0)
-                known.balance[drafter, 0] = max(debt, -most_debt)
-            if row >= 0:
-                _note_one(known, known.paths[row], drafter, choice, gain, bought, regime)
+            if rows[request] >= 0:
+                gain, bought = gains[request, drafter], nodes[request, drafter]
+                path, choice = known.paths[rows[request]], choices[request, drafter]
+                _note_one(known, path, drafter, choice, gain, bought, regime)
+
+
+@compiled
+def charge_trials(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+    known: Known,
+    rows: Int64,
+    choices: Int64,
+    saved_s: Float64,
+    rows_s: Float64,
+    num_tokens: Float64,
+    host_s: Float64,
+    most_debt: float,
+) -> None:
+    """Charge the accounts for what was tried; before `note`, which opens requests.
+
+    rows             int64 [requests]  -1 for one that has ended
+    saved_s, rows_s  float64 [requests, drafters]  seconds that nodes of each saved, and took
+    num_tokens       float64 [requests]  of their texts
+    host_s           float64 [2]  as of `StepWishes`
+    most_debt        seconds: one bad try does not end trying for long
+    """
+    is_asked = (choices != LEFT_OUT) & (choices < TRIED)
+    if choices.any() and not is_asked.any():
+        known.host[0] = max(known.host[0] - host_s[0], -most_debt)
+    for drafter in range(choices.shape[1]):
+        # Where none is asked because it pays, the first that is tried pays for them all.
+        message_s = 0.0 if is_asked[:, drafter].any() else known.costs[drafter, MESSAGE]
+        for request in range(len(rows)):
+            if choices[request, drafter] < TRIED:
+                continue
+            taken = message_s + known.costs[drafter, QUERY] + rows_s[request, drafter]
+            message_s = 0.0
+            if not is_asked[request].any():
+                taken += host_s[1]
+                is_asked[request, drafter] = True
+            if rows[request] >= 0 and not known.is_open[rows[request], drafter]:
+                taken += known.costs[drafter, OPEN_TOKEN] * num_tokens[request]
+            # What it brings pays for what it took, and no more.
+            debt = known.balance[drafter, 0] - max(taken - saved_s[request, drafter], 0.0)
+            known.balance[drafter, 0] = max(debt, -most_debt)
 
 
 @compiled
