@@ -310,7 +310,9 @@ def _sums(values: Float64) -> Float64:
 def load_choice() -> None:
     """Compile the loops of the choice, or load them, so that no step waits for it."""
     budget, costs = NodeBudget(), {"any": DraftCost()}
-    plan = budget.plan([DraftWish("any", 0.0, "any", None, 2, 2)], costs, 0)
+    wish = DraftWish("any", 0.0, "any", None, 2, 2)
+    budget.expected(wish, costs, 1)
+    plan = budget.plan([wish], costs, 0)
     assert plan.by_drafter, "what is new and takes nothing is tried"
     tree = merge([chain_proposal("any", np.arange(2, dtype=np.int32))], 2, 2, budget.table)
     budget.choose([tree], [2], 0, ids=["any"])

@@ -16,6 +16,7 @@ from ..steps import WORD_BITS, LogitEdits, StepInput, StepTrees, Verification
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.kernels import pack, unpack, visible_columns
 from ..tree.merge import merge_all
+from ..tree.proposal_batch import ProposalBatch
 from ..verify.walk import Paths, RowSlots, walk_all
 from .edits import placed_edits
 from .layout import fill_tables, lay_out
@@ -218,6 +219,8 @@ def _take_moves(states: Sequence[RequestState]) -> Int32:
 def load_kernels() -> None:
     """Compile the loops over nodes and rows, or load them, so that no step waits for it."""
     table, ids = AcceptanceTable(), np.arange(2, dtype=np.int32)
+    batch = ids, ids - 1, np.zeros(2, dtype=np.float32), np.array([2], dtype=np.int64)
+    ProposalBatch("any", *batch).check(2)
     proposal = chain_proposal("any", ids)
     trees = merge_all([[proposal], [proposal]], [2, 2], [2, 2], table)
     cut = trees.keep(trees.best_of_each([1, 1]))

@@ -139,9 +139,10 @@ class PromptLookupDrafter(BatchedDrafter[_Text]):
         self._options = options or PromptLookupOptions()
         # Compiles the loops, or reads them from disk, before a request waits for them.
         text = _Text(self._options, 1)
-        for _ in range(2):
-            text.reserve(FIRST_ROOM)
-            self._extend_all([text], [np.zeros(FIRST_ROOM, dtype=np.int32)])
+        # As many n-grams as its tables have to grow for.
+        for tokens in np.split(np.arange(4 * FIRST_ROOM, dtype=np.int32), 4):
+            text.reserve(len(tokens))
+            self._extend_all([text], [tokens])
         self._propose_all([text], [1])
 
     def _state(self, request: DraftRequest) -> _Text:

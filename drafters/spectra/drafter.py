@@ -262,7 +262,7 @@ class SpectraDrafter(BatchedDrafter[_Request]):
             return ()
         # Where no nodes are wanted every row of the step is dear: no probe either.
         sizes = np.where(limits > 0, rows[:, POOL_SIZE], 0)
-        tokens, ends = probe_all(rows[:, POOL], sizes, self._options.ngram)
+        tokens, ends = probe_all(np.ascontiguousarray(rows[:, POOL]), sizes, self._options.ngram)
         probes: list[Probe | None] = []
         first = 0
         for state, end in zip(states, ends.tolist(), strict=True):

@@ -47,7 +47,7 @@ EXPLORED_SHARE = 0.01
 HOST_PART = 0.4
 # Seconds, or rounds of plain decoding, that a new engine may spend so at once; and how many times
 # as much is saved up at most.
-FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.06, 3.0
+FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.045, 2.0
 MOST_CREDIT = 8.0
 # Rows over which their price is looked at.
 FIRST_NODES = 8
@@ -265,7 +265,7 @@ class DrafterChoice:
             # Without the trials it would have been a plain step.
             row_s = step.extra_s / nodes.sum()
         charge_trials(
-            self._known, rows, choices, plan.token_s * gains, row_s * nodes, sizes[:, 0],
+            self._known, rows, choices, plan.token_s * gains, row_s * nodes, sizes[:, 0].copy(),
             self._host_s, self._first_credit_s * self._shares[0, 0],
         )  # fmt: skip
         note(self._known, rows, choices, gains, nodes, plan.regime)

@@ -158,7 +158,8 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
             choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
             at += (own_nodes * (net > 0)).sum()
             message_s = host_s = 0.0
-        if host_s <= max(known.host[0], 0.0):
+        # Not for a few requests only: the host works about as long for one as for many.
+        if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
             _explore(choices[:, drafter], drafter, known, wishes, net, message_s)
         if known.probe_rows[drafter] > 0:
             _choose_probes(choices[:, drafter], drafter, known, wishes, at)

@@ -1,0 +1,116 @@
+"""The tables of docs/results.md from results of `draftline bench --suite spectra`.
+
+    python -m draftline.benchmarks.trees.suite_tables
+
+Reads `suite-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, as many as are there, and replaces
+the tables between two marks in docs/results.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...deploy.cli.bench.suite_rows import BETWEEN, DRAFTLINE, PAPER
+from ...measure.clients.setting import TARGET_ONLY
+from ...measure.report.intervals import Interval
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+BEGIN, END = "<!-- suite: begin -->", "<!-- suite: end -->"
+PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
+TEMPERATURES = {"t0": "greedy", "t1": "T = 1"}
+TITLES = {
+    PAPER: "drafters as the paper has them",
+    DRAFTLINE: "draftline's defaults",
+    BETWEEN: "from the paper's CORE to draftline's",
+}
+# Beside a value: its difference to the row above is told from none, or is not.
+SIGNS = {"higher": "+", "lower": "-", "undecided": "~"}
+
+# Of a file: its rows of tau by name, in order.
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+def read_rows(folder: Path) -> dict[str, Rows]:
+    """The rows of the files that are there, by what a column is headed."""
+    found = {}
+    for prompts, name in PROMPTS.items():
+        for temperature, label in TEMPERATURES.items():
+            path = folder / f"suite-{prompts}-{temperature}.json"
+            if path.exists():
+                taus = json.loads(path.read_text("utf-8"))["taus"]
+                found[f"{name}, {label}"] = {row["name"]: row for row in taus}
+    return found
+
+
+def tables(columns: Mapping[str, Rows]) -> str:
+    """A table for each profile, and one of categories where prompts have them."""
+    parts = [table for profile in TITLES for table in _profile_table(profile, columns)]
+    parts += [table for head, rows in columns.items() for table in _category_table(head, rows)]
+    return "\n\n".join(parts)
+
+
+def _profile_table(profile: str, columns: Mapping[str, Rows]) -> Iterator[str]:
+    own = {head: rows for head, rows in columns.items() if _names(profile, rows)}
+    if not own:
+        return
+    names = list(dict.fromkeys(name for rows in own.values() for name in _names(profile, rows)))
+    lines = [[name.partition(": ")[2], *(_cell(rows, name) for rows in own.values())]
+             for name in names]  # fmt: skip
+    yield _markdown([TITLES[profile], *own], lines)
+
+
+def _category_table(head: str, rows: Rows) -> Iterator[str]:
+    categories = list(next(iter(rows.values()))["by_category"])
+    if categories:
+        lines = [
+            [name, *(f"{row['by_category'][kind]['value']:.2f}" for kind in categories)]
+            for name, row in rows.items()
+            if name != TARGET_ONLY
+        ]
+        yield _markdown([head, *categories], lines)
+
+
+def _names(profile: str, rows: Rows) -> list[str]:
+    return [name for name in rows if name.startswith(f"{profile}: ")]
+
+
+def _cell(rows: Rows, name: str) -> str:
+    row = rows.get(name)
+    if row is None:
+        return "-"
+    tau = Interval(**row["tau"])
+    sign = SIGNS[Interval(**row["difference"]).verdict] if row["difference"] else ""
+    return f"{tau.value:.2f} ({tau.low:.2f}-{tau.high:.2f}) {sign}".rstrip()
+
+
+def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def replaced(text: str, new: str) -> str:
+    """A page with what stands between its marks replaced; it has both marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{new}\n\n{END}{after}"
+
+
+def main(
+    *,
+    folder: Annotated[Path, typer.Option(help="Folder of the results.")] = RESULTS,
+    page: Annotated[Path, typer.Option(help="Page with the marks.")] = PAGE,
+) -> None:
+    """Write the tables."""
+    text = page.read_text("utf-8")
+    page.write_text(replaced(text, tables(read_rows(folder))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

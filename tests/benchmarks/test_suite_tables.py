@@ -1,0 +1,54 @@
+"""The tables of SPECTRA's rows in the documentation are those of the result files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from draftline.benchmarks.trees.suite_tables import (
+    PAGE,
+    RESULTS,
+    main,
+    read_rows,
+    tables,
+)
+
+
+def interval(value: float, low: float, high: float) -> dict[str, float]:
+    return {"value": value, "low": low, "high": high}
+
+
+def row(
+    name: str, tau: float, difference: tuple[float, float] | None, **kinds: float
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "tau": interval(tau, tau - 0.5, tau + 0.25),
+        "difference": difference and interval(sum(difference) / 2, *difference),
+        "by_category": {kind: interval(value, value, value) for kind, value in kinds.items()},
+    }
+
+
+def test_rows_are_told_apart_by_their_intervals(tmp_path: Path) -> None:
+    rows = [
+        row("target", 1.0, None, qa=1.0),
+        row("paper: ANPD", 2.0, (0.5, 1.5), qa=2.5),
+        row("paper: CORE", 1.75, (-0.4, -0.1), qa=1.5),
+        row("draftline: CORE", 1.875, (-0.1, 0.3), qa=1.25),
+    ]
+    (tmp_path / "suite-spec-bench-t0.json").write_text(json.dumps({"taus": rows}))
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- suite: begin -->\nold\n<!-- suite: end -->\nafter\n")
+    main(folder=tmp_path, page=page)
+    lines = page.read_text().splitlines()
+    assert (lines[0], lines[-1], "old" in lines) == ("before", "after", False)
+    assert "| ANPD | 2.00 (1.50-2.25) + |" in lines
+    assert "| CORE | 1.75 (1.25-2.00) - |" in lines
+    assert "| CORE | 1.88 (1.38-2.12) ~ |" in lines
+    assert "| paper: CORE | 1.50 |" in lines
+    assert not any("target" in line for line in lines)
+
+
+def test_the_page_shows_the_results_that_are_there() -> None:
+    assert tables(read_rows(RESULTS)) in PAGE.read_text("utf-8")
