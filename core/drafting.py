@@ -107,10 +107,6 @@ class Drafting:
                 may_decode_several=_want_tokens_alone(states),
             )  # fmt: skip
         commits, self._commits = self._commits, []
-        if not plan.by_drafter:
-            if commits:
-                await self._drafters.exchange(commits, ())
-            return DraftBatch({}, began_at, 0.0, plan, costs)
         asked = set().union(*plan.by_drafter.values())
         queries = [
             Query(state.request_id, len(state.token_ids), size)
@@ -119,6 +115,10 @@ class Drafting:
         ]
         start = self._clock()
         self._budget.note_host(start - began_at)
+        if not queries:
+            if commits:
+                await self._drafters.exchange(commits, ())
+            return DraftBatch({}, began_at, 0.0, plan, costs)
         proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
         seconds = self._clock() - start
         return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())

@@ -82,7 +82,7 @@ class NodeBudget:
     """Decides before a step who is asked, and then which nodes go into it."""
 
     __slots__ = (
-        "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_is_adaptive",
+        "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_idle_s", "_is_adaptive",
         "_multi_step", "_plain_s", "_spent_s", "cost", "num_offered_trees", "table",
     )  # fmt: skip
 
@@ -113,6 +113,8 @@ class NodeBudget:
         self._host = LineFit(HOST_DECAY)
         # Since the last commit.
         self._host_s = 0.0
+        # In steps that asked nobody, since one that did.
+        self._idle_s = 0.0
         self._committed_at = 0.0
 
     def plan(
@@ -144,6 +146,7 @@ class NodeBudget:
             curve_s=curve,
             base_rows=base_rows,
             host_s=self._host.parts(HOST_SQUARES),
+            single_s=max(float(self.cost.seconds(num_requests, num_requests)) - round_s, 0.0),
         )
         return self._drafters.plan(wishes, costs, prices)
 
@@ -185,9 +188,7 @@ class NodeBudget:
         """
         before, self._committed_at = self._committed_at, now
         host_s, self._host_s = self._host_s, 0.0
-        if outcome.draft_batch.by_request:
-            usual_s = HOST_OUTLIER * self._host.mean_y or FIRST_HOST_S
-            self._host.record(len(outcome.draft_batch.by_request), min(host_s, usual_s))
+        self._learn_host(len(outcome.draft_batch.by_request), host_s)
         is_alone = outcome.draft_batch.began_at >= before
         round_s = now - max(before, outcome.draft_batch.began_at)
         # While other steps are on their way, drafters are asked in the time of these.
@@ -273,6 +274,15 @@ class NodeBudget:
         for name in costs:
             self.table.source_id(name)
         self._drafters.use(self.table.names)
+
+    def _learn_host(self, num_asked: int, host_s: float) -> None:
+        if not num_asked:
+            # Plans that asked nobody were made for the trials that come.
+            self._idle_s += host_s
+            return
+        host_s, self._idle_s = host_s + self._idle_s, 0.0
+        usual_s = HOST_OUTLIER * self._host.mean_y or FIRST_HOST_S
+        self._host.record(num_asked, min(host_s, usual_s))
 
     def _learn_round(
         self, outcome: StepOutcome, num_requests: int, round_s: float, rest_s: float

@@ -88,6 +88,7 @@ class Prices:
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
     host_s     seconds of the host's own work for a step with drafts, and for each of its requests
+    single_s   that a step of one token each takes longer than plain decoding, which may decode more
     """
 
     token_s: float
@@ -96,6 +97,7 @@ class Prices:
     curve_s: Float64
     base_rows: float
     host_s: tuple[float, float] = (0.0, 0.0)
+    single_s: float = 0.0
 
     @property
     def first_row_s(self) -> float:
@@ -181,7 +183,7 @@ class DrafterChoice:
         step = StepWishes(
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
             float(prices.base_rows), prices.token_s, self._regime, self._most_credit_s,
-            self._host_s,
+            self._host_s, prices.single_s,
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
         if not choices.any():

@@ -81,6 +81,7 @@ class StepWishes(NamedTuple):
     most_s     that an account holds: what would take longer is tried when it is full
     host_s     float64 [2]  that the host works for a step with drafts, and for each request with
                drafts, whoever is asked
+    single_s   that a step takes longer than plain decoding if it has any nodes or probes at all
     """
 
     rows: Int64
@@ -93,6 +94,7 @@ class StepWishes(NamedTuple):
     regime: int
     most_s: float
     host_s: Float64
+    single_s: float
 
 
 def regime_of(row_s: float, token_s: float) -> int:
@@ -147,14 +149,16 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     """
     worth, nodes = _worth(known, wishes)
     choices = np.zeros(wishes.allowed.shape, dtype=np.int64)
-    at, row_s = wishes.base_rows, 0.0
+    at, row_s, is_drafting = wishes.base_rows, 0.0, False
     for drafter in np.argsort(-np.maximum(worth, 0.0).sum(axis=0)):
         own, own_nodes = worth[:, drafter] - _host_seconds(choices, wishes), nodes[:, drafter]
         row_s = _row_seconds(wishes, at, (own_nodes * (own > 0)).sum())
         net = np.where(own > 0, own - row_s * own_nodes, np.minimum(own, 0.0))
         message_s = known.costs[drafter, MESSAGE]
         host_s = 0.0 if choices.any() else wishes.host_s[0]
-        if np.maximum(net, 0.0).sum() > message_s + host_s:
+        first_s = 0.0 if is_drafting else host_s + wishes.single_s
+        if np.maximum(net, 0.0).sum() > message_s + first_s:
+            is_drafting = True
             choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
             at += (own_nodes * (net > 0)).sum()
             message_s = host_s = 0.0
@@ -162,7 +166,8 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
             _explore(choices[:, drafter], drafter, known, wishes, net, message_s)
         if known.probe_rows[drafter] > 0:
-            _choose_probes(choices[:, drafter], drafter, known, wishes, at)
+            single_s = 0.0 if is_drafting else wishes.single_s
+            _choose_probes(choices[:, drafter], drafter, known, wishes, at, single_s)
     for request in range(len(wishes.rows)):
         for drafter in range(len(known.costs)):
             if choices[request, drafter] == LEFT_OUT:
@@ -241,13 +246,13 @@ def _explore(  # noqa: PLR0917 - compiled functions take no options by name
 
 
 @compiled
-def _choose_probes(
-    choices: Int64, drafter: int, known: Known, wishes: StepWishes, at: float
+def _choose_probes(  # noqa: PLR0917 - compiled functions take no options by name
+    choices: Int64, drafter: int, known: Known, wishes: StepWishes, at: float, single_s: float
 ) -> None:
     """Let the asked requests probe where it pays; else try it for one, for some steps in a row."""
     count = known.probe_rows[drafter]
     gain_s = wishes.token_s * known.lift[drafter, 1] / (known.lift[drafter, 0] + LIFT_PRIOR)
-    net = gain_s - _row_seconds(wishes, at, count) * count
+    net = gain_s - single_s - _row_seconds(wishes, at, count) * count
     if net > 0:
         choices += np.where(choices != LEFT_OUT, PROBING - ASKED, 0)
         return
