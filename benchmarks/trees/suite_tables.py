@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...core.errors import ConfigError
 from ...deploy.cli.bench.suite_rows import BETWEEN, DRAFTLINE, PAPER
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
@@ -96,9 +97,11 @@ def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def replaced(text: str, new: str) -> str:
-    """A page with what stands between its marks replaced; it has both marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    """A page with what stands between its marks replaced. Raises `ConfigError` without marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ConfigError("page", f"has no lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{new}\n\n{END}{after}"
 
 

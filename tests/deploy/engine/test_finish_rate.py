@@ -69,9 +69,11 @@ def test_it_survives_the_way_through_ray() -> None:
 
 
 async def test_an_engine_says_when_to_come_again(checkpoint: Path) -> None:
+    # A token a step, so that the first request lasts until the others have come.
     config = EngineConfig(
-        model=str(checkpoint), kv_cache_tokens=1024, max_num_seqs=1, max_queued_requests=1
-    )
+        model=str(checkpoint), kv_cache_tokens=1024, max_num_seqs=1, max_queued_requests=1,
+        multi_step_ms=0,
+    )  # fmt: skip
     engine = AsyncEngine(config)
     await engine.start()
     long = SamplingParams(max_tokens=200, ignore_eos=True)
@@ -81,7 +83,7 @@ async def test_an_engine_says_when_to_come_again(checkpoint: Path) -> None:
         waiting = asyncio.create_task(engine.generate("abc", long))
         async with asyncio.timeout(30):
             while not engine.stats().num_waiting:  # noqa: ASYNC110 - no event tells of it
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.001)
         with pytest.raises(CapacityError) as caught:
             await engine.generate("abc", long)
         assert caught.value.retry_after_s == UNKNOWN_RETRY_S
