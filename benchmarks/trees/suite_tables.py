@@ -2,7 +2,7 @@
 
     python -m draftline.benchmarks.trees.suite_tables
 
-Reads `suite-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, as many as are there, and replaces
+Reads `suite-PROMPTS-TEMPERATURE*.json` of `benchmarks/results/`, as many as are there, and replaces
 the tables between two marks in docs/results.md.
 """
 
@@ -43,10 +43,12 @@ def read_rows(folder: Path) -> dict[str, Rows]:
     found = {}
     for prompts, name in PROMPTS.items():
         for temperature, label in TEMPERATURES.items():
-            path = folder / f"suite-{prompts}-{temperature}.json"
-            if path.exists():
+            rows: dict[str, Mapping[str, Any]] = {}
+            for path in sorted(folder.glob(f"suite-{prompts}-{temperature}*.json")):
                 taus = json.loads(path.read_text("utf-8"))["taus"]
-                found[f"{name}, {label}"] = {row["name"]: row for row in taus}
+                rows |= {row["name"]: row for row in taus}
+            if rows:
+                found[f"{name}, {label}"] = rows
     return found
 
 
