@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from ...core.errors import ConfigError
+from ...measure.report.marked_part import replaced
 from .report.picture import caption, write_picture
 from .report.runs import Comparison, read_comparison
 from .report.table import markdown_details, markdown_rates
@@ -22,7 +22,8 @@ from .report.table import markdown_details, markdown_rates
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
 DOCS = ROOT / "docs"
-BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+# The part of results.md that is written.
+PART = "peers"
 WIDTH = 120
 
 PAGE = """# Beside other servers: what a request waits for
@@ -41,21 +42,12 @@ server, prompts included.
 """
 
 
-def replaced(text: str, tables: str) -> str:
-    """A page with the tables between its marks replaced. Raises `ConfigError` without marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ConfigError("docs", f"results.md has no lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
-
-
 def write_docs(comparison: Comparison, docs: Path) -> None:
     """Write `peers.md`, and the tables of `results.md`. Raises `ConfigError`."""
     page = docs / "results.md"
     line = fill(_line(comparison), WIDTH)
     tables = f"{line}.\n\n{markdown_rates(comparison)}"
-    page.write_text(replaced(page.read_text("utf-8"), tables), encoding="utf-8")
+    page.write_text(replaced(page.read_text("utf-8"), tables, PART), encoding="utf-8")
     details = PAGE.format(caption=line, details=markdown_details(comparison))
     (docs / "peers.md").write_text(details, encoding="utf-8")
 

@@ -15,15 +15,16 @@ from typing import Annotated, Any
 
 import typer
 
-from ...core.errors import ConfigError
 from ...deploy.cli.bench.suite_rows import BETWEEN, DRAFTLINE, PAPER
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
+from ...measure.report.marked_part import replaced
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
-BEGIN, END = "<!-- suite: begin -->", "<!-- suite: end -->"
+# The part of the page that is written.
+PART = "suite"
 PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
 TEMPERATURES = {"t0": "greedy", "t1": "T = 1"}
 TITLES = {
@@ -98,15 +99,6 @@ def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def replaced(text: str, new: str) -> str:
-    """A page with what stands between its marks replaced. Raises `ConfigError` without marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ConfigError("page", f"has no lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{new}\n\n{END}{after}"
-
-
 def main(
     *,
     folder: Annotated[Path, typer.Option(help="Folder of the results.")] = RESULTS,
@@ -114,7 +106,7 @@ def main(
 ) -> None:
     """Write the tables."""
     text = page.read_text("utf-8")
-    page.write_text(replaced(text, tables(read_rows(folder))), encoding="utf-8")
+    page.write_text(replaced(text, tables(read_rows(folder)), PART), encoding="utf-8")
 
 
 if __name__ == "__main__":

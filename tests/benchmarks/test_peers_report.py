@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from draftline.benchmarks.peers import rounds
 from draftline.benchmarks.peers.plan import Cell, Start
-from draftline.benchmarks.peers.plot import BEGIN, END, RESULTS, replaced, write_docs
+from draftline.benchmarks.peers.plot import PART, RESULTS, write_docs
 from draftline.benchmarks.peers.report.picture import read_lines, write_picture
 from draftline.benchmarks.peers.report.ratios import (
     best_setting,
@@ -33,6 +33,7 @@ from draftline.benchmarks.peers.rounds import Turn, run_turns
 from draftline.benchmarks.peers.servers import ServerSpec
 from draftline.core.errors import ConfigError, DraftlineError
 from draftline.measure.records.run_metrics import Latency
+from draftline.measure.report.marked_part import replaced
 from rich.console import Console
 
 LATENCY = Latency(0.02, 0.01, 0.03)
@@ -214,11 +215,13 @@ def test_the_tables() -> None:
 
 
 def test_pages_are_written_between_their_marks(tmp_path: Path) -> None:
-    page = f"# Results\n\n{BEGIN}\nold\n{END}\nrest\n"
-    assert replaced(page, "new") == f"# Results\n\n{BEGIN}\n\nnew\n\n{END}\nrest\n"
-    assert replaced(replaced(page, "new"), "new") == replaced(page, "new")
+    begin, end = "<!-- peers: begin -->", "<!-- peers: end -->"
+    page = f"# Results\n\n{begin}\nold\n{end}\nrest\n"
+    once = replaced(page, "new", PART)
+    assert once == f"# Results\n\n{begin}\n\nnew\n\n{end}\nrest\n"
+    assert replaced(once, "new", PART) == once
     with pytest.raises(ConfigError, match="has no lines"):
-        replaced("# Results\n", "new")
+        replaced("# Results\n", "new", PART)
     (tmp_path / "results.md").write_text(page)
     found = comparison(run(OUR_PLAIN, 10), run(VLLM_PLAIN, 10))
     write_docs(found, tmp_path)

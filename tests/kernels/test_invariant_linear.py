@@ -8,6 +8,7 @@ import pytest
 import torch
 from draftline.kernels.dispatch import load_invariant_linear
 from draftline.kernels.linear.product import tile_sizes
+from support.fakes.products_in_order import use_products_in_order
 from support.inputs.attention import DEVICE
 
 # Of a result, and of the largest result, in whose size sums are rounded.
@@ -43,7 +44,10 @@ def test_equals_float64(
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS))
-def test_a_row_is_alike_among_any_others(dtype: torch.dtype) -> None:
+def test_a_row_is_alike_among_any_others(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_products_in_order(monkeypatch)
     weight, bias = (numbers(*shape, seed=2, dtype=dtype) for shape in ((300, 48), (48,)))
     x = numbers(100, 300, seed=1, dtype=dtype)
     among = TRITON(x, weight, bias)

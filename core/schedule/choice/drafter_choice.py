@@ -138,7 +138,7 @@ class DrafterChoice:
         self._requests: dict[str, int] = {}
         self._classes: dict[tuple[str, int], int] = {}
         self._first_credit_s = FIRST_CREDIT_S
-        # Of each account, of what may go into trying: as `Known.balance`.
+        # Of each account, of what drafters get of trying: as `Known.balance`.
         self._shares: Float64 = np.zeros((0, 2))
         # What a row took at the margin of the last step.
         self._row_s = 0.0
@@ -164,7 +164,7 @@ class DrafterChoice:
             balance=np.zeros((len(names), 2)),
         )
         self._share_out()
-        self._known.balance[:] = self._first_credit_s * self._shares
+        self._known.balance[:] = self._first_balance
         self._known.host[:] = self._first_credit_s * HOST_PART
 
     def plan(
@@ -229,8 +229,8 @@ class DrafterChoice:
         host = known.host[0] + more * HOST_PART
         known.host[0] = min(host, HOST_PART * self._first_credit_s)
         # What the host does not need goes to the drafters.
-        shares = self._shares / (1 - HOST_PART)
-        balance = known.balance + shares * (more * (1 - HOST_PART) + host - known.host[0])
+        drafters_s = more * (1 - HOST_PART) + host - known.host[0]
+        balance = known.balance + self._shares * drafters_s
         np.minimum(balance, self._most_credit_s, out=known.balance)
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
@@ -241,7 +241,7 @@ class DrafterChoice:
         probe_rows[index] += weight * (num_rows - probe_rows[index])
         if not is_known:
             self._share_out()
-            self._known.balance[index, 1] = self._first_credit_s * self._shares[index, 1]
+            self._known.balance[index, 1] = self._first_balance[index, 1]
 
     def learn(self, plan: AskPlan, costs: Mapping[str, DraftCost], step: Verified) -> None:
         """Learn what came of a plan that asked somebody."""
@@ -268,7 +268,7 @@ class DrafterChoice:
             row_s = step.extra_s / nodes.sum()
         charge_trials(
             self._known, rows, choices, plan.token_s * gains, row_s * nodes, sizes[:, 0].copy(),
-            self._host_s, self._first_credit_s * self._shares[0, 0],
+            self._host_s, self._first_balance[0, 0],
         )  # fmt: skip
         note(self._known, rows, choices, gains, nodes, plan.regime)
 
@@ -288,15 +288,20 @@ class DrafterChoice:
             self._free.append(row)
 
     @property
+    def _first_balance(self) -> Float64:
+        """float64 [drafters, 2]: what each account begins with, and the most that it may owe."""
+        return (1 - HOST_PART) * self._first_credit_s * self._shares
+
+    @property
     def _most_credit_s(self) -> float:
         """Of one account."""
-        return MOST_CREDIT * self._first_credit_s * self._shares.max(initial=0.0)
+        return MOST_CREDIT * float(self._first_balance.max(initial=0.0))
 
     def _share_out(self) -> None:
         """Equal parts for the accounts of drafters, and of the probes of those that probe."""
         in_use = np.ones((len(self._names), 2))
         in_use[:, 1] = self._known.probe_rows > 0
-        self._shares = (1 - HOST_PART) * in_use / in_use.sum()
+        self._shares = in_use / in_use.sum()
 
     def _rows_now(self, ids: Sequence[str]) -> Int64:
         """Rows of the requests; -1 for those that have ended or take no drafts."""

@@ -25,6 +25,7 @@ from draftline.models.stage.invariance import invariant_options, invariant_slice
 from draftline.models.stage.memory import make_kv
 from draftline.models.stage.options import StageOptions
 from draftline.models.stage.stage import Stage, load_stage
+from support.fakes.products_in_order import use_products_in_order
 from support.fakes.recorded_graph import RecordedGraphs
 from support.inputs.steps import PagedRequest, Rows, make_step
 from support.tools.tiny_models import VOCAB_SIZE, save_tiny_model
@@ -93,6 +94,7 @@ def test_rows_are_alike_in_any_company(
     kind: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps in company by graphs, where there is one of their size."""
+    use_products_in_order(monkeypatch)
     save_tiny_model(kind, tmp_path, num_layers=NUM_LAYERS)
     alone, among = (interpreted(tmp_path, dtype) for _ in range(2))
     graphs = RecordedGraphs(monkeypatch)

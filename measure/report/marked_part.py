@@ -1,0 +1,19 @@
+"""Parts of pages that programs write, between two marks."""
+
+from __future__ import annotations
+
+from ...core.errors import ConfigError
+
+
+def replaced(page: str, part: str, name: str) -> str:
+    """A page with the part of a name, between its marks, replaced.
+
+    The marks are lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`. Raises `ConfigError` where
+    the page has none.
+    """
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found_begin, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ConfigError("docs", f"the page has no lines {begin} and {end}")
+    return f"{before}{begin}\n\n{part}\n\n{end}{after}"
