@@ -29,8 +29,8 @@ WARM_UP_SEED = 1
 # the system still ends; the threads of asyncio's pool (the processors and 4), of `off_loop`'s (4)
 # and of the tokenizer's. A leak is one for each of many cases.
 SLACK_FDS = 4
-# The one that follows forms: started when the first form comes, and anew when it was stuck.
-OWN_PROCESSES = 1
+# The API's; and the one that follows forms, started when the first form comes and anew when stuck.
+OWN_PROCESSES = 2
 SLACK_THREADS = 8 + 2 * (os.cpu_count() or 1)
 SETTLE_TIMEOUT_S = 30.0
 SHOWN_CHARS = 300

@@ -20,9 +20,11 @@ import httpx
 from .values import MARKER
 
 COMMAND = (sys.executable, "-c", "from draftline.deploy.cli.main import main; main()")
-# Little of everything, so that limits are met.
+# Little of everything, so that limits are met; and drafts in every step, whether they pay or not.
 SETTINGS: dict[str, Any] = {
     "model": "demo",
+    "node_budget": "full",
+    "tree_nodes": 8,
     "drafters": [{"kind": "prompt_lookup"}, {"kind": "suffix"}, {"kind": "spectra"}],
     "max_model_len": 256,
     "max_num_seqs": 12,

@@ -38,15 +38,18 @@ def generate_while(engine: Engine, disturb: Callable[[], None]) -> list[RequestO
     return outputs
 
 
+def drafted_steps(drafter: DrafterConfig) -> EngineConfig:
+    """It is asked in every step, and plain steps take a token, however quick the machine is."""
+    return EngineConfig(model="demo", drafters=[drafter], node_budget="full", multi_step_ms=0)
+
+
 def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
     return [output.token_ids for output in outputs]
 
 
 @pytest.mark.net
 def test_a_killed_and_a_paused_drafter_server_come_back_and_change_nothing() -> None:
-    config = EngineConfig(
-        model="demo", drafters=[DrafterConfig(kind="spectra", pool=False, transport="grpc")]
-    )
+    config = drafted_steps(DrafterConfig(kind="spectra", pool=False, transport="grpc"))
     with Engine(config) as engine:
         plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
         for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -68,9 +71,7 @@ def test_a_killed_redis_changes_nothing(redis_server: RedisServer) -> None:
     demo, shared = open_store("demo"), open_store(redis_server.url)
     for segment_id in demo.manifest().segment_ids("shared"):
         shared.put("shared", demo.get("shared", segment_id))
-    config = EngineConfig(
-        model="demo", drafters=[DrafterConfig(kind="retrieval", store=redis_server.url)]
-    )
+    config = drafted_steps(DrafterConfig(kind="retrieval", store=redis_server.url))
     with Engine(config) as engine:
         plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
         drafted = generate_while(engine, redis_server.kill)
