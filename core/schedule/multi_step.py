@@ -15,6 +15,9 @@ from .step_cost import LEAST_SHARE, StepCost, bucket_of
 MOST_STEPS = 32
 # Weight of the newest step in what a token of each request takes.
 WEIGHT = 0.1
+# Where steps have decoded several they may last so many times as long before they decode one again:
+# what a token takes varies by chance, and near the limit that must not decide about each step.
+STAY = 1.25
 
 
 class MultiStep:
@@ -25,7 +28,7 @@ class MultiStep:
     token, nothing else would ever tell what plain decoding takes.
     """
 
-    __slots__ = ("_is_possible", "_limit_s", "_request_s", "_seconds")
+    __slots__ = ("_is_possible", "_limit_s", "_request_s", "_seconds", "_several")
 
     def __init__(
         self, limit_s: float = 0.0, is_possible: Callable[[], bool] = lambda: True
@@ -37,21 +40,26 @@ class MultiStep:
         self._limit_s = limit_s
         self._is_possible = is_possible
         self._seconds: dict[int, float] = {}
+        # Numbers of requests whose last plain step decoded several tokens.
+        self._several: set[int] = set()
         # What a request adds to a pass of the idle pipeline.
         self._request_s = 0.0
 
     def num_steps(self, num_requests: int, cost: StepCost, most: int) -> int:
         """Tokens of each of so many requests in their next step, at most `most`."""
+        bucket = bucket_of(num_requests)
         seconds = self._each_s(num_requests, cost, _one_s(num_requests, cost))
-        if not self._is_short(seconds) or most < 2:
+        if not self._is_short(bucket, seconds):
+            self._several.discard(bucket)
             return 1
-        return min(int(self._limit_s / seconds), MOST_STEPS, most)
+        self._several.add(bucket)
+        return max(min(max(int(self._limit_s / seconds), 2), MOST_STEPS, most), 1)
 
     def round_s(self, num_requests: int, cost: StepCost) -> float:
         """Seconds of plain decoding for a token of each request."""
         one_s = _one_s(num_requests, cost)
         seconds = self._each_s(num_requests, cost, one_s)
-        return seconds if self._is_short(seconds) else one_s
+        return seconds if self._is_short(bucket_of(num_requests), seconds) else one_s
 
     def record(self, num_requests: int, num_passes: int, seconds: float, cost: StepCost) -> None:
         """Learn what a round with so many tokens of each request took."""
@@ -60,9 +68,10 @@ class MultiStep:
         self._request_s = _follow(self._request_s if self._seconds else added, added)
         self._seconds[bucket] = _follow(self._seconds.get(bucket, each), each)
 
-    def _is_short(self, seconds: float) -> bool:
+    def _is_short(self, bucket: int, seconds: float) -> bool:
         """Whether a step may decode two tokens or more that take so long each."""
-        return self._is_possible() and seconds * 2 <= self._limit_s
+        limit_s = self._limit_s * (STAY if bucket in self._several else 1.0)
+        return self._is_possible() and seconds * 2 <= limit_s
 
     def _each_s(self, num_requests: int, cost: StepCost, one_s: float) -> float:
         """No longer than a round of a single token each, `one_s`."""

@@ -57,6 +57,25 @@ def test_numbers_of_requests_that_were_not_seen_follow_those_that_were() -> None
     assert multi.round_s(5, cost) == pytest.approx(0.008)
 
 
+def test_chance_does_not_end_steps_of_several_near_the_limit() -> None:
+    multi, cost = MultiStep(0.02), StepCost([1], [0.03])
+    multi.record(1, 2, 0.021, cost)
+    assert multi.num_steps(1, cost, 50) == 1, "none yet, and two are too long"
+    multi.record(1, 2, 0.002, cost)
+    assert multi.num_steps(1, cost, 50) == 2
+    for _ in range(100):
+        multi.record(1, 2, 0.024, cost)
+    assert multi.num_steps(1, cost, 50) == 2
+    assert multi.round_s(1, cost) == pytest.approx(0.012, rel=0.01)
+    for _ in range(100):
+        multi.record(1, 2, 0.026, cost)
+    assert multi.num_steps(1, cost, 50) == 1
+    assert multi.round_s(1, cost) == pytest.approx(0.03)
+    for _ in range(100):
+        multi.record(1, 2, 0.021, cost)
+    assert multi.num_steps(1, cost, 50) == 1, "it begins again where two fit"
+
+
 def test_nothing_is_decoded_ahead_where_the_stage_cannot() -> None:
     possible = False
     multi, cost = MultiStep(0.01, lambda: possible), StepCost([1], [0.002])
