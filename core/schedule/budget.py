@@ -289,6 +289,10 @@ class NodeBudget:
     ) -> None:
         if rest_s and outcome.num_passes > 1:
             self._multi_step.record(num_requests, outcome.num_passes, rest_s, self.cost)
+            each_s = rest_s / outcome.num_passes
+            # A round of one token takes no less: what is known of it is of shorter contexts.
+            if each_s > self.cost.seconds(num_requests, num_requests):
+                self.cost.record(num_requests, num_requests, each_s)
         elif rest_s:
             self.cost.record(num_requests, outcome.num_rows, rest_s)
         plain_s = self._round_s(num_requests)
