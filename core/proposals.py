@@ -29,8 +29,10 @@ from .errors import ProtocolError
 from .logits_params import UNSHAPED, LogitsParams
 
 LOG_PROB_SLACK = 1e-3
-# Rows that a request's drafters may probe with in one step, whatever they ask for.
+# Rows that a drafter may probe with for a request in one step, whatever it asks for.
 MAX_PROBE_ROWS = 64
+# The same of all drafters together; what does not fit is left out, in order of priority.
+MAX_PROBE_ROWS_OF_ALL = 2 * MAX_PROBE_ROWS
 # Most nodes of one proposal. Four times what any query asks for: a drafter need not cut by itself.
 MAX_PROPOSAL_NODES = 1024
 # Next tokens that a drafter may ask for after a row.

@@ -32,10 +32,15 @@ TITLES = {
     DRAFTLINE: "draftline's defaults",
     BETWEEN: "from the paper's CORE to draftline's",
 }
+# Of profiles whose files were measured with nothing beside: speed over that of the target alone.
+TIMED = (BETWEEN,)
+# The halves of CORE, by the drafters of the rows that have both.
+HALVES = {"forward": f"{PAPER}-core-no-backward", "backward": f"{PAPER}-core-no-forward"}
 # Beside a value: its difference to the row above is told from none, or is not.
 SIGNS = {"higher": "+", "lower": "-", "undecided": "~"}
 
-# Of a file: its rows of tau by name, in order.
+# Of a file: its rows of tau by name, in order; each with its `speedup` and what was `accepted` of
+# each drafter, as a share of all tokens.
 Rows = Mapping[str, Mapping[str, Any]]
 
 
@@ -46,16 +51,27 @@ def read_rows(folder: Path) -> dict[str, Rows]:
         for temperature, label in TEMPERATURES.items():
             rows: dict[str, Mapping[str, Any]] = {}
             for path in sorted(folder.glob(f"suite-{prompts}-{temperature}*.json")):
-                taus = json.loads(path.read_text("utf-8"))["taus"]
-                rows |= {row["name"]: row for row in taus}
+                rows |= _rows_of(json.loads(path.read_text("utf-8")))
             if rows:
                 found[f"{name}, {label}"] = rows
     return found
 
 
+def _rows_of(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    rows = {}
+    for row in content["taus"]:
+        setting = content["settings"][row["name"]]
+        counts = setting["all_rounds"]["counts"]
+        shares = {name: count / counts["committed"] for name, count in counts["accepted"].items()}
+        rows[row["name"]] = row | {"speedup": setting["speedup"], "accepted": shares}
+    return rows
+
+
 def tables(columns: Mapping[str, Rows]) -> str:
-    """A table for each profile, and one of categories where prompts have them."""
+    """A table for each profile, one of what each half of CORE knows, and one of categories where
+    prompts have them."""
     parts = [table for profile in TITLES for table in _profile_table(profile, columns)]
+    parts += _halves_table(columns)
     parts += [table for head, rows in columns.items() for table in _category_table(head, rows)]
     return "\n\n".join(parts)
 
@@ -65,9 +81,34 @@ def _profile_table(profile: str, columns: Mapping[str, Rows]) -> Iterator[str]:
     if not own:
         return
     names = list(dict.fromkeys(name for rows in own.values() for name in _names(profile, rows)))
-    lines = [[name.partition(": ")[2], *(_cell(rows, name) for rows in own.values())]
-             for name in names]  # fmt: skip
-    yield _markdown([TITLES[profile], *own], lines)
+    cells = _timed_cells if profile in TIMED else _cells
+    lines = [
+        [name.partition(": ")[2], *(cell for rows in own.values() for cell in cells(rows, name))]
+        for name in names
+    ]
+    heads = [part for head in own for part in (head, "speed")[: 1 + (profile in TIMED)]]
+    yield _markdown([TITLES[profile], *heads], lines)
+
+
+def _halves_table(columns: Mapping[str, Rows]) -> Iterator[str]:
+    """Shares of all tokens: the first half of a row has all that it knew, the second the rest."""
+    first, second = HALVES
+    rows = {
+        f"{half} {what}": (f"{PAPER}: CORE's halves, {row} first", HALVES[half])
+        for half, other in ((first, second), (second, first))
+        for what, row in (("knows", half), ("alone knows", other))
+    }
+    own = {
+        head: found
+        for head, found in columns.items()
+        if all(name in found for name, _ in rows.values())
+    }
+    if own:
+        lines = [
+            [label, *(f"{found[name]['accepted'].get(source, 0.0):.0%}" for found in own.values())]
+            for label, (name, source) in rows.items()
+        ]
+        yield _markdown(["halves of the paper's CORE, of all tokens", *own], lines)
 
 
 def _category_table(head: str, rows: Rows) -> Iterator[str]:
@@ -85,13 +126,18 @@ def _names(profile: str, rows: Rows) -> list[str]:
     return [name for name in rows if name.startswith(f"{profile}: ")]
 
 
-def _cell(rows: Rows, name: str) -> str:
+def _timed_cells(rows: Rows, name: str) -> list[str]:
+    speed = f"{rows[name]['speedup']:.2f}x" if name in rows else "-"
+    return [*_cells(rows, name), speed]
+
+
+def _cells(rows: Rows, name: str) -> list[str]:
     row = rows.get(name)
     if row is None:
-        return "-"
+        return ["-"]
     tau = Interval(**row["tau"])
     sign = SIGNS[Interval(**row["difference"]).verdict] if row["difference"] else ""
-    return f"{tau.value:.2f} ({tau.low:.2f}-{tau.high:.2f}) {sign}".rstrip()
+    return [f"{tau.value:.2f} ({tau.low:.2f}-{tau.high:.2f}) {sign}".rstrip()]
 
 
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...core.engine import EngineCore
 from ...core.errors import ConfigError
-from ...core.proposals import MAX_PROBE_ROWS
+from ...core.proposals import MAX_PROBE_ROWS, MAX_PROBE_ROWS_OF_ALL
 from ...core.schedule.block_pool import BlockPool
 from ...core.schedule.budget import NodeBudget, load_choice
 from ...core.schedule.multi_step import MultiStep
@@ -137,7 +137,7 @@ class Assembly:
                 max_waiting=config.max_queued_requests,
                 max_step_rows=config.max_num_batched_tokens,
                 max_tree_nodes=config.tree_nodes,
-                max_probe_rows=MAX_PROBE_ROWS,
+                max_probe_rows=MAX_PROBE_ROWS_OF_ALL,
                 share_prefixes=config.enable_prefix_caching,
                 num_groups=self.pipeline.max_in_flight,
             ),

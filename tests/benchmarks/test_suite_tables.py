@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftline.benchmarks.trees.suite_tables import (
+    HALVES,
     PAGE,
     RESULTS,
     main,
@@ -30,6 +31,20 @@ def row(
     }
 
 
+def content(*rows: dict[str, Any], **accepted: dict[str, int]) -> str:
+    """A result file; `accepted` by row and drafter."""
+    settings = {
+        row["name"]: {
+            "speedup": 1.25,
+            "all_rounds": {"counts": {"committed": 200, "accepted": {}}},
+        }
+        for row in rows
+    }
+    for name, counts in accepted.items():
+        settings[name]["all_rounds"]["counts"]["accepted"] = counts
+    return json.dumps({"taus": rows, "settings": settings})
+
+
 def test_rows_are_told_apart_by_their_intervals(tmp_path: Path) -> None:
     rows = [
         row("target", 1.0, None, qa=1.0),
@@ -37,7 +52,7 @@ def test_rows_are_told_apart_by_their_intervals(tmp_path: Path) -> None:
         row("paper: CORE", 1.75, (-0.4, -0.1), qa=1.5),
         row("draftline: CORE", 1.875, (-0.1, 0.3), qa=1.25),
     ]
-    (tmp_path / "suite-spec-bench-t0.json").write_text(json.dumps({"taus": rows}))
+    (tmp_path / "suite-spec-bench-t0.json").write_text(content(*rows))
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- suite: begin -->\nold\n<!-- suite: end -->\nafter\n")
     main(folder=tmp_path, page=page)
@@ -48,6 +63,25 @@ def test_rows_are_told_apart_by_their_intervals(tmp_path: Path) -> None:
     assert "| CORE | 1.88 (1.38-2.12) ~ |" in lines
     assert "| paper: CORE | 1.50 |" in lines
     assert not any("target" in line for line in lines)
+
+
+def test_what_each_half_knows_and_what_changes_bring(tmp_path: Path) -> None:
+    first, second = ("paper: CORE's halves, forward first", "paper: CORE's halves, backward first")
+    forward, backward = HALVES["forward"], HALVES["backward"]
+    rows = [row(name, 1.5, None) for name in (first, second, "between: window of 3")]
+    accepted = {
+        first: {forward: 80, backward: 10},
+        second: {backward: 60, forward: 30},
+    }
+    (tmp_path / "suite-bundled-t0.json").write_text(content(*rows, **accepted))
+    lines = tables(read_rows(tmp_path)).splitlines()
+    assert lines[-4:] == [
+        "| forward knows | 40% |",
+        "| forward alone knows | 15% |",
+        "| backward knows | 30% |",
+        "| backward alone knows | 5% |",
+    ]
+    assert "| window of 3 | 1.50 (1.00-1.75) | 1.25x |" in lines
 
 
 def test_the_page_shows_the_results_that_are_there() -> None:
