@@ -4,9 +4,10 @@
 
 The corpus are installed packages that the demo target was not trained on. Its answers to held-out
 prompts are recorded and replayed with every store, alone and behind CORE. The lowest perplexities
-and what covers most stand beside random draws of as many tokens; differences have 95 % intervals
-from bootstrap draws over prompts and over the random stores. Text of the target's own is the
-positive control: were that worth nothing either, the experiment would show nothing.
+and what covers most stand beside random draws of as many tokens (of a document what fits into the
+target's context); differences have 95 % intervals from bootstrap draws over prompts and over the
+random stores. Text of the target's own is the positive control: were that worth nothing either, the
+experiment would show nothing.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _measured(
     )
     segments = {
         choice.name: write_store(
-            folder / choice.name, [documents[i].ids for i in choice.indices], model
+            folder / choice.name, [judged[i].ids.astype(np.int32) for i in choice.indices], model
         )
         for choice in found
     }
