@@ -265,7 +265,8 @@ class EngineConfig(Settings):
     multi_step_ms: Annotated[float, Field(ge=0, le=1000)] = Field(
         20.0,
         description="how long a step may last that decodes several tokens of each request, where "
-        "there are no drafts and one stage runs own operators; 0: a token a step",
+        "there are no drafts and one stage runs own operators (a fourth longer before steps of two "
+        "end); 0: a token a step",
     )
     tree_nodes: Annotated[int, Field(ge=0, le=256)] = Field(
         16, description="most nodes of one request's tree; 0: plain decoding"
