@@ -115,3 +115,16 @@ def test_rounds_of_several_tokens_do_not_change_what_rows_cost() -> None:
     before = budget.cost.curve(1).tolist()
     budget.note_step(outcome_of(10), 0.004)
     assert budget.cost.curve(1).tolist() == before
+
+
+def test_a_round_of_one_token_takes_no_less_than_a_token_of_several() -> None:
+    """The curve is of an idle pipeline and short contexts; steps must keep their limit beyond."""
+    budget = NodeBudget(StepCost([1, 2], [0.002, 0.0021]), multi_step=MultiStep(0.02))
+    assert budget.num_decode_steps(1, 50) == 10
+    now = 0.0
+    for _ in range(30):
+        now += 0.045
+        budget.note_step(outcome_of(10), now)
+    # 4.5 ms a token; rounds that take very much longer than expected are believed in part.
+    assert budget.num_decode_steps(1, 50) == 4
+    assert budget.cost.seconds(1, 1) == pytest.approx(0.0045, rel=0.05)
