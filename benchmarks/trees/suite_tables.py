@@ -81,12 +81,12 @@ def _profile_table(profile: str, columns: Mapping[str, Rows]) -> Iterator[str]:
     if not own:
         return
     names = list(dict.fromkeys(name for rows in own.values() for name in _names(profile, rows)))
-    cells = _timed_cells if profile in TIMED else _cells
+    cells = (_tau, _speed) if profile in TIMED else (_tau,)
+    heads = [part for head in own for part in (head, "speed")[: len(cells)]]
     lines = [
-        [name.partition(": ")[2], *(cell for rows in own.values() for cell in cells(rows, name))]
+        [name.partition(": ")[2], *(cell(rows, name) for rows in own.values() for cell in cells)]
         for name in names
     ]
-    heads = [part for head in own for part in (head, "speed")[: 1 + (profile in TIMED)]]
     yield _markdown([TITLES[profile], *heads], lines)
 
 
@@ -126,18 +126,17 @@ def _names(profile: str, rows: Rows) -> list[str]:
     return [name for name in rows if name.startswith(f"{profile}: ")]
 
 
-def _timed_cells(rows: Rows, name: str) -> list[str]:
-    speed = f"{rows[name]['speedup']:.2f}x" if name in rows else "-"
-    return [*_cells(rows, name), speed]
-
-
-def _cells(rows: Rows, name: str) -> list[str]:
+def _tau(rows: Rows, name: str) -> str:
     row = rows.get(name)
     if row is None:
-        return ["-"]
+        return "-"
     tau = Interval(**row["tau"])
     sign = SIGNS[Interval(**row["difference"]).verdict] if row["difference"] else ""
-    return [f"{tau.value:.2f} ({tau.low:.2f}-{tau.high:.2f}) {sign}".rstrip()]
+    return f"{tau.value:.2f} ({tau.low:.2f}-{tau.high:.2f}) {sign}".rstrip()
+
+
+def _speed(rows: Rows, name: str) -> str:
+    return f"{rows[name]['speedup']:.2f}x" if name in rows else "-"
 
 
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -288,8 +288,8 @@ class NodeBudget:
         self, outcome: StepOutcome, num_requests: int, round_s: float, rest_s: float
     ) -> None:
         if rest_s and outcome.num_passes > 1:
-            self._multi_step.record(num_requests, outcome.num_passes, rest_s, self.cost)
-            each_s = rest_s / outcome.num_passes
+            passes = outcome.num_passes
+            each_s = self._multi_step.record(num_requests, passes, rest_s, self.cost)
             # A round of one token takes no less: what is known of it is of shorter contexts.
             if each_s > self.cost.seconds(num_requests, num_requests):
                 self.cost.record(num_requests, num_requests, each_s)

@@ -47,13 +47,15 @@ class MultiStep:
 
     def num_steps(self, num_requests: int, cost: StepCost, most: int) -> int:
         """Tokens of each of so many requests in their next step, at most `most`."""
+        if most < 2:
+            return 1
         bucket = bucket_of(num_requests)
         seconds = self._each_s(num_requests, cost, _one_s(num_requests, cost))
         if not self._is_short(bucket, seconds):
             self._several.discard(bucket)
             return 1
         self._several.add(bucket)
-        return max(min(max(int(self._limit_s / seconds), 2), MOST_STEPS, most), 1)
+        return min(max(int(self._limit_s / seconds), 2), MOST_STEPS, most)
 
     def round_s(self, num_requests: int, cost: StepCost) -> float:
         """Seconds of plain decoding for a token of each request."""
@@ -61,12 +63,16 @@ class MultiStep:
         seconds = self._each_s(num_requests, cost, one_s)
         return seconds if self._is_short(bucket_of(num_requests), seconds) else one_s
 
-    def record(self, num_requests: int, num_passes: int, seconds: float, cost: StepCost) -> None:
-        """Learn what a round with so many tokens of each request took."""
+    def record(self, num_requests: int, num_passes: int, seconds: float, cost: StepCost) -> float:
+        """Learn what a round with so many tokens of each request took.
+
+        Returns the seconds of one of them, as such rounds took of late.
+        """
         bucket, each = bucket_of(num_requests), seconds / num_passes
         added = (each - cost.idle_seconds(num_requests)) / num_requests
         self._request_s = _follow(self._request_s if self._seconds else added, added)
         self._seconds[bucket] = _follow(self._seconds.get(bucket, each), each)
+        return self._seconds[bucket]
 
     def _is_short(self, bucket: int, seconds: float) -> bool:
         """Whether a step may decode two tokens or more that take so long each."""
