@@ -83,7 +83,7 @@ class NodeBudget:
 
     __slots__ = (
         "_committed_at", "_drafters", "_hindsight", "_host", "_host_s", "_idle_s", "_is_adaptive",
-        "_multi_step", "_plain_s", "_spent_s", "cost", "num_offered_trees", "table",
+        "_last_passes", "_multi_step", "_plain_s", "_spent_s", "cost", "num_offered_trees", "table",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +116,8 @@ class NodeBudget:
         # In steps that asked nobody, since one that did.
         self._idle_s = 0.0
         self._committed_at = 0.0
+        # Tokens of each request in the step that was committed last.
+        self._last_passes = 1
 
     def plan(
         self,
@@ -155,7 +157,7 @@ class NodeBudget:
 
         So it is for a while after plans that asked nobody for them.
         """
-        return self._is_adaptive and self._drafters.is_quiet(ids)
+        return self._is_adaptive and self._drafters.is_quiet(ids, self._last_passes)
 
     def expected(
         self, wish: DraftWish, costs: Mapping[str, DraftCost], num_running: int
@@ -197,6 +199,7 @@ class NodeBudget:
         num_requests = len(outcome.trees)
         if round_s > 0 and num_requests and not outcome.num_prompt_rows:
             self._learn_round(outcome, num_requests, round_s, max(rest_s, 0.0))
+        self._last_passes = outcome.num_passes
 
     def judge(self, outcome: StepOutcome) -> None:
         """Learn which drafted nodes were right, and what drafters brought, of a step that was
@@ -277,12 +280,14 @@ class NodeBudget:
 
     def _learn_host(self, num_asked: int, host_s: float) -> None:
         if not num_asked:
-            # Plans that asked nobody were made for the trials that come.
             self._idle_s += host_s
             return
-        host_s, self._idle_s = host_s + self._idle_s, 0.0
         usual_s = HOST_OUTLIER * self._host.mean_y or FIRST_HOST_S
         self._host.record(num_asked, min(host_s, usual_s))
+        # Plans that asked nobody were made for the trials that come, which pay for as much again
+        # at most: otherwise the rarer they are the dearer they would seem, and would end.
+        self._drafters.charge_host(min(self._idle_s, host_s))
+        self._idle_s = 0.0
 
     def _learn_round(
         self, outcome: StepOutcome, num_requests: int, round_s: float, rest_s: float
@@ -293,7 +298,8 @@ class NodeBudget:
             # A round of one token takes no less: what is known of it is of shorter contexts.
             if each_s > self.cost.seconds(num_requests, num_requests):
                 self.cost.record(num_requests, num_requests, each_s)
-        elif rest_s:
+        elif rest_s and self._last_passes == 1:
+            # One behind a step of several tokens also waits until these have been sent on.
             self.cost.record(num_requests, outcome.num_rows, rest_s)
         plain_s = self._round_s(num_requests)
         tokens = outcome.num_tokens / num_requests

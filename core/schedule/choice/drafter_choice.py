@@ -47,7 +47,7 @@ EXPLORED_SHARE = 0.01
 HOST_PART = 0.4
 # Seconds, or rounds of plain decoding, that a new engine may spend so at once; and how many times
 # as much is saved up at most.
-FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.045, 2.0
+FIRST_CREDIT_S, FIRST_CREDIT_ROUNDS = 0.03, 2.0
 MOST_CREDIT = 8.0
 # Rows over which their price is looked at.
 FIRST_NODES = 8
@@ -56,7 +56,7 @@ PROBE_WEIGHT = 0.1
 # Room for so many requests and classes at first.
 FIRST_ROWS = 64
 # The arrays of `Known` by row, and those of them that have a column for each drafter.
-BY_ROW = ("levels", "failures", "paths", "is_open", "trials")
+BY_ROW = ("levels", "failures", "paths", "is_open", "planned", "trials")
 BY_ROW_AND_DRAFTER = ("levels", "is_open", "trials")
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -182,8 +182,8 @@ class DrafterChoice:
         self._regime = regime_of(prices.first_row_s, prices.plain_s)
         step = StepWishes(
             rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
-            float(prices.base_rows), prices.token_s, self._regime, self._most_credit_s,
-            self._host_s, prices.single_s,
+            float(prices.base_rows), prices.token_s, prices.plain_s, self._regime,
+            self._most_credit_s, self._host_s, prices.single_s,
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
         if not choices.any():
@@ -195,9 +195,12 @@ class DrafterChoice:
             by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, self._regime
         )  # fmt: skip
 
-    def is_quiet(self, ids: Iterable[str]) -> bool:
-        """Whether nobody is asked for a step of these requests, as when they were last planned."""
-        return self._quiet.holds(ids)
+    def is_quiet(self, ids: Iterable[str], num_tokens: int = 1) -> bool:
+        """Whether nobody is asked for a step of these requests, as when they were last planned.
+
+        num_tokens: of each that the step before decoded
+        """
+        return self._quiet.holds(ids, num_tokens)
 
     def expected(
         self, wish: DraftWish, costs: Mapping[str, DraftCost], token_s: float
@@ -232,6 +235,11 @@ class DrafterChoice:
         drafters_s = more * (1 - HOST_PART) + host - known.host[0]
         balance = known.balance + self._shares * drafters_s
         np.minimum(balance, self._most_credit_s, out=known.balance)
+
+    def charge_host(self, seconds: float) -> None:
+        """Charge the host's account for work that was done for trials beside that of their steps."""
+        host = self._known.host
+        host[0] = max(host[0] - seconds, -float(self._first_balance.max(initial=0.0)))
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
         """Note that a drafter wants to probe with so many rows a request."""
@@ -374,10 +382,11 @@ def everyone(wishes: Sequence[DraftWish], names: Iterable[str]) -> AskPlan:
 
 def _nothing_known() -> Known:
     return Known(
-        levels=np.zeros((FIRST_ROWS, 0, NUM_REGIMES, 3)),
+        levels=np.zeros((FIRST_ROWS, 0, NUM_REGIMES, 4)),
         failures=np.zeros((FIRST_ROWS, 2)),
         paths=np.zeros((FIRST_ROWS, 3), dtype=np.int64),
         is_open=np.zeros((FIRST_ROWS, 0), dtype=np.bool_),
+        planned=np.zeros(FIRST_ROWS),
         trials=np.zeros((FIRST_ROWS, 0), dtype=np.int64),
         costs=np.zeros((0, 3)),
         lift=np.zeros((0, 2)),

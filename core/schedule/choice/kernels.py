@@ -14,7 +14,7 @@ from ...compiled import compiled
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.
 PRIORS = np.array([1.0, 2.0, 3.0])
-# What a plan that did not ask leaves of the weight of what is known of a request.
+# What a token that nobody was asked for leaves of the weight of what is known of a request.
 RECALL = 0.98
 # What is asked is what seemed best, often by chance: so much of what it should bring counts.
 SURE_SHARE = 0.8
@@ -27,7 +27,7 @@ PROBE_TRIAL = 24
 REGIMES = (0.05, 0.15, 0.3, 0.6)
 NUM_REGIMES = len(REGIMES) + 1
 
-WEIGHT, GAIN, NODES = range(3)
+WEIGHT, GAIN, NODES, BOUGHT = range(4)
 MESSAGE, QUERY, OPEN_TOKEN = range(3)
 LEFT_OUT, ASKED, PROBING = range(3)
 # Added to a choice that is a trial.
@@ -37,12 +37,14 @@ TRIED = 4
 class Known(NamedTuple):
     """What is known of drafters; rows are of the engine (0), of classes and of requests.
 
-    levels      float64 [rows, drafters, regimes, 3]  decayed sums of the steps that asked a
-                drafter, of its accepted nodes, and of its bought nodes; by `regime_of` the step
+    levels      float64 [rows, drafters, regimes, 4]  decayed sums of the steps that asked a
+                drafter, of its accepted nodes, of its bought nodes, and of the steps in which any
+                were bought; by `regime_of` the step
     failures    float64 [rows, 2]  decayed sums of wrong nodes that were the most probable, and of
                 the hazard gone through
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
     is_open     bool [rows, drafters]  whether a drafter knows a request
+    planned     float64 [rows]  tokens of a request's text when it was planned last
     trials      int64 [rows, drafters]  steps that a request's probes are still tried for
     costs       float64 [drafters, 3]  seconds of a message, a query and opening a token of text
     lift        float64 [drafters, 2]  decayed sums of steps with probes, and of what these brought
@@ -58,6 +60,7 @@ class Known(NamedTuple):
     failures: Float64
     paths: Int64
     is_open: Bool
+    planned: Float64
     trials: Int64
     costs: Float64
     lift: Float64
@@ -77,6 +80,7 @@ class StepWishes(NamedTuple):
     curve_s    float64 [n]  seconds of the round with so many
     base_rows  of the step without any nodes
     token_s    seconds that an accepted token saves
+    plain_s    seconds of a token in plain decoding
     regime     `regime_of` the step's prices
     most_s     that an account holds: what would take longer is tried when it is full
     host_s     float64 [2]  that the host works for a step with drafts, and for each request with
@@ -91,6 +95,7 @@ class StepWishes(NamedTuple):
     curve_s: Float64
     base_rows: float
     token_s: float
+    plain_s: float
     regime: int
     most_s: float
     host_s: Float64
@@ -107,21 +112,22 @@ def regime_of(row_s: float, token_s: float) -> int:
 
 @compiled
 def means(levels: Float64, path: Int64, regime: int) -> Float64:
-    """float64 [drafters, 3]: what is expected of each at the end of a path of levels.
+    """float64 [drafters, 4]: what is expected of each at the end of a path of levels.
 
-    Of the weight column 0; the others are the expected accepted and bought nodes of a step. What
-    the engine expects is drawn to what it knows from the nearest other range of prices.
+    Of the weight column 0; the others are the accepted and bought nodes of a step, and the share of
+    steps in which any are bought. What the engine expects is drawn to what it knows from the
+    nearest other range of prices.
     """
-    expected = np.zeros((levels.shape[1], 3))
+    expected = np.zeros((levels.shape[1], 4))
     for drafter in range(levels.shape[1]):
         engine = levels[path[0], drafter]
         nearest = _nearest_known(engine, regime)
-        for part in (GAIN, NODES):
+        for part in (GAIN, NODES, BOUGHT):
             expected[drafter, part] = engine[nearest, part] / (engine[nearest, WEIGHT] + PRIORS[0])
         for depth in range(3):
             own = levels[path[depth], drafter, regime]
             total = own[WEIGHT] + PRIORS[depth]
-            for part in (GAIN, NODES):
+            for part in (GAIN, NODES, BOUGHT):
                 before = PRIORS[depth] * expected[drafter, part]
                 expected[drafter, part] = (own[part] + before) / total
     return expected
@@ -147,18 +153,24 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     it adds to those before it. Then each may be tried for further requests, as far as its account
     goes.
     """
-    worth, nodes = _worth(known, wishes)
+    gains, costs_s, nodes, bought = _expected(known, wishes)
     choices = np.zeros(wishes.allowed.shape, dtype=np.int64)
-    at, row_s, is_drafting = wishes.base_rows, 0.0, False
+    # `plain`: how probably the step has no nodes.
+    at, row_s, plain = wishes.base_rows, 0.0, 1.0
+    worth = gains * wishes.token_s - costs_s
     for drafter in np.argsort(-np.maximum(worth, 0.0).sum(axis=0)):
-        own, own_nodes = worth[:, drafter] - _host_seconds(choices, wishes), nodes[:, drafter]
+        # A token saves one of plain decoding, if nobody is asked who would bring it, too.
+        token_s = wishes.token_s if choices.any() else wishes.plain_s
+        own, own_nodes = gains[:, drafter] * token_s - costs_s[:, drafter], nodes[:, drafter]
+        own -= _host_seconds(choices, wishes)
         row_s = _row_seconds(wishes, at, (own_nodes * (own > 0)).sum())
         net = np.where(own > 0, own - row_s * own_nodes, np.minimum(own, 0.0))
         message_s = known.costs[drafter, MESSAGE]
         host_s = 0.0 if choices.any() else wishes.host_s[0]
-        first_s = 0.0 if is_drafting else host_s + wishes.single_s
-        if np.maximum(net, 0.0).sum() > message_s + first_s:
-            is_drafting = True
+        none = np.where(net > 0, 1.0 - bought[:, drafter], 1.0).prod()
+        single_s = wishes.single_s * plain * (1.0 - none)
+        if np.maximum(net, 0.0).sum() > message_s + host_s + single_s:
+            plain *= none
             choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
             at += (own_nodes * (net > 0)).sum()
             message_s = host_s = 0.0
@@ -166,37 +178,47 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
             _explore(choices[:, drafter], drafter, known, wishes, net, message_s)
         if known.probe_rows[drafter] > 0:
-            single_s = 0.0 if is_drafting else wishes.single_s
+            single_s = wishes.single_s * plain
             _choose_probes(choices[:, drafter], drafter, known, wishes, at, single_s)
-    for request in range(len(wishes.rows)):
-        for drafter in range(len(known.costs)):
-            if choices[request, drafter] == LEFT_OUT:
-                known.levels[wishes.rows[request], drafter, wishes.regime] *= RECALL
+    _recall(choices, known, wishes)
     return choices, row_s
 
 
 @compiled
-def _worth(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
-    """float64 [requests, drafters] twice.
+def _recall(choices: Int64, known: Known, wishes: StepWishes) -> None:
+    """Let a request be more like its class with each token that a drafter was not asked for."""
+    for request in range(len(wishes.rows)):
+        row, num_tokens = wishes.rows[request], wishes.sizes[request, 0]
+        left = RECALL ** (num_tokens - known.planned[row])
+        known.planned[row] = num_tokens
+        for drafter in range(len(known.costs)):
+            if choices[request, drafter] == LEFT_OUT:
+                known.levels[row, drafter, wishes.regime] *= left
 
-    Seconds that a drafter's tokens save beyond those of its query, and the nodes that it will have.
+
+@compiled
+def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64, Float64, Float64]:
+    """float64 [requests, drafters] four times.
+
+    Tokens of a drafter that will be accepted, as far as they count; seconds of its query, and of an
+    opening's share; the nodes that it will have; and how probably it will have any.
     """
-    worth = np.full(wishes.allowed.shape, -1.0)
-    nodes = np.zeros(wishes.allowed.shape)
+    gains, costs_s = np.zeros(wishes.allowed.shape), np.full(wishes.allowed.shape, 1.0)
+    nodes, bought = np.zeros(wishes.allowed.shape), np.zeros(wishes.allowed.shape)
     for request in range(len(wishes.rows)):
         row = wishes.rows[request]
         expected = means(known.levels, known.paths[row], wishes.regime)
         for drafter in range(len(known.costs)):
             if not wishes.allowed[request, drafter]:
                 continue
-            cost = known.costs[drafter, QUERY]
+            costs_s[request, drafter] = known.costs[drafter, QUERY]
             if not known.is_open[row, drafter]:
                 opening_s = known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
-                cost += opening_s / max(wishes.sizes[request, 1], 1.0)
-            gain_s = SURE_SHARE * expected[drafter, GAIN] * wishes.token_s
-            worth[request, drafter] = gain_s - cost
+                costs_s[request, drafter] += opening_s / max(wishes.sizes[request, 1], 1.0)
+            gains[request, drafter] = SURE_SHARE * expected[drafter, GAIN]
             nodes[request, drafter] = expected[drafter, NODES]
-    return worth, nodes
+            bought[request, drafter] = expected[drafter, BOUGHT]
+    return gains, costs_s, nodes, bought
 
 
 @compiled
