@@ -382,7 +382,7 @@ def everyone(wishes: Sequence[DraftWish], names: Iterable[str]) -> AskPlan:
 
 def _nothing_known() -> Known:
     return Known(
-        levels=np.zeros((FIRST_ROWS, 0, NUM_REGIMES, 4)),
+        levels=np.zeros((FIRST_ROWS, 0, NUM_REGIMES, 3)),
         failures=np.zeros((FIRST_ROWS, 2)),
         paths=np.zeros((FIRST_ROWS, 3), dtype=np.int64),
         is_open=np.zeros((FIRST_ROWS, 0), dtype=np.bool_),

@@ -27,7 +27,7 @@ PROBE_TRIAL = 24
 REGIMES = (0.05, 0.15, 0.3, 0.6)
 NUM_REGIMES = len(REGIMES) + 1
 
-WEIGHT, GAIN, NODES, BOUGHT = range(4)
+WEIGHT, GAIN, NODES = range(3)
 MESSAGE, QUERY, OPEN_TOKEN = range(3)
 LEFT_OUT, ASKED, PROBING = range(3)
 # Added to a choice that is a trial.
@@ -37,9 +37,8 @@ TRIED = 4
 class Known(NamedTuple):
     """What is known of drafters; rows are of the engine (0), of classes and of requests.
 
-    levels      float64 [rows, drafters, regimes, 4]  decayed sums of the steps that asked a
-                drafter, of its accepted nodes, of its bought nodes, and of the steps in which any
-                were bought; by `regime_of` the step
+    levels      float64 [rows, drafters, regimes, 3]  decayed sums of the steps that asked a
+                drafter, of its accepted nodes, and of its bought nodes; by `regime_of` the step
     failures    float64 [rows, 2]  decayed sums of wrong nodes that were the most probable, and of
                 the hazard gone through
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
@@ -112,22 +111,21 @@ def regime_of(row_s: float, token_s: float) -> int:
 
 @compiled
 def means(levels: Float64, path: Int64, regime: int) -> Float64:
-    """float64 [drafters, 4]: what is expected of each at the end of a path of levels.
+    """float64 [drafters, 3]: what is expected of each at the end of a path of levels.
 
-    Of the weight column 0; the others are the accepted and bought nodes of a step, and the share of
-    steps in which any are bought. What the engine expects is drawn to what it knows from the
-    nearest other range of prices.
+    Of the weight column 0; the others are the expected accepted and bought nodes of a step. What
+    the engine expects is drawn to what it knows from the nearest other range of prices.
     """
-    expected = np.zeros((levels.shape[1], 4))
+    expected = np.zeros((levels.shape[1], 3))
     for drafter in range(levels.shape[1]):
         engine = levels[path[0], drafter]
         nearest = _nearest_known(engine, regime)
-        for part in (GAIN, NODES, BOUGHT):
+        for part in (GAIN, NODES):
             expected[drafter, part] = engine[nearest, part] / (engine[nearest, WEIGHT] + PRIORS[0])
         for depth in range(3):
             own = levels[path[depth], drafter, regime]
             total = own[WEIGHT] + PRIORS[depth]
-            for part in (GAIN, NODES, BOUGHT):
+            for part in (GAIN, NODES):
                 before = PRIORS[depth] * expected[drafter, part]
                 expected[drafter, part] = (own[part] + before) / total
     return expected
@@ -153,24 +151,22 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     it adds to those before it. Then each may be tried for further requests, as far as its account
     goes.
     """
-    gains, costs_s, nodes, bought = _expected(known, wishes)
+    gains, costs_s, nodes = _expected(known, wishes)
     choices = np.zeros(wishes.allowed.shape, dtype=np.int64)
-    # `plain`: how probably the step has no nodes.
-    at, row_s, plain = wishes.base_rows, 0.0, 1.0
+    at, row_s, is_drafting = wishes.base_rows, 0.0, False
     worth = gains * wishes.token_s - costs_s
     for drafter in np.argsort(-np.maximum(worth, 0.0).sum(axis=0)):
         # A token saves one of plain decoding, if nobody is asked who would bring it, too.
-        token_s = wishes.token_s if choices.any() else wishes.plain_s
+        token_s = wishes.token_s if is_drafting else wishes.plain_s
         own, own_nodes = gains[:, drafter] * token_s - costs_s[:, drafter], nodes[:, drafter]
         own -= _host_seconds(choices, wishes)
         row_s = _row_seconds(wishes, at, (own_nodes * (own > 0)).sum())
         net = np.where(own > 0, own - row_s * own_nodes, np.minimum(own, 0.0))
         message_s = known.costs[drafter, MESSAGE]
         host_s = 0.0 if choices.any() else wishes.host_s[0]
-        none = np.where(net > 0, 1.0 - bought[:, drafter], 1.0).prod()
-        single_s = wishes.single_s * plain * (1.0 - none)
-        if np.maximum(net, 0.0).sum() > message_s + host_s + single_s:
-            plain *= none
+        # Without `single_s`: nodes that do not save it are not bought when they are known.
+        if np.maximum(net, 0.0).sum() > message_s + host_s:
+            is_drafting = True
             choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
             at += (own_nodes * (net > 0)).sum()
             message_s = host_s = 0.0
@@ -178,7 +174,7 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
             _explore(choices[:, drafter], drafter, known, wishes, net, message_s)
         if known.probe_rows[drafter] > 0:
-            single_s = wishes.single_s * plain
+            single_s = 0.0 if is_drafting else wishes.single_s
             _choose_probes(choices[:, drafter], drafter, known, wishes, at, single_s)
     _recall(choices, known, wishes)
     return choices, row_s
@@ -197,14 +193,14 @@ def _recall(choices: Int64, known: Known, wishes: StepWishes) -> None:
 
 
 @compiled
-def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64, Float64, Float64]:
-    """float64 [requests, drafters] four times.
+def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64, Float64]:
+    """float64 [requests, drafters] three times.
 
     Tokens of a drafter that will be accepted, as far as they count; seconds of its query, and of an
-    opening's share; the nodes that it will have; and how probably it will have any.
+    opening's share; and the nodes that it will have.
     """
     gains, costs_s = np.zeros(wishes.allowed.shape), np.full(wishes.allowed.shape, 1.0)
-    nodes, bought = np.zeros(wishes.allowed.shape), np.zeros(wishes.allowed.shape)
+    nodes = np.zeros(wishes.allowed.shape)
     for request in range(len(wishes.rows)):
         row = wishes.rows[request]
         expected = means(known.levels, known.paths[row], wishes.regime)
@@ -217,8 +213,7 @@ def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64, Float
                 costs_s[request, drafter] += opening_s / max(wishes.sizes[request, 1], 1.0)
             gains[request, drafter] = SURE_SHARE * expected[drafter, GAIN]
             nodes[request, drafter] = expected[drafter, NODES]
-            bought[request, drafter] = expected[drafter, BOUGHT]
-    return gains, costs_s, nodes, bought
+    return gains, costs_s, nodes
 
 
 @compiled

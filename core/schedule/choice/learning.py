@@ -10,7 +10,6 @@ from ...arrays import Float64, Int32, Int64
 from ...compiled import compiled
 from ...tree.kernels import DRAFTER, NODE
 from .kernels import (
-    BOUGHT,
     GAIN,
     LEFT_OUT,
     MESSAGE,
@@ -121,7 +120,6 @@ def _note_one(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
             own[WEIGHT] += 1.0
         own[GAIN] += gain
         own[NODES] += bought
-        own[BOUGHT] += min(bought, 1.0)
 
 
 @compiled
