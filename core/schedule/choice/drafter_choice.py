@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...arrays import Bool, Float64, Int64
 from ...proposals import AskPlan, DraftCost
@@ -23,16 +22,15 @@ from .kernels import (
     GAIN,
     LEFT_OUT,
     NODES,
-    NUM_REGIMES,
     PROBING,
     QUERY,
     TRIED,
-    Known,
     StepWishes,
     decide,
     means,
     regime_of,
 )
+from .known import BY_ROW, BY_ROW_AND_DRAFTER, nothing_known, padded
 from .learning import calibrate, charge_trials, credit_nodes, note, ratios
 from .quiet import Quiet
 
@@ -53,13 +51,6 @@ MOST_CREDIT = 8.0
 FIRST_NODES = 8
 # Weight of the newest probe in the mean number of its rows.
 PROBE_WEIGHT = 0.1
-# Room for so many requests and classes at first.
-FIRST_ROWS = 64
-# The arrays of `Known` by row, and those of them that have a column for each drafter.
-BY_ROW = ("levels", "failures", "paths", "is_open", "planned", "trials")
-BY_ROW_AND_DRAFTER = ("levels", "is_open", "trials")
-
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 class DraftWish(NamedTuple):
@@ -132,9 +123,9 @@ class DrafterChoice:
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
-        self._known = _nothing_known()
+        self._known = nothing_known()
         # Row 0 is the engine's.
-        self._free = list(range(FIRST_ROWS - 1, 0, -1))
+        self._free = list(range(len(self._known.paths) - 1, 0, -1))
         self._requests: dict[str, int] = {}
         self._classes: dict[tuple[str, int], int] = {}
         self._first_credit_s = FIRST_CREDIT_S
@@ -154,13 +145,13 @@ class DrafterChoice:
             return
         self._names = tuple(names)
         known = self._known
-        wider = {name: _padded(getattr(known, name), 1, more) for name in BY_ROW_AND_DRAFTER}
+        wider = {name: padded(getattr(known, name), 1, more) for name in BY_ROW_AND_DRAFTER}
         self._known = known._replace(
             **wider,
-            costs=_padded(known.costs, 0, more),
-            lift=_padded(known.lift, 0, more),
-            probe_rows=_padded(known.probe_rows, 0, more),
-            turns=_padded(known.turns, 0, more),
+            costs=padded(known.costs, 0, more),
+            lift=padded(known.lift, 0, more),
+            probe_rows=padded(known.probe_rows, 0, more),
+            turns=padded(known.turns, 0, more),
             balance=np.zeros((len(names), 2)),
         )
         self._share_out()
@@ -237,9 +228,8 @@ class DrafterChoice:
         np.minimum(balance, self._most_credit_s, out=known.balance)
 
     def charge_host(self, seconds: float) -> None:
-        """Charge the host's account for work that was done for trials beside that of their steps."""
-        host = self._known.host
-        host[0] = max(host[0] - seconds, -float(self._first_balance.max(initial=0.0)))
+        """Charge the host's account for work for trials besides that of their steps."""
+        self._known.host[0] = max(self._known.host[0] - seconds, -self._most_debt_s)
 
     def note_probe(self, drafter: str, num_rows: int) -> None:
         """Note that a drafter wants to probe with so many rows a request."""
@@ -276,7 +266,7 @@ class DrafterChoice:
             row_s = step.extra_s / nodes.sum()
         charge_trials(
             self._known, rows, choices, plan.token_s * gains, row_s * nodes, sizes[:, 0].copy(),
-            self._host_s, self._first_balance[0, 0],
+            self._host_s, self._most_debt_s,
         )  # fmt: skip
         note(self._known, rows, choices, gains, nodes, plan.regime)
 
@@ -299,6 +289,11 @@ class DrafterChoice:
     def _first_balance(self) -> Float64:
         """float64 [drafters, 2]: what each account begins with, and the most that it may owe."""
         return (1 - HOST_PART) * self._first_credit_s * self._shares
+
+    @property
+    def _most_debt_s(self) -> float:
+        """Of one account: one bad try does not end trying for long."""
+        return float(self._first_balance[:, 0].max(initial=0.0))
 
     @property
     def _most_credit_s(self) -> float:
@@ -349,7 +344,7 @@ class DrafterChoice:
     def _new_row(self) -> int:
         if not self._free:
             count = len(self._known.paths)
-            longer = {name: _padded(getattr(self._known, name), 0, count) for name in BY_ROW}
+            longer = {name: padded(getattr(self._known, name), 0, count) for name in BY_ROW}
             self._known = self._known._replace(**longer)
             self._free = list(range(2 * count - 1, count - 1, -1))
         row = self._free.pop()
@@ -378,27 +373,3 @@ def everyone(wishes: Sequence[DraftWish], names: Iterable[str]) -> AskPlan:
         if takers:
             by_drafter[name] = tuple(wish.request_id for wish in takers)
     return AskPlan(by_drafter, {name: frozenset(ids) for name, ids in by_drafter.items()})
-
-
-def _nothing_known() -> Known:
-    return Known(
-        levels=np.zeros((FIRST_ROWS, 0, NUM_REGIMES, 3)),
-        failures=np.zeros((FIRST_ROWS, 2)),
-        paths=np.zeros((FIRST_ROWS, 3), dtype=np.int64),
-        is_open=np.zeros((FIRST_ROWS, 0), dtype=np.bool_),
-        planned=np.zeros(FIRST_ROWS),
-        trials=np.zeros((FIRST_ROWS, 0), dtype=np.int64),
-        costs=np.zeros((0, 3)),
-        lift=np.zeros((0, 2)),
-        probe_rows=np.zeros(0),
-        balance=np.zeros((0, 2)),
-        host=np.zeros(1),
-        turns=np.zeros(0, dtype=np.int64),
-    )
-
-
-def _padded(array: NDArray[ScalarT], axis: int, count: int) -> NDArray[ScalarT]:
-    """The array with so many zeros more behind an axis."""
-    shape = list(array.shape)
-    shape[axis] = count
-    return np.concatenate([array, np.zeros(shape, dtype=array.dtype)], axis=axis)

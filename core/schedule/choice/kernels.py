@@ -11,6 +11,7 @@ import numpy as np
 
 from ...arrays import Bool, Float64, Int64
 from ...compiled import compiled
+from .known import NUM_REGIMES, REGIMES, Known
 
 # Steps that the means of the engine, a class and a request count for before they have seen any.
 PRIORS = np.array([1.0, 2.0, 3.0])
@@ -23,50 +24,12 @@ LIFT_PRIOR = 16.0
 # Steps in a row that a request's probes are tried for: what they find is proposed later.
 PROBE_TRIAL = 24
 
-# Lower ends of the ranges of a row's price, in tokens.
-REGIMES = (0.05, 0.15, 0.3, 0.6)
-NUM_REGIMES = len(REGIMES) + 1
 
 WEIGHT, GAIN, NODES = range(3)
 MESSAGE, QUERY, OPEN_TOKEN = range(3)
 LEFT_OUT, ASKED, PROBING = range(3)
 # Added to a choice that is a trial.
 TRIED = 4
-
-
-class Known(NamedTuple):
-    """What is known of drafters; rows are of the engine (0), of classes and of requests.
-
-    levels      float64 [rows, drafters, regimes, 3]  decayed sums of the steps that asked a
-                drafter, of its accepted nodes, and of its bought nodes; by `regime_of` the step
-    failures    float64 [rows, 2]  decayed sums of wrong nodes that were the most probable, and of
-                the hazard gone through
-    paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
-    is_open     bool [rows, drafters]  whether a drafter knows a request
-    planned     float64 [rows]  tokens of a request's text when it was planned last
-    trials      int64 [rows, drafters]  steps that a request's probes are still tried for
-    costs       float64 [drafters, 3]  seconds of a message, a query and opening a token of text
-    lift        float64 [drafters, 2]  decayed sums of steps with probes, and of what these brought
-                more than usual
-    probe_rows  float64 [drafters]  rows of a drafter's probes; 0: it sends none
-    balance     float64 [drafters, 2]  seconds that may go into trying a drafter, and its probes
-    host        float64 [1]  seconds that the host may work for steps in which drafters are only
-                tried, whichever they are
-    turns       int64 [drafters]  the place of the request that a drafter is tried for next
-    """
-
-    levels: Float64
-    failures: Float64
-    paths: Int64
-    is_open: Bool
-    planned: Float64
-    trials: Int64
-    costs: Float64
-    lift: Float64
-    probe_rows: Float64
-    balance: Float64
-    host: Float64
-    turns: Int64
 
 
 class StepWishes(NamedTuple):
@@ -156,19 +119,20 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     at, row_s, is_drafting = wishes.base_rows, 0.0, False
     worth = gains * wishes.token_s - costs_s
     for drafter in np.argsort(-np.maximum(worth, 0.0).sum(axis=0)):
-        # A token saves one of plain decoding, if nobody is asked who would bring it, too.
-        token_s = wishes.token_s if is_drafting else wishes.plain_s
-        own, own_nodes = gains[:, drafter] * token_s - costs_s[:, drafter], nodes[:, drafter]
-        own -= _host_seconds(choices, wishes)
-        row_s = _row_seconds(wishes, at, (own_nodes * (own > 0)).sum())
-        net = np.where(own > 0, own - row_s * own_nodes, np.minimum(own, 0.0))
         message_s = known.costs[drafter, MESSAGE]
         host_s = 0.0 if choices.any() else wishes.host_s[0]
-        # Without `single_s`: nodes that do not save it are not bought when they are known.
-        if np.maximum(net, 0.0).sum() > message_s + host_s:
+        # Where it would not pay beside other drafts, it may pay instead of plain decoding.
+        for token_s in (wishes.token_s, wishes.plain_s):
+            saved_s = gains[:, drafter] * token_s - costs_s[:, drafter]
+            net, row_s = _net_seconds(saved_s, nodes[:, drafter], choices, at, wishes)
+            # Without `single_s`: nodes that do not save it are not bought when they are known.
+            pays = np.maximum(net, 0.0).sum() > message_s + host_s
+            if pays or is_drafting:
+                break
+        if pays:
             is_drafting = True
             choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
-            at += (own_nodes * (net > 0)).sum()
+            at += (nodes[:, drafter] * (net > 0)).sum()
             message_s = host_s = 0.0
         # Not for a few requests only: the host works about as long for one as for many.
         if host_s <= min(max(known.host[0], 0.0), max(known.balance[drafter, 0], 0.0)):
@@ -214,6 +178,19 @@ def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64, Float
             gains[request, drafter] = SURE_SHARE * expected[drafter, GAIN]
             nodes[request, drafter] = expected[drafter, NODES]
     return gains, costs_s, nodes
+
+
+@compiled
+def _net_seconds(
+    saved_s: Float64, nodes: Float64, choices: Int64, at: float, wishes: StepWishes
+) -> tuple[Float64, float]:
+    """float64 [requests]: what a drafter saves each beyond its rows and the host's work.
+
+    And the seconds of a row. What it saves nothing for has no rows.
+    """
+    own = saved_s - _host_seconds(choices, wishes)
+    row_s = _row_seconds(wishes, at, (nodes * (own > 0)).sum())
+    return np.where(own > 0, own - row_s * nodes, np.minimum(own, 0.0)), row_s
 
 
 @compiled

@@ -19,9 +19,9 @@ from .kernels import (
     QUERY,
     TRIED,
     WEIGHT,
-    Known,
     means,
 )
+from .known import Known
 
 # What one more step leaves of the weight of those before it: of the engine, a class and a request.
 DECAYS = np.array([0.99, 0.98, 0.95])
