@@ -6,9 +6,10 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -37,11 +38,20 @@ class Finding:
 def run_doctor(console: Console) -> int:
     """Print all findings; 1 if something that is needed is missing, else 0."""
     quiet_libraries()
-    findings = [
-        finding
-        for check in (_system, _packages, _devices, _services, _models, _choices)
-        for finding in check()
-    ]
+    checks = (_system, _packages, _devices, _services, _models, _choices)
+    return _print(console, [finding for check in checks for finding in check()])
+
+
+def run_drafter_doctor(console: Console, drafter: Path, model: str) -> int:
+    """Print what a drafter's checkpoint is; 1 if it does not fit the model, else 0.
+
+    Raises `CheckpointError` if it is none.
+    """
+    quiet_libraries()
+    return _print(console, [*_drafter(drafter, model)])
+
+
+def _print(console: Console, findings: Sequence[Finding]) -> int:
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
         mark = "ok" if finding.ok else ("missing" if finding.needed else "note")
@@ -49,6 +59,27 @@ def run_doctor(console: Console) -> int:
         table.add_row(f"[{style}]{mark}[/]", finding.subject, finding.text)
     console.print(table)
     return int(any(finding.needed and not finding.ok for finding in findings))
+
+
+def _drafter(drafter: Path, model: str) -> Iterator[Finding]:
+    from ...models.heads.load_head import misfits, read_head_checkpoint  # noqa: PLC0415
+    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+
+    checkpoint = read_head_checkpoint(drafter)
+    millions = checkpoint.num_parameters / 1e6
+    yield Finding("drafter", f"{checkpoint.kind}, {millions:.1f} M parameters, {drafter}")
+    config = checkpoint.config
+    if config is None:
+        yield Finding("network", f"draftline has none for kind {checkpoint.kind}", ok=False)
+        return
+    heads = f"{config.num_heads} heads of {config.head_dim} ({config.num_kv_heads} of keys)"
+    yield Finding("network", f"{config.num_layers} layers, {config.hidden_size} wide, {heads}")
+    target = read_model_info(model)
+    layers = ", ".join(map(str, config.layers_of(target.num_layers)))
+    what = f"the outputs of layers {layers}" if layers else "the last hidden state, normed"
+    yield Finding("features", f"{what}, of {config.feature_size}")
+    reasons = misfits(config, target)
+    yield Finding(f"fits {model}", "; ".join(reasons) or "its sizes are the target's", not reasons)
 
 
 def _system() -> Iterator[Finding]:
@@ -139,8 +170,6 @@ def _choices() -> Iterator[Finding]:
 
 
 def _own_operators(*, has_gpu: bool) -> Finding:
-    from pathlib import Path  # noqa: PLC0415
-
     from ...kernels.cpu.build import find_compiler, library_path, vectors  # noqa: PLC0415
 
     subject = "compile: auto"

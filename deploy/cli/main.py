@@ -167,11 +167,17 @@ def trace(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    *,
+    drafter: Annotated[
+        Path | None, typer.Option(help="Say what this drafter's checkpoint is instead.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="The target that the drafter should fit.")] = "demo",
+) -> None:
     """Check this machine: versions, devices, services, models, and what would be picked."""
-    from .doctor import run_doctor
+    from .doctor import run_doctor, run_drafter_doctor
 
-    sys.exit(run_doctor(console))
+    sys.exit(run_drafter_doctor(console, drafter, model) if drafter else run_doctor(console))
 
 
 def _hide_keys() -> None:

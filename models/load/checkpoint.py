@@ -93,6 +93,15 @@ class TensorFiles:
         """Names of all tensors of the checkpoint."""
         return frozenset(self._file_of)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors, by name, without reading them."""
+        found: dict[str, tuple[int, ...]] = {}
+        for file in sorted(set(self._file_of.values())):
+            with _opened(self.folder / file) as tensors:
+                names = list(tensors.keys())
+                found.update((name, tuple(tensors.get_slice(name).get_shape())) for name in names)
+        return found
+
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """The named tensors, file by file, as stored. All names must be in `names`."""
         by_file: dict[str, list[str]] = {}

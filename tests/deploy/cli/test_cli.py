@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from draftline import __version__
 from draftline.deploy.cli import main as cli
 from draftline.kernels.cpu import build as cpu_build
 from support.contracts.client_contract import check_client
+from support.inputs import head_checkpoints as published
 from support.servers.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 
@@ -95,6 +97,26 @@ def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
         "stage_transport",
     ):
         assert subject in result.output
+
+
+@pytest.mark.parametrize(
+    ("shapes", "exit_code", "said"),
+    [
+        (published.griffin(), 1, ("griffin", "2 heads of 8 (1 of keys)", "features of 16")),
+        (published.dflash(), 1, ("dflash", "has none for kind dflash")),
+        ({"encoder.weight": (4, 4)}, 2, ("encoder.weight",)),
+    ],
+)
+def test_doctor_says_what_a_drafter_is_and_whether_it_fits(
+    tmp_path: Path, shapes: published.Shapes, exit_code: int, said: tuple[str, ...]
+) -> None:
+    folder = published.save(tmp_path, shapes, published.LLAMA)
+    result = subprocess.run(
+        [*COMMAND, "doctor", "--drafter", str(folder)],
+        capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert result.returncode == exit_code, result.stderr
+    assert all(part in result.stdout + result.stderr for part in said), result.stdout
 
 
 def test_doctor_says_which_operators_a_cpu_gets_and_why(

@@ -1,0 +1,114 @@
+"""Feature heads: small decoders that go on from the target's hidden states.
+
+One network whose switches give EAGLE-1, EAGLE-2 and HASS (one set of weights, trained apart),
+FSPAD, GRIFFIN, and EAGLE-3 and 3.1. Row i pairs the feature of token i with the embedding of token
+i + 1, stands at position i, and predicts token i + 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .feature_head_config import FeatureHeadConfig
+from .fusion import GuidedFusion, LinearFusion, SampledFusion
+from .head_layer import Attend, HeadLayer, HeadRotation
+
+FUSION_MODULES = {"linear": LinearFusion, "sampled": SampledFusion, "guided": GuidedFusion}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadOutput:
+    """What a head says of each row, [..., rows, hidden_size] both.
+
+    predict  goes into the output head, whose logits are of the token after the next
+    regress  stands for the target's feature where a draft goes on from this row; the same tensor
+             where the head has one feature. What predicts must not be fed back (FSPAD, GRIFFIN)
+    """
+
+    predict: Tensor
+    regress: Tensor
+
+
+class FeatureHead(nn.Module):
+    """A head; its tensors have the published names, so that checkpoints are its state dict."""
+
+    def __init__(self, config: FeatureHeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        if config.has_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        if config.fusion != "pair":
+            self.fc = FUSION_MODULES[config.fusion](config)
+        elif config.has_fusion:
+            self.fc = nn.Linear(config.num_features * config.feature_size, hidden, bias=False)
+        self.layers = nn.ModuleList(HeadLayer(config, index) for index in range(config.num_layers))
+        self._rotation = HeadRotation(config)
+        if config.fusion == "pair":
+            self.norm = nn.RMSNorm(hidden, eps=eps)
+            self._add_feature_norms()
+        if config.draft_vocab_size:
+            self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        if config.has_token_map:
+            # Offsets: draft token j is token j + d2t[j] of the target.
+            self.d2t = nn.Buffer(torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+
+    def project(self, features: Tensor) -> Tensor:
+        """What `forward` takes of the target; the head's own features are taken as they are.
+
+        [..., rows, hidden_size] of [..., rows, num_features * feature_size].
+        """
+        config = self.config
+        if config.fusion != "pair" or not config.has_fusion:
+            return features
+        if config.norm_features == "all":
+            features = self.input_norm(features)
+        elif config.norm_features == "each":
+            parts = features.split(config.feature_size, dim=-1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            features = torch.cat(normed, dim=-1)
+        return self.fc(features)
+
+    def forward(
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
+    ) -> HeadOutput:
+        """What the head says of rows that `attend` lets see each other and those before them.
+
+        embeddings  [..., rows, hidden_size]  of the tokens behind the features' own
+        features    [..., rows, hidden_size]  of `project`, or `regress` of rows before
+        positions   int64 [..., rows]  of the features
+        """
+        rotation = self._rotation(embeddings, positions)
+        is_pair = self.config.fusion == "pair"
+        states = features if is_pair else self._fused(embeddings, features)
+        for layer in self.layers:
+            states = layer(states, embeddings, rotation, attend)
+        if is_pair:
+            normed = self.norm(states)
+            return HeadOutput(normed, normed if self.config.norm_output else states)
+        if self.config.splits_output:
+            predict, regress = states.chunk(2, dim=-1)
+            return HeadOutput(predict, regress)
+        return HeadOutput(states, states)
+
+    def target_tokens(self, tokens: Tensor) -> Tensor:
+        """Token ids of the target, of the head's own output."""
+        return tokens + self.d2t[tokens] if self.config.has_token_map else tokens
+
+    def _fused(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        assert isinstance(self.fc, LinearFusion | SampledFusion | GuidedFusion)
+        return self.fc.fuse(embeddings, features)
+
+    def _add_feature_norms(self) -> None:
+        config = self.config
+        if config.norm_features == "all":
+            width = config.num_features * config.feature_size
+            self.input_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        elif config.norm_features == "each":
+            self.fc_norm = nn.ModuleList(
+                nn.RMSNorm(config.feature_size, eps=config.rms_norm_eps)
+                for _ in range(config.num_features)
+            )

@@ -1,0 +1,131 @@
+"""The decoder layer of a feature head, whose keys and values its caller keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from .feature_head_config import FeatureHeadConfig
+
+# Of the layer's index and its queries, keys and values, [..., rows, heads, head_dim], what each row
+# attends to: [..., rows, heads, head_dim]. Whoever runs the head keeps earlier keys and values, and
+# knows which rows see which.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class HeadRotation(nn.Module):
+    """Rotary embedding by the head's own parameters, which need not be the target's.
+
+    Positions beyond the config's are rotated as any others: drafts' configs often name 2,048.
+    """
+
+    def __init__(self, config: FeatureHeadConfig) -> None:
+        super().__init__()
+        self._embedding = LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=config.num_heads * config.head_dim,
+                num_attention_heads=config.num_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_positions,
+                rope_parameters=dict(config.rope),
+            )
+        )
+
+    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [..., rows, head_dim] of int64 [..., rows], in the dtype of `like`."""
+        flat = positions.reshape(1, -1)
+        cos, sin = self._embedding(like, flat)
+        shape = (*positions.shape, cos.shape[-1])
+        return cos.view(shape), sin.view(shape)
+
+
+class HeadAttention(nn.Module):
+    """Attention of states `input_size` wide: twice the hidden size in EAGLE-3's first layer."""
+
+    def __init__(self, config: FeatureHeadConfig, input_size: int) -> None:
+        super().__init__()
+        self._head_dim = config.head_dim
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        bias = config.has_attention_bias
+        self.q_proj = nn.Linear(input_size, query, bias=bias)
+        self.k_proj = nn.Linear(input_size, key, bias=bias)
+        self.v_proj = nn.Linear(input_size, key, bias=bias)
+        self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
+        if config.has_query_norm:
+            self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+
+    def forward(
+        self, index: int, states: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
+        """[..., rows, hidden_size] of [..., rows, input_size]."""
+        queries, keys, values = (
+            projection(states).unflatten(-1, (-1, self._head_dim))
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if hasattr(self, "q_norm"):
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys = apply_rotary_pos_emb(queries, keys, *rotation, unsqueeze_dim=-2)
+        return self.o_proj(attend(index, queries, keys, values).flatten(-2))
+
+
+class HeadMlp(nn.Module):
+    """The gated MLP; `output_size` is twice the hidden size where two features leave the layer."""
+
+    def __init__(self, config: FeatureHeadConfig, output_size: int) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, output_size, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., output_size] of [..., hidden_size]."""
+        return self.down_proj(functional.silu(self.gate_proj(states)) * self.up_proj(states))
+
+
+class HeadLayer(nn.Module):
+    """One decoder layer.
+
+    The first of an EAGLE-style head norms nothing before its attention, that of EAGLE-3 norms both
+    halves of a pair; further ones are ordinary.
+    """
+
+    def __init__(self, config: FeatureHeadConfig, index: int) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self._index, self._config = index, config
+        self._is_pair = config.fusion == "pair" and index == 0
+        is_last = index == config.num_layers - 1
+        self._is_split = config.splits_output and is_last
+        self.self_attn = HeadAttention(config, 2 * hidden if self._is_pair else hidden)
+        self.mlp = HeadMlp(config, 2 * hidden if self._is_split else hidden)
+        if self._is_pair:
+            self.hidden_norm = nn.RMSNorm(hidden, eps=eps)
+        if self._is_pair or index:
+            self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
+
+    def forward(
+        self,
+        states: Tensor,
+        embeddings: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attend: Attend,
+    ) -> Tensor:
+        """[..., rows, hidden_size] of as many, or both features side by side."""
+        inputs, residual = states, states
+        if self._is_pair:
+            normed = self.hidden_norm(states)
+            inputs = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
+            residual = normed if self._config.norm_before_residual else states
+        elif self._index:
+            inputs = self.input_layernorm(states)
+        state = residual + self.self_attn(self._index, inputs, rotation, attend)
+        change = self.mlp(self.post_attention_layernorm(state))
+        return (torch.cat([state, state], dim=-1) if self._is_split else state) + change

@@ -1,0 +1,110 @@
+"""The tensors of a drafter's checkpoint in the formats that are published, under one name each."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...core.errors import CheckpointError
+from ..load.checkpoint import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
+
+TORCH_FILE = "pytorch_model.bin"
+TORCH_INDEX = "pytorch_model.bin.index.json"
+# What wrappers put before names; `midlayer` is a layer list of one.
+PREFIX = re.compile(r"^(?:model\.|draft_model\.|ea_layer\.|module\.|logit_head\.)+")
+# What torch and pickle raise for a file that is missing, damaged, or holds other than tensors.
+UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError)
+# Recomputed from the config, or the target's own.
+SKIPPED = re.compile(r"(?:^|\.)rotary_emb\.|^verifier_")
+
+
+class HeadTensors:
+    """The tensors of a checkpoint folder: safetensors or PyTorch files, whole or in shards.
+
+    PyTorch files are read with `weights_only`, so that none of them runs code.
+
+    shapes  of all, by name; prefixes of wrappers and what is derived are left out
+
+    Raises `CheckpointError` naming the file if one is missing or corrupt, or if two tensors have
+    one name.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._torch: dict[str, Tensor] = {}
+        self._files: TensorFiles | None = None
+        if (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file():
+            self._files = TensorFiles(folder)
+            stored = self._files.shapes()
+        else:
+            self._torch = _read_torch(folder)
+            stored = {name: tuple(tensor.shape) for name, tensor in self._torch.items()}
+        self._stored = _plain_names(folder, stored)
+        self.shapes = {name: stored[source] for name, source in self._stored.items()}
+
+    def read(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, as stored, by their plain names."""
+        if self._files is None:
+            yield from ((name, self._torch[stored]) for name, stored in self._stored.items())
+            return
+        plain = {stored: name for name, stored in self._stored.items()}
+        for stored, tensor in self._files.read(plain):
+            yield plain[stored], tensor
+
+
+def _plain_names(folder: Path, stored: Iterable[str]) -> dict[str, str]:
+    """The names that tensors are stored under, by their plain names."""
+    found: dict[str, str] = {}
+    for source in sorted(stored):
+        name = plain_name(source)
+        if SKIPPED.search(name):
+            continue
+        if name in found:
+            raise CheckpointError(f"{folder}: tensors {found[name]} and {source} are both {name}")
+        found[name] = source
+    return found
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without the prefixes of wrappers; EAGLE-3's one layer is `layers.0`."""
+    name = PREFIX.sub("", name)
+    return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
+
+
+def _read_torch(folder: Path) -> dict[str, Tensor]:
+    if (folder / TORCH_INDEX).is_file():
+        weight_map = read_json(folder / TORCH_INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{folder / TORCH_INDEX} has no weight_map; fetch it again")
+        files = sorted(set(weight_map.values()))
+    elif (folder / TORCH_FILE).is_file():
+        files = [TORCH_FILE]
+    else:
+        raise CheckpointError(
+            f"{folder} has none of {SINGLE_FILE}, {INDEX_FILE}, {TORCH_FILE}, {TORCH_INDEX}; give "
+            "the folder of a drafter's checkpoint"
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors.update(_read_torch_file(folder / file))
+    return tensors
+
+
+def _read_torch_file(path: Path) -> dict[str, Tensor]:
+    try:
+        is_zip = zipfile.is_zipfile(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except UNREADABLE as error:
+        raise CheckpointError(f"{path} is missing or corrupt ({error}); fetch it again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold tensors by name")
+    other = [name for name, value in content.items() if not isinstance(value, Tensor)]
+    if other:
+        raise CheckpointError(f"{path} holds {other[0]}, which is no tensor; save a state dict")
+    return content

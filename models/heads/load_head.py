@@ -1,0 +1,142 @@
+"""Feature heads from their checkpoint folders, and whether one fits a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor
+
+from ...core.errors import CheckpointError
+from ..load.checkpoint import read_json
+from ..load.model_info import ModelInfo
+from .checkpoint_kind import CheckpointKind, checkpoint_kind
+from .feature_head import FeatureHead
+from .feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
+from .head_tensors import HeadTensors
+
+# Tells which tokens of the target have a draft token; the offsets tell it, too.
+TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCheckpoint:
+    """What a drafter's folder holds; `config` only of kinds that draftline has the network of."""
+
+    folder: Path
+    kind: CheckpointKind
+    tensors: HeadTensors
+    config: FeatureHeadConfig | None
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all its tensors."""
+        return sum(torch.Size(shape).numel() for shape in self.tensors.shapes.values())
+
+
+def read_head_checkpoint(folder: Path) -> HeadCheckpoint:
+    """What a folder holds, by its config.json and the shapes of its tensors.
+
+    Raises `CheckpointError` if it is no drafter's checkpoint, or a damaged one.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json; give the folder of a drafter")
+    fields: dict[str, Any] = read_json(folder / "config.json")
+    tensors = HeadTensors(folder)
+    kind = checkpoint_kind(tensors.shapes, fields)
+    config = feature_head_config(kind, tensors.shapes, fields) if kind in FUSIONS else None
+    return HeadCheckpoint(folder, kind, tensors, config)
+
+
+def load_feature_head(
+    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> FeatureHead:
+    """The head of a checkpoint, in inference mode.
+
+    Raises `CheckpointError` for a kind without a network here, and lists tensors that are missing,
+    unknown or of another shape.
+    """
+    checkpoint = read_head_checkpoint(folder)
+    if checkpoint.config is None:
+        raise CheckpointError(
+            f"{folder} holds a drafter of kind {checkpoint.kind}, which draftline has no network "
+            f"for; it has those of {', '.join(FUSIONS)}"
+        )
+    with init_empty_weights(include_buffers=False):
+        head = FeatureHead(checkpoint.config)
+    _check_names(head, checkpoint)
+    tensors = dict(checkpoint.tensors.read())
+    _check_token_map(checkpoint.config, tensors, folder)
+    tensors.pop(TOKEN_MASK, None)
+    placed = {
+        name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+        for name, tensor in tensors.items()
+    }
+    head.load_state_dict(placed, assign=True)
+    return head.to(device).eval().requires_grad_(False)
+
+
+def misfits(config: FeatureHeadConfig, target: ModelInfo) -> list[str]:
+    """Why a head does not belong to a target; empty where it does, as far as sizes tell."""
+    found = []
+    if config.feature_size != target.hidden_size:
+        found.append(
+            f"it reads features of {config.feature_size}, the target's have {target.hidden_size}"
+        )
+    if config.vocab_size != target.vocab_size:
+        found.append(
+            f"its vocabulary has {config.vocab_size} tokens, the target's {target.vocab_size}"
+        )
+    if config.hidden_size != target.hidden_size and not (
+        config.has_embedding and config.draft_vocab_size
+    ):
+        found.append(
+            f"it is {config.hidden_size} wide and shares the target's embedding or output head, "
+            f"which are {target.hidden_size} wide"
+        )
+    layers = config.layers_of(target.num_layers)
+    if any(not -1 <= layer < target.num_layers for layer in layers):
+        found.append(f"it reads layers {layers} of a target that has {target.num_layers}")
+    return found
+
+
+def _check_names(head: FeatureHead, checkpoint: HeadCheckpoint) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    held = {name: shape for name, shape in checkpoint.tensors.shapes.items() if name != TOKEN_MASK}
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - held.keys())]
+    problems += [f"{name} is unknown" for name in sorted(held.keys() - expected.keys())]
+    problems += [
+        f"{name} has shape {held[name]} instead of {shape}"
+        for name, shape in sorted(expected.items())
+        if name in held and held[name] != shape
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{checkpoint.folder} was taken for a drafter of kind {checkpoint.kind}, but "
+            f"{'; '.join(problems)}"
+        )
+
+
+def _check_token_map(config: FeatureHeadConfig, tensors: dict[str, Tensor], folder: Path) -> None:
+    """The map holds offsets, not ids: as ids it would name other tokens without any error."""
+    count = config.draft_vocab_size
+    if TOKEN_MAP not in tensors:
+        if count not in {0, config.vocab_size}:
+            raise CheckpointError(
+                f"{folder} predicts {count} of {config.vocab_size} tokens and has no d2t that says "
+                "which; fetch it again"
+            )
+        return
+    targets = tensors[TOKEN_MAP] + torch.arange(len(tensors[TOKEN_MAP]))
+    is_map = bool((targets >= 0).all() and (targets < config.vocab_size).all())
+    if not is_map or len(targets) != count or len(targets.unique()) != count:
+        raise CheckpointError(
+            f"{folder}: d2t does not map {count} draft tokens to as many of {config.vocab_size}; "
+            "it must hold offsets, the target's id minus the draft's"
+        )
+    mask = tensors.get(TOKEN_MASK)
+    if mask is not None and int(mask.sum()) != count:
+        raise CheckpointError(f"{folder}: t2d marks {int(mask.sum())} tokens, d2t maps {count}")

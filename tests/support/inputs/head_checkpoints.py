@@ -1,0 +1,168 @@
+"""Checkpoints of trained drafters with the names and shapes that their projects publish.
+
+Small sizes: vocabulary 40, hidden size 16, two heads of 8, one of them for keys, MLP 24 wide.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+VOCAB, HIDDEN, HEADS, KV, HEAD, INNER, FUSED = 40, 16, 2, 8, 8, 24, 28
+DRAFT_VOCAB = 10
+
+Shapes = dict[str, tuple[int, ...]]
+
+# Of a LLaMA config with one layer, as EAGLE's drafts have it.
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 2048,
+}
+
+
+def attention(prefix: str, width: int = HIDDEN) -> Shapes:
+    """A layer's attention that reads states of some width."""
+    return {
+        f"{prefix}self_attn.q_proj.weight": (HEADS * HEAD, width),
+        f"{prefix}self_attn.k_proj.weight": (KV, width),
+        f"{prefix}self_attn.v_proj.weight": (KV, width),
+        f"{prefix}self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD),
+    }
+
+
+def mlp(prefix: str, output: int = HIDDEN) -> Shapes:
+    """A layer's MLP."""
+    return {
+        f"{prefix}mlp.gate_proj.weight": (INNER, HIDDEN),
+        f"{prefix}mlp.up_proj.weight": (INNER, HIDDEN),
+        f"{prefix}mlp.down_proj.weight": (output, INNER),
+    }
+
+
+def eagle() -> Shapes:
+    """EAGLE-1, EAGLE-2 and HASS, with the fusion's bias."""
+    return {
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "fc.weight": (HIDDEN, 2 * HIDDEN),
+        "fc.bias": (HIDDEN,),
+        **attention("layers.0."),
+        **mlp("layers.0."),
+        "layers.0.post_attention_layernorm.weight": (HIDDEN,),
+    }
+
+
+def _split(fusion: Shapes) -> Shapes:
+    body = {name: shape for name, shape in eagle().items() if not name.startswith("fc.")}
+    return body | mlp("layers.0.", 2 * HIDDEN) | {
+        "fc.fc.weight": (HIDDEN, 2 * HIDDEN),
+        "fc.fc.bias": (HIDDEN,),
+        "fc.mlp.down_proj.weight": (HIDDEN, FUSED),
+        "fc.post_attention_layernorm.weight": (HIDDEN,),
+        **fusion,
+    }  # fmt: skip
+
+
+def fspad() -> Shapes:
+    """FSPAD."""
+    return _split(
+        {"fc.mlp.gate_proj.weight": (FUSED, HIDDEN), "fc.mlp.up_proj.weight": (FUSED, HIDDEN)}
+    )
+
+
+def griffin() -> Shapes:
+    """GRIFFIN."""
+    return _split(
+        {
+            "fc.mlp.input_layernorm.weight": (HIDDEN,),
+            "fc.mlp.up_proj.weight": (FUSED, 2 * HIDDEN),
+        }
+    )
+
+
+def eagle3(layer: str = "midlayer.", num_features: int = 3) -> Shapes:
+    """EAGLE-3 as its authors save it, or with `layers.0.` as speculators do."""
+    return {
+        "fc.weight": (HIDDEN, num_features * HIDDEN),
+        **attention(layer, 2 * HIDDEN),
+        **mlp(layer),
+        f"{layer}hidden_norm.weight": (HIDDEN,),
+        f"{layer}input_layernorm.weight": (HIDDEN,),
+        f"{layer}post_attention_layernorm.weight": (HIDDEN,),
+        "norm.weight": (HIDDEN,),
+        "lm_head.weight": (DRAFT_VOCAB, HIDDEN),
+        "d2t": (DRAFT_VOCAB,),
+        "t2d": (VOCAB,),
+    }
+
+
+def deep_eagle3() -> Shapes:
+    """EAGLE-3 over five features with query norms and the whole vocabulary, as DeepSpec has it."""
+    shapes = eagle3("layers.0.", 5) | {
+        "layers.0.self_attn.q_norm.weight": (HEAD,),
+        "layers.0.self_attn.k_norm.weight": (HEAD,),
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (VOCAB, HIDDEN),
+    }
+    return {name: shape for name, shape in shapes.items() if name not in {"d2t", "t2d"}}
+
+
+def dflash() -> Shapes:
+    """DFlash."""
+    return {
+        "fc.weight": (HIDDEN, 2 * HIDDEN),
+        "hidden_norm.weight": (HIDDEN,),
+        "norm.weight": (HIDDEN,),
+        **attention("layers.0."),
+        **mlp("layers.0."),
+        "layers.0.self_attn.q_norm.weight": (HEAD,),
+        "layers.0.self_attn.k_norm.weight": (HEAD,),
+        "layers.0.input_layernorm.weight": (HIDDEN,),
+        "layers.0.post_attention_layernorm.weight": (HIDDEN,),
+    }
+
+
+def spec_former() -> Shapes:
+    """SpecFormer, of its first tensors."""
+    return {
+        "norms.0.weight": (HIDDEN,),
+        "down_samp.weight": (HIDDEN, 4 * HIDDEN),
+        "positional.weight": (4 * HIDDEN, HIDDEN),
+        "positional.bias": (4 * HIDDEN,),
+    }
+
+
+def tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
+    """Random tensors; norms about 1, and a map of draft tokens to every fourth of the target's."""
+    rng = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, shape in shapes.items():
+        if name == "d2t":
+            found[name] = 3 * torch.arange(shape[0])
+        elif name == "t2d":
+            found[name] = torch.arange(shape[0]) % 4 == 0
+        else:
+            scale = 0.1 if "norm" in name else shape[-1] ** -0.5
+            found[name] = scale * torch.randn(shape, generator=rng) + float("norm" in name)
+    return found
+
+
+def save(folder: Path, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Path:
+    """Write a checkpoint in safetensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors(shapes), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
