@@ -46,7 +46,7 @@ class FeatureHead(nn.Module):
         elif config.has_fusion:
             self.fc = nn.Linear(config.num_features * config.feature_size, hidden, bias=False)
         self.layers = nn.ModuleList(HeadLayer(config, index) for index in range(config.num_layers))
-        self._rotation = HeadRotation(config)
+        self.rotation = HeadRotation(config)
         if config.fusion == "pair":
             self.norm = nn.RMSNorm(hidden, eps=eps)
             self._add_feature_norms()
@@ -81,9 +81,9 @@ class FeatureHead(nn.Module):
         features    [..., rows, hidden_size]  of `project`, or `regress` of rows before
         positions   int64 [..., rows]  of the features
         """
-        rotation = self._rotation(embeddings, positions)
+        rotation = self.rotation(embeddings, positions)
         is_pair = self.config.fusion == "pair"
-        states = features if is_pair else self._fused(embeddings, features)
+        states = features if is_pair else self.fuse(embeddings, features)
         for layer in self.layers:
             states = layer(states, embeddings, rotation, attend)
         if is_pair:
@@ -94,13 +94,14 @@ class FeatureHead(nn.Module):
             return HeadOutput(predict, regress)
         return HeadOutput(states, states)
 
+    def fuse(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        """[..., rows, hidden_size]: what enters the first layer of a head that reads no pairs."""
+        assert isinstance(self.fc, LinearFusion | SampledFusion | GuidedFusion)
+        return self.fc.fuse(embeddings, features)
+
     def target_tokens(self, tokens: Tensor) -> Tensor:
         """Token ids of the target, of the head's own output."""
         return tokens + self.d2t[tokens] if self.config.has_token_map else tokens
-
-    def _fused(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        assert isinstance(self.fc, LinearFusion | SampledFusion | GuidedFusion)
-        return self.fc.fuse(embeddings, features)
 
     def _add_feature_norms(self) -> None:
         config = self.config

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
 from .feature_head_config import FeatureHeadConfig
 
@@ -56,22 +56,33 @@ class HeadAttention(nn.Module):
         self.k_proj = nn.Linear(input_size, key, bias=bias)
         self.v_proj = nn.Linear(input_size, key, bias=bias)
         self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
+        self._has_query_norm = config.has_query_norm
         if config.has_query_norm:
             self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+
+    def keys_values(self, states: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values [..., rows, kv_heads, head_dim] of states [..., rows, input_size]."""
+        keys = self.k_proj(states).unflatten(-1, (-1, self._head_dim))
+        if self._has_query_norm:
+            keys = self.k_norm(keys)
+        values = self.v_proj(states).unflatten(-1, (-1, self._head_dim))
+        return _rotated(keys, rotation), values
 
     def forward(
         self, index: int, states: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
     ) -> Tensor:
         """[..., rows, hidden_size] of [..., rows, input_size]."""
-        queries, keys, values = (
-            projection(states).unflatten(-1, (-1, self._head_dim))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if hasattr(self, "q_norm"):
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries, keys = apply_rotary_pos_emb(queries, keys, *rotation, unsqueeze_dim=-2)
-        return self.o_proj(attend(index, queries, keys, values).flatten(-2))
+        queries = self.q_proj(states).unflatten(-1, (-1, self._head_dim))
+        if self._has_query_norm:
+            queries = self.q_norm(queries)
+        keys, values = self.keys_values(states, rotation)
+        return self.o_proj(attend(index, _rotated(queries, rotation), keys, values).flatten(-2))
+
+
+def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = (part.unsqueeze(-2) for part in rotation)
+    return heads * cos + rotate_half(heads) * sin
 
 
 class HeadMlp(nn.Module):

@@ -1,0 +1,182 @@
+"""Training passes see what drafting sees, and train on the rows and for the ends they should."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from draftline.models.heads.checkpoint_kind import CheckpointKind
+from draftline.models.heads.feature_head import FeatureHead
+from draftline.models.heads.feature_head_config import feature_head_config
+from draftline.training.heads.alignment import is_aligned, pass_mask
+from draftline.training.heads.context_replacement import ContextReplacement
+from draftline.training.heads.losses import LossWeights, head_loss
+from draftline.training.heads.passes import PassPlan, TextBatch, train_passes
+from support.inputs import head_checkpoints as published
+from torch import Tensor, nn
+from torch.nn import functional
+
+ROWS = 6
+SHAPES = {"eagle": published.eagle(), "griffin": published.griffin(), "fspad": published.fspad()}
+
+
+def head(kind: str) -> FeatureHead:
+    shapes = SHAPES[kind]
+    made = FeatureHead(feature_head_config(CheckpointKind(kind), shapes, published.LLAMA))
+    made.load_state_dict(published.tensors(shapes))
+    return made
+
+
+class DraftedKeys:
+    """What a drafter attends: the rows that it was given one by one."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, _layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        self.kept.append((keys, values))
+        keys, values = (torch.cat(parts) for parts in zip(*self.kept, strict=True))
+        parts = (part.transpose(0, 1) for part in (queries, keys, values))
+        return functional.scaled_dot_product_attention(*parts, enable_gqa=True).transpose(0, 1)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_row_of_pass_n_is_the_nth_draft_behind_the_targets_features(kind: str) -> None:
+    """Training shows a head the very context that it has in its n-th step of drafting."""
+    drafter = head(kind)
+    rng = torch.Generator().manual_seed(1)
+    embeddings, features = torch.randn(2, ROWS, published.HIDDEN, generator=rng).unbind(0)
+    rows = torch.arange(ROWS)
+    streams, passes = [features], []
+    for _ in range(3):
+        rotation = drafter.rotation(embeddings, rows)
+        attention = drafter.layers[0].self_attn
+        context = ContextReplacement(
+            [attention.keys_values(drafter.fuse(embeddings, one), rotation) for one in streams[:-1]]
+        )
+        passes.append(drafter(embeddings, streams[-1], rows, context))
+        streams.append(torch.cat([features[:1], passes[-1].regress[:-1]]))
+    for known in range(1, ROWS - 2):
+        keys, state = DraftedKeys(), features[:known]
+        for row in range(known):
+            part = slice(row, row + 1)
+            said = drafter(embeddings[part], features[part], rows[part], keys)
+        for depth in (1, 2):
+            row = known - 1 + depth
+            part = slice(row, row + 1)
+            said = drafter(embeddings[part], said.regress, rows[part], keys)
+            torch.testing.assert_close(
+                passes[depth].predict[part], said.predict, atol=1e-5, rtol=1e-4
+            )
+        assert len(state) == known
+
+
+def test_context_that_does_not_exist_has_no_share() -> None:
+    """With a factor of 0 before the softmax it would have one: values beyond must not matter."""
+    rng = torch.Generator().manual_seed(2)
+    queries, keys, values = torch.randn(3, ROWS, 2, 8, generator=rng).unbind(0)
+    first = ContextReplacement([(keys, values)])(0, queries, keys, values)
+    changed = values.clone()
+    changed[3:] = 1e6
+    second = ContextReplacement([(keys, changed)])(0, queries, keys, values)
+    # Row r sees the first stream up to row r - 1.
+    assert torch.equal(first[:4], second[:4])
+    assert (first[4:] - second[4:]).abs().min() > 0
+
+
+def test_rows_count_whose_drafted_context_was_right() -> None:
+    answers = torch.tensor([True] * 5)
+    first = torch.tensor([True, False, True, True, True])
+    second = torch.tensor([True, True, False, True, True])
+    assert pass_mask([], answers).tolist() == [True] * 5
+    assert pass_mask([first], answers).tolist() == [False, True, False, True, True]
+    # Row t needs pass 2 at row t - 1 and pass 1 at row t - 2.
+    assert pass_mask([first, second], answers).tolist() == [False, False, True, False, True]
+    assert pass_mask([first, second], ~answers).tolist() == [False] * 5
+
+
+def test_the_released_codes_mask_is_a_row_later() -> None:
+    """M_2 = B_1 and M_3[t] = M_2[t - 1] B_2[t], without its wrap to the first row."""
+    answers = torch.ones(5, dtype=torch.bool)
+    first, second = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 0, 1, 1]], dtype=torch.bool)
+    assert pass_mask([first], answers, "code").tolist() == first.tolist()
+    expected = [False, *(first[:-1] & second[1:]).tolist()]
+    assert pass_mask([first, second], answers, "code").tolist() == expected
+
+
+def test_aligned_is_among_the_best() -> None:
+    logits = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.9, 0.5, 0.7, 0.1]])
+    tokens = torch.tensor([2, 1])
+    assert is_aligned(logits, tokens, 1).tolist() == [False, False]
+    assert is_aligned(logits, tokens, 2).tolist() == [True, False]
+    assert is_aligned(logits, tokens, 3).tolist() == [True, True]
+
+
+def test_the_loss_has_three_parts() -> None:
+    regress, features = torch.zeros(1, 3, 2), torch.full((1, 3, 2), 2.0)
+    draft = torch.zeros(1, 3, 4)
+    target = torch.tensor([0.5, 0.25, 0.125, 0.125]).log().expand(1, 3, 4)
+    mask = torch.tensor([[True, False, True]])
+
+    def loss(feature: float, token: float, best: float, count: int = 2) -> float:
+        weights = LossWeights(feature, token, best, count)
+        return head_loss(regress, features, draft, target, mask=mask, weights=weights).item()
+
+    assert loss(1, 0, 0) == pytest.approx(1.5)
+    assert loss(0, 1, 0) == pytest.approx(math.log(4))
+    assert loss(0, 0, 1) == pytest.approx(0.75 * math.log(4))
+    assert loss(1, 1, 1) == pytest.approx(1.5 + 1.75 * math.log(4))
+    nothing = torch.zeros(1, 3, dtype=torch.bool)
+    weights = LossWeights()
+    assert head_loss(regress, features, draft, target, mask=nothing, weights=weights).item() == 0.0
+
+
+def target() -> tuple[nn.Embedding, nn.Linear, TextBatch]:
+    """A target whose features are a fixed map of the last two tokens: they can be learned."""
+    rng = torch.Generator().manual_seed(4)
+    embed, lm_head = nn.Embedding(40, 16), nn.Linear(16, 40, bias=False)
+    embed.weight.data = torch.randn(40, 16, generator=rng)
+    lm_head.weight.data = 2 * torch.randn(40, 16, generator=rng)
+    tokens = torch.randint(0, 8, (4, 24), generator=rng)
+    with torch.no_grad():
+        now = embed(tokens)
+        features = torch.tanh(now + 0.5 * now.roll(1, 1)) @ torch.randn(16, 16, generator=rng) / 4
+    answers = torch.ones_like(tokens, dtype=torch.bool)
+    answers[:, :4] = False
+    return embed, lm_head, TextBatch(tokens, features, answers)
+
+
+@pytest.mark.parametrize(("kind", "num_aligned"), [("eagle", 0), ("griffin", 3)])
+def test_heads_learn_all_passes(kind: str, num_aligned: int) -> None:
+    embed, lm_head, batch = target()
+    drafter = head(kind)
+    plan = PassPlan(num_passes=3, num_aligned=num_aligned)
+    own = [param for name, param in drafter.named_parameters() if "embed" not in name]
+    optimizer = torch.optim.AdamW(own, lr=3e-3)
+    reports = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        reports.append(train_passes(drafter, embed, lm_head, batch, plan))
+        optimizer.step()
+    for first, last in zip(reports[0], reports[-1], strict=True):
+        assert last.loss < 0.6 * first.loss or first.trained == 0
+        assert last.accuracy > 0.6
+    if num_aligned:
+        assert reports[-1][0].trained == 1.0
+        # More rows count once the head is mostly right.
+        assert reports[0][1].trained < reports[-1][1].trained
+    else:
+        assert all(report.trained == 1.0 for report in reports[-1])
+    assert embed.weight.grad is None
+
+
+def test_each_pass_adds_its_own_gradient() -> None:
+    """Backpropagated one by one, they are as if all were summed, what was said being constant."""
+    embed, lm_head, batch = target()
+    gradients = []
+    for num_passes in (1, 2):
+        drafter = head("eagle")
+        train_passes(drafter, embed, lm_head, batch, PassPlan(num_passes=num_passes, num_aligned=0))
+        gradients.append(drafter.layers[0].self_attn.k_proj.weight.grad.clone())
+    assert (gradients[1] - gradients[0]).abs().max() > 1e-6

@@ -1,0 +1,50 @@
+"""Which rows a pass trains on: those whose drafted context could have been accepted.
+
+Token-alignable drafts of GRIFFIN (arXiv 2502.11018), section 3.1. Where an earlier draft was not
+among the head's best few tokens, no tree would hold it, and what follows it is never asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+MaskForm = Literal["paper", "code"]
+
+
+def is_aligned(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """bool [..., rows]: whether the right token is among the `count` best of a row.
+
+    logits  [..., rows, vocabulary]
+    tokens  int64 [..., rows]  the right ones
+    """
+    best = logits.topk(count, dim=-1).indices
+    return (best == tokens.unsqueeze(-1)).any(-1)
+
+
+def pass_mask(aligned: Sequence[Tensor], answers: Tensor, form: MaskForm = "paper") -> Tensor:
+    """bool [..., rows]: the rows of the next pass.
+
+    aligned  of each pass before it, `is_aligned` [..., rows]
+    answers  bool [..., rows]  whose tokens are to be learned at all
+
+    Row t of pass n reads what pass n - 1 said at row t - 1, that what pass n - 2 said at row t - 2,
+    and so on. With `form: code` all are one row later, as in GRIFFIN's released code, which asks
+    whether the pass before was right at the row itself. Rows without such a past are left out.
+    """
+    mask = answers.clone()
+    late = 0 if form == "paper" else 1
+    for back, earlier in enumerate(reversed(aligned), start=1):
+        distance = back - late
+        mask &= shifted(earlier, distance)
+    return mask
+
+
+def shifted(rows: Tensor, distance: int) -> Tensor:
+    """What stood `distance` rows before each, and nothing where there is none: bool [..., rows]."""
+    moved = rows.roll(distance, -1)
+    moved[..., :distance] = False
+    return torch.as_tensor(moved)
