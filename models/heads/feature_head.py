@@ -99,6 +99,15 @@ class FeatureHead(nn.Module):
         assert isinstance(self.fc, LinearFusion | SampledFusion | GuidedFusion)
         return self.fc.fuse(embeddings, features)
 
+    def keys_values(
+        self, embeddings: Tensor, features: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [..., rows, kv_heads, head_dim] of rows in the first layer."""
+        layer = self.layers[0]
+        assert isinstance(layer, HeadLayer)
+        rotation = self.rotation(embeddings, positions)
+        return layer.self_attn.keys_values(self.fuse(embeddings, features), rotation)
+
     def target_tokens(self, tokens: Tensor) -> Tensor:
         """Token ids of the target, of the head's own output."""
         return tokens + self.d2t[tokens] if self.config.has_token_map else tokens

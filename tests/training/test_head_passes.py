@@ -50,10 +50,8 @@ def test_a_row_of_pass_n_is_the_nth_draft_behind_the_targets_features(kind: str)
     rows = torch.arange(ROWS)
     streams, passes = [features], []
     for _ in range(3):
-        rotation = drafter.rotation(embeddings, rows)
-        attention = drafter.layers[0].self_attn
         context = ContextReplacement(
-            [attention.keys_values(drafter.fuse(embeddings, one), rotation) for one in streams[:-1]]
+            [drafter.keys_values(embeddings, one, rows) for one in streams[:-1]]
         )
         passes.append(drafter(embeddings, streams[-1], rows, context))
         streams.append(torch.cat([features[:1], passes[-1].regress[:-1]]))
@@ -133,15 +131,20 @@ def test_the_loss_has_three_parts() -> None:
 
 
 def target() -> tuple[nn.Embedding, nn.Linear, TextBatch]:
-    """A target whose features are a fixed map of the last two tokens: they can be learned."""
+    """A target whose features are a map of the last two tokens, and the texts that it says."""
     rng = torch.Generator().manual_seed(4)
     embed, lm_head = nn.Embedding(40, 16), nn.Linear(16, 40, bias=False)
     embed.weight.data = torch.randn(40, 16, generator=rng)
-    lm_head.weight.data = 2 * torch.randn(40, 16, generator=rng)
-    tokens = torch.randint(0, 8, (4, 24), generator=rng)
+    lm_head.weight.data = torch.randn(40, 16, generator=rng)
+    mix = torch.randn(16, 16, generator=rng) / 4
+    tokens = torch.randint(0, 40, (8, 24), generator=rng)
+    features = torch.zeros(8, 24, 16)
     with torch.no_grad():
-        now = embed(tokens)
-        features = torch.tanh(now + 0.5 * now.roll(1, 1)) @ torch.randn(16, 16, generator=rng) / 4
+        for place in range(24):
+            before = embed(tokens[:, max(place - 1, 0)])
+            features[:, place] = torch.tanh(embed(tokens[:, place]) + 0.5 * before) @ mix
+            if 3 <= place < 23:
+                tokens[:, place + 1] = lm_head(features[:, place]).argmax(-1)
     answers = torch.ones_like(tokens, dtype=torch.bool)
     answers[:, :4] = False
     return embed, lm_head, TextBatch(tokens, features, answers)
@@ -161,7 +164,8 @@ def test_heads_learn_all_passes(kind: str, num_aligned: int) -> None:
         optimizer.step()
     for first, last in zip(reports[0], reports[-1], strict=True):
         assert last.loss < 0.6 * first.loss or first.trained == 0
-        assert last.accuracy > 0.6
+        assert first.accuracy < 0.2
+        assert last.accuracy > 0.75
     if num_aligned:
         assert reports[-1][0].trained == 1.0
         # More rows count once the head is mostly right.

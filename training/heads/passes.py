@@ -7,13 +7,14 @@ Every pass is backpropagated at once, so that only one graph is in memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...models.heads.feature_head import FeatureHead
+from ...models.heads.feature_head import FeatureHead, HeadOutput
 from .alignment import MaskForm, is_aligned, pass_mask
 from .context_replacement import ContextReplacement
 from .losses import LossWeights, head_loss
@@ -48,13 +49,26 @@ class TextBatch(NamedTuple):
 
 
 class PassReport(NamedTuple):
-    """Of one pass: its loss, the share of answer rows that it trained on, and how many of those
-    rows had the target's own token as the best draft.
+    """Of one pass: its loss, the share of answer rows that it trained on, and in how many of those
+    the best draft was the target's own token.
     """
 
     loss: float
     trained: float
     accuracy: float
+
+
+class _Rows(NamedTuple):
+    """What rows read and learn, [texts, rows, ...]: row t pairs feature t with token t + 1, and
+    learns feature t + 1, whose logits are of token t + 2.
+    """
+
+    embeddings: Tensor
+    known: Tensor
+    wanted: Tensor
+    places: Tensor
+    tokens: Tensor
+    answers: Tensor
 
 
 def train_passes(
@@ -64,54 +78,70 @@ def train_passes(
 
     embed    token ids to embeddings, the target's own
     lm_head  features to logits, the target's own
-
-    Row t pairs feature t with token t + 1, and learns feature and logits of token t + 1.
     """
+    rows = _rows(embed, batch)
     with torch.no_grad():
-        embeddings = embed(batch.tokens[:, 1:-1])
-        known, wanted = batch.features[:, :-2], batch.features[:, 1:-1]
-        target_logits = lm_head(wanted)
-    rows = torch.arange(known.shape[1], device=known.device).expand(known.shape[:2])
-    answers, tokens = batch.answers[:, 2:], batch.tokens[:, 2:]
-    streams: list[Tensor] = [known]
+        target_logits = lm_head(rows.wanted)
     aligned: list[Tensor] = []
     reports = []
-    for _ in range(plan.num_passes):
-        said = head(embeddings, streams[-1], rows, _context(head, embeddings, streams, rows))
+    for said in _passes(head, rows, plan.num_passes):
         logits = lm_head(said.predict)
-        mask = pass_mask(aligned, answers, plan.mask_form)
+        mask = pass_mask(aligned, rows.answers, plan.mask_form)
         loss = head_loss(
-            said.regress, wanted, logits, target_logits, mask=mask, weights=plan.weights
+            said.regress, rows.wanted, logits, target_logits, mask=mask, weights=plan.weights
         )
         loss.backward()
-        reports.append(_report(loss, logits, target_logits, mask, answers))
+        is_right = logits.argmax(-1) == target_logits.argmax(-1)
+        trained = _share(mask, rows.answers)
+        reports.append(PassReport(loss.item(), trained, _share(is_right, mask)))
         if plan.num_aligned:
-            aligned.append(is_aligned(logits, tokens, plan.num_aligned))
-        streams.append(_one_row_later(known, said.regress))
+            aligned.append(is_aligned(logits, rows.tokens, plan.num_aligned))
     return reports
 
 
-def _context(
-    head: FeatureHead, embeddings: Tensor, streams: list[Tensor], rows: Tensor
-) -> ContextReplacement:
-    """Keys and values of the streams before the last, whose projections are trained, too."""
-    attention = head.layers[0].self_attn
-    rotation = head.rotation(embeddings, rows)
-    return ContextReplacement(
-        [attention.keys_values(head.fuse(embeddings, one), rotation) for one in streams[:-1]]
-    )
-
-
-def _one_row_later(features: Tensor, said: Tensor) -> Tensor:
-    """What was said of the row before; the first row keeps the target's feature."""
-    return torch.cat([features[:, :1], said.detach()[:, :-1]], dim=1)
-
-
 @torch.no_grad()
-def _report(
-    loss: Tensor, logits: Tensor, target_logits: Tensor, mask: Tensor, answers: Tensor
-) -> PassReport:
-    count = max(int(answers.sum()), 1)
-    is_right = logits.argmax(-1) == target_logits.argmax(-1)
-    accuracy = float((is_right & mask).sum()) / max(int(mask.sum()), 1)
-    return PassReport(loss.item(), int(mask.sum()) / count, accuracy)
+def depth_acceptance(
+    head: FeatureHead, embed: nn.Module, lm_head: nn.Module, batch: TextBatch, depth: int
+) -> list[tuple[int, int]]:
+    """Of each depth of a greedy chain: drafts that follow accepted ones, and how many are accepted.
+
+    Texts are taken for greedy ones: a draft is accepted where it is the text's next token.
+    """
+    rows = _rows(embed, batch)
+    accepted: list[Tensor] = []
+    counts = []
+    for said in _passes(head, rows, depth):
+        is_right = is_aligned(lm_head(said.predict), rows.tokens, 1)
+        follows = pass_mask(accepted, rows.answers)
+        counts.append((int(follows.sum()), int((is_right & follows).sum())))
+        accepted.append(is_right)
+    return counts
+
+
+def _rows(embed: nn.Module, batch: TextBatch) -> _Rows:
+    known = batch.features[:, :-2]
+    with torch.no_grad():
+        embeddings = embed(batch.tokens[:, 1:-1])
+    places = torch.arange(known.shape[1], device=known.device).expand(known.shape[:2])
+    return _Rows(
+        embeddings, known, batch.features[:, 1:-1], places, batch.tokens[:, 2:],
+        batch.answers[:, 2:],
+    )  # fmt: skip
+
+
+def _passes(head: FeatureHead, rows: _Rows, count: int) -> Iterator[HeadOutput]:
+    """What the head says in each pass, which may be backpropagated before the next is asked for."""
+    streams = [rows.known]
+    for _ in range(count):
+        # The projections of earlier streams are trained in every pass.
+        context = ContextReplacement(
+            [head.keys_values(rows.embeddings, stream, rows.places) for stream in streams[:-1]]
+        )
+        said = head(rows.embeddings, streams[-1], rows.places, context)
+        yield said
+        # One row later: what was said of a row is read by the next; the first has nothing before.
+        streams.append(torch.cat([rows.known[:, :1], said.regress.detach()[:, :-1]], dim=1))
+
+
+def _share(rows: Tensor, of: Tensor) -> float:
+    return int((rows & of).sum()) / max(int(of.sum()), 1)

@@ -1,0 +1,149 @@
+"""Heads are trained from texts that a target said, go on after a kill, and load as published."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from draftline.core.errors import ConfigError
+from draftline.models.heads.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.load_head import load_feature_head, misfits
+from draftline.models.load.model_info import read_model_info
+from draftline.training.heads import trainer
+from draftline.training.heads.distilled_texts import (
+    DistilledText,
+    TextFolder,
+    read_texts,
+    text_batch,
+)
+from draftline.training.heads.export import export_head
+from draftline.training.heads.passes import PassPlan
+from draftline.training.heads.trainer import HeadPlan, read_log, train_head
+from support.tools.tiny_models import save_tiny_model
+
+PLAN = HeadPlan(
+    num_steps=6, texts_per_step=2, window=12, peak_lr=1e-3, checkpoint_every=3,
+    passes=PassPlan(num_passes=2),
+)  # fmt: skip
+
+
+def griffin(checkpoint: Path) -> FeatureHeadConfig:
+    info = read_model_info(checkpoint)
+    return FeatureHeadConfig(
+        fusion="guided", hidden_size=info.hidden_size, intermediate_size=24, num_heads=2,
+        num_kv_heads=1, head_dim=8, vocab_size=info.vocab_size, fusion_size=20, splits_output=True,
+        has_fusion_bias=True, feature_size=info.hidden_size,
+        rope={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+
+
+def texts(vocab_size: int, count: int = 40) -> list[DistilledText]:
+    rng = torch.Generator().manual_seed(0)
+    return [
+        DistilledText(tuple(torch.randint(0, vocab_size, (14,), generator=rng).tolist()), 3)
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("tiny"))
+
+
+class Killed(Exception):
+    """What ends a run in the middle."""
+
+
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, said = griffin(checkpoint), texts(read_model_info(checkpoint).vocab_size)
+    whole = train_head(config, checkpoint, said, PLAN, tmp_path / "whole")
+    texts_of = trainer._texts_of
+
+    def until_killed(all_texts, plan, step, accelerator):
+        if step == 4:
+            raise Killed
+        return texts_of(all_texts, plan, step, accelerator)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "_texts_of", until_killed)
+        with pytest.raises(Killed):
+            train_head(config, checkpoint, said, PLAN, tmp_path / "killed")
+    again = train_head(config, checkpoint, said, PLAN, tmp_path / "killed")
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    log = list(read_log(tmp_path / "whole"))
+    assert log == list(read_log(tmp_path / "killed"))
+    assert [row[0] for row in log] == [3, 6]
+    assert all(0 <= share <= 1 for row in log for share in row[2:])
+
+
+def test_an_exported_head_loads_and_fits_its_target(checkpoint: Path, tmp_path: Path) -> None:
+    info = read_model_info(checkpoint)
+    said = texts(info.vocab_size)
+    head = train_head(griffin(checkpoint), checkpoint, said, PLAN, tmp_path / "run")
+    folder = tmp_path / "head"
+    export_head(head, folder, {"architectures": ["GriffinModel"]}, asdict(PLAN))
+    loaded = load_feature_head(folder)
+    expected = replace(head.config, num_features=1)
+    assert loaded.config == replace(expected, rope=loaded.config.rope)
+    assert loaded.config.rope["rope_theta"] == 10000.0
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor.bfloat16().float()), name
+    assert misfits(loaded.config, info) == []
+    assert json.loads((folder / "training.json").read_text())["num_steps"] == 6
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    plan = HeadPlan(num_steps=100, warmup_fraction=0.1)
+    factors = [plan.lr_factor(step) for step in range(100)]
+    assert max(factors) == pytest.approx(1.0, abs=0.06)
+    assert factors.index(max(factors)) in {9, 10}
+    assert factors[0] < 0.1 > factors[-1]
+    assert math.isclose(factors[54], 0.505, abs_tol=0.01)
+
+
+def test_texts_go_on_behind_half_a_line(tmp_path: Path) -> None:
+    said = texts(50, 3)
+    folder = TextFolder(tmp_path, {"model": "demo", "seed": 1})
+    assert len(folder) == 0
+    folder.add(said[:2])
+    with (tmp_path / "texts.jsonl").open("a") as file:
+        file.write('{"tokens": [1, 2')
+    again = TextFolder(tmp_path, {"model": "demo", "seed": 1})
+    assert len(again) == 2
+    again.add(said[2:])
+    assert read_texts(tmp_path) == said
+
+
+def test_texts_of_another_target_are_not_mixed_in(tmp_path: Path) -> None:
+    TextFolder(tmp_path, {"model": "demo", "seed": 1})
+    with pytest.raises(ConfigError, match="model is 'demo', not 'other'"):
+        TextFolder(tmp_path, {"model": "other", "seed": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "does not exist"),
+        ("", "is empty"),
+        ('{"tokens": [1]}\n', "line 1"),
+        ("x\n", "line 1"),
+    ],
+)
+def test_a_folder_without_texts_says_so(tmp_path: Path, content: str | None, named: str) -> None:
+    if content is not None:
+        (tmp_path / "texts.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match=named):
+        read_texts(tmp_path)
+
+
+def test_texts_are_cut_at_the_window_and_filled_up() -> None:
+    tokens, said = text_batch([DistilledText((5, 6, 7, 8), 2), DistilledText((9, 4), 1)], 3)
+    assert tokens.tolist() == [[5, 6, 7], [9, 4, 0]]
+    assert said.tolist() == [[False, False, True], [False, True, False]]

@@ -1,0 +1,40 @@
+"""A trained head as a checkpoint in the published form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from ...models.heads.feature_head import FeatureHead
+
+RECORD = "training.json"
+
+
+def export_head(
+    head: FeatureHead, folder: Path, fields: dict[str, object], record: dict[str, object]
+) -> None:
+    """Write a head as its project publishes it: bfloat16 safetensors and config.json.
+
+    fields  what its config.json says beside its sizes
+    record  how it was trained, for training.json
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.bfloat16().contiguous() for name, tensor in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = head.config
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "num_hidden_layers": config.num_layers,
+        "vocab_size": config.vocab_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_positions,
+        "rope_parameters": dict(config.rope),
+    }
+    (folder / "config.json").write_text(json.dumps({**sizes, **fields}, indent=1) + "\n")
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")

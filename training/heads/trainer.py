@@ -1,0 +1,222 @@
+"""The training of one feature head, from texts that its target said; goes on after a kill."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from ...models.heads.feature_head import FeatureHead
+from ...models.heads.feature_head_config import FeatureHeadConfig
+from .distilled_texts import DistilledText, text_batch
+from .passes import PassPlan, TextBatch, depth_acceptance, train_passes
+
+CHECKPOINT, LOG = "checkpoint.pt", "log.csv"
+# Texts that a checkpoint is judged by, and the depth of their drafts.
+HELD_OUT_TEXTS, DEPTH = 32, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPlan:
+    """Length and settings of a run.
+
+    texts_per_step   of all devices together
+    window           most tokens of a text
+    peak_lr          after the warm-up; falls to 0 with the steps
+    noise            the target's features are moved by up to half of this, at 512 tokens of text
+    clip             bound of each gradient
+    mixed_precision  of the passes; weights stay float32
+    """
+
+    num_steps: int
+    texts_per_step: int = 8
+    window: int = 512
+    peak_lr: float = 5e-5
+    warmup_fraction: float = 0.02
+    noise: float = 0.2
+    clip: float = 0.5
+    passes: PassPlan = field(default_factory=PassPlan)
+    mixed_precision: Literal["no", "bf16"] = "no"
+    checkpoint_every: int = 100
+    seed: int = 0
+
+    def lr_factor(self, step: int) -> float:
+        """Share of the peak learning rate at `step`."""
+        done = (step + 0.5) / self.num_steps
+        return min(done / self.warmup_fraction, (1 - done) / (1 - self.warmup_fraction))
+
+
+class Target:
+    """The model whose features are learned, with the embedding and the output head that a head
+    shares with it.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model: nn.Module = model.base_model.eval().requires_grad_(False).to(device)
+        self._device = device
+        self.embed: nn.Module = model.get_input_embeddings()
+        lm_head = model.get_output_embeddings()
+        assert isinstance(lm_head, nn.Module)
+        self.lm_head = lm_head.requires_grad_(False).to(device)
+
+    @torch.no_grad()
+    def batch(self, texts: Sequence[DistilledText], window: int) -> TextBatch:
+        """Texts with the target's normed last states."""
+        tokens, said = (part.to(self._device) for part in text_batch(texts, window))
+        features = self._model(input_ids=tokens, use_cache=False).last_hidden_state
+        return TextBatch(tokens, features, said)
+
+
+def train_head(
+    config: FeatureHeadConfig, target_folder: Path, texts: Sequence[DistilledText], plan: HeadPlan,
+    run_dir: Path,
+) -> FeatureHead:  # fmt: skip
+    """Train from scratch, or from the last checkpoint in `run_dir`, where it also logs.
+
+    The last texts are held out: every checkpoint adds a row of its step, its loss and the share of
+    drafts that are accepted at each depth of a greedy chain on them to `log.csv`.
+    """
+    accelerator = Accelerator(mixed_precision=plan.mixed_precision)
+    torch.manual_seed(plan.seed)
+    target = Target(target_folder, accelerator.device)
+    head = FeatureHead(config).to(accelerator.device)
+    _initialize(head)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
+    held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
+    step = _resume(run_dir, head, optimizer)
+    with _progress() as progress:
+        task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
+        while step < plan.num_steps:
+            batch = _noisy(
+                target.batch(_texts_of(texts, plan, step, accelerator), plan.window), plan
+            )
+            with accelerator.autocast():
+                reports = train_passes(head, target.embed, target.lm_head, batch, plan.passes)
+            _step(head, optimizer, plan, step, accelerator)
+            step += 1
+            loss = reports[0].loss
+            progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
+            if accelerator.is_main_process and (
+                step % plan.checkpoint_every == 0 or step == plan.num_steps
+            ):
+                shares = acceptance(head, target, held_out, plan.window)
+                _checkpoint(run_dir, head, optimizer, [step, loss, *shares])
+    return head
+
+
+def acceptance(
+    head: FeatureHead, target: Target, texts: Sequence[DistilledText], window: int
+) -> list[float]:
+    """Share of drafts behind accepted ones that are accepted, at each depth of a greedy chain."""
+    batch = target.batch(texts, window)
+    counts = depth_acceptance(head, target.embed, target.lm_head, batch, DEPTH)
+    return [round(accepted / max(follows, 1), 4) for follows, accepted in counts]
+
+
+def _texts_of(
+    texts: Sequence[DistilledText], plan: HeadPlan, step: int, accelerator: Accelerator
+) -> list[DistilledText]:
+    """This process's texts of a step; an epoch reads each text once, shuffled."""
+    first = step * plan.texts_per_step
+    indices = [
+        int(np.random.default_rng((plan.seed, place // len(texts))).permutation(len(texts))[
+            place % len(texts)
+        ])
+        for place in range(first, first + plan.texts_per_step)
+    ]  # fmt: skip
+    return [
+        texts[index] for index in indices[accelerator.process_index :: accelerator.num_processes]
+    ]
+
+
+def _noisy(batch: TextBatch, plan: HeadPlan) -> TextBatch:
+    """Features that are moved a little, so that the head's own do not surprise it (EAGLE)."""
+    noise = torch.rand_like(batch.features) - 0.5
+    scale = plan.noise * 512 / batch.features.shape[1]
+    return batch._replace(features=batch.features + noise * scale)
+
+
+def _step(
+    head: FeatureHead, optimizer: torch.optim.Optimizer, plan: HeadPlan, step: int,
+    accelerator: Accelerator,
+) -> None:  # fmt: skip
+    for parameter in head.parameters():
+        if parameter.grad is not None and accelerator.num_processes > 1:
+            parameter.grad = _mean(accelerator, parameter.grad)
+    nn.utils.clip_grad_value_(head.parameters(), plan.clip)
+    for group in optimizer.param_groups:
+        group["lr"] = plan.peak_lr * plan.lr_factor(step)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _mean(accelerator: Accelerator, gradient: Tensor) -> Tensor:
+    mean = accelerator.reduce(gradient, reduction="mean")
+    assert isinstance(mean, Tensor)
+    return mean
+
+
+@torch.no_grad()
+def _initialize(head: FeatureHead) -> None:
+    """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing."""
+    for name, parameter in head.named_parameters():
+        if parameter.ndim == 2:
+            parameter.normal_(std=parameter.shape[1] ** -0.5)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter.mul_(0.1)
+        if name.endswith("bias"):
+            parameter.zero_()
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} steps"),
+        TimeRemainingColumn(),
+    )
+
+
+def _resume(run_dir: Path, head: FeatureHead, optimizer: torch.optim.Optimizer) -> int:
+    path = run_dir / CHECKPOINT
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    head.load_state_dict(state["head"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
+    return state["step"]
+
+
+def _checkpoint(
+    run_dir: Path, head: FeatureHead, optimizer: torch.optim.Optimizer, row: Sequence[float]
+) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    state = {
+        "head": head.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.get_rng_state(),
+        "step": row[0],
+    }
+    # Written aside and renamed, so that a kill never leaves half a checkpoint.
+    torch.save(state, run_dir / f"{CHECKPOINT}.new")
+    (run_dir / f"{CHECKPOINT}.new").rename(run_dir / CHECKPOINT)
+    with (run_dir / LOG).open("a", newline="") as file:
+        csv.writer(file).writerow(row)
+
+
+def read_log(run_dir: Path) -> Iterator[list[float]]:
+    """The rows that checkpoints have added: step, loss, acceptance by depth."""
+    with (run_dir / LOG).open(newline="") as file:
+        for row in csv.reader(file):
+            yield [float(value) for value in row]
