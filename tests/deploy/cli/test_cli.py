@@ -20,7 +20,9 @@ from support.inputs import head_checkpoints as published
 from support.servers.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 
-COMMANDS = ("serve", "generate", "demo", "doctor", "corpus", "bench", "lossless", "trace")
+COMMANDS = (
+    "serve", "generate", "demo", "doctor", "corpus", "train", "bench", "lossless", "trace",
+)  # fmt: skip
 runner = CliRunner()
 
 

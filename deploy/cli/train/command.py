@@ -1,0 +1,72 @@
+"""`draftline train`: its commands and their flags."""
+
+# ruff: noqa: PLC0415 - the command line's help must not wait for torch
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from ..flag_command import FlagCommand
+
+if TYPE_CHECKING:
+    from ..flags import FlagGroup
+
+train_app = typer.Typer(
+    help="Train heads that draft from a target's features.", no_args_is_help=True,
+    rich_markup_mode=None,
+)  # fmt: skip
+console = Console(highlight=False, soft_wrap=True)
+# Each has a recipe in `job.RECIPES`, which the help must not wait for.
+KINDS = {
+    "griffin": "Train a GRIFFIN head.",
+    "hass": "Train an EAGLE head with replaced context (HASS).",
+    "eagle2": "Train an EAGLE head.",
+    "fspad": "Train an FSPAD head.",
+}
+
+
+class DataCommand(FlagCommand):
+    """`train data`, whose flags are a `DataJob`'s fields."""
+
+    def groups(self) -> Sequence[FlagGroup]:
+        """The flags of the texts."""
+        from .job import DATA
+
+        return (DATA,)
+
+
+class HeadCommand(FlagCommand):
+    """`train griffin` and its siblings, whose flags are a `HeadJob`'s fields."""
+
+    def groups(self) -> Sequence[FlagGroup]:
+        """The flags of the training."""
+        from .job import HEAD
+
+        return (HEAD,)
+
+
+@train_app.command(cls=DataCommand)
+def data(ctx: typer.Context) -> None:
+    """Let a target answer prompts, with speculation, and keep what it says."""
+    from .data import make_texts
+    from .job import DataJob
+
+    make_texts(DataJob(**ctx.obj[DataJob]), console)
+
+
+def _head_command(kind: str) -> Callable[[typer.Context], None]:
+    def train(ctx: typer.Context) -> None:
+        from .fit import fit_head
+        from .job import HeadJob
+
+        fit_head(kind, HeadJob(**ctx.obj[HeadJob]), console)
+
+    return train
+
+
+for _kind, _help in KINDS.items():
+    train_app.command(_kind, cls=HeadCommand, help=_help)(_head_command(_kind))

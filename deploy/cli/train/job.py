@@ -1,0 +1,122 @@
+"""What is asked of `draftline train`: fields described here are flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ....models.heads.feature_head_config import Fusion
+from ....training.heads.alignment import MaskForm
+from ....training.heads.losses import LossWeights
+from ....training.heads.passes import PassPlan
+from ....training.heads.trainer import HeadPlan
+from ..flags import FlagGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataJob:
+    """What is asked of `draftline train data`."""
+
+    output: Annotated[Path, Field(description="folder of the texts; goes on where it was killed")]
+    model: Annotated[str, Field(description="target: a folder, hub id or bundled model")] = "demo"
+    prompts: Annotated[
+        Path | None,
+        Field(
+            description="file of prompts, in a form that `bench --prompts` reads; default: cut "
+            "from the Python files that the demo models were trained on"
+        ),
+    ] = None
+    num_texts: Annotated[int, Field(ge=1, description="texts in all")] = 2000
+    max_tokens: Annotated[int, Field(ge=4, description="most tokens of an answer")] = 192
+    temperature: Annotated[
+        float, Field(ge=0, description="of the answers; 0 says the same to each prompt again")
+    ] = 0.7
+    seed: Annotated[int, Field(ge=0, description="of the answers")] = 0
+    max_num_seqs: Annotated[int, Field(ge=1, description="answers at once")] = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadJob:
+    """What is asked of `draftline train griffin` and of its siblings."""
+
+    texts: Annotated[Path, Field(description="folder of `draftline train data`")]
+    output: Annotated[Path, Field(description="folder of the trained head")]
+    run_dir: Annotated[
+        Path | None,
+        Field(description="folder of checkpoints and log; default: beside the output, .run"),
+    ] = None
+    model: Annotated[str, Field(description="target that said the texts")] = "demo"
+    num_steps: Annotated[int, Field(ge=1, description="steps of the optimizer")] = 2000
+    texts_per_step: Annotated[int, Field(ge=1, description="texts of a step")] = 8
+    window: Annotated[int, Field(ge=4, description="most tokens of a text")] = 256
+    peak_lr: Annotated[float, Field(gt=0, description="highest learning rate")] = 1e-3
+    num_passes: Annotated[
+        int | None, Field(ge=1, description="depth of the drafts that are trained on; by the kind")
+    ] = None
+    num_aligned: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="best tokens among which earlier drafts must be for a row to count; 0: all "
+            "rows count; by the kind",
+        ),
+    ] = None
+    mask_form: Annotated[
+        MaskForm, Field(description="rows that count as GRIFFIN's paper or its code has them")
+    ] = "paper"
+    mixed_precision: Annotated[
+        Literal["no", "bf16"], Field(description="precision of the passes; weights are float32")
+    ] = "no"
+    seed: Annotated[int, Field(ge=0, description="of weights, order and noise")] = 0
+    threads: Annotated[int, Field(ge=1, description="CPU threads")] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRecipe:
+    """What a kind of head is, and how it is trained where the command does not say.
+
+    architecture  as its config.json names it
+    """
+
+    architecture: str
+    fusion: Fusion
+    splits_output: bool
+    num_passes: int
+    num_aligned: int
+    weights: Callable[[], LossWeights]
+
+
+# Losses as the released codes have them.
+RECIPES = {
+    "griffin": HeadRecipe("GriffinModel", "guided", True, 3, 3, LossWeights),
+    "hass": HeadRecipe("EagleModel", "linear", False, 3, 0, lambda: LossWeights(best_tokens=1.0)),
+    "eagle2": HeadRecipe("EagleModel", "linear", False, 1, 0, lambda: LossWeights(best_tokens=0.0)),
+    "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
+}
+
+DATA = FlagGroup(title="Texts", kind=DataJob)
+HEAD = FlagGroup(title="Training", kind=HeadJob)
+
+
+def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
+    """The plan of a run: the recipe's, where the job does not say otherwise."""
+    num_passes = recipe.num_passes if job.num_passes is None else job.num_passes
+    num_aligned = recipe.num_aligned if job.num_aligned is None else job.num_aligned
+    return HeadPlan(
+        num_steps=job.num_steps,
+        texts_per_step=job.texts_per_step,
+        window=job.window,
+        peak_lr=job.peak_lr,
+        passes=PassPlan(
+            num_passes=num_passes,
+            num_aligned=num_aligned,
+            mask_form=job.mask_form,
+            weights=recipe.weights(),
+        ),
+        mixed_precision=job.mixed_precision,
+        seed=job.seed,
+    )

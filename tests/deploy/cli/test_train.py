@@ -1,0 +1,95 @@
+"""`draftline train`: a target's own texts, then a head that loads and fits it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from draftline.core.errors import ConfigError
+from draftline.deploy.cli.main import app
+from draftline.deploy.cli.train.command import KINDS
+from draftline.deploy.cli.train.job import RECIPES, HeadJob, head_plan
+from draftline.models.heads.load_head import load_feature_head
+from draftline.training.heads.distilled_texts import DistilledText, TextFolder, read_texts
+from typer.testing import CliRunner
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def texts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty texts, of which the command was asked for in two goes."""
+    folder = tmp_path_factory.mktemp("train")
+    rows = [json.dumps({"name": str(index), "prompt": f"def f{index}(x):"}) for index in range(30)]
+    (folder / "prompts.jsonl").write_text("\n".join(rows))
+    for count in ("20", "40"):
+        result = runner.invoke(
+            app,
+            [
+                "train", "data", "--model", str(checkpoint), "--output", str(folder / "texts"),
+                "--prompts", str(folder / "prompts.jsonl"), "--num-texts", count,
+                "--max-tokens", "8",
+            ],
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        assert f"{count} texts in" in result.output
+    return folder / "texts"
+
+
+def test_texts_are_what_the_target_says(texts: Path) -> None:
+    said = read_texts(texts)
+    assert len(said) == 40
+    assert all(0 < text.num_prompt < len(text.tokens) <= text.num_prompt + 8 for text in said)
+    # Ten prompts came twice, and were answered otherwise.
+    again = [(said[index], said[index + 30]) for index in range(10)]
+    assert all(one.tokens[: one.num_prompt] == two.tokens[: two.num_prompt] for one, two in again)
+    assert any(one.tokens != two.tokens for one, two in again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_is_trained_and_fits_its_target(
+    texts: Path, checkpoint: Path, tmp_path: Path, kind: str
+) -> None:
+    output = tmp_path / kind
+    command = [
+        "train", kind, "--texts", str(texts), "--output", str(output), "--model", str(checkpoint),
+        "--num-steps", "3", "--texts-per-step", "2",
+    ]  # fmt: skip
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "accepted at each depth" in result.output
+    record = json.loads((output / "training.json").read_text())
+    assert (record["kind"], record["steps"], record["texts"]) == (kind, 3, 40)
+    head = load_feature_head(output)
+    assert head.config.fusion == RECIPES[kind].fusion
+    doctor = runner.invoke(app, ["doctor", "--drafter", str(output), "--model", str(checkpoint)])
+    assert doctor.exit_code == 0, doctor.output
+    # Nothing is left to do: it is written again.
+    assert runner.invoke(app, command).exit_code == 0
+
+
+def test_a_recipe_is_followed_where_nothing_is_said() -> None:
+    def plan(kind: str, **fields: int):
+        job = HeadJob(texts=Path(), output=Path(), **fields)
+        return head_plan(job, RECIPES[kind]).passes
+
+    assert RECIPES.keys() == KINDS.keys()
+    assert (plan("griffin").num_passes, plan("griffin").num_aligned) == (3, 3)
+    assert (plan("hass").num_passes, plan("hass").num_aligned) == (3, 0)
+    assert plan("eagle2").num_passes == 1
+    assert (plan("griffin", num_passes=2, num_aligned=0).num_passes) == 2
+    assert (plan("griffin", num_passes=2, num_aligned=0).num_aligned) == 0
+
+
+def test_too_few_texts_are_refused(tmp_path: Path, checkpoint: Path) -> None:
+    TextFolder(tmp_path, {}).add([DistilledText((1, 2, 3, 4), 2)] * 5)
+    result = runner.invoke(
+        app,
+        [
+            "train", "griffin", "--texts", str(tmp_path), "--output", str(tmp_path / "head"),
+            "--model", str(checkpoint),
+        ],
+    )  # fmt: skip
+    assert isinstance(result.exception, ConfigError)
+    assert "has 5 texts, of which 32 are held out" in str(result.exception)
