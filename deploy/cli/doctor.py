@@ -73,7 +73,7 @@ def _drafter(drafter: Path, model: str) -> Iterator[Finding]:
         yield Finding("network", f"draftline has none for kind {checkpoint.kind}", ok=False)
         return
     heads = f"{config.num_heads} heads of {config.head_dim} ({config.num_kv_heads} of keys)"
-    yield Finding("network", f"{config.num_layers} layers, {config.hidden_size} wide, {heads}")
+    yield Finding("network", f"{config.hidden_size} wide, {heads}")
     target = read_model_info(model)
     layers = ", ".join(map(str, config.layers_of(target.num_layers)))
     what = f"the outputs of layers {layers}" if layers else "the last hidden state, normed"

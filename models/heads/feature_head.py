@@ -46,7 +46,7 @@ class FeatureHead(nn.Module):
         elif config.has_fusion:
             self.fc = nn.Linear(config.num_features * config.feature_size, hidden, bias=False)
         self.layers = nn.ModuleList(HeadLayer(config, index) for index in range(config.num_layers))
-        self.rotation = HeadRotation(config)
+        self.rotation = HeadRotation(config.head_dim, config.max_positions, config.rope)
         if config.fusion == "pair":
             self.norm = nn.RMSNorm(hidden, eps=eps)
             self._add_feature_norms()

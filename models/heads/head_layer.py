@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +25,16 @@ class HeadRotation(nn.Module):
     Positions beyond the config's are rotated as any others: drafts' configs often name 2,048.
     """
 
-    def __init__(self, config: FeatureHeadConfig) -> None:
+    def __init__(self, head_dim: int, max_positions: int, rope: Mapping[str, Any]) -> None:
+        """`rope`: as `rope_parameters` of transformers."""
         super().__init__()
         self._embedding = LlamaRotaryEmbedding(
             LlamaConfig(
-                hidden_size=config.num_heads * config.head_dim,
-                num_attention_heads=config.num_heads,
-                head_dim=config.head_dim,
-                max_position_embeddings=config.max_positions,
-                rope_parameters=dict(config.rope),
+                hidden_size=head_dim,
+                num_attention_heads=1,
+                head_dim=head_dim,
+                max_position_embeddings=max_positions,
+                rope_parameters=dict(rope),
             )
         )
 
@@ -42,6 +44,12 @@ class HeadRotation(nn.Module):
         cos, sin = self._embedding(like, flat)
         shape = (*positions.shape, cos.shape[-1])
         return cos.view(shape), sin.view(shape)
+
+    @staticmethod
+    def turned(rotation: tuple[Tensor, Tensor], *heads: Tensor) -> tuple[Tensor, ...]:
+        """Queries or keys [..., rows, heads, head_dim], turned by their rows' rotations."""
+        cos, sin = (part.unsqueeze(-2) for part in rotation)
+        return tuple(one * cos + rotate_half(one) * sin for one in heads)
 
 
 class HeadAttention(nn.Module):
@@ -67,7 +75,7 @@ class HeadAttention(nn.Module):
         if self._has_query_norm:
             keys = self.k_norm(keys)
         values = self.v_proj(states).unflatten(-1, (-1, self._head_dim))
-        return _rotated(keys, rotation), values
+        return HeadRotation.turned(rotation, keys)[0], values
 
     def forward(
         self, index: int, states: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
@@ -77,12 +85,8 @@ class HeadAttention(nn.Module):
         if self._has_query_norm:
             queries = self.q_norm(queries)
         keys, values = self.keys_values(states, rotation)
-        return self.o_proj(attend(index, _rotated(queries, rotation), keys, values).flatten(-2))
-
-
-def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = (part.unsqueeze(-2) for part in rotation)
-    return heads * cos + rotate_half(heads) * sin
+        (queries,) = HeadRotation.turned(rotation, queries)
+        return self.o_proj(attend(index, queries, keys, values).flatten(-2))
 
 
 class HeadMlp(nn.Module):

@@ -1,4 +1,4 @@
-"""Feature heads from their checkpoint folders, and whether one fits a target."""
+"""Heads from their checkpoint folders, and whether one fits a target."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from torch import Tensor
 from ...core.errors import CheckpointError
 from ..load.checkpoint import read_json
 from ..load.model_info import ModelInfo
-from .checkpoint_kind import CheckpointKind, checkpoint_kind
+from .checkpoint_kind import CheckpointKind, Shapes, checkpoint_kind
 from .feature_head import FeatureHead
 from .feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
 from .head_tensors import HeadTensors
+from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 
 # Tells which tokens of the target have a draft token; the offsets tell it, too.
 TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
+
+
+HeadConfig = FeatureHeadConfig | SpecFormerConfig
+Head = FeatureHead | SpecFormer
+# Kinds that there is a network for.
+NETWORKS = (*FUSIONS, CheckpointKind.SPECFORMER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,7 @@ class HeadCheckpoint:
     folder: Path
     kind: CheckpointKind
     tensors: HeadTensors
-    config: FeatureHeadConfig | None
+    config: HeadConfig | None
 
     @property
     def num_parameters(self) -> int:
@@ -47,13 +54,10 @@ def read_head_checkpoint(folder: Path) -> HeadCheckpoint:
     fields: dict[str, Any] = read_json(folder / "config.json")
     tensors = HeadTensors(folder)
     kind = checkpoint_kind(tensors.shapes, fields)
-    config = feature_head_config(kind, tensors.shapes, fields) if kind in FUSIONS else None
-    return HeadCheckpoint(folder, kind, tensors, config)
+    return HeadCheckpoint(folder, kind, tensors, _config(kind, tensors.shapes, fields))
 
 
-def load_feature_head(
-    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
-) -> FeatureHead:
+def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Head:
     """The head of a checkpoint, in inference mode.
 
     Raises `CheckpointError` for a kind without a network here, and lists tensors that are missing,
@@ -63,14 +67,15 @@ def load_feature_head(
     if checkpoint.config is None:
         raise CheckpointError(
             f"{folder} holds a drafter of kind {checkpoint.kind}, which draftline has no network "
-            f"for; it has those of {', '.join(FUSIONS)}"
+            f"for; it has those of {', '.join(NETWORKS)}"
         )
     with init_empty_weights(include_buffers=False):
-        head = FeatureHead(checkpoint.config)
+        head = build_head(checkpoint.config)
     _check_names(head, checkpoint)
     tensors = dict(checkpoint.tensors.read())
-    _check_token_map(checkpoint.config, tensors, folder)
-    tensors.pop(TOKEN_MASK, None)
+    if isinstance(checkpoint.config, FeatureHeadConfig):
+        _check_token_map(checkpoint.config, tensors, folder)
+        tensors.pop(TOKEN_MASK, None)
     placed = {
         name: tensor.to(device, dtype if tensor.is_floating_point() else None)
         for name, tensor in tensors.items()
@@ -79,20 +84,27 @@ def load_feature_head(
     return head.to(device).eval().requires_grad_(False)
 
 
-def misfits(config: FeatureHeadConfig, target: ModelInfo) -> list[str]:
+def build_head(config: HeadConfig) -> Head:
+    """A head with random weights."""
+    return SpecFormer(config) if isinstance(config, SpecFormerConfig) else FeatureHead(config)
+
+
+def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
     """Why a head does not belong to a target; empty where it does, as far as sizes tell."""
     found = []
-    if config.feature_size != target.hidden_size:
-        found.append(
-            f"it reads features of {config.feature_size}, the target's have {target.hidden_size}"
-        )
-    if config.vocab_size != target.vocab_size:
-        found.append(
-            f"its vocabulary has {config.vocab_size} tokens, the target's {target.vocab_size}"
-        )
-    if config.hidden_size != target.hidden_size and not (
-        config.has_embedding and config.draft_vocab_size
-    ):
+    shares_target = True
+    if isinstance(config, FeatureHeadConfig):
+        if config.feature_size != target.hidden_size:
+            found.append(
+                f"it reads features of {config.feature_size}, the target's have "
+                f"{target.hidden_size}"
+            )
+        if config.vocab_size != target.vocab_size:
+            found.append(
+                f"its vocabulary has {config.vocab_size} tokens, the target's {target.vocab_size}"
+            )
+        shares_target = not (config.has_embedding and config.draft_vocab_size)
+    if shares_target and config.hidden_size != target.hidden_size:
         found.append(
             f"it is {config.hidden_size} wide and shares the target's embedding or output head, "
             f"which are {target.hidden_size} wide"
@@ -103,7 +115,13 @@ def misfits(config: FeatureHeadConfig, target: ModelInfo) -> list[str]:
     return found
 
 
-def _check_names(head: FeatureHead, checkpoint: HeadCheckpoint) -> None:
+def _config(kind: CheckpointKind, shapes: Shapes, fields: dict[str, Any]) -> HeadConfig | None:
+    if kind in FUSIONS:
+        return feature_head_config(kind, shapes, fields)
+    return spec_former_config(shapes, fields) if kind is CheckpointKind.SPECFORMER else None
+
+
+def _check_names(head: Head, checkpoint: HeadCheckpoint) -> None:
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     held = {name: shape for name, shape in checkpoint.tensors.shapes.items() if name != TOKEN_MASK}
     problems = [f"{name} is missing" for name in sorted(expected.keys() - held.keys())]

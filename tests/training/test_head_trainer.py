@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftline.core.errors import ConfigError
 from draftline.models.heads.feature_head_config import FeatureHeadConfig
-from draftline.models.heads.load_head import load_feature_head, misfits
+from draftline.models.heads.load_head import load_head, misfits
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads import trainer
 from draftline.training.heads.distilled_texts import (
@@ -89,7 +89,7 @@ def test_an_exported_head_loads_and_fits_its_target(checkpoint: Path, tmp_path: 
     head = train_head(griffin(checkpoint), checkpoint, said, PLAN, tmp_path / "run")
     folder = tmp_path / "head"
     export_head(head, folder, {"architectures": ["GriffinModel"]}, asdict(PLAN))
-    loaded = load_feature_head(folder)
+    loaded = load_head(folder)
     expected = replace(head.config, num_features=1)
     assert loaded.config == replace(expected, rope=loaded.config.rope)
     assert loaded.config.rope["rope_theta"] == 10000.0

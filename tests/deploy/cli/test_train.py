@@ -10,7 +10,7 @@ from draftline.core.errors import ConfigError
 from draftline.deploy.cli.main import app
 from draftline.deploy.cli.train.command import KINDS
 from draftline.deploy.cli.train.job import RECIPES, HeadJob, head_plan
-from draftline.models.heads.load_head import load_feature_head
+from draftline.models.heads.load_head import load_head
 from draftline.training.heads.distilled_texts import DistilledText, TextFolder, read_texts
 from typer.testing import CliRunner
 
@@ -61,7 +61,7 @@ def test_a_head_is_trained_and_fits_its_target(
     assert "accepted at each depth" in result.output
     record = json.loads((output / "training.json").read_text())
     assert (record["kind"], record["steps"], record["texts"]) == (kind, 3, 40)
-    head = load_feature_head(output)
+    head = load_head(output)
     assert head.config.fusion == RECIPES[kind].fusion
     doctor = runner.invoke(app, ["doctor", "--drafter", str(output), "--model", str(checkpoint)])
     assert doctor.exit_code == 0, doctor.output

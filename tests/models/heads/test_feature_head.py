@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.models.heads.feature_head import FeatureHead
-from draftline.models.heads.load_head import load_feature_head
+from draftline.models.heads.load_head import load_head
 from support.inputs import head_checkpoints as published
 from torch import Tensor
 from torch.nn import functional
@@ -46,7 +46,7 @@ class KeptKeys:
 
 
 def head(folder: Path, shapes: published.Shapes, **config: object) -> FeatureHead:
-    return load_feature_head(published.save(folder, shapes, published.LLAMA | config))
+    return load_head(published.save(folder, shapes, published.LLAMA | config))
 
 
 def inputs(width: int = published.HIDDEN) -> tuple[Tensor, Tensor, Tensor]:

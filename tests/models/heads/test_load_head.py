@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.core.errors import CheckpointError
-from draftline.models.heads.load_head import load_feature_head, misfits, read_head_checkpoint
+from draftline.models.heads.load_head import load_head, misfits, read_head_checkpoint
 from draftline.models.load.model_info import ModelInfo
 from support.inputs import head_checkpoints as published
 
@@ -22,13 +22,13 @@ NESTED = {
     "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
     "draft_vocab_size": published.DRAFT_VOCAB,
 }
-KINDS = ["eagle", "fspad", "griffin", "eagle3", "deep_eagle3"]
+KINDS = ["eagle", "fspad", "griffin", "eagle3", "deep_eagle3", "spec_former"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_is_the_heads_state_dict(tmp_path: Path, kind: str) -> None:
     shapes = getattr(published, kind)()
-    head = load_feature_head(published.save(tmp_path, shapes, published.LLAMA))
+    head = load_head(published.save(tmp_path, shapes, published.LLAMA))
     held = {name for name in shapes if name != "t2d"}
     assert {name.replace("midlayer.", "layers.0.") for name in held} == head.state_dict().keys()
     for name, tensor in published.tensors(shapes).items():
@@ -41,14 +41,14 @@ def test_a_checkpoint_is_the_heads_state_dict(tmp_path: Path, kind: str) -> None
 
 def test_weights_take_the_dtype_and_maps_keep_theirs(tmp_path: Path) -> None:
     folder = published.save(tmp_path, published.eagle3(), published.LLAMA)
-    head = load_feature_head(folder, torch.bfloat16)
+    head = load_head(folder, torch.bfloat16)
     assert head.fc.weight.dtype == torch.bfloat16
     assert head.d2t.dtype == torch.int64
 
 
 def test_a_file_of_speculators_names_layers_by_their_inputs(tmp_path: Path) -> None:
     folder = published.save(tmp_path, published.eagle3("layers.0."), NESTED)
-    config = load_feature_head(folder).config
+    config = load_head(folder).config
     assert config.feature_layers == (1, 3, 4)
     assert config.norm_before_residual, "what these files mean where they do not say"
     assert config.num_heads == published.HEADS
@@ -57,7 +57,7 @@ def test_a_file_of_speculators_names_layers_by_their_inputs(tmp_path: Path) -> N
 def test_shapes_come_from_the_tensors_not_from_the_config(tmp_path: Path) -> None:
     """Drafts' configs repeat their targets': other heads, other widths."""
     wrong = published.LLAMA | {"num_key_value_heads": 8, "intermediate_size": 999, "hidden_size": 8}
-    config = load_feature_head(published.save(tmp_path, published.griffin(), wrong)).config
+    config = load_head(published.save(tmp_path, published.griffin(), wrong)).config
     assert (config.num_kv_heads, config.intermediate_size) == (1, published.INNER)
     assert (config.fusion_size, config.hidden_size) == (published.FUSED, published.HIDDEN)
 
@@ -71,7 +71,7 @@ def test_biases_are_optional(tmp_path: Path, *, bias: bool) -> None:
             f"layers.0.self_attn.{name}_proj.bias": (size,)
             for name, size in (("q", 16), ("k", 8), ("v", 8))
         }
-    config = load_feature_head(published.save(tmp_path, shapes, published.LLAMA)).config
+    config = load_head(published.save(tmp_path, shapes, published.LLAMA)).config
     assert not config.has_fusion_bias
     assert config.has_attention_bias is bias
 
@@ -92,14 +92,14 @@ def test_tensors_that_do_not_belong_are_listed(
     kept = {name: shape for name, shape in shapes.items() if shape is not None}
     folder = published.save(tmp_path, kept, published.LLAMA)
     with pytest.raises(CheckpointError, match=named):
-        load_feature_head(folder)
+        load_head(folder)
 
 
 def test_a_kind_without_a_network_is_refused_by_name(tmp_path: Path) -> None:
     folder = published.save(tmp_path, published.dflash(), published.LLAMA)
     assert read_head_checkpoint(folder).config is None
     with pytest.raises(CheckpointError, match="dflash"):
-        load_feature_head(folder)
+        load_head(folder)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_a_wrong_token_map_is_refused(
     monkeypatch.setattr(published, "tensors", lambda _shapes: made)
     folder = published.save(tmp_path, shapes, published.LLAMA)
     with pytest.raises(CheckpointError, match=named):
-        load_feature_head(folder)
+        load_head(folder)
 
 
 def test_what_does_not_fit_a_target_is_said(tmp_path: Path) -> None:
-    config = load_feature_head(published.save(tmp_path, published.eagle(), published.LLAMA)).config
+    config = load_head(published.save(tmp_path, published.eagle(), published.LLAMA)).config
     other = ModelInfo(**{
         **{name: getattr(TARGET, name) for name in ModelInfo.__slots__},
         "hidden_size": 32, "vocab_size": 99,
@@ -136,9 +136,7 @@ def test_what_does_not_fit_a_target_is_said(tmp_path: Path) -> None:
     assert any("features of 16" in reason for reason in reasons)
     assert any("40 tokens" in reason for reason in reasons)
     assert any("16 wide" in reason for reason in reasons)
-    eagle3 = load_feature_head(
-        published.save(tmp_path / "e3", published.eagle3("layers.0."), NESTED)
-    )
+    eagle3 = load_head(published.save(tmp_path / "e3", published.eagle3("layers.0."), NESTED))
     shallow = ModelInfo(**{
         **{name: getattr(TARGET, name) for name in ModelInfo.__slots__}, "num_layers": 3,
     })  # fmt: skip

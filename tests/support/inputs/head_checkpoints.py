@@ -135,13 +135,27 @@ def dflash() -> Shapes:
     }
 
 
-def spec_former() -> Shapes:
-    """SpecFormer, of its first tensors."""
+def spec_former(draft_length: int = 4) -> Shapes:
+    """SpecFormer."""
+    part = {
+        f"{name}.{projection}_proj.weight": shape
+        for name in ("decoder_att", "encoder_att")
+        for projection, shape in (
+            ("q", (HEADS * HEAD, HIDDEN)), ("k", (KV, HIDDEN)), ("v", (KV, HIDDEN)),
+            ("o", (HIDDEN, HEADS * HEAD)),
+        )
+    }  # fmt: skip
+    norms = ("decoder_input_norm", "positional_input_norm", "encoder_input_norm")
     return {
-        "norms.0.weight": (HIDDEN,),
+        **{f"norms.{index}.weight": (HIDDEN,) for index in range(4)},
         "down_samp.weight": (HIDDEN, 4 * HIDDEN),
-        "positional.weight": (4 * HIDDEN, HIDDEN),
-        "positional.bias": (4 * HIDDEN,),
+        **part,
+        **{f"{name}.weight": (HIDDEN,) for name in (*norms, "encoder_ffn_input_norm")},
+        "positional.weight": (draft_length * HIDDEN, HIDDEN),
+        "positional.bias": (draft_length * HIDDEN,),
+        "encoder_ffn.up_proj.weight": (INNER, HIDDEN),
+        "encoder_ffn.gate_proj.weight": (INNER, HIDDEN),
+        "encoder_ffn.down_proj.weight": (HIDDEN, INNER),
     }
 
 
