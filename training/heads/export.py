@@ -7,13 +7,14 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from ...models.heads.feature_head import FeatureHead
+from ...models.heads.load_head import Head
+from ...models.heads.spec_former import SpecFormerConfig
 
 RECORD = "training.json"
 
 
 def export_head(
-    head: FeatureHead, folder: Path, fields: dict[str, object], record: dict[str, object]
+    head: Head, folder: Path, fields: dict[str, object], record: dict[str, object]
 ) -> None:
     """Write a head as its project publishes it: bfloat16 safetensors and config.json.
 
@@ -30,11 +31,16 @@ def export_head(
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        "num_hidden_layers": config.num_layers,
-        "vocab_size": config.vocab_size,
         "rms_norm_eps": config.rms_norm_eps,
         "max_position_embeddings": config.max_positions,
         "rope_parameters": dict(config.rope),
     }
+    if isinstance(config, SpecFormerConfig):
+        sizes |= {
+            "feature_layers": config.feature_layers,
+            "is_bidirectional": config.is_bidirectional,
+        }
+    else:
+        sizes |= {"num_hidden_layers": config.num_layers, "vocab_size": config.vocab_size}
     (folder / "config.json").write_text(json.dumps({**sizes, **fields}, indent=1) + "\n")
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The training of one feature head, from texts that its target said; goes on after a kill."""
+"""The training of one head, from texts that its target said; goes on after a kill."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 from accelerate import Accelerator
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
-from ...models.heads.feature_head import FeatureHead
-from ...models.heads.feature_head_config import FeatureHeadConfig
-from .distilled_texts import DistilledText, text_batch
-from .passes import PassPlan, TextBatch, depth_acceptance, train_passes
+from ...models.heads.load_head import Head, HeadConfig, build_head
+from ...models.load.model_info import read_model_info
+from .distilled_texts import DistilledText
+from .objectives import Objective, objective_of
+from .passes import PassPlan, TextBatch
+from .target import Target
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.csv"
-# Texts that a checkpoint is judged by, and the depth of their drafts.
-HELD_OUT_TEXTS, DEPTH = 32, 6
+# Texts that a checkpoint is judged by.
+HELD_OUT_TEXTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,32 +56,10 @@ class HeadPlan:
         return min(done / self.warmup_fraction, (1 - done) / (1 - self.warmup_fraction))
 
 
-class Target:
-    """The model whose features are learned, with the embedding and the output head that a head
-    shares with it.
-    """
-
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._model: nn.Module = model.base_model.eval().requires_grad_(False).to(device)
-        self._device = device
-        self.embed: nn.Module = model.get_input_embeddings()
-        lm_head = model.get_output_embeddings()
-        assert isinstance(lm_head, nn.Module)
-        self.lm_head = lm_head.requires_grad_(False).to(device)
-
-    @torch.no_grad()
-    def batch(self, texts: Sequence[DistilledText], window: int) -> TextBatch:
-        """Texts with the target's normed last states."""
-        tokens, said = (part.to(self._device) for part in text_batch(texts, window))
-        features = self._model(input_ids=tokens, use_cache=False).last_hidden_state
-        return TextBatch(tokens, features, said)
-
-
 def train_head(
-    config: FeatureHeadConfig, target_folder: Path, texts: Sequence[DistilledText], plan: HeadPlan,
+    config: HeadConfig, target_folder: Path, texts: Sequence[DistilledText], plan: HeadPlan,
     run_dir: Path,
-) -> FeatureHead:  # fmt: skip
+) -> Head:  # fmt: skip
     """Train from scratch, or from the last checkpoint in `run_dir`, where it also logs.
 
     The last texts are held out: every checkpoint adds a row of its step, its loss and the share of
@@ -88,38 +67,35 @@ def train_head(
     """
     accelerator = Accelerator(mixed_precision=plan.mixed_precision)
     torch.manual_seed(plan.seed)
-    target = Target(target_folder, accelerator.device)
-    head = FeatureHead(config).to(accelerator.device)
+    num_layers = read_model_info(target_folder).num_layers
+    target = Target(target_folder, accelerator.device, config.layers_of(num_layers))
+    head = build_head(config).to(accelerator.device)
     _initialize(head)
+    objective = objective_of(head, plan.passes)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
     step = _resume(run_dir, head, optimizer)
     with _progress() as progress:
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
         while step < plan.num_steps:
-            batch = _noisy(
-                target.batch(_texts_of(texts, plan, step, accelerator), plan.window), plan
-            )
+            chosen = _texts_of(texts, plan, step, accelerator)
+            batch = _noisy(target.batch(chosen, plan.window), plan)
             with accelerator.autocast():
-                reports = train_passes(head, target.embed, target.lm_head, batch, plan.passes)
+                loss = objective.learn(target, batch)
             _step(head, optimizer, plan, step, accelerator)
             step += 1
-            loss = reports[0].loss
             progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
-            if accelerator.is_main_process and (
-                step % plan.checkpoint_every == 0 or step == plan.num_steps
-            ):
-                shares = acceptance(head, target, held_out, plan.window)
+            is_due = step % plan.checkpoint_every == 0 or step == plan.num_steps
+            if is_due and accelerator.is_main_process:
+                shares = _shares(objective, target, held_out, plan.window)
                 _checkpoint(run_dir, head, optimizer, [step, loss, *shares])
     return head
 
 
-def acceptance(
-    head: FeatureHead, target: Target, texts: Sequence[DistilledText], window: int
+def _shares(
+    objective: Objective, target: Target, texts: Sequence[DistilledText], window: int
 ) -> list[float]:
-    """Share of drafts behind accepted ones that are accepted, at each depth of a greedy chain."""
-    batch = target.batch(texts, window)
-    counts = depth_acceptance(head, target.embed, target.lm_head, batch, DEPTH)
+    counts = objective.acceptance(target, target.batch(texts, window))
     return [round(accepted / max(follows, 1), 4) for follows, accepted in counts]
 
 
@@ -147,7 +123,7 @@ def _noisy(batch: TextBatch, plan: HeadPlan) -> TextBatch:
 
 
 def _step(
-    head: FeatureHead, optimizer: torch.optim.Optimizer, plan: HeadPlan, step: int,
+    head: Head, optimizer: torch.optim.Optimizer, plan: HeadPlan, step: int,
     accelerator: Accelerator,
 ) -> None:  # fmt: skip
     for parameter in head.parameters():
@@ -167,7 +143,7 @@ def _mean(accelerator: Accelerator, gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _initialize(head: FeatureHead) -> None:
+def _initialize(head: Head) -> None:
     """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing."""
     for name, parameter in head.named_parameters():
         if parameter.ndim == 2:
@@ -187,7 +163,7 @@ def _progress() -> Progress:
     )
 
 
-def _resume(run_dir: Path, head: FeatureHead, optimizer: torch.optim.Optimizer) -> int:
+def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> int:
     path = run_dir / CHECKPOINT
     if not path.exists():
         return 0
@@ -199,7 +175,7 @@ def _resume(run_dir: Path, head: FeatureHead, optimizer: torch.optim.Optimizer) 
 
 
 def _checkpoint(
-    run_dir: Path, head: FeatureHead, optimizer: torch.optim.Optimizer, row: Sequence[float]
+    run_dir: Path, head: Head, optimizer: torch.optim.Optimizer, row: Sequence[float]
 ) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     state = {

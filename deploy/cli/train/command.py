@@ -26,6 +26,7 @@ KINDS = {
     "hass": "Train an EAGLE head with replaced context (HASS).",
     "eagle2": "Train an EAGLE head.",
     "fspad": "Train an FSPAD head.",
+    "specformer": "Train a SpecFormer.",
 }
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import platform
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from ....core.errors import ConfigError
 from ....models.heads.feature_head_config import FeatureHeadConfig
+from ....models.heads.load_head import HeadConfig
+from ....models.heads.spec_former import SpecFormerConfig
 from ....models.load.checkpoint import read_config, resolve_model_path
 from ....models.load.model_info import head_dim, num_kv_heads
 from ....training.heads.distilled_texts import read_texts
@@ -34,7 +37,7 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
         )
     recipe, folder = RECIPES[kind], resolve_model_path(job.model)
     run_dir = job.run_dir or job.output.with_name(job.output.name + ".run")
-    config, plan = head_config(folder, recipe), head_plan(job, recipe)
+    config, plan = head_config(folder, recipe, job.draft_length), head_plan(job, recipe)
     head = train_head(config, folder, texts, plan, run_dir)
     step, loss, *shares = list(read_log(run_dir))[-1]
     record = {
@@ -55,22 +58,27 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
     console.print(f"{kind} head in {job.output}")
 
 
-def head_config(target: Path, recipe: HeadRecipe) -> FeatureHeadConfig:
+def head_config(target: Path, recipe: HeadRecipe, draft_length: int) -> HeadConfig:
     """A head with the widths and rotations of its target."""
     config = read_config(target)
+    common: dict[str, Any] = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": num_kv_heads(config),
+        "head_dim": head_dim(config),
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_positions": config.max_position_embeddings,
+        "rope": dict(config.rope_parameters),
+    }
+    if recipe.fusion is None:
+        return SpecFormerConfig(draft_length=draft_length, **common)
     return FeatureHeadConfig(
         fusion=recipe.fusion,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=num_kv_heads(config),
-        head_dim=head_dim(config),
         vocab_size=config.vocab_size,
         fusion_size=0 if recipe.fusion == "linear" else config.intermediate_size,
         splits_output=recipe.splits_output,
         has_fusion_bias=True,
         feature_size=config.hidden_size,
-        rms_norm_eps=config.rms_norm_eps,
-        max_positions=config.max_position_embeddings,
-        rope=dict(config.rope_parameters),
+        **common,
     )

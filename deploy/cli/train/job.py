@@ -68,6 +68,7 @@ class HeadJob:
     mask_form: Annotated[
         MaskForm, Field(description="rows that count as GRIFFIN's paper or its code has them")
     ] = "paper"
+    draft_length: Annotated[int, Field(ge=1, description="drafts of a step, of a SpecFormer")] = 8
     mixed_precision: Annotated[
         Literal["no", "bf16"], Field(description="precision of the passes; weights are float32")
     ] = "no"
@@ -80,14 +81,17 @@ class HeadRecipe:
     """What a kind of head is, and how it is trained where the command does not say.
 
     architecture  as its config.json names it
+    fusion        of a feature head; None: a SpecFormer
+    noise         that its features are trained with
     """
 
     architecture: str
-    fusion: Fusion
-    splits_output: bool
-    num_passes: int
-    num_aligned: int
-    weights: Callable[[], LossWeights]
+    fusion: Fusion | None
+    splits_output: bool = False
+    num_passes: int = 1
+    num_aligned: int = 0
+    weights: Callable[[], LossWeights] = LossWeights
+    noise: float = 0.2
 
 
 # Losses as the released codes have them.
@@ -95,6 +99,7 @@ RECIPES = {
     "griffin": HeadRecipe("GriffinModel", "guided", True, 3, 3, LossWeights),
     "hass": HeadRecipe("EagleModel", "linear", False, 3, 0, lambda: LossWeights(best_tokens=1.0)),
     "eagle2": HeadRecipe("EagleModel", "linear", False, 1, 0, lambda: LossWeights(best_tokens=0.0)),
+    "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0),
     "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
 }
 
@@ -117,6 +122,7 @@ def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
             mask_form=job.mask_form,
             weights=recipe.weights(),
         ),
+        noise=recipe.noise,
         mixed_precision=job.mixed_precision,
         seed=job.seed,
     )

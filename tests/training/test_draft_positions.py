@@ -1,0 +1,85 @@
+"""In-batch gradient accumulation gives the gradients of the whole, and drafts are counted right."""
+
+from __future__ import annotations
+
+import torch
+from draftline.models.heads.spec_former import SpecFormer, SpecFormerConfig
+from draftline.training.heads.draft_positions import position_acceptance, train_positions
+from draftline.training.heads.passes import TextBatch
+from torch import Tensor, nn
+from torch.nn import functional
+
+TEXTS, LENGTH, HIDDEN, VOCAB, DRAFTS = 3, 12, 16, 40, 4
+
+
+def parts() -> tuple[SpecFormer, nn.Module, nn.Module, TextBatch]:
+    torch.manual_seed(6)
+    drafter = SpecFormer(SpecFormerConfig(HIDDEN, 24, 2, 1, 8, DRAFTS))
+    norm, lm_head = nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False).requires_grad_(False)
+    norm.requires_grad_(False)
+    answers = torch.ones(TEXTS, LENGTH, dtype=torch.bool)
+    answers[:, :3] = False
+    batch = TextBatch(
+        torch.randint(0, VOCAB, (TEXTS, LENGTH)), torch.randn(TEXTS, LENGTH, 4 * HIDDEN), answers
+    )
+    return drafter, norm, lm_head, batch
+
+
+def causal(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    heads = (part.transpose(-3, -2) for part in (queries, keys, values))
+    return functional.scaled_dot_product_attention(
+        *heads, is_causal=True, enable_gqa=True
+    ).transpose(-3, -2)
+
+
+def test_gradients_are_those_of_all_logits_at_once() -> None:
+    drafter, norm, lm_head, batch = parts()
+    losses = train_positions(drafter, norm, lm_head, batch)
+    found = {name: parameter.grad.clone() for name, parameter in drafter.named_parameters()}
+    drafter.zero_grad()
+    positions = torch.arange(LENGTH).expand(TEXTS, LENGTH)
+    logits = lm_head(norm(drafter.drafts(drafter.context(batch.features, positions, causal))))
+    expected = []
+    for draft in range(DRAFTS):
+        # Row t's draft i is token t + 2 + i.
+        known = LENGTH - 2 - draft
+        mask = batch.answers[:, 2 + draft :]
+        said, tokens = logits[:, :known, draft][mask], batch.tokens[:, 2 + draft :][mask]
+        expected.append(functional.cross_entropy(said, tokens))
+    torch.stack(expected).mean().backward()
+    assert torch.allclose(torch.tensor(losses), torch.stack(expected).detach(), atol=1e-6)
+    for name, parameter in drafter.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-5)
+    assert lm_head.weight.grad is None
+
+
+def test_drafts_count_behind_accepted_ones() -> None:
+    drafter, norm, lm_head, batch = parts()
+    positions = torch.arange(LENGTH).expand(TEXTS, LENGTH)
+    said = lm_head(norm(drafter.drafts(drafter.context(batch.features, positions, causal))))
+    best = said.argmax(-1)
+    # The first text is what row 4 drafts, but for its last draft.
+    batch.tokens[0, 6:9] = best[0, 4, :3]
+    batch.tokens[0, 9] = (best[0, 4, 3] + 1) % VOCAB
+    expected = [[0, 0] for _ in range(DRAFTS)]
+    for text in range(TEXTS):
+        for row in range(LENGTH - 1):
+            for draft in range(DRAFTS):
+                place = row + 2 + draft
+                if place >= LENGTH or not batch.answers[text, place]:
+                    break
+                expected[draft][0] += 1
+                if best[text, row, draft] != batch.tokens[text, place]:
+                    break
+                expected[draft][1] += 1
+    counts = position_acceptance(drafter, norm, lm_head, batch)
+    assert [list(count) for count in counts] == expected
+    assert counts[2][1] >= 1
+
+
+def test_texts_shorter_than_the_drafts_are_no_error() -> None:
+    drafter, norm, lm_head, batch = parts()
+    short = TextBatch(*(part[:, :4] for part in batch))
+    losses = train_positions(drafter, norm, lm_head, short)
+    assert len(losses) == DRAFTS
+    assert losses[-1] == 0.0

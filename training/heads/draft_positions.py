@@ -1,0 +1,91 @@
+"""One training step of a drafter that says all its drafts at once.
+
+In-batch gradient accumulation (SpecFormer, arXiv 2511.20340): the logits of one position of the
+drafts are made, judged and backpropagated to the drafter's states before those of the next, so that
+one position's logits are in memory at a time, not all.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...models.heads.spec_former import SpecFormer
+from .alignment import is_aligned
+from .passes import TextBatch
+
+
+def train_positions(
+    drafter: SpecFormer, norm: nn.Module, lm_head: nn.Module, batch: TextBatch
+) -> list[float]:
+    """Add gradients to the drafter's parameters; the mean loss of each position, nats a token.
+
+    norm, lm_head  the target's last norm and output head, whose weights are left alone
+
+    Row t reads the states of token t; its draft i is token t + 2 + i. Rows count whose token is one
+    that the target said.
+    """
+    states = _states(drafter, batch)
+    # Apart, so that a position's gradient is no larger than the position.
+    leaves = [part.detach().requires_grad_() for part in states.unbind(-2)]
+    losses = []
+    for index, leaf in enumerate(leaves):
+        tokens, mask = _wanted(batch, index)
+        # A mean over all positions: each has its share.
+        loss = _loss(lm_head(norm(leaf)), tokens, mask)
+        (loss / len(leaves)).backward()
+        losses.append(loss.item())
+    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    torch.autograd.backward(states, torch.stack(gradients, dim=-2))
+    return losses
+
+
+@torch.no_grad()
+def position_acceptance(
+    drafter: SpecFormer, norm: nn.Module, lm_head: nn.Module, batch: TextBatch
+) -> list[tuple[int, int]]:
+    """Of each position: drafts behind accepted ones, and how many of them are accepted.
+
+    Texts are taken for greedy ones: a draft is accepted where it is the text's next token.
+    """
+    follows = None
+    counts = []
+    for index, state in enumerate(_states(drafter, batch).unbind(-2)):
+        tokens, mask = _wanted(batch, index)
+        follows = mask if follows is None else follows & mask
+        accepted = is_aligned(lm_head(norm(state)), tokens, 1) & follows
+        counts.append((int(follows.sum()), int(accepted.sum())))
+        follows = accepted
+    return counts
+
+
+def _states(drafter: SpecFormer, batch: TextBatch) -> Tensor:
+    """[texts, rows, draft_length, hidden_size]; the last row drafts nothing that is known."""
+    features = batch.features[:, :-1]
+    positions = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
+    return drafter.drafts(drafter.context(features, positions, _causal))
+
+
+def _wanted(batch: TextBatch, index: int) -> tuple[Tensor, Tensor]:
+    """int64 and bool [texts, rows]: the token of each row's draft, and whether it counts."""
+    rows, ahead = batch.tokens.shape[1] - 1, index + 2
+    tokens, mask = torch.zeros_like(batch.tokens), torch.zeros_like(batch.answers)
+    known = batch.tokens.shape[1] - ahead
+    if known > 0:
+        tokens[:, :known] = batch.tokens[:, ahead:]
+        mask[:, :known] = batch.answers[:, ahead:]
+    return tokens[:, :rows], mask[:, :rows]
+
+
+def _loss(logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+    if not mask.any():
+        return logits.sum() * 0.0
+    return functional.cross_entropy(logits[mask].float(), tokens[mask])
+
+
+def _causal(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    parts = (part.transpose(-3, -2) for part in (queries, keys, values))
+    return functional.scaled_dot_product_attention(
+        *parts, is_causal=True, enable_gqa=True
+    ).transpose(-3, -2)

@@ -1,0 +1,65 @@
+"""What a step of training does, by the kind of head."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ...models.heads.feature_head import FeatureHead
+from ...models.heads.load_head import Head
+from ...models.heads.spec_former import SpecFormer
+from .draft_positions import position_acceptance, train_positions
+from .passes import PassPlan, TextBatch, depth_acceptance, train_passes
+from .target import Target
+
+# Depth of the greedy chains that feature heads are judged by.
+DEPTH = 6
+
+
+class Objective(Protocol):
+    """How a head learns from a batch, and how it is judged."""
+
+    def learn(self, target: Target, batch: TextBatch) -> float:
+        """Add gradients to the head's parameters; the loss."""
+        ...
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
+        """Of each depth of a greedy chain: drafts behind accepted ones, and the accepted."""
+        ...
+
+
+class PassObjective:
+    """Several passes of a feature head (`passes.py`); the loss is that of the first."""
+
+    def __init__(self, head: FeatureHead, plan: PassPlan) -> None:
+        self._head, self._plan = head, plan
+
+    def learn(self, target: Target, batch: TextBatch) -> float:
+        """As of `Objective`."""
+        return train_passes(self._head, target.embed, target.lm_head, batch, self._plan)[0].loss
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
+        """As of `Objective`."""
+        return depth_acceptance(self._head, target.embed, target.lm_head, batch, DEPTH)
+
+
+class PositionObjective:
+    """All drafts of a SpecFormer at once (`draft_positions.py`)."""
+
+    def __init__(self, drafter: SpecFormer) -> None:
+        self._drafter = drafter
+
+    def learn(self, target: Target, batch: TextBatch) -> float:
+        """As of `Objective`."""
+        losses = train_positions(self._drafter, target.norm, target.lm_head, batch)
+        return sum(losses) / len(losses)
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
+        """As of `Objective`."""
+        return position_acceptance(self._drafter, target.norm, target.lm_head, batch)
+
+
+def objective_of(head: Head, plan: PassPlan) -> Objective:
+    """How a head is trained; `plan` is of feature heads."""
+    if isinstance(head, SpecFormer):
+        return PositionObjective(head)
+    return PassObjective(head, plan)

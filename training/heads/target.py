@@ -1,0 +1,48 @@
+"""The target of a head in training: its states of texts, and what a head shares with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from .distilled_texts import DistilledText, text_batch
+from .passes import TextBatch
+
+
+class Target:
+    """A model without gradients.
+
+    embed    token ids to embeddings
+    norm     last states to normed ones
+    lm_head  normed states to logits
+    """
+
+    def __init__(self, folder: Path, device: torch.device, layers: Sequence[int] = ()) -> None:
+        """`layers`: whose outputs its features are, side by side; -1: the embeddings, and the last
+        one's are normed. None: the last normed state alone.
+        """
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model: nn.Module = model.base_model.eval().requires_grad_(False).to(device)
+        self._device, self._layers = device, tuple(layers)
+        self.embed: nn.Module = model.get_input_embeddings()
+        self.norm: nn.Module = model.base_model.norm
+        lm_head = model.get_output_embeddings()
+        assert isinstance(lm_head, nn.Module)
+        self.lm_head = lm_head.requires_grad_(False).to(device)
+
+    @torch.no_grad()
+    def batch(self, texts: Sequence[DistilledText], window: int) -> TextBatch:
+        """Texts with their features, [texts, length, layers * hidden_size]."""
+        tokens, said = (part.to(self._device) for part in text_batch(texts, window))
+        states = self._model(
+            input_ids=tokens, use_cache=False, output_hidden_states=bool(self._layers)
+        )
+        if not self._layers:
+            return TextBatch(tokens, states.last_hidden_state, said)
+        # What enters layer k is the output of layer k - 1.
+        features = torch.cat([states.hidden_states[layer + 1] for layer in self._layers], dim=-1)
+        return TextBatch(tokens, features, said)
