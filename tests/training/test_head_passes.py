@@ -175,6 +175,14 @@ def test_heads_learn_all_passes(kind: str, num_aligned: int) -> None:
     assert embed.weight.grad is None
 
 
+def test_a_staged_run_begins_with_one_pass() -> None:
+    plan = PassPlan(num_passes=3, is_staged=True)
+    assert [plan.passes_at(step / 9) for step in range(10)] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 3]
+    assert PassPlan(num_passes=3).passes_at(0.0) == 3
+    embed, lm_head, batch = target()
+    assert len(train_passes(head("griffin"), embed, lm_head, batch, plan, done=0.5)) == 2
+
+
 def test_each_pass_adds_its_own_gradient() -> None:
     """Backpropagated one by one, they are as if all were summed, what was said being constant."""
     embed, lm_head, batch = target()

@@ -18,8 +18,8 @@ DEPTH = 6
 class Objective(Protocol):
     """How a head learns from a batch, and how it is judged."""
 
-    def learn(self, target: Target, batch: TextBatch) -> float:
-        """Add gradients to the head's parameters; the loss."""
+    def learn(self, target: Target, batch: TextBatch, done: float) -> float:
+        """Add gradients to the head's parameters; the loss. `done`: of the run, 0 to 1."""
         ...
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
@@ -33,9 +33,12 @@ class PassObjective:
     def __init__(self, head: FeatureHead, plan: PassPlan) -> None:
         self._head, self._plan = head, plan
 
-    def learn(self, target: Target, batch: TextBatch) -> float:
+    def learn(self, target: Target, batch: TextBatch, done: float) -> float:
         """As of `Objective`."""
-        return train_passes(self._head, target.embed, target.lm_head, batch, self._plan)[0].loss
+        reports = train_passes(
+            self._head, target.embed, target.lm_head, batch, self._plan, done=done
+        )
+        return reports[0].loss
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
         """As of `Objective`."""
@@ -48,7 +51,7 @@ class PositionObjective:
     def __init__(self, drafter: SpecFormer) -> None:
         self._drafter = drafter
 
-    def learn(self, target: Target, batch: TextBatch) -> float:
+    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
         """As of `Objective`."""
         losses = train_positions(self._drafter, target.norm, target.lm_head, batch)
         return sum(losses) / len(losses)

@@ -25,14 +25,23 @@ class PassPlan:
     """How a step trains.
 
     num_passes   drafts of up to this depth are trained on
+    is_staged    as many equal parts of the run: the first trains on one pass, each further one on
+                 one more (GRIFFIN); else all passes from the start (HASS)
     num_aligned  best tokens among which an earlier draft must be for a row to count; 0: all rows
                  count (HASS)
     """
 
     num_passes: int = 3
+    is_staged: bool = False
     num_aligned: int = 3
     mask_form: MaskForm = "paper"
     weights: LossWeights = field(default_factory=LossWeights)
+
+    def passes_at(self, done: float) -> int:
+        """Passes of a step, when `done` (0 to 1) of the run lies behind."""
+        if not self.is_staged:
+            return self.num_passes
+        return min(int(done * self.num_passes) + 1, self.num_passes)
 
 
 class TextBatch(NamedTuple):
@@ -72,19 +81,21 @@ class _Rows(NamedTuple):
 
 
 def train_passes(
-    head: FeatureHead, embed: nn.Module, lm_head: nn.Module, batch: TextBatch, plan: PassPlan
-) -> list[PassReport]:
+    head: FeatureHead, embed: nn.Module, lm_head: nn.Module, batch: TextBatch, plan: PassPlan,
+    *, done: float = 1.0,
+) -> list[PassReport]:  # fmt: skip
     """Add the gradients of every pass to the head's parameters.
 
     embed    token ids to embeddings, the target's own
     lm_head  features to logits, the target's own
+    done     how much of the run lies behind, 0 to 1
     """
     rows = _rows(embed, batch)
     with torch.no_grad():
         target_logits = lm_head(rows.wanted)
     aligned: list[Tensor] = []
     reports = []
-    for said in _passes(head, rows, plan.num_passes):
+    for said in _passes(head, rows, plan.passes_at(done)):
         logits = lm_head(said.predict)
         mask = pass_mask(aligned, rows.answers, plan.mask_form)
         loss = head_loss(

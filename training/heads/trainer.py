@@ -81,7 +81,7 @@ def train_head(
             chosen = _texts_of(texts, plan, step, accelerator)
             batch = _noisy(target.batch(chosen, plan.window), plan)
             with accelerator.autocast():
-                loss = objective.learn(target, batch)
+                loss = objective.learn(target, batch, step / plan.num_steps)
             _step(head, optimizer, plan, step, accelerator)
             step += 1
             progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")

@@ -83,6 +83,7 @@ class HeadRecipe:
     architecture  as its config.json names it
     fusion        of a feature head; None: a SpecFormer
     noise         that its features are trained with
+    is_staged     as of `PassPlan`
     """
 
     architecture: str
@@ -92,11 +93,12 @@ class HeadRecipe:
     num_aligned: int = 0
     weights: Callable[[], LossWeights] = LossWeights
     noise: float = 0.2
+    is_staged: bool = False
 
 
 # Losses as the released codes have them.
 RECIPES = {
-    "griffin": HeadRecipe("GriffinModel", "guided", True, 3, 3, LossWeights),
+    "griffin": HeadRecipe("GriffinModel", "guided", True, 3, 3, is_staged=True),
     "hass": HeadRecipe("EagleModel", "linear", False, 3, 0, lambda: LossWeights(best_tokens=1.0)),
     "eagle2": HeadRecipe("EagleModel", "linear", False, 1, 0, lambda: LossWeights(best_tokens=0.0)),
     "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0),
@@ -119,6 +121,7 @@ def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
         passes=PassPlan(
             num_passes=num_passes,
             num_aligned=num_aligned,
+            is_staged=recipe.is_staged,
             mask_form=job.mask_form,
             weights=recipe.weights(),
         ),
