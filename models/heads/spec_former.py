@@ -138,7 +138,8 @@ class SpecFormer(nn.Module):
         state = self.down_samp(torch.cat(normed, dim=-1))
         queries, keys, values = self._heads(self.decoder_att, self.decoder_input_norm(state))
         rotation = self.rotation(state, positions)
-        attended = attend(0, *self.rotation.turned(rotation, queries, keys), values)
+        queries, keys = self.rotation.turned(rotation, queries, keys)
+        attended = attend(0, queries, keys, values)
         return state + self.decoder_att["o_proj"](attended.flatten(-2))
 
     def drafts(self, context: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ def _loss(logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def _causal(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    parts = (part.transpose(-3, -2) for part in (queries, keys, values))
+    queries, keys, values = (part.transpose(-3, -2) for part in (queries, keys, values))
     return functional.scaled_dot_product_attention(
-        *parts, is_causal=True, enable_gqa=True
+        queries, keys, values, is_causal=True, enable_gqa=True
     ).transpose(-3, -2)

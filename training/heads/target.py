@@ -23,13 +23,13 @@ class Target:
 
     def __init__(self, folder: Path, device: torch.device, layers: Sequence[int] = ()) -> None:
         """`layers`: whose outputs its features are, side by side; -1: the embeddings, and the last
-        one's are normed. None: the last normed state alone.
+        one's are normed. Empty: the last normed state alone.
         """
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model: nn.Module = model.base_model.eval().requires_grad_(False).to(device)
         self._device, self._layers = device, tuple(layers)
         self.embed: nn.Module = model.get_input_embeddings()
-        self.norm: nn.Module = model.base_model.norm
+        self.norm: nn.Module = model.base_model.get_submodule("norm")
         lm_head = model.get_output_embeddings()
         assert isinstance(lm_head, nn.Module)
         self.lm_head = lm_head.requires_grad_(False).to(device)
