@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from .muon import Muon
+from .progress import progress_bar
 
 # Tokens of held-out text that each checkpoint is judged by.
 HELD_OUT_SAMPLE = 16 * 1024
@@ -110,7 +110,7 @@ def train(
     forward = torch.compile(model, dynamic=False)
     optimizers = _optimizers(model, plan)
     step = _resume(run_dir, model, optimizers)
-    with _progress() as progress:
+    with progress_bar("steps") as progress:
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
         while step < plan.num_steps:
             is_late = step >= plan.more_from * plan.num_steps
@@ -152,15 +152,6 @@ def _initialize(model: LlamaForCausalLM) -> None:
             param.normal_(std=param.shape[1] ** -0.5)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             param.mul_((2 * model.config.num_hidden_layers) ** -0.5)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} steps"),
-        TimeRemainingColumn(),
-    )
 
 
 def _optimizers(model: nn.Module, plan: TrainingPlan) -> list[torch.optim.Optimizer]:

@@ -99,7 +99,6 @@ def feature_head_config(
             f"the drafter's layer has heads of {head_dim}, keys of {key_size} and outputs of "
             f"{output[0]} beside a hidden size of {hidden_size}; its config and tensors disagree"
         )
-    rope = LlamaConfig.from_dict(_rope_fields(config)).rope_parameters
     return FeatureHeadConfig(
         fusion=FUSIONS[kind],
         hidden_size=hidden_size,
@@ -120,7 +119,7 @@ def feature_head_config(
         has_token_map="d2t" in shapes,
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         max_positions=int(config.get("max_position_embeddings", 2048)),
-        rope=rope or {"rope_type": "default", "rope_theta": 10000.0},
+        rope=rope_parameters(config),
         **_feature_fields(kind, shapes, config, hidden_size),
     )
 
@@ -153,12 +152,15 @@ def _head_dim(shapes: Shapes, config: Mapping[str, Any], query_size: int) -> int
     return query_size // num_heads
 
 
-def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As transformers has them, of a config.json of any age."""
     names = (
         "rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "head_dim",
         "hidden_size", "num_attention_heads",
     )  # fmt: skip
-    return {name: config[name] for name in names if name in config}
+    fields = {name: config[name] for name in names if config.get(name) is not None}
+    rope = LlamaConfig.from_dict(fields).rope_parameters
+    return dict(rope or {"rope_type": "default", "rope_theta": 10000.0})
 
 
 def _feature_fields(

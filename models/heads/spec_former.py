@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaConfig
 
 from ...core.errors import CheckpointError
 from .checkpoint_kind import Shapes
+from .feature_head_config import rope_parameters
 from .head_layer import Attend, HeadRotation
 
 
@@ -81,10 +81,6 @@ def spec_former_config(shapes: Shapes, config: Mapping[str, Any]) -> SpecFormerC
             f"{width}, {positional} numbers of drafts, queries of {query}, keys of {key} and heads "
             f"of {size}"
         )
-    rope = LlamaConfig.from_dict(
-        {name: config[name] for name in ("rope_theta", "rope_scaling", "rope_parameters")
-         if config.get(name) is not None}
-    ).rope_parameters  # fmt: skip
     return SpecFormerConfig(
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -96,7 +92,7 @@ def spec_former_config(shapes: Shapes, config: Mapping[str, Any]) -> SpecFormerC
         is_bidirectional=bool(config.get("is_bidirectional", True)),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         max_positions=int(config.get("max_position_embeddings", 2048)),
-        rope=rope or {"rope_type": "default", "rope_theta": 10000.0},
+        rope=rope_parameters(config),
     )
 
 

@@ -83,6 +83,14 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
     assert all(0 <= share <= 1 for row in log for share in row[2:])
 
 
+def test_a_folder_of_another_heads_run_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    said = texts(read_model_info(checkpoint).vocab_size)
+    train_head(griffin(checkpoint), checkpoint, said, PLAN, tmp_path)
+    other = replace(griffin(checkpoint), intermediate_size=28)
+    with pytest.raises(ConfigError, match="run_dir"):
+        train_head(other, checkpoint, said, PLAN, tmp_path)
+
+
 def test_an_exported_head_loads_and_fits_its_target(checkpoint: Path, tmp_path: Path) -> None:
     info = read_model_info(checkpoint)
     said = texts(info.vocab_size)

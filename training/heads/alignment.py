@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 MaskForm = Literal["paper", "code"]
@@ -47,4 +46,4 @@ def shifted(rows: Tensor, distance: int) -> Tensor:
     """What stood `distance` rows before each, and nothing where there is none: bool [..., rows]."""
     moved = rows.roll(distance, -1)
     moved[..., :distance] = False
-    return torch.as_tensor(moved)
+    return moved

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from ...core.errors import ConfigError
 from ...models.heads.load_head import Head, HeadConfig, build_head
 from ...models.load.model_info import read_model_info
+from ..progress import progress_bar
 from .distilled_texts import DistilledText
 from .objectives import Objective, objective_of
 from .passes import PassPlan, TextBatch
@@ -63,7 +64,8 @@ def train_head(
     """Train from scratch, or from the last checkpoint in `run_dir`, where it also logs.
 
     The last texts are held out: every checkpoint adds a row of its step, its loss and the share of
-    drafts that are accepted at each depth of a greedy chain on them to `log.csv`.
+    drafts that are accepted at each depth of a greedy chain on them to `log.csv`. Raises
+    `ConfigError` if the checkpoint is of another head.
     """
     accelerator = Accelerator(mixed_precision=plan.mixed_precision)
     torch.manual_seed(plan.seed)
@@ -75,7 +77,7 @@ def train_head(
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
     step = _resume(run_dir, head, optimizer)
-    with _progress() as progress:
+    with progress_bar("steps") as progress:
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
         while step < plan.num_steps:
             chosen = _texts_of(texts, plan, step, accelerator)
@@ -103,16 +105,14 @@ def _texts_of(
     texts: Sequence[DistilledText], plan: HeadPlan, step: int, accelerator: Accelerator
 ) -> list[DistilledText]:
     """This process's texts of a step; an epoch reads each text once, shuffled."""
-    first = step * plan.texts_per_step
-    indices = [
-        int(np.random.default_rng((plan.seed, place // len(texts))).permutation(len(texts))[
-            place % len(texts)
-        ])
-        for place in range(first, first + plan.texts_per_step)
-    ]  # fmt: skip
-    return [
-        texts[index] for index in indices[accelerator.process_index :: accelerator.num_processes]
-    ]
+    first, count = step * plan.texts_per_step, len(texts)
+    places = range(first, first + plan.texts_per_step)
+    orders = {
+        epoch: np.random.default_rng((plan.seed, epoch)).permutation(count)
+        for epoch in {place // count for place in places}
+    }
+    own = places[accelerator.process_index :: accelerator.num_processes]
+    return [texts[orders[place // count][place % count]] for place in own]
 
 
 def _noisy(batch: TextBatch, plan: HeadPlan) -> TextBatch:
@@ -154,20 +154,15 @@ def _initialize(head: Head) -> None:
             parameter.zero_()
 
 
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} steps"),
-        TimeRemainingColumn(),
-    )
-
-
 def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> int:
     path = run_dir / CHECKPOINT
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
+    if state["config"] != asdict(head.config):
+        raise ConfigError(
+            "run_dir", f"{run_dir} has checkpoints of another head; give another folder"
+        )
     head.load_state_dict(state["head"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"])
@@ -179,6 +174,7 @@ def _checkpoint(
 ) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     state = {
+        "config": asdict(head.config),
         "head": head.state_dict(),
         "optimizer": optimizer.state_dict(),
         "rng": torch.get_rng_state(),

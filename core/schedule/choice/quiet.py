@@ -12,7 +12,7 @@ class Quiet:
     """A while in which nobody is asked, begun by a plan that asked nobody.
 
     Planning takes the host about as long as drafting. Where nothing pays, one plan is like the one
-    before it: each that asks nobody holds for twice as many steps, up to `MOST_TOKENS`. It holds
+    before it: each that asks nobody holds for twice as many tokens, up to `MOST_TOKENS`. It holds
     for the requests that it was about and for new ones that nothing is expected to pay for.
     """
 

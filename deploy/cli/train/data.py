@@ -6,12 +6,12 @@ from pathlib import Path
 from random import Random
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ....cluster.config import DrafterConfig, EngineConfig
 from ....core.errors import ConfigError
 from ....core.request.sampling_params import SamplingParams
 from ....training.heads.distilled_texts import DistilledText, TextFolder
+from ....training.progress import progress_bar
 from ...engine.engine import Engine
 from ...settings.settings import DEFAULT_DRAFTERS
 from ..bench.prompts import bench_prompts
@@ -65,7 +65,7 @@ def _engine_config(job: DataJob) -> EngineConfig:
 def _answer(
     engine: Engine, job: DataJob, prompts: list[str], folder: TextFolder, done: int
 ) -> None:
-    with _progress() as progress:
+    with progress_bar("texts") as progress:
         task = progress.add_task("texts", total=job.num_texts, completed=done)
         while done < job.num_texts:
             count = min(job.max_num_seqs, job.num_texts - done)
@@ -82,12 +82,3 @@ def _answer(
             )
             done += count
             progress.update(task, completed=done)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-    )

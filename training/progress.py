@@ -1,0 +1,15 @@
+"""The line that shows how far a long run is."""
+
+from __future__ import annotations
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def progress_bar(unit: str) -> Progress:
+    """What is done of how many `unit`, and the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} " + unit),
+        TimeRemainingColumn(),
+    )
