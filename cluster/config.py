@@ -78,6 +78,10 @@ class _Shown(str):
         return str(self)
 
 
+# The kind of drafters that go on from the target's states.
+HEAD = "head"
+
+
 class DrafterConfig(Settings):
     """One drafter. Keys beyond the ones below are options of its kind (`options`)."""
 
@@ -89,7 +93,8 @@ class DrafterConfig(Settings):
 
     kind: str = Field(
         description=(
-            "prompt_lookup, spectra, lookahead, anpd, suffix, token_recycling, retrieval or model"
+            "prompt_lookup, spectra, lookahead, anpd, suffix, token_recycling, retrieval, model or "
+            "head"
         )
     )
     name: str = Field("", description="source name in outputs and metrics; default: the kind")
@@ -124,6 +129,12 @@ class DrafterConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.kind == HEAD and self.transport == "grpc":
+            raise ConfigError(
+                "transport",
+                "of a head must be inproc: it reads states of the target, which "
+                "are not sent to other processes",
+            )
         if self.address is not None and self.transport != "grpc":
             raise ConfigError("address", "needs transport: grpc")
         if (self.tls_certificate is None) != (self.tls_key is None):

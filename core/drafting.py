@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from .arrays import UInt32
 from .interfaces import ProposalSource
-from .proposals import AskPlan, DraftBatch, Probe, Proposal, Query, StepCommit
+from .proposals import (
+    AskPlan,
+    DraftBatch,
+    FeatureRows,
+    Probe,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
@@ -64,6 +72,10 @@ class Drafting:
                 _wish(state), self._drafters.costs(), len(self._scheduler.running)
             )
             self._drafters.open(state.draft_request(), expected)
+            names = self._drafters.feature_drafters
+            state.wants_features = bool(names) and (
+                expected is None or not names.isdisjoint(expected)
+            )
 
     def close(self, state: RequestState) -> None:
         """End a request with every drafter, after handing them its last tokens."""
@@ -79,6 +91,11 @@ class Drafting:
         """Keep a commit for the next message to the drafters."""
         self._commits.append(commit)
 
+    def note_features(self, rows: Sequence[FeatureRows]) -> None:
+        """Keep features for the next message to the drafters that go on from them."""
+        if rows:
+            self._drafters.note_features(rows)
+
     def start(self, states: Sequence[RequestState]) -> DraftingGroup:
         """Begin to ask the drafters about requests that decode; see `ask`."""
         return DraftingGroup(states, asyncio.ensure_future(self.ask(states)))
@@ -91,6 +108,7 @@ class Drafting:
         """
         began_at = self._clock()
         if self._budget.is_quiet(state.request_id for state in states if state.is_open):
+            self._want_features(states, {})
             return DraftBatch({}, began_at, 0.0, AskPlan({}, {}), {})
         most = self._scheduler.nodes_each(len(states))
         sizes = [
@@ -106,6 +124,7 @@ class Drafting:
                 [_wish(state) for state, _ in sizes], costs, others,
                 may_decode_several=_want_tokens_alone(states),
             )  # fmt: skip
+        self._want_features(states, plan.by_drafter)
         commits, self._commits = self._commits, []
         asked = set().union(*plan.by_drafter.values())
         queries = [
@@ -122,6 +141,16 @@ class Drafting:
         proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
         seconds = self._clock() - start
         return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
+
+    def _want_features(
+        self, states: Sequence[RequestState], asked: Mapping[str, Collection[str]]
+    ) -> None:
+        """The next step hands out the features of requests that such a drafter is asked for."""
+        names = self._drafters.feature_drafters
+        if names:
+            wanting = set[str]().union(*(asked.get(name, ()) for name in names))
+            for state in states:
+                state.wants_features = state.request_id in wanting
 
     def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch) -> DraftedTrees:
         """What drafters offer to each request, in one tree."""
@@ -248,7 +277,7 @@ class Drafting:
         states = trees.states
         if not states or len(trees.trees.nodes) or trees.wishes or self._scheduler.is_prefilling:
             return 1
-        if not _want_tokens_alone(states):
+        if not _want_tokens_alone(states) or any(state.wants_features for state in states):
             return 1
         most = min(state.stop.num_tokens_left for state in states)
         return self._budget.num_decode_steps(len(states), most)

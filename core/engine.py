@@ -313,6 +313,7 @@ class EngineCore:
             state.in_flight -= 1
             state.num_losses = 0
         trees = in_flight.trees
+        self._drafting.note_features(results.features)
         self._committing.count(trees, results.paths, outcome)
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
         parts = zip(trees.states, walks, results.trees, strict=True)

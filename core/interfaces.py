@@ -9,7 +9,15 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from .arrays import Float32, Int32
-from .proposals import Commit, DraftCost, DraftRequest, Proposal, Query, StepCommit
+from .proposals import (
+    Commit,
+    DraftCost,
+    DraftRequest,
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from .steps import StepInput, StepOutput
 
 
@@ -152,6 +160,19 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class FeatureDrafter(Protocol):
+    """A drafter that goes on from the target's hidden states."""
+
+    def observe_features(self, rows: Sequence[FeatureRows]) -> None:
+        """Take features of open requests, each in the order of positions, before their commits.
+
+        Some may be missing, where nobody asked, and some may come again, where a request's KV was
+        computed again.
+        """
+        ...
+
+
+@runtime_checkable
 class OwningDrafter(Protocol):
     """A drafter that holds threads or connections."""
 
@@ -200,4 +221,13 @@ class ProposalSource(Protocol):
 
     def costs(self) -> Mapping[str, DraftCost]:
         """Seconds that each drafter takes, by name."""
+        ...
+
+    @property
+    def feature_drafters(self) -> frozenset[str]:
+        """Names of the drafters that go on from the target's features."""
+        ...
+
+    def note_features(self, rows: Sequence[FeatureRows]) -> None:
+        """Keep features for the next message to those."""
         ...

@@ -268,6 +268,19 @@ class Commit(NamedTuple):
     top_next_tokens: TopNextTokens | None = None
 
 
+class FeatureRows(NamedTuple):
+    """The target's hidden states of committed tokens of one request.
+
+    position  of the first of these tokens
+    values    float32 [n, width]  of the layers that `StageOptions.feature_layers` names, side by
+              side
+    """
+
+    request_id: str
+    position: int
+    values: Float32
+
+
 class StepCommit(NamedTuple):
     """Tokens appended to a request by one step, for all drafters.
 

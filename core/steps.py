@@ -233,6 +233,9 @@ class StepInput:
                    `num_decode_steps` is above 1
     request_keys   names the requests from step to step, so that stages in other processes need not
                    be sent what they have; none: nothing of the step is like that before it
+    feature_requests  places of requests, rising, whose features are wanted: of all rows of a prompt
+                   chunk, of a tree's root and its accepted nodes; never beside several tokens a
+                   request
     """
 
     step_id: int
@@ -259,6 +262,7 @@ class StepInput:
     num_decode_steps: int = 1
     end_ids: Int32 | None = None
     request_keys: tuple[int, ...] = ()
+    feature_requests: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,6 +293,8 @@ class StepOutput:
     scored_top            the same of `scored_rows`
     decoded               int32 [len(logits_rows), n]  the target tokens and those behind them, at
                           most `num_decode_steps`; None where that is 1
+    features              float32 [rows, width]  hidden states of the target, of the requests whose
+                          features are wanted, one behind the other, in the order of positions
     stage_spans           when each stage began and ended the step, wall-clock seconds of its own
                           host; empty if not traced
     """
@@ -303,6 +309,7 @@ class StepOutput:
     entropies: Float32 | None = None
     verification_results: tuple[VerificationResult, ...] | None = None
     decoded: Int32 | None = None
+    features: Float32 | None = None
     stage_spans: tuple[Span, ...] = ()
 
 

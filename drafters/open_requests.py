@@ -75,6 +75,10 @@ class OpenRequests(Generic[S]):
         """
         return self._at(commit.request_id, commit.base_len)
 
+    def find(self, request_id: str) -> S | None:
+        """The state of a request; None if it is unknown."""
+        return self._states.get(request_id)
+
     def drop(self, request_id: str) -> S | None:
         """Forget a request and return its state; None if it is unknown."""
         return self._states.pop(request_id, None)

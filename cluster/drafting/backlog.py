@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ...core.arrays import Int32
-from ...core.proposals import Commit, DraftRequest, StepCommit
+from ...core.proposals import Commit, DraftRequest, FeatureRows, StepCommit
+
+# Tokens of a request whose features are kept for a drafter; older ones are let go.
+MAX_FEATURES = 4096
 
 
 class CommittedText:
@@ -48,6 +52,26 @@ class CommittedText:
         return self._chunks[0]
 
 
+class FeatureBacklog:
+    """Features of one request that wait, in the order in which they came; the oldest are let go."""
+
+    __slots__ = ("_count", "_rows")
+
+    def __init__(self) -> None:
+        self._rows: deque[FeatureRows] = deque()
+        self._count = 0
+
+    def __iter__(self) -> Iterator[FeatureRows]:
+        return iter(self._rows)
+
+    def append(self, rows: FeatureRows) -> None:
+        """Add rows; those that they leave no room for go."""
+        self._rows.append(rows)
+        self._count += len(rows.values)
+        while len(self._rows) > 1 and self._count > MAX_FEATURES:
+            self._count -= len(self._rows.popleft().values)
+
+
 class DrafterBacklog:
     """What waits for the next message to a drafter: openings, ends, and commits that it missed.
 
@@ -62,8 +86,8 @@ class DrafterBacklog:
     """
 
     __slots__ = (
-        "_answers", "_closes", "_ended", "_keeps_answers", "_last_commits", "_max_ended", "_opens",
-        "_source", "_told",
+        "_answers", "_closes", "_ended", "_features", "_keeps_answers", "_last_commits",
+        "_max_ended", "_opens", "_source", "_told",
     )  # fmt: skip
 
     def __init__(self, source: str, max_ended: int, *, keeps_answers: bool) -> None:
@@ -74,6 +98,8 @@ class DrafterBacklog:
         self._told: dict[str, int] = {}
         # Commits that answer its wishes, of requests that it knows.
         self._answers: dict[str, list[Commit]] = {}
+        # Those that it was not told yet.
+        self._features: dict[str, FeatureBacklog] = {}
         self._opens: dict[str, None] = {}
         self._closes: list[str] = []
         self._last_commits: list[Commit] = []
@@ -86,6 +112,7 @@ class DrafterBacklog:
         """The drafter knows nothing any more."""
         self._told.clear()
         self._answers.clear()
+        self._features.clear()
         self._opens = {}
         self._closes = []
         self._last_commits = []
@@ -109,6 +136,7 @@ class DrafterBacklog:
             del self._told[request_id]
             self._closes.append(request_id)
         self._answers.pop(request_id, None)
+        self._features.pop(request_id, None)
         if len(self._ended) + len(self._last_commits) > self._max_ended:
             self._ended = []
             self._last_commits = []
@@ -126,6 +154,20 @@ class DrafterBacklog:
                 commit.request_id, commit.base_len, commit.tokens, probe_ids, top_next_tokens
             )
             self._answers.setdefault(commit.request_id, []).append(told)
+
+    def note_features(self, rows: Sequence[FeatureRows]) -> None:
+        """Keep features of open requests."""
+        for own in rows:
+            self._features.setdefault(own.request_id, FeatureBacklog()).append(own)
+
+    def take_features(self, asked: Collection[str]) -> tuple[FeatureRows, ...]:
+        """Those of the requests that a message asks for, which leaves now."""
+        if not self._features:
+            return ()
+        taken = [
+            self._features.pop(request_id) for request_id in asked if request_id in self._features
+        ]
+        return tuple(rows for backlog in taken for rows in backlog)
 
     def take(
         self, texts: Mapping[str, CommittedText], asked: Collection[str]

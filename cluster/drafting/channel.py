@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...core.errors import DrafterError, ProtocolError
-from ...core.proposals import DraftCost, Proposal, Query, StepCommit
+from ...core.proposals import DraftCost, FeatureRows, Proposal, Query, StepCommit
 from ...core.tree.merge import reroot
 from ...core.tree.proposal_batch import ProposalBatch
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
@@ -186,6 +186,11 @@ class DrafterChannel:
         if self.is_up:
             self._backlog.commit(commits)
 
+    def note_features(self, rows: Sequence[FeatureRows]) -> None:
+        """Keep features for the next message that asks for their requests."""
+        if self.is_up:
+            self._backlog.note_features(rows)
+
     def queue(self, queries: Sequence[Query], budget_s: float) -> None:
         """Keep the queries of a step for the next message; they replace those of earlier steps."""
         self._queries, self._budget_s = queries, budget_s
@@ -319,8 +324,9 @@ class DrafterChannel:
         asked = [query.request_id for query in queries]
         closes, opens, commits, last = self._backlog.take(texts, asked)
         message = DrafterMessage(
-            self._num_messages, closes, opens, commits, queries, now + self._budget_s, last
-        )
+            self._num_messages, closes, opens, commits, queries, now + self._budget_s, last,
+            self._backlog.take_features(asked),
+        )  # fmt: skip
         self._message = message
         self._message_texts = [texts[query.request_id] for query in queries]
         self.is_awaited = bool(queries) and self._is_in_time()

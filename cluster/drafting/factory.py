@@ -21,10 +21,12 @@ from ...drafters.spectra.options import SpectraOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from ...models.text.fingerprint import tokenizer_hash
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule
-from ..config import DrafterConfig, EngineConfig, unknown_key
+from ..config import HEAD, DrafterConfig, EngineConfig, unknown_key
 from ..links.tokens import read_token
+from .head_features import feature_layers_of, head_folder, layers_of_head
 
 if TYPE_CHECKING:
+    from ...drafters.heads.options import HeadOptions
     from ...drafters.model.options import ModelOptions
     from ...models.load.model_info import ModelInfo
 import numpy as np
@@ -167,6 +169,28 @@ def _may_use_gpu(recipe: _Recipe) -> bool:
     return recipe.transport == "grpc" and engine.gpus_per_drafter > 0
 
 
+def _head_options() -> type:
+    from ...drafters.heads.options import HeadOptions  # noqa: PLC0415
+
+    return HeadOptions
+
+
+def _head(recipe: _Recipe) -> Drafter:
+    from ...drafters.heads.drafter import load_head_drafter  # noqa: PLC0415
+
+    engine, config = recipe.engine, recipe.config
+    folder = head_folder(config)
+    if engine is None:
+        raise ConfigError("kind", "head: needs the engine whose model's states it reads")
+    target = _target(engine)
+    options: HeadOptions = recipe.options
+    if options.device == "auto" and not _may_use_gpu(recipe):
+        options = replace(options, device="cpu")
+    given, own = feature_layers_of(engine, target), layers_of_head(config, target)
+    columns = [given.index(layer) for layer in own]
+    return load_head_drafter(folder, target, recipe.name, options, columns)
+
+
 def _retrieval(recipe: _Recipe) -> Drafter:
     from ..links.tls_files import drafter_tls  # noqa: PLC0415
     from ..retrieval.source import open_servers, open_source  # noqa: PLC0415
@@ -213,6 +237,7 @@ KINDS: Mapping[str, _Kind] = {
     "suffix": _plain(SuffixOptions, SuffixDrafter),
     "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
     "model": _Kind(_model_options, _model, ("model",)),
+    HEAD: _Kind(_head_options, _head, ("model",)),
     "retrieval": _Kind(
         lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off"), REST_PAPER
     ),

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ...core.proposals import DraftCost, DraftRequest, Proposal, Query, StepCommit
+from ...core.proposals import DraftCost, DraftRequest, FeatureRows, Proposal, Query, StepCommit
 from ..links.link import DrafterLink
 from .backlog import CommittedText
 from .channel import DrafterChannel, DrafterLimits
@@ -55,6 +55,9 @@ class DrafterHub:
                 on_progress=self._on_progress,
             )
             for link in links
+        ]
+        self._feature_channels = [
+            channel for channel in self._channels if channel.link.reads_features
         ]
         self._remote = [channel for channel in self._channels if not channel.link.is_local]
 
@@ -146,6 +149,17 @@ class DrafterHub:
     def costs(self) -> dict[str, DraftCost]:
         """Seconds that each drafter takes, by name; 0 before it has answered."""
         return {channel.link.name: channel.cost() for channel in self._channels}
+
+    @property
+    def feature_drafters(self) -> frozenset[str]:
+        """Names of the drafters that go on from the target's features."""
+        return frozenset(channel.link.name for channel in self._feature_channels)
+
+    def note_features(self, rows: Sequence[FeatureRows]) -> None:
+        """Keep features of open requests for the next message to those drafters."""
+        known = [own for own in rows if own.request_id in self._texts]
+        for channel in self._feature_channels:
+            channel.note_features(known)
 
     def stats(self) -> tuple[DrafterStats, ...]:
         """Totals of every drafter, in order of priority."""

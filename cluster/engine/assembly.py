@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...core.engine import EngineCore
 from ...core.errors import ConfigError
@@ -30,6 +30,7 @@ from ...models.text.grammar import GrammarFactory
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
 from ..drafting.channel import DrafterLimits
+from ..drafting.head_features import feature_layers_of
 from ..drafting.hub import DrafterHub
 from ..links.link import DrafterLink
 from ..pipeline.local_pipeline import LocalPipeline
@@ -82,6 +83,7 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
         )
     device = choose_device(config.device, has_gpu=has_gpu)
     num_stages = config.pipeline_parallel_size
+    layers = feature_layers_of(config, info)
     specs = tuple(
         StageSpec(
             model_path=str(info.path),
@@ -93,7 +95,10 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
             device=device,
             num_cpus=config.cpus_per_stage,
             num_gpus=config.gpus_per_stage if device == "cuda" else 0.0,
-            options=_stage_options(config, max_model_len, (index + 1) / num_stages),
+            options=replace(
+                _stage_options(config, max_model_len, (index + 1) / num_stages),
+                feature_layers=layers,
+            ),
         )
         for index, span in enumerate(partition_layers(info.path, num_stages))
     )

@@ -84,6 +84,7 @@ class GrpcLink:
         self.name = name
         self.max_nodes = max_nodes
         self.keeps_answers = keeps_answers
+        self.reads_features = False
         self._address = address
         self._options = options or GrpcOptions()
         self._replace = replace

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from ...core.errors import DrafterError
-from ...core.interfaces import Drafter, LearningDrafter, OwningDrafter
-from ...core.proposals import Commit, DraftRequest, Proposal, Query
+from ...core.interfaces import Drafter, FeatureDrafter, LearningDrafter, OwningDrafter
+from ...core.proposals import Commit, DraftRequest, FeatureRows, Proposal, Query
 from .failures import FailureLog, failure_reason
 
 # Every so many answers carry a report.
@@ -19,7 +19,7 @@ REPORT_EVERY = 32
 # Of a link that is given no limit of its own: that of the settings.
 MAX_NODES = 256
 logger = logging.getLogger(__name__)
-NamedT = TypeVar("NamedT", Commit, Query)
+NamedT = TypeVar("NamedT", Commit, Query, FeatureRows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +30,7 @@ class DrafterMessage:
     fields.
 
     deadline  seconds of the hub's clock; proposals after it are late but not lost
+    features  of the requests that are asked for; it hears of them before the commits
     """
 
     sequence: int
@@ -39,6 +40,7 @@ class DrafterMessage:
     queries: Sequence[Query]
     deadline: float
     last_commits: Sequence[Commit] = ()
+    features: Sequence[FeatureRows] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +128,11 @@ class DrafterLink(Protocol):
         """Whether it learns from requests that end, also where it was never asked for them."""
         ...
 
+    @property
+    def reads_features(self) -> bool:
+        """Whether it goes on from the target's features (`core.interfaces.FeatureDrafter`)."""
+        ...
+
     def connect(self, events: LinkEvents) -> None:
         """Begin to connect; `ready` or `failed` follows."""
         ...
@@ -192,6 +199,8 @@ class DrafterSession:
             self._open_ids.add(request_id)
             drafter.open(replace(request, request_id=request_id) if self._prefix else request)
         opened = clock()
+        if message.features and isinstance(drafter, FeatureDrafter):
+            drafter.observe_features([self._named(rows) for rows in message.features])
         if message.commits:
             drafter.observe([self._named(commit) for commit in message.commits])
         observed = clock()
@@ -218,7 +227,9 @@ class DrafterSession:
 class InprocLink:
     """Calls a drafter directly. What the drafter raises becomes `failed`."""
 
-    __slots__ = ("_drafter", "_events", "_session", "keeps_answers", "max_nodes", "name")
+    __slots__ = (
+        "_drafter", "_events", "_session", "keeps_answers", "max_nodes", "name", "reads_features",
+    )  # fmt: skip
 
     is_local = True
 
@@ -231,6 +242,7 @@ class InprocLink:
         self.name = drafter.name
         self.max_nodes = max_nodes
         self.keeps_answers = keeps_answers
+        self.reads_features = isinstance(drafter, FeatureDrafter)
 
     @property
     def learning_counts(self) -> Mapping[str, int]:

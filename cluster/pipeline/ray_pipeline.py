@@ -265,7 +265,7 @@ class RayPipeline:
             case "distributed":
                 return DistributedTransport(places, "gloo", self._max_in_flight)
             case "compiled_graph":
-                widest = max(spec.hidden_size for spec in self._specs)
+                widest = max(spec.output_size for spec in self._specs)
                 # Four bytes a number, and some more for the step itself.
                 buffer_bytes = self._max_step_rows * widest * 4 + (1 << 18)
                 return CompiledGraphTransport(buffer_bytes, self._max_in_flight)

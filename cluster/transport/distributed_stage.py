@@ -200,7 +200,7 @@ class DistributedStage:
             return
         self._deliveries.add(lambda: self._answers.send(encode_result(sequence, _settled(result))))
         if not self._is_last:
-            self._hand_on(torch.zeros(len(step.token_ids), self._spec.hidden_size), spans)
+            self._hand_on(torch.zeros(len(step.token_ids), self._spec.output_size), spans)
 
     def _launch(
         self, stage: StageRunner, step: StepInput
@@ -211,7 +211,7 @@ class DistributedStage:
         if self._index:
             assert self._hidden_link is not None
             num_spans = self._index if step.is_traced else 0
-            size = (num_rows, self._spec.hidden_size)
+            size = (num_rows, self._spec.input_size)
             hidden, spans = self._hidden_link.receive(*size, self._dtype, num_spans)
         try:
             if step.is_traced:
@@ -227,7 +227,7 @@ class DistributedStage:
     ) -> torch.Tensor | PendingOutput | StageError:
         if isinstance(result, StepOutput):
             return lambda: result
-        expected = (num_rows, self._spec.hidden_size)
+        expected = (num_rows, self._spec.output_size)
         if not self._is_last and (not isinstance(result, torch.Tensor) or result.shape != expected):
             return StageError(f"stage {self._index} gave no hidden states of shape {expected}")
         return result

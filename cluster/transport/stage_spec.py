@@ -55,7 +55,7 @@ class StageSpec:
     """What a worker needs to build its stage; picklable.
 
     num_blocks   KV blocks of the stage's cache, each of `block_size` slots; None: what fits
-    hidden_size  columns of the hidden states between stages
+    hidden_size  columns of the model's hidden states
     options      how it computes; None: by default
     num_cpus, num_gpus  Ray resources that the stage's actor reserves
     """
@@ -70,6 +70,25 @@ class StageSpec:
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     options: StageOptions | None = None
+
+    @property
+    def input_size(self) -> int:
+        """Columns of the hidden states that it takes from the stage before."""
+        return self._carried_size(self.span.first)
+
+    @property
+    def output_size(self) -> int:
+        """Columns of the hidden states that it hands on."""
+        return self._carried_size(self.span.last)
+
+    def _carried_size(self, before: int) -> int:
+        layers = () if self.options is None else self.options.feature_layers
+        if not layers:
+            return self.hidden_size
+        # As in `build`.
+        from ...models.stage.feature_taps import carried_size  # noqa: PLC0415
+
+        return carried_size(layers, before, self.span.num_layers, self.hidden_size)
 
     @property
     def computes_apart(self) -> bool:

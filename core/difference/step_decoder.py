@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,14 @@ class StepDecoder:
             "num_top": choice.num_top,
             "verification": choice.verification,
             "edits": self._edits.apply(choice.edits, rows.slots_of(logits_rows)),
+            "feature_requests": _places(choice.feature_requests, len(rows.context_lens)),
         }
+
+
+def _places(places: tuple[int, ...], num_requests: int) -> tuple[int, ...]:
+    rising = all(first < second for first, second in pairwise((-1, *places, num_requests)))
+    expect(rising, "features are of no request")
+    return places
 
 
 def _check(rows: RowsDifference) -> None:

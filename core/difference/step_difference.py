@@ -165,6 +165,7 @@ class ChoiceDifference:
     num_top: int
     verification: Verification | None
     edits: EditChanges | None
+    feature_requests: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

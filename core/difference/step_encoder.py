@@ -99,4 +99,5 @@ class StepEncoder:
             num_top=step.num_top,
             verification=step.verification,
             edits=self._edits.changes(step.edits, rows.slots_of(logits_rows)),
+            feature_requests=step.feature_requests,
         )

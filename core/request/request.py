@@ -97,6 +97,7 @@ class RequestState:
     token_counts: TokenCounts | None = None
     prompt_log_probs: list[TokenLogProb | None] | None = None
     is_open: bool = False
+    wants_features: bool = False
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     num_losses: int = 0

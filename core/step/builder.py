@@ -98,6 +98,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
         # Numbers of arrival.
         request_keys=tuple(state.order[1] for state in states),
+        feature_requests=tuple(place for place, state in enumerate(states) if state.wants_features),
     )
 
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..proposals import DraftBatch
+from ..proposals import DraftBatch, FeatureRows
 from ..request.request import RequestState
 from ..steps import StepInput, StepOutput
 from ..verify.walk import Paths, RowSlots, paths_of
+from .features import features_of
 from .outputs import Chosen, StepOutputReader, TreeOutput
 from .prompt_chunk import PromptChunk
 from .trace import TracedStep
@@ -32,12 +33,14 @@ class StepResults(NamedTuple):
     paths   through all trees
     trees   what else was answered to each tree
     chunks  what was chosen after each prompt chunk
+    features  of the requests whose drafters asked for them
     """
 
     num_passes: int
     paths: Paths
     trees: Sequence[TreeOutput]
     chunks: Sequence[Chosen]
+    features: Sequence[FeatureRows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,11 +86,13 @@ class StepInFlight:
             "the stage did not do what it was asked"
         )
         answers = StepOutputReader(output)
+        paths = paths_of(self.trees.trees, output)
         return StepResults(
             1 if output.decoded is None else output.decoded.shape[1],
-            paths_of(self.trees.trees, output),
+            paths,
             answers.of_trees(self.trees),
             [answers.of_chunk(chunk) for chunk in self.chunks],
+            features_of(self.step, [state.request_id for state in self.states], paths, output),
         )
 
     def give_up(self) -> None:

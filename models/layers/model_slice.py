@@ -227,11 +227,15 @@ def embedded(embed: nn.Module, token_ids: Tensor) -> Tensor:
 def run_layers(
     part: ModelSlice, states: Tensor, positions: Tensor,
     rotations: dict[str | None, Rotation], attention: StepAttention | StepKernels,
+    *, span: slice = slice(None),
 ) -> Tensor:  # fmt: skip
-    """Hidden states [rows, hidden_size], in and out; `positions` int [rows]."""
+    """Hidden states [rows, hidden_size], in and out; `positions` int [rows].
+
+    `span`: which of the slice's layers run.
+    """
     if not part.fast:
         states = states.unsqueeze(0)
-    for layer, kind in zip(part.layers, part.layer_types, strict=True):
+    for layer, kind in zip(part.layers[span], part.layer_types[span], strict=True):
         states = layer.forward(
             states,
             attention_mask=attention,

@@ -7,7 +7,7 @@ inputs, attention in the order of positions, and nothing else looks beyond its r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,28 +94,36 @@ class OwnLayers:
             _take_layer(layer, kinds.index(kind or ""))
             for layer, kind in zip(part.layers, part.layer_types, strict=True)
         ]
+        self._num_layers = len(layers)
         self._tensors = [tensor for layer in layers for tensor in layer.tensors]
         self._shapes = [value for layer in layers for value in layer.shape]
         self._numbers = [value for layer in layers for value in layer.numbers]
         self._norm, self._head = _take_norm(part.norm), _take_head(part.head)
 
-    def __call__(self, states: Tensor, tables: Mapping[str | None, Rotation]) -> Tensor:
+    def __call__(
+        self, states: Tensor, tables: Mapping[str | None, Rotation], span: slice = slice(None)
+    ) -> Tensor:
         """Hidden states [rows, hidden_size], in and out; within `attending`.
 
-        `tables` are those of a flat `RotaryTable`, of all positions.
+        `tables` are those of a flat `RotaryTable`, of all positions; `span` says which of the
+        slice's layers run.
         """
-        return torch.ops.draftline.run_layers(
-            states.contiguous(), self._tensors, self._shapes, self._numbers, self._rotations(tables)
-        )
+        whole = self._tensors, self._shapes, self._numbers
+        own = whole if span == slice(None) else (self._cut(values, span) for values in whole)
+        return torch.ops.draftline.run_layers(states.contiguous(), *own, self._rotations(tables))
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last layer's states [rows, hidden_size] as the head reads them."""
+        assert self._norm is not None
+        return torch.ops.draftline.rms_norm(hidden.contiguous(), *self._norm)
 
     def logits(self, hidden: Tensor, softcap: float | None = None) -> Tensor:
         """float32 [rows, vocabulary] of the last layer's states [rows, hidden_size].
 
         `softcap` bounds them by tanh, as Gemma 2 does.
         """
-        assert self._norm is not None
         assert self._head is not None
-        normed = torch.ops.draftline.rms_norm(hidden.contiguous(), *self._norm)
+        normed = self.normed(hidden)
         weight, outputs, bias = self._head
         out = packed_linear(normed, weight, outputs)
         if bias is not None:
@@ -151,6 +159,12 @@ class OwnLayers:
             self._tensors, self._shapes, self._numbers, self._rotations(tables),
         )  # fmt: skip
         return chosen.numpy()
+
+    def _cut(self, values: Sequence[Any], span: slice) -> Sequence[Any]:
+        """What some layers have of a list that holds as much of each."""
+        each = len(values) // self._num_layers
+        first, last, _ = span.indices(self._num_layers)
+        return values[first * each : last * each]
 
     def _rotations(self, tables: Mapping[str | None, Rotation]) -> list[Tensor]:
         return [

@@ -35,6 +35,8 @@ class StageOptions:
     compile_cache  folder that keeps what compile makes
     batch_invariant  on: a row's result must not depend on the rows beside it; auto: where that
                    costs little
+    feature_layers  layers whose outputs drafters go on from, ascending; -1: the embeddings, and the
+                   model's last one's are normed
     """
 
     attention: str = "auto"
@@ -47,3 +49,4 @@ class StageOptions:
     max_rows: int = 512
     max_requests: int = 256
     graphs: GraphOptions | None = None
+    feature_layers: tuple[int, ...] = ()

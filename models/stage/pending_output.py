@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...core.arrays import Int32
 from ...core.steps import StepInput, StepOutput, TopTokens, VerificationResult
+from ...core.verify.accepted_rows import accepted_rows
 from ..device import HostCopy, to_device
 from ..sampling import Sampler
 from ..verify.apply import verification_results, with_verification_results
@@ -26,12 +27,17 @@ def wanted_rows(step: StepInput) -> Int32:
     return np.unique(np.concatenate((*wanted, np.empty(0, dtype=np.int32))))
 
 
-def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler) -> PendingOutput:
+def launch_answer(
+    step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler,
+    features: Callable[[Int32], Tensor] | None = None,
+) -> PendingOutput:  # fmt: skip
     """Enqueue all that the answer needs, and one copy of it to the host.
 
-    logits  float32 [rows, vocabulary], unprocessed, of `wanted_rows`
+    logits    float32 [rows, vocabulary], unprocessed, of `wanted_rows`
+    features  float32 [n, width] of rows int32 [n]
 
-    Waits for the device only where an acceptance rule is decided on the host.
+    Waits for the device only where an acceptance rule is decided on the host, and where features of
+    accepted rows are wanted.
     """
 
     def logits_of(wanted: Int32) -> Tensor:
@@ -54,6 +60,9 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
         parts |= _top("scored_top", distributions, step.num_top)
     if step.with_log_probs or step.with_entropies:
         parts |= _told(step, sampler.log_softmax(target_logits), targets)
+    if step.feature_requests:
+        assert features is not None
+        parts["features"] = features(accepted_rows(step, targets.cpu().numpy(), results))
     copy = HostCopy(list(parts.values()))
 
     def wait() -> StepOutput:
@@ -62,7 +71,7 @@ def launch_answer(step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler
             step.step_id, arrays["target_tokens"], arrays["probe_ids"],
             arrays.get("scores", np.empty(0, dtype=np.float32)),
             log_probs=arrays.get("log_probs"), entropies=arrays.get("entropies"),
-            verification_results=results,
+            verification_results=results, features=arrays.get("features"),
             top=_top_tokens("top", arrays), scored_top=_top_tokens("scored_top", arrays),
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Int32
+from ...core.errors import ConfigError
 from ...core.steps import StepInput, StepOutput
 from ...kernels.dispatch import Machine
 from ..attention.backend import AttentionBackend, SdpaBackend, choose_backend
@@ -21,6 +23,7 @@ from ..layers.fast_modules import RotaryTable
 from ..layers.model_slice import ModelSlice, embedded, load_slice, run_layers
 from ..load.partition import LayerSpan
 from ..sampling import choose_sampler, uses_fused_modules
+from .feature_taps import FeatureTaps
 from .graph_runner import Capture, CudaCapture, GraphRunner
 from .invariance import invariant_options, invariant_slice
 from .memory import CudaMemory, fitting_blocks, make_kv
@@ -49,6 +52,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
     options = options or StageOptions(attention=attention)
+    _check_taps(options, span)
     is_invariant = options.batch_invariant == "on" and torch.device(device).type != "cpu"
     if is_invariant:
         options = invariant_options(options, Machine.of(device))
@@ -63,6 +67,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         part = prepare(part, options.compile_cache)
         kv = make_kv(part, num_blocks, block_size)
         stage = Stage(part, kv, block_size, CompiledLayers(part))
+        stage.use_taps(options.feature_layers, span)
         warm_up(stage)
         return stage
 
@@ -76,7 +81,9 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         backend, _ = choose_backend(
             kv, part.dtype, block_size, num_heads, options.attention, tiles=tiles
         )
-        return Stage(part, kv, block_size, attention=backend)
+        stage = Stage(part, kv, block_size, attention=backend)
+        stage.use_taps(options.feature_layers, span)
+        return stage
 
     if num_blocks is None:
         num_blocks = fitting_blocks(stage_of, block_size, options, CudaMemory(part.device))
@@ -84,9 +91,24 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     switch = begin_switch(part, options)
     if switch is not None:
         stage.use_own_operators(switch)
-    if options.graphs is not None and part.device.type == "cuda" and stage.can_be_captured:
+    is_captured = options.graphs is not None and not stage.taps.needs_layers
+    if is_captured and part.device.type == "cuda" and stage.can_be_captured:
+        assert options.graphs is not None
         capture(stage.use_graphs(options.graphs, CudaCapture(part.device)))
     return stage
+
+
+def _check_taps(options: StageOptions, span: LayerSpan) -> None:
+    layers = options.feature_layers
+    if any(not -1 <= layer < span.num_layers for layer in layers):
+        raise ConfigError(
+            "feature_layers", f"{layers} are not layers of a model that has {span.num_layers}"
+        )
+    if options.compile == "on" and any(layer < span.num_layers - 1 for layer in layers):
+        raise ConfigError(
+            "compile", "on: a compiled graph hands out no states of layers before the last one, "
+            "which a drafter reads; set compile: auto"
+        )  # fmt: skip
 
 
 class Stage:
@@ -111,6 +133,12 @@ class Stage:
         self._own: OwnLayers | None = None
         self._multi_step: MultiStepDecoder | None = None
         self._switch: OperatorSwitch | None = None
+        num_layers = len(part.layers)
+        self.use_taps((), LayerSpan(0, num_layers, num_layers))
+
+    def use_taps(self, layers: Sequence[int], span: LayerSpan) -> None:
+        """Note the outputs of these layers of the model, of which the stage holds `span`."""
+        self.taps = FeatureTaps(layers, span, self._part.config.hidden_size)
 
     def use_own_operators(self, switch: OperatorSwitch) -> None:
         """Own operators run the layers from the step on before which `switch` has them ready."""
@@ -144,8 +172,8 @@ class Stage:
         return self._part.embed is not None
 
     def empty_hidden(self, num_rows: int) -> Tensor:
-        """Zeros for hidden states that `run` takes: [num_rows, hidden_size]."""
-        size = (num_rows, self._part.config.hidden_size)
+        """Zeros for hidden states that `run` takes: [num_rows, input_size] of its taps."""
+        size = (num_rows, self.taps.input_size)
         return torch.zeros(size, dtype=self._part.dtype, device=self._part.device)
 
     @property
@@ -164,7 +192,7 @@ class Stage:
 
     @torch.inference_mode()
     def run(self, step: StepInput, hidden: Tensor | None = None) -> Tensor | StepOutput:
-        """Hidden states [rows, hidden_size] for the next stage, or the last stage's `StepOutput`.
+        """Hidden states [rows, output_size] for the next stage, or the last stage's `StepOutput`.
 
         `hidden` is what the stage before returned; None on the first. Moves KV first, then writes
         the KV of the step's rows.
@@ -185,8 +213,13 @@ class Stage:
         hidden = self._hidden(step, hidden)
         if not self.is_last:
             return hidden
-        rows = wanted_rows(step)
-        return launch_answer(step, rows, self._logits(hidden, rows), self._sampler)
+        rows, states = wanted_rows(step), hidden
+
+        def features(wanted: Int32) -> Tensor:
+            return self.taps.features(states[to_device(wanted, states.device)], self._normed)
+
+        logits = self._logits(self._own_states(hidden), rows)
+        return launch_answer(step, rows, logits, self._sampler, features)
 
     @torch.inference_mode()
     def logits(self, step: StepInput, hidden: Tensor | None, rows: Int32) -> Tensor:
@@ -194,7 +227,16 @@ class Stage:
 
         Runs the step as `run` does.
         """
-        return self._logits(self._hidden(step, hidden), rows)
+        return self._logits(self._own_states(self._hidden(step, hidden)), rows)
+
+    def _own_states(self, hidden: Tensor) -> Tensor:
+        return hidden[:, : self._part.config.hidden_size]
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        if self._own is not None:
+            return self._own.normed(hidden)
+        assert self._part.norm is not None
+        return self._part.norm(hidden)
 
     def _switch_if_ready(self) -> None:
         if self._switch is not None and self._switch.is_ready:
@@ -220,17 +262,24 @@ class Stage:
         assert hidden is not None
         assert len(hidden) == len(step.token_ids)
         if not len(hidden):
-            return hidden
+            return hidden.new_empty(0, self.taps.output_size)
         if self._own is not None:
+            own, tables = self._own, self._rotary.tables_of(int(step.positions.max()))
             with attending(step, self.kv, self.block_size):
-                return self._own(hidden, self._rotary.tables_of(int(step.positions.max())))
+                return self.taps.run(hidden, lambda states, span: own(states, tables, span))
         positions = to_device(step.positions, part.device)
         rotations = self._rotary.rotations(positions, int(step.positions.max()))
         states = hidden.to(part.device, non_blocking=True)
         if self._compiled is not None:
             with attending(step, self.kv, self.block_size):
                 return self._compiled(states, rotations)
-        return run_layers(part, states, positions, rotations, self._attention.begin(step))
+        attention = self._attention.begin(step)
+        return self.taps.run(
+            states,
+            lambda states, span: run_layers(
+                part, states, positions, rotations, attention, span=span
+            ),
+        )
 
     def _decode(self, step: StepInput) -> StepOutput:
         assert self._multi_step is not None

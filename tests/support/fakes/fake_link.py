@@ -27,6 +27,7 @@ class FakeLink:
     learning_counts = None
     max_nodes = 256
     keeps_answers = True
+    reads_features = False
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.name

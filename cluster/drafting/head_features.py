@@ -1,0 +1,34 @@
+"""Which of the target's states the engine's heads read, told before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...core.errors import ConfigError
+from ...models.load.model_info import ModelInfo
+from ..config import HEAD, DrafterConfig, EngineConfig
+
+
+def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:
+    """Layers of the target whose outputs stages hand out, ascending; those of all heads together.
+
+    Raises `CheckpointError`; `ConfigError` (`model`) for a head that does not fit the target.
+    """
+    heads = [drafter for drafter in config.drafters if drafter.kind == HEAD]
+    return tuple(sorted({layer for head in heads for layer in layers_of_head(head, target)}))
+
+
+def layers_of_head(config: DrafterConfig, target: ModelInfo) -> tuple[int, ...]:
+    """Layers that one head reads, in its order. Raises as `feature_layers_of`."""
+    # As other drafters' code that needs torch.
+    from ...drafters.heads.drafter import feature_layers  # noqa: PLC0415
+
+    return feature_layers(head_folder(config), target)
+
+
+def head_folder(config: DrafterConfig) -> Path:
+    """The folder of a head. Raises `ConfigError` (`model`)."""
+    folder = config.options.get("model")
+    if not isinstance(folder, str) or not folder:
+        raise ConfigError("model", "must be given: the folder of a trained head")
+    return Path(folder).expanduser()

@@ -1,0 +1,4 @@
+"""Drafters that go on from the target's hidden states: feature heads, and SpecFormer.
+
+Start with `drafter.py`.
+"""

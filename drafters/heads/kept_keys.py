@@ -1,0 +1,110 @@
+"""Keys and values that a head keeps of a text or a tree, and attention over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+FIRST_ROOM = 64
+
+
+class KeptKeys:
+    """Keys and values [2, rows, kv_heads, head_dim] of each layer; grows by appending."""
+
+    __slots__ = ("_layers", "num_rows")
+
+    def __init__(self, num_layers: int) -> None:
+        self._layers: list[Tensor | None] = [None] * num_layers
+        self.num_rows = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all layers, with the room to grow."""
+        return sum(layer.nbytes for layer in self._layers if layer is not None)
+
+    def layer(self, index: int) -> Tensor | None:
+        """[2, num_rows, kv_heads, head_dim]; None while nothing is kept."""
+        kept = self._layers[index]
+        return None if kept is None else kept[:, : self.num_rows]
+
+    def append(self, index: int, keys: Tensor, values: Tensor) -> Tensor:
+        """Keep rows [rows, kv_heads, head_dim] in a layer: all that it holds now.
+
+        They count for the others when `num_rows` is raised, after the last layer.
+        """
+        end = self.num_rows + len(keys)
+        kept = self._layers[index]
+        if kept is None or end > kept.shape[1]:
+            room = max(FIRST_ROOM, 2 * end)
+            grown = keys.new_empty(2, room, *keys.shape[1:])
+            if kept is not None:
+                grown[:, : self.num_rows] = kept[:, : self.num_rows]
+            self._layers[index] = kept = grown
+        kept[0, self.num_rows : end] = keys
+        kept[1, self.num_rows : end] = values
+        return kept[:, :end]
+
+    def drop_oldest(self, count: int) -> None:
+        """Let the first rows go."""
+        left = self.num_rows - count
+        for index, kept in enumerate(self._layers):
+            if kept is not None:
+                self._layers[index] = kept[:, count : self.num_rows].clone()
+        self.num_rows = left
+
+
+class Segment(NamedTuple):
+    """Rows of one request in a pass.
+
+    rows     which of the pass
+    context  all of which each row sees; None: nothing but `kept`
+    kept     where the rows' own keys and values go
+    mask     bool [rows, columns of `kept` with the rows' own]
+    """
+
+    rows: slice
+    context: KeptKeys | None
+    kept: KeptKeys
+    mask: Tensor
+
+
+class SegmentAttention:
+    """An `Attend` (`models/heads/head_layer.py`) over what is kept of several requests."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
+
+    def __call__(self, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """[rows, heads, head_dim]: what each row attends to."""
+        attended = torch.empty_like(queries)
+        for rows, context, kept, own_mask in self._segments:
+            mask = own_mask
+            seen = kept.append(index, keys[rows], values[rows])
+            before = None if context is None else context.layer(index)
+            if before is not None:
+                seen = torch.cat([before, seen], dim=1)
+                mask = torch.cat([mask.new_ones(len(mask), before.shape[1]), mask], dim=1)
+            found = scaled_dot_product_attention(
+                queries[rows].transpose(0, 1)[None],
+                seen[0].transpose(0, 1)[None],
+                seen[1].transpose(0, 1)[None],
+                attn_mask=mask,
+                enable_gqa=True,
+            )
+            attended[rows] = found[0].transpose(0, 1)
+        return attended
+
+    def keep(self) -> None:
+        """The rows of the pass count from now on; call it after the last layer."""
+        for segment in self._segments:
+            segment.kept.num_rows += segment.rows.stop - segment.rows.start
+
+
+def causal_mask(num_before: int, num_rows: int, device: torch.device) -> Tensor:
+    """bool [num_rows, num_before + num_rows]: each row sees those before it, and itself."""
+    own = torch.ones(num_rows, num_before + num_rows, dtype=torch.bool, device=device)
+    return own.tril(num_before)

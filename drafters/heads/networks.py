@@ -1,0 +1,200 @@
+"""How the networks of heads read features and grow trees: the two kinds that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...core.arrays import ROOT
+from ...models.heads.feature_head import FeatureHead
+from ...models.heads.shared_parts import SharedParts
+from ...models.heads.spec_former import SpecFormer
+from ..model.tree_job import TreeJob
+from .kept_keys import KeptKeys, Segment, SegmentAttention, causal_mask
+
+
+@dataclass(slots=True, eq=False)
+class HeadTree:
+    """A tree on its way.
+
+    job     its nodes so far, and how their candidates are chosen
+    text    keys and values of the text that it stands behind
+    root    what the text's last row said, [1, width]
+    kept    keys and values of the nodes that were read
+    said    what these rows said, [1, width] each, by node
+    """
+
+    job: TreeJob
+    text: KeptKeys
+    root: Tensor
+    kept: KeptKeys
+    said: dict[int, Tensor] = field(default_factory=dict)
+
+
+class HeadNetwork(Protocol):
+    """A head, with what it shares with its target."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers whose keys and values are kept."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    @property
+    def most_levels(self) -> int | None:
+        """Levels of a tree that it can draft; None: as many as are wanted."""
+        ...
+
+    def read(
+        self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
+        counts: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        """What rows say, [rows, width], whose keys and values are kept with their texts.
+
+        features   [rows, features' width]  of the target
+        tokens     int64 [rows]  behind the features' own
+        positions  int64 [rows]  of the features
+        counts     rows of each text
+        """
+        ...
+
+    def level(self, trees: Sequence[HeadTree]) -> Tensor:
+        """float32 [nodes, vocabulary]: logits after each node of the trees' frontiers, of target
+        ids; minus infinity where the head has no such token."""
+        ...
+
+
+class FeatureNetwork:
+    """A feature head: drafts go on from what it said of their parents."""
+
+    most_levels = None
+
+    def __init__(self, head: FeatureHead, shared: SharedParts) -> None:
+        self._head = head
+        self._shared = shared
+        self.num_layers = head.config.num_layers
+        self.device = head.layers[0].self_attn.q_proj.weight.device
+
+    def read(
+        self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
+        counts: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        """What predicts and what goes on, side by side."""
+        attention = SegmentAttention(causal_segments(texts, counts, features.device))
+        embeddings = self._embeddings(tokens)
+        features = self._head.project(features.to(embeddings.dtype))
+        return self._said(features, embeddings, positions, attention)
+
+    def level(self, trees: Sequence[HeadTree]) -> Tensor:
+        """The root's row is read with the text; nodes are read here."""
+        if trees[0].job.expansion.frontier == [ROOT]:
+            return self._logits(torch.cat([tree.root for tree in trees]))
+        segments, before, tokens, positions = [], [], [], []
+        first = 0
+        for tree in trees:
+            expansion, mask = tree.job.expansion, tree.job.mask()
+            frontier = expansion.frontier
+            rows = slice(first, first + len(frontier))
+            segments.append(Segment(rows, tree.text, tree.kept, torch.from_numpy(mask)))
+            parents = [expansion.parents[node] for node in frontier]
+            before += [tree.root if node == ROOT else tree.said[node] for node in parents]
+            tokens += [expansion.tokens[node] for node in frontier]
+            positions += [tree.job.committed_len - 2 + expansion.depth(node) for node in frontier]
+            first = rows.stop
+        regress = torch.cat(before)[:, self._head.config.hidden_size :]
+        device = regress.device
+        attention = SegmentAttention(
+            [segment._replace(mask=segment.mask.to(device)) for segment in segments]
+        )
+        said = self._said(
+            regress,
+            self._embeddings(torch.tensor(tokens, device=device)),
+            torch.tensor(positions, device=device),
+            attention,
+        )
+        for tree, segment in zip(trees, segments, strict=True):
+            rows = said[segment.rows].split(1)
+            tree.said.update(zip(tree.job.expansion.frontier, rows, strict=True))
+            tree.job.feed_frontier()
+        return self._logits(said)
+
+    def _said(
+        self, features: Tensor, embeddings: Tensor, positions: Tensor, attention: SegmentAttention
+    ) -> Tensor:
+        said = self._head(embeddings, features, positions, attention)
+        attention.keep()
+        return torch.cat([said.predict, said.regress], dim=-1)
+
+    def _embeddings(self, tokens: Tensor) -> Tensor:
+        has_own = self._head.config.has_embedding
+        return self._head.embed_tokens(tokens) if has_own else self._shared.embeddings(tokens)
+
+    def _logits(self, said: Tensor) -> Tensor:
+        head = self._head
+        predict = said[:, : head.config.hidden_size]
+        if not head.config.draft_vocab_size:
+            return self._shared.logits(predict)
+        own = head.lm_head(predict).float()
+        if not head.config.has_token_map:
+            return own
+        ids = head.target_tokens(torch.arange(own.shape[1], device=own.device))
+        logits = own.new_full((len(own), head.config.vocab_size), -torch.inf)
+        return logits.index_copy_(1, ids, own)
+
+
+class SpecFormerNetwork:
+    """A SpecFormer: all nodes of a level have one distribution, told by the text alone."""
+
+    num_layers = 1
+
+    def __init__(self, head: SpecFormer, shared: SharedParts) -> None:
+        self._head = head
+        self._shared = shared
+        self.most_levels = head.config.draft_length
+        self.device = head.down_samp.weight.device
+
+    def read(
+        self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
+        counts: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        """The rows' contexts, of features alone."""
+        del tokens
+        attention = SegmentAttention(causal_segments(texts, counts, features.device))
+        weight = self._head.down_samp.weight
+        context = self._head.context(features.to(weight.dtype), positions, attention)
+        attention.keep()
+        return context
+
+    def level(self, trees: Sequence[HeadTree]) -> Tensor:
+        """All levels are drafted with the first."""
+        new = [tree for tree in trees if ROOT not in tree.said]
+        if new:
+            drafts = self._head.drafts(torch.cat([tree.root for tree in new]))
+            logits = self._shared.logits(self._shared.norm(drafts))
+            for tree, own in zip(new, logits, strict=True):
+                tree.said[ROOT] = own
+        rows = []
+        for tree in trees:
+            expansion = tree.job.expansion
+            rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
+        return torch.stack(rows)
+
+
+def causal_segments(
+    texts: Sequence[KeptKeys], counts: Sequence[int], device: torch.device
+) -> list[Segment]:
+    """Rows of several texts, one behind the other, each of which sees all before it in its text."""
+    segments, first = [], 0
+    for text, count in zip(texts, counts, strict=True):
+        rows = slice(first, first + count)
+        segments.append(Segment(rows, None, text, causal_mask(text.num_rows, count, device)))
+        first = rows.stop
+    return segments
