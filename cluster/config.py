@@ -366,7 +366,7 @@ class EngineConfig(Settings):
             return self.drafters
         return tuple(
             DrafterConfig(**{"distribution_size": DISTRIBUTION_SIZE, **drafter.model_dump()})
-            if drafter.kind == "model"
+            if drafter.kind in {"model", HEAD}
             else drafter
             for drafter in self.drafters
         )

@@ -30,7 +30,14 @@ from rich.table import Table
 from ...core.arrays import ROOT
 from ...core.engine import EngineCore
 from ...core.errors import DraftlineError
-from ...core.proposals import DraftCost, DraftRequest, Proposal, Query, StepCommit
+from ...core.proposals import (
+    DraftCost,
+    DraftRequest,
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from ...core.request.output import Delta
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import SamplingParams
@@ -124,6 +131,12 @@ class CountingDrafters:
     def costs(self) -> Mapping[str, DraftCost]:
         """They cost next to nothing."""
         return {"counting": DraftCost()}
+
+    feature_drafters: frozenset[str] = frozenset()
+
+    def note_features(self, rows: Sequence[FeatureRows]) -> None:
+        """Nobody asked for any."""
+        assert not rows
 
     def _tree(self, request_id: str) -> Proposal:
         tokens = self._after[self._last[request_id]]

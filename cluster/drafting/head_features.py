@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...core.errors import ConfigError
+from ...models.load.bundled import BUNDLED_HEADS, demo_path
 from ...models.load.model_info import ModelInfo
 from ..config import HEAD, DrafterConfig, EngineConfig
 
@@ -30,5 +31,7 @@ def head_folder(config: DrafterConfig) -> Path:
     """The folder of a head. Raises `ConfigError` (`model`)."""
     folder = config.options.get("model")
     if not isinstance(folder, str) or not folder:
-        raise ConfigError("model", "must be given: the folder of a trained head")
-    return Path(folder).expanduser()
+        raise ConfigError(
+            "model", f"must be given: the folder of a trained head, or {', '.join(BUNDLED_HEADS)}"
+        )
+    return demo_path(folder) if folder in BUNDLED_HEADS else Path(folder).expanduser()

@@ -32,7 +32,8 @@ from ...models.heads.load_head import load_head, misfits, read_head_checkpoint
 from ...models.heads.shared_parts import load_shared_parts
 from ...models.load.model_info import ModelInfo
 from ...models.sampling import choose_sampler
-from ..model.text_distribution import stacked
+from ..model.text_distribution import draft_rng, stacked
+from ..model.tree_draws import WITH_REPLACEMENT, TreeDraws
 from ..model.tree_job import TreeJob
 from ..open_requests import OpenRequests
 from .head_text import HeadText
@@ -169,8 +170,21 @@ class HeadDrafter:
         expansion = self._options.expansion(min(most, query.max_nodes))
         if text.last is None or not text.is_draftable or not expansion.frontier:
             return None
-        job = TreeJob(expansion, text.committed_len, (), text.distribution)
+        draws = self._draws(text)
+        job = TreeJob(expansion, text.committed_len, (), text.distribution, draws)
         return HeadTree(job, text.kept, text.last, KeptKeys(self._network.num_layers))
+
+    def _draws(self, text: HeadText) -> TreeDraws | None:
+        """None where candidates are no draws."""
+        options, distribution = self._options, text.distribution
+        if not options.is_drawn or distribution.temperature == 0:
+            return None
+        return TreeDraws(
+            min(options.distribution_size, self._vocab_size),
+            distribution.temperature,
+            options.draws == WITH_REPLACEMENT,
+            draft_rng(self._name, distribution.seed, text.committed_len),
+        )
 
     def _grow(self, trees: Sequence[HeadTree]) -> None:
         """One level more of each tree."""

@@ -178,8 +178,8 @@ class SpecFormerNetwork:
         new = [tree for tree in trees if ROOT not in tree.said]
         if new:
             drafts = self._head.drafts(torch.cat([tree.root for tree in new]))
-            logits = self._shared.logits(self._shared.norm(drafts))
-            for tree, own in zip(new, logits, strict=True):
+            logits = self._shared.logits(self._shared.norm(drafts.flatten(0, 1)))
+            for tree, own in zip(new, logits.split(drafts.shape[1]), strict=True):
                 tree.said[ROOT] = own
         rows = []
         for tree in trees:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from ...core.errors import ConfigError
-from ..model.expansion import DynamicExpansion, Expansion
+from ..model.expansion import DynamicExpansion, Expansion, StaticExpansion
 from ..model.options import DEVICES, DTYPES
+from ..model.tree_draws import DRAWS, NO_DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from ..option_checks import require_one_of, require_whole
+from ..tree_shape import TreeShape, read_tree_shape, shape_of_widths
 
 CHAIN, DYNAMIC = "chain", "dynamic"
 
@@ -16,11 +19,17 @@ CHAIN, DYNAMIC = "chain", "dynamic"
 class HeadOptions:
     """Options of `HeadDrafter`; raises `ConfigError` naming the option.
 
-    tree        dynamic, EAGLE-2's tree of `top_k` nodes a level; or chain
+    tree        dynamic, EAGLE-2's tree of `top_k` nodes a level; chain; or a JSON file of a static
+                tree (`drafters/tree_shape.py`)
     top_k       children of a node and width of a level in a dynamic tree
     num_tokens  levels of the tree, tokens of the chain; a SpecFormer drafts no more than it was
                 trained to
-    max_tokens  most tokens of a text that its keys and values are kept of; the oldest are let go
+    distribution_size  k > 0: with a temperature, the nodes of chains and static trees are drawn
+                from the distribution of the k most probable tokens, which is declared, as
+                acceptance rules other than `coupled` need it
+    draws       of siblings: with_replacement (as SpecInfer) or without_replacement (as Sequoia);
+                none: they are the most probable tokens; auto: without_replacement
+    max_tokens  most tokens of a text that keys and values are kept of; the oldest are let go
     device      auto (a GPU where one is), cpu or cuda
     dtype       as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
     """
@@ -28,21 +37,39 @@ class HeadOptions:
     tree: str = DYNAMIC
     top_k: int = 4
     num_tokens: int = 5
+    distribution_size: int = 0
+    draws: str = "auto"
     max_tokens: int = 8192
     device: str = "auto"
     dtype: str = "auto"
+    _shape: TreeShape | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_one_of("tree", self.tree, (CHAIN, DYNAMIC))
         require_whole("top_k", self.top_k, 1, 64)
         require_whole("num_tokens", self.num_tokens, 1, 64)
+        require_whole("distribution_size", self.distribution_size, 0, 4096)
         require_whole("max_tokens", self.max_tokens, 64)
+        require_one_of("draws", self.draws, DRAWS)
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
-        if self.tree == CHAIN and self.top_k != HeadOptions.__dataclass_fields__["top_k"].default:
-            raise ConfigError("top_k", f"is of tree: {DYNAMIC}, and tree is {self.tree}")
+        if self.draws in (WITH_REPLACEMENT, WITHOUT_REPLACEMENT):
+            if self.tree == DYNAMIC:
+                raise ConfigError("draws", f"are of chains and static trees, and tree is {DYNAMIC}")
+            if not self.distribution_size:
+                raise ConfigError("draws", "need distribution_size, which tokens are drawn among")
+        if self.tree == CHAIN:
+            object.__setattr__(self, "_shape", shape_of_widths([1] * self.num_tokens))
+        elif self.tree != DYNAMIC:
+            object.__setattr__(self, "_shape", read_tree_shape(Path(self.tree)))
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether nodes are drawn where there is a temperature."""
+        return bool(self.distribution_size) and self.tree != DYNAMIC and self.draws != NO_DRAWS
 
     def expansion(self, depth: int) -> Expansion:
         """A tree of at most `depth` levels."""
-        width = 1 if self.tree == CHAIN else self.top_k
-        return DynamicExpansion(width, min(depth, self.num_tokens))
+        depth = min(depth, self.num_tokens)
+        if self._shape is None:
+            return DynamicExpansion(self.top_k, depth)
+        return StaticExpansion(self._shape.cut(depth))

@@ -112,6 +112,11 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
     layers = config.layers_of(target.num_layers)
     if any(not -1 <= layer < target.num_layers for layer in layers):
         found.append(f"it reads layers {layers} of a target that has {target.num_layers}")
+    if layers and len(layers) != config.num_features:
+        found.append(
+            f"it reads {config.num_features} states of a token, and its config.json names layers "
+            f"{layers}"
+        )
     return found
 
 

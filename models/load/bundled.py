@@ -9,10 +9,13 @@ from ...core.errors import CheckpointError
 FOLDER = Path(__file__).parents[2] / "deploy" / "assets" / "models"
 DEMO_STORE = FOLDER / "demo-store"
 BUNDLED_NAMES = ("demo", "demo-drafter", "demo-drafter-other-vocab")
+# Heads of `demo`.
+BUNDLED_HEADS = ("demo-griffin",)
 
 
 def demo_path(name: str = "demo") -> Path:
     """Folder of a bundled model. Raises `CheckpointError` if the name is none of them."""
-    if name not in BUNDLED_NAMES:
-        raise CheckpointError(f"no bundled model {name!r}; there are {', '.join(BUNDLED_NAMES)}")
+    known = BUNDLED_NAMES + BUNDLED_HEADS
+    if name not in known:
+        raise CheckpointError(f"no bundled model {name!r}; there are {', '.join(known)}")
     return FOLDER / name

@@ -16,7 +16,9 @@ from support.inputs.step_sequences import StepWorld
 from support.tools.same_values import assert_same
 
 EVENTS = ("step", "step", "step", "arrive", "end", "preempt", "grammar", "failed", "replaced")
-REST = {"with_log_probs": False, "with_entropies": False, "num_top": 0}
+REST = {
+    "with_log_probs": False, "with_entropies": False, "num_top": 0, "feature_requests": (),
+}  # fmt: skip
 
 
 def rows_of(step: StepInput) -> StepInput:
@@ -131,6 +133,15 @@ def test_a_stage_that_begins_in_the_middle_knows_nothing() -> None:
     encoder.encode(world.step())
     with pytest.raises(ProtocolError, match="message 0 of epoch 1"):
         StepDecoder().decode(encoder.encode(world.step()))
+
+
+@pytest.mark.parametrize("places", [(-1,), (0, 0), (99,)])
+def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
+    difference = StepEncoder(1).encode(busy_step(StepWorld(7)))
+    assert difference.choice is not None
+    wrong = replace(difference, choice=replace(difference.choice, feature_requests=places))
+    with pytest.raises(ProtocolError, match="features are of no request"):
+        StepDecoder().decode(wrong)
 
 
 def test_a_message_that_is_broken_ends_the_run() -> None:

@@ -28,7 +28,8 @@ KINDS = ["eagle", "fspad", "griffin", "eagle3", "deep_eagle3", "spec_former"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_is_the_heads_state_dict(tmp_path: Path, kind: str) -> None:
     shapes = getattr(published, kind)()
-    head = load_head(published.save(tmp_path, shapes, published.LLAMA))
+    config = published.DEEP if kind == "deep_eagle3" else published.LLAMA
+    head = load_head(published.save(tmp_path, shapes, config))
     held = {name for name in shapes if name != "t2d"}
     assert {name.replace("midlayer.", "layers.0.") for name in held} == head.state_dict().keys()
     for name, tensor in published.tensors(shapes).items():
@@ -141,6 +142,10 @@ def test_what_does_not_fit_a_target_is_said(tmp_path: Path) -> None:
         **{name: getattr(TARGET, name) for name in ModelInfo.__slots__}, "num_layers": 3,
     })  # fmt: skip
     assert any("layers (1, 3, 4)" in reason for reason in misfits(eagle3.config, shallow))
+    deep = load_head(published.save(tmp_path / "d", published.deep_eagle3(), published.LLAMA))
+    assert misfits(deep.config, TARGET) == [
+        "it reads 5 states of a token, and its config.json names layers (1, 3, 4)"
+    ]
 
 
 @pytest.mark.parametrize("files", [(), ("config.json",)])

@@ -14,6 +14,7 @@ from draftline.core.errors import DraftlineError, StageLost
 from draftline.core.proposals import (
     DraftCost,
     DraftRequest,
+    FeatureRows,
     Probe,
     Proposal,
     Query,
@@ -51,8 +52,12 @@ class RandomDrafters:
         memory: int | None,
         *,
         top_next_tokens: bool = False,
+        features: bool = False,
     ) -> None:
         self.rng = rng
+        self.feature_drafters = frozenset({"second"} if features else ())
+        self.features: dict[str, list[FeatureRows]] = {}
+        self.feature_rows = 0
         self.top_next_tokens = top_next_tokens
         self.wishes: dict[tuple[str, str], int] = {}
         self.successor_rows = 0
@@ -73,6 +78,7 @@ class RandomDrafters:
         self.seeds[request.request_id] = request.seed
 
     def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
+        self.features.pop(request_id, None)
         text = self.texts.pop(request_id)
         for commit in last:
             assert len(text) == commit.base_len
@@ -102,6 +108,23 @@ class RandomDrafters:
     def costs(self) -> dict[str, DraftCost]:
         return self.drafter_costs
 
+    def note_features(self, rows: Sequence[FeatureRows]) -> None:
+        assert self.feature_drafters
+        for own in rows:
+            if own.request_id in self.texts:
+                self.features.setdefault(own.request_id, []).append(own)
+
+    def _check_features(self, request_id: str) -> int:
+        """They are of the tokens at their positions; the position behind the newest."""
+        text, end = self.texts[request_id], 0
+        for own in self.features.pop(request_id, []):
+            end = own.position + len(own.values)
+            tokens, positions = own.values.T.tolist()
+            assert positions == list(range(own.position, end))
+            assert tokens == text[own.position : end]
+            self.feature_rows += len(tokens)
+        return end
+
     def _check_heard(self, commit: StepCommit, heard: TopNextTokens, count: int) -> None:
         """Every row has what was asked for; the root's is the first, and no accepted one lacks."""
         assert heard.ids.shape == (len(heard.tokens), count)
@@ -124,6 +147,9 @@ class RandomDrafters:
         assert query.max_nodes >= 1
         names = [name for name in ("first", "second") if query.request_id in asked.get(name, ())]
         assert names
+        if not self.feature_drafters.isdisjoint(names):
+            # Told at the opening already, so that none is missing.
+            assert self._check_features(query.request_id) == len(text) - 1
         return [self._tree(name, query, text) for name in names]
 
     def _tree(self, source: str, query: Query, text: list[int]) -> Proposal:
@@ -172,6 +198,8 @@ class Bench:
     share_prefixes: bool = True
     trace: StepTrace | None = None
     is_adaptive: bool = True
+    # Whether a drafter reads the target's features; of those it is asked for all along.
+    features: bool = False
     # Seconds of a step of several tokens, where a round of one is taken to last a second.
     multi_step_s: float = 0.0
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
@@ -185,6 +213,7 @@ class Bench:
             self.vocab,
             self.memory,
             top_next_tokens=self.top_next_tokens,
+            features=self.features,
         )
         limits = SchedulerLimits(
             max_running=self.max_running,

@@ -11,10 +11,11 @@ import asyncio
 import hashlib
 
 import numpy as np
-from draftline.core.arrays import Int32
+from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import StageLost
 from draftline.core.steps import StepInput, StepOutput
 from draftline.core.tree.kernels import unpack
+from draftline.core.verify.accepted_rows import accepted_rows
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:
@@ -92,7 +93,14 @@ class FakeTarget:
             probe_ids=np.array(probes, dtype=np.int32).reshape(len(probes), step.probe_top_k),
             scores=np.empty(0, dtype=np.float32),
             decoded=self._decode(step, wanted, targets) if step.num_decode_steps > 1 else None,
+            features=self._features(step, targets) if step.feature_requests else None,
         )
+
+    def _features(self, step: StepInput, targets: Int32) -> Float32:
+        """Token and position of each committed row."""
+        rows = accepted_rows(step, targets)
+        values = [self._cache[slot] for slot in step.slots[rows].tolist()]
+        return np.array(values, dtype=np.float32).reshape(-1, 2)
 
     def _decode(self, step: StepInput, texts: list[list[int]], targets: Int32) -> Int32:
         """The tokens after the roots and after one another, all but the last of them cached."""

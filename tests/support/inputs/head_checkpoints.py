@@ -34,6 +34,10 @@ LLAMA: dict[str, Any] = {
 }
 
 
+# Five features have no layers by default.
+DEEP: dict[str, Any] = {**LLAMA, "eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4, 5]}
+
+
 def attention(prefix: str, width: int = HIDDEN) -> Shapes:
     """A layer's attention that reads states of some width."""
     return {

@@ -114,6 +114,7 @@ class StepWorld:
             edits=self._edits(requests, owners), num_top=int(rng.integers(3)),
             is_traced=bool(rng.integers(2)),
             request_keys=(keys, keys, (), (0,) * count)[int(rng.integers(4))],
+            feature_requests=tuple(np.flatnonzero(rng.random(count) < 0.3).tolist()),
         )  # fmt: skip
 
     def _go_on(self, request: _Request) -> None:

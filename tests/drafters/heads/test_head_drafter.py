@@ -1,0 +1,276 @@
+"""Head drafters on random checkpoints, against the network over the whole text each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftline.core.errors import ConfigError, DrafterError
+from draftline.core.proposals import Commit, DraftRequest, FeatureRows, Proposal, Query
+from draftline.core.sampling.noise import gumbel
+from draftline.drafters.heads.drafter import HeadDrafter, feature_layers, load_head_drafter
+from draftline.drafters.heads.options import HeadOptions
+from draftline.models.heads.feature_head import FeatureHead
+from draftline.models.heads.load_head import load_head
+from draftline.models.heads.spec_former import SpecFormer
+from draftline.models.load.model_info import ModelInfo, read_model_info
+from support.inputs import head_checkpoints as published
+from support.inputs.head_attention import causal
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+NUM_LAYERS, SEED = 6, 5
+KINDS: dict[str, Callable[[], published.Shapes]] = {
+    "eagle": published.eagle,
+    "fspad": published.fspad,
+    "griffin": published.griffin,
+    "eagle3": published.eagle3,
+    "deep_eagle3": published.deep_eagle3,
+    "specformer": published.spec_former,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A random target, and a head's folder."""
+
+    target: ModelInfo
+    model: Any
+    folder: Path
+
+    def features(self, tokens: list[int]) -> np.ndarray:
+        """[tokens, width] of the layers that the head reads."""
+        layers = feature_layers(self.folder, self.target)
+        with torch.inference_mode():
+            states = self.model.base_model(torch.tensor([tokens]), output_hidden_states=True)
+        parts = [states.hidden_states[layer + 1][0] for layer in layers]
+        return torch.cat(parts, dim=-1).numpy()
+
+    def drafter(self, **options: Any) -> HeadDrafter:
+        return load_head_drafter(self.folder, self.target, options=HeadOptions(**options))
+
+    def logits(self, tokens: list[int], drafted: list[int]) -> Tensor:
+        """Of the token behind `drafted`, all of which the network reads at once."""
+        head = load_head(self.folder)
+        features = torch.from_numpy(self.features(tokens[:-1]))
+        if isinstance(head, SpecFormer):
+            context = head.context(features, torch.arange(len(features)), causal)
+            draft = head.drafts(context[-1:])[0, len(drafted)]
+            return self.model.lm_head(self.model.base_model.norm(draft))
+        return self._feature_logits(head, tokens, drafted, head.project(features))
+
+    def _feature_logits(
+        self, head: FeatureHead, tokens: list[int], drafted: list[int], rows: Tensor
+    ) -> Tensor:
+        embed = (
+            head.embed_tokens if head.config.has_embedding else self.model.base_model.embed_tokens
+        )
+        behind = tokens[1:]
+        said = head(embed(torch.tensor(behind)), rows, torch.arange(len(rows)), causal)
+        for token in drafted:
+            rows = torch.cat([rows, said.regress[-1:]])
+            behind = [*behind, token]
+            said = head(embed(torch.tensor(behind)), rows, torch.arange(len(rows)), causal)
+        predict = said.predict[-1]
+        if not head.config.draft_vocab_size:
+            return self.model.lm_head(predict)
+        own = head.lm_head(predict)
+        logits = torch.full((head.config.vocab_size,), -torch.inf)
+        logits[head.target_tokens(torch.arange(len(own)))] = own
+        return logits
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=published.VOCAB, hidden_size=published.HIDDEN, num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, intermediate_size=24,
+        max_position_embeddings=128, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(folder / "target")
+    options = published.DEEP if request.param == "deep_eagle3" else published.LLAMA
+    head = published.save(folder / "head", KINDS[request.param](), options)
+    return Pair(read_model_info(folder / "target"), model, head)
+
+
+def tell(drafter: HeadDrafter, pair: Pair, tokens: list[int], new: list[int]) -> list[int]:
+    """Features and commit of a step that appended `new`."""
+    known = len(tokens) - 1
+    rows = pair.features([*tokens, *new])[known : known + len(new)]
+    drafter.observe_features([FeatureRows("r", known, rows)])
+    drafter.observe([Commit("r", len(tokens), np.array(new, dtype=np.int32))])
+    return [*tokens, *new]
+
+
+def opened(pair: Pair, tokens: list[int], temperature: float = 0.0, **options: Any) -> HeadDrafter:
+    """All but the last token have features, in two pieces."""
+    drafter = pair.drafter(**options)
+    text = np.array(tokens, dtype=np.int32)
+    drafter.open(DraftRequest("r", text, len(tokens), temperature, SEED))
+    rows = pair.features(tokens)[:-1]
+    drafter.observe_features([FeatureRows("r", 0, rows[:4]), FeatureRows("r", 4, rows[4:])])
+    return drafter
+
+
+def chosen(pair: Pair, tokens: list[int], drafted: list[int], temperature: float) -> int:
+    with torch.inference_mode():
+        scores = pair.logits(tokens, drafted).numpy().astype(np.float64)
+    if temperature:
+        position = np.full(1, len(tokens) + len(drafted))
+        noise = gumbel(np.full(1, SEED), position, np.arange(published.VOCAB))
+        scores = scores / temperature + noise
+    return int(scores.argmax())
+
+
+TEXT = [(7 * k) % published.VOCAB for k in range(11)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_chain_is_what_the_whole_network_says(pair: Pair, temperature: float) -> None:
+    drafter = opened(pair, TEXT, temperature, tree="chain", num_tokens=3)
+    tokens = list(TEXT)
+    for new in ([], [9], [4, 30, 2], [11]):
+        if new:
+            tokens = tell(drafter, pair, tokens, new)
+        [proposal] = drafter.propose([Query("r", len(tokens), 8)])
+        proposal.check(published.VOCAB)
+        drafted: list[int] = []
+        for token in proposal.tokens.tolist():
+            assert token == chosen(pair, tokens, drafted, temperature)
+            drafted.append(token)
+        assert len(drafted) == 3
+        # Nothing changes by asking again.
+        [again] = drafter.propose([Query("r", len(tokens), 8)])
+        assert again.tokens.tolist() == drafted
+
+
+def test_every_path_of_a_tree_is_what_the_whole_network_says(pair: Pair) -> None:
+    drafter = opened(pair, TEXT, top_k=3, num_tokens=3)
+    [proposal] = drafter.propose([Query("r", len(TEXT), 30)])
+    paths = paths_of(proposal)
+    assert max(map(len, paths)) == 3
+    for path, log_prob in zip(paths, proposal.log_probs.tolist(), strict=True):
+        with torch.inference_mode():
+            log_probs = pair.logits(TEXT, path[:-1]).log_softmax(-1)
+        assert log_prob == pytest.approx(float(log_probs[path[-1]]), abs=2e-4)
+
+
+def paths_of(proposal: Proposal) -> list[list[int]]:
+    paths: list[list[int]] = []
+    for token, parent in zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+    return paths
+
+
+def test_requests_together_are_as_alone(pair: Pair) -> None:
+    alone = {}
+    together = pair.drafter(top_k=2, num_tokens=3)
+    queries = []
+    for index, name in enumerate("abc"):
+        tokens = TEXT[: 6 + index]
+        request = DraftRequest(name, np.array(tokens, dtype=np.int32), 3, 0.5 * index, SEED)
+        rows = FeatureRows(name, 0, pair.features(tokens)[:-1])
+        queries.append(Query(name, len(tokens), 12))
+        for drafter in (single := pair.drafter(top_k=2, num_tokens=3), together):
+            drafter.open(request)
+            drafter.observe_features([rows])
+        [alone[name]] = single.propose([queries[-1]])
+    for proposal, name in zip(together.propose(queries), "abc", strict=True):
+        assert proposal.tokens.tolist() == alone[name].tokens.tolist()
+        assert proposal.parents.tolist() == alone[name].parents.tolist()
+        np.testing.assert_allclose(proposal.log_probs, alone[name].log_probs, atol=1e-4)
+
+
+def test_without_the_last_feature_there_is_no_draft(pair: Pair) -> None:
+    drafter = opened(pair, TEXT)
+    drafter.observe([Commit("r", len(TEXT), np.array([3, 4], dtype=np.int32))])
+    [proposal] = drafter.propose([Query("r", len(TEXT) + 2, 8)])
+    assert proposal.is_empty
+
+
+def test_drafts_go_on_behind_a_hole(pair: Pair) -> None:
+    """Features of two tokens never came: what is behind them sees nothing of these."""
+    drafter = opened(pair, TEXT)
+    drafter.observe([Commit("r", len(TEXT), np.array([3, 4], dtype=np.int32))])
+    tokens = tell(drafter, pair, [*TEXT, 3, 4], [8, 1])
+    [proposal] = drafter.propose([Query("r", len(tokens), 8)])
+    assert not proposal.is_empty
+
+
+def test_features_that_come_again_change_nothing(pair: Pair) -> None:
+    drafter, other = opened(pair, TEXT), opened(pair, TEXT)
+    [first] = drafter.propose([Query("r", len(TEXT), 8)])
+    other.propose([Query("r", len(TEXT), 8)])
+    other.observe_features([FeatureRows("r", 0, pair.features(TEXT)[:-1])])
+    [again] = other.propose([Query("r", len(TEXT), 8)])
+    assert again.tokens.tolist() == first.tokens.tolist()
+    tokens = tell(drafter, pair, TEXT, [2, 2])
+    assert tell(other, pair, TEXT, [2, 2]) == tokens
+    [one], [two] = (d.propose([Query("r", len(tokens), 8)]) for d in (drafter, other))
+    assert one.tokens.tolist() == two.tokens.tolist()
+
+
+def test_the_oldest_rows_are_let_go(pair: Pair) -> None:
+    drafter = opened(pair, TEXT * 7, max_tokens=64)
+    drafter.propose([Query("r", 7 * len(TEXT), 8)])
+    before = drafter.memory_bytes
+    tokens = TEXT * 7
+    for _ in range(3):
+        tokens = tell(drafter, pair, tokens, TEXT)
+        [proposal] = drafter.propose([Query("r", len(tokens), 8)])
+        assert not proposal.is_empty
+    assert drafter.memory_bytes < 2 * before
+
+
+def test_unknown_requests(pair: Pair) -> None:
+    drafter = opened(pair, TEXT)
+    drafter.observe_features([FeatureRows("other", 0, pair.features(TEXT))])
+    with pytest.raises(DrafterError, match="not open"):
+        drafter.propose([Query("other", 3, 8)])
+    drafter.close("r")
+    drafter.close("r")
+    assert not drafter.memory_bytes
+
+
+def test_it_reads_its_own_layers_among_others(pair: Pair) -> None:
+    layers = feature_layers(pair.folder, pair.target)
+    columns = [2 * index + 1 for index in range(len(layers))]
+    rows = pair.features(TEXT)[:-1]
+    wide = np.zeros((len(rows), 2 * len(layers), published.HIDDEN), dtype=np.float32)
+    wide[:, columns] = rows.reshape(len(rows), len(layers), -1)
+    drafter = load_head_drafter(pair.folder, pair.target, columns=columns)
+    drafter.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), 3, 0.0, SEED))
+    drafter.observe_features([FeatureRows("r", 0, wide.reshape(len(rows), -1))])
+    [mine] = drafter.propose([Query("r", len(TEXT), 8)])
+    [expected] = opened(pair, TEXT).propose([Query("r", len(TEXT), 8)])
+    assert mine.tokens.tolist() == expected.tokens.tolist()
+
+
+def test_a_head_of_another_model_is_refused(pair: Pair, tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, intermediate_size=24,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="does not fit the served model"):
+        load_head_drafter(pair.folder, read_model_info(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"tree": "nowhere.json"}, "tree"), ({"draws": "with_replacement"}, "draws"),
+     ({"tree": "chain", "draws": "with_replacement"}, "draws"), ({"top_k": 0}, "top_k"), ({"max_tokens": 3}, "max_tokens"),
+     ({"dtype": "int4"}, "dtype")],
+)  # fmt: skip
+def test_options_are_checked(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        HeadOptions(**options)
+    assert caught.value.field == field
