@@ -18,7 +18,9 @@ NodeBudgetKind = Literal["adaptive", "full", "ordered"]
 DrafterTransport = Literal["inproc", "grpc"]
 TransportName = Literal["auto", "compiled_graph", "distributed", "nccl"]
 Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
-# Tokens that a model drafter draws among where it must declare their distribution.
+# A kind of drafter that reads states of the target.
+HEAD = "head"
+# Tokens that such a drafter and models draw among where they must declare their distribution.
 DISTRIBUTION_SIZE = 64
 MAX_CHARS = 80
 # Whole words of a field's name: `kv_cache_tokens` is none of them.
@@ -78,10 +80,6 @@ class _Shown(str):
         return str(self)
 
 
-# The kind of drafters that go on from the target's states.
-HEAD = "head"
-
-
 class DrafterConfig(Settings):
     """One drafter. Keys beyond the ones below are options of its kind (`options`)."""
 
@@ -92,10 +90,8 @@ class DrafterConfig(Settings):
         super().__init__(**values)
 
     kind: str = Field(
-        description=(
-            "prompt_lookup, spectra, lookahead, anpd, suffix, token_recycling, retrieval, model or "
-            "head"
-        )
+        description="prompt_lookup, spectra, lookahead, anpd, suffix, token_recycling, retrieval, "
+        "model or head"
     )
     name: str = Field("", description="source name in outputs and metrics; default: the kind")
     transport: DrafterTransport = Field("inproc", description="where it runs: inproc or grpc")
@@ -129,12 +125,6 @@ class DrafterConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.kind == HEAD and self.transport == "grpc":
-            raise ConfigError(
-                "transport",
-                "of a head must be inproc: it reads states of the target, which "
-                "are not sent to other processes",
-            )
         if self.address is not None and self.transport != "grpc":
             raise ConfigError("address", "needs transport: grpc")
         if (self.tls_certificate is None) != (self.tls_key is None):

@@ -13,9 +13,16 @@ from ..config import HEAD, DrafterConfig, EngineConfig
 def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:
     """Layers of the target whose outputs stages hand out, ascending; those of all heads together.
 
-    Raises `CheckpointError`; `ConfigError` (`model`) for a head that does not fit the target.
+    Raises `CheckpointError`; `ConfigError` (`model`) for a head that does not fit the target,
+    (`transport`) for one of another process.
     """
     heads = [drafter for drafter in config.drafters if drafter.kind == HEAD]
+    if any(head.transport == "grpc" for head in heads):
+        raise ConfigError(
+            "transport",
+            "of a head must be inproc: it reads the target's states, which are not sent to other "
+            "processes",
+        )
     return tuple(sorted({layer for head in heads for layer in layers_of_head(head, target)}))
 
 

@@ -81,7 +81,7 @@ class FeatureNetwork:
         self._head = head
         self._shared = shared
         self.num_layers = head.config.num_layers
-        self.device = head.layers[0].self_attn.q_proj.weight.device
+        self.device = next(head.parameters()).device
 
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
@@ -159,7 +159,7 @@ class SpecFormerNetwork:
         self._head = head
         self._shared = shared
         self.most_levels = head.config.draft_length
-        self.device = head.down_samp.weight.device
+        self.device = next(head.parameters()).device
 
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ...core.errors import ConfigError
@@ -42,7 +43,6 @@ class HeadOptions:
     max_tokens: int = 8192
     device: str = "auto"
     dtype: str = "auto"
-    _shape: TreeShape | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_whole("top_k", self.top_k, 1, 64)
@@ -57,10 +57,8 @@ class HeadOptions:
                 raise ConfigError("draws", f"are of chains and static trees, and tree is {DYNAMIC}")
             if not self.distribution_size:
                 raise ConfigError("draws", "need distribution_size, which tokens are drawn among")
-        if self.tree == CHAIN:
-            object.__setattr__(self, "_shape", shape_of_widths([1] * self.num_tokens))
-        elif self.tree != DYNAMIC:
-            object.__setattr__(self, "_shape", read_tree_shape(Path(self.tree)))
+        if self.tree != DYNAMIC:
+            _shape_of(self.tree, self.num_tokens)
 
     @property
     def is_drawn(self) -> bool:
@@ -70,6 +68,11 @@ class HeadOptions:
     def expansion(self, depth: int) -> Expansion:
         """A tree of at most `depth` levels."""
         depth = min(depth, self.num_tokens)
-        if self._shape is None:
+        if self.tree == DYNAMIC:
             return DynamicExpansion(self.top_k, depth)
-        return StaticExpansion(self._shape.cut(depth))
+        return StaticExpansion(_shape_of(self.tree, self.num_tokens).cut(depth))
+
+
+@cache
+def _shape_of(tree: str, num_tokens: int) -> TreeShape:
+    return shape_of_widths([1] * num_tokens) if tree == CHAIN else read_tree_shape(Path(tree))

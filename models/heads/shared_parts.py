@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..layers.model_slice import embedded, load_slice
+from ..layers.model_slice import Projection, embedded, load_slice
 from ..load.model_info import ModelInfo
 from ..load.partition import LayerSpan
 
@@ -18,7 +18,7 @@ class SharedParts:
 
     embed: nn.Module
     norm: nn.Module
-    head: nn.Module
+    head: Projection
     softcap: float | None
 
     def embeddings(self, tokens: Tensor) -> Tensor:
