@@ -19,7 +19,7 @@ from ....models.load.model_info import head_dim, num_kv_heads
 from ....training.heads.distilled_texts import read_texts
 from ....training.heads.export import export_head
 from ....training.heads.trainer import HELD_OUT_TEXTS, read_log, train_head
-from .job import RECIPES, HeadJob, HeadRecipe, head_plan
+from .job import HeadJob, HeadRecipe, head_plan, head_recipe
 
 
 def fit_head(kind: str, job: HeadJob, console: Console) -> None:
@@ -35,7 +35,7 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
             f"{job.texts} has {len(texts)} texts, of which {HELD_OUT_TEXTS} are held out; make "
             "more with `draftline train data --num-texts`",
         )
-    recipe, folder = RECIPES[kind], resolve_model_path(job.model)
+    recipe, folder = head_recipe(kind, job), resolve_model_path(job.model)
     run_dir = job.run_dir or job.output.with_name(job.output.name + ".run")
     config, plan = head_config(folder, recipe, job.draft_length), head_plan(job, recipe)
     head = train_head(config, folder, texts, plan, run_dir)
