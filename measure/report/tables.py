@@ -16,7 +16,7 @@ from .summary import BenchResult, Summary
 
 NONE = "-"
 SHOWN_POSITIONS = 8
-MIN_WIDTH = 130
+MIN_WIDTH = 150
 SHOWN_DIFFERENCES = 20
 
 

@@ -20,6 +20,8 @@ from ....measure.report.summary import BenchResult, best_fixed, summarise
 from ....measure.report.tables import print_result
 from ....measure.runs.equality import differences
 from ....measure.runs.matched import Runs, run_matched
+from ....measure.simulate.scaled_runs import faster
+from ....measure.simulate.simulation import Simulation
 from ...ray_serve.runtime import quiet_libraries
 from .endpoints import Bench, open_engines, open_server
 from .job import BenchJob
@@ -79,7 +81,11 @@ async def measured_runs(
     tell = console.print if console.is_terminal else lambda _text: None
     async with opened as bench:
         console.print(_headline(bench, len(prompts)))
-        return job, bench, await run_matched(bench.endpoints, bench.plan, tell)
+        runs = await run_matched(bench.endpoints, bench.plan, tell)
+        if bench.simulation is not None:
+            console.print(_simulated(bench.simulation))
+            runs = faster(runs, bench.simulation.profile.slowdown)
+        return job, bench, runs
 
 
 def _headline(bench: Bench, num_prompts: int) -> str:
@@ -97,6 +103,15 @@ def _headline(bench: Bench, num_prompts: int) -> str:
     )
 
 
+def _simulated(simulation: Simulation) -> str:
+    late_steps, late_drafts = simulation.late_shares()
+    profile = simulation.profile
+    return (
+        f"simulated times: {profile.name}, {profile.slowdown:g} times slower here; "
+        f"{late_steps:.1%} of the steps and {late_drafts:.1%} of the drafts took longer than that"
+    )
+
+
 def _load_fields(job: BenchJob) -> dict[str, Any]:
     return {
         "prompts": "bundled" if job.prompts is None else job.prompts.name,
@@ -111,6 +126,7 @@ def _load_fields(job: BenchJob) -> dict[str, Any]:
         "seed": job.seed,
         "ignore_eos": job.ignore_eos,
         "rounds": job.rounds,
+        "cost_profile": job.cost_profile,
         "concurrency": job.load.concurrency,
         "request_rate": job.load.request_rate,
     }
