@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ class Bench:
     compares  whether seeds make answers comparable
     explain   judges answers that differ
     simulation  whose profile's times are those of the engines
+    engines   of settings that have one for themselves
     """
 
     endpoints: Mapping[Setting, Endpoint]
@@ -55,16 +56,28 @@ class Bench:
     compares: bool = True
     explain: Explain | None = None
     simulation: Simulation | None = None
+    engines: Mapping[Setting, AsyncEngine] = field(default_factory=dict)
+
+    def draft_ms(self) -> dict[str, dict[str, float]]:
+        """Milliseconds of a draft up to now, by setting and drafter, where it has an engine."""
+        return {
+            setting.name: {
+                stats.name: 1e3 * stats.propose_s / stats.latency_count
+                for stats in engine.stats().drafters
+                if stats.latency_count
+            }
+            for setting, engine in self.engines.items()
+        }
 
 
 @asynccontextmanager
 async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterator[Bench]:
     """The server at the job's `base_url` for every setting."""
     assert job.base_url is not None
-    for field in ("record", "replay", "cost_profile"):
-        if getattr(job, field) is not None:
+    for name in ("record", "replay", "cost_profile"):
+        if getattr(job, name) is not None:
             raise ConfigError(
-                field.replace("_", "-"), "needs an engine in this process: leave out --base-url"
+                name.replace("_", "-"), "needs an engine in this process: leave out --base-url"
             )
     if job.num_nodes:
         raise ConfigError("fixed-nodes", "needs engines in this process: leave out --base-url")
@@ -128,7 +141,9 @@ async def open_engines(
         explain = explain_by_model(config.model, plan.temperature, first.tokenizer)
         # Under other rules answers have the target's distribution, but are not its own for a seed.
         compares = config.acceptance == COUPLED or not job.temperature
-        yield Bench(endpoints, plan, what, compares, explain, simulation)
+        by_row = {row: engines[needed] for row, needed in zip(rows, configs, strict=True)}
+        own = {} if job.one_engine else by_row
+        yield Bench(endpoints, plan, what, compares, explain, simulation, own)
         # After the runs: what engines learn here about their drafters, a replay does not.
         if job.record is not None:
             target_answers = await _record(config.model, first, plan)

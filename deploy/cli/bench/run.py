@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -51,21 +52,32 @@ def run_bench(job: BenchJob, settings: Mapping[str, Any], console: Console) -> i
 
 async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) -> BenchResult:
     """Run everything that a job asks for, and print its progress. Raises `DraftlineError`."""
-    job, bench, runs = await measured_runs(job, settings, console)
+    measured = await measured_runs(job, settings, console)
+    job, bench, runs = measured.job, measured.bench, measured.runs
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
     faults = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
     best = best_fixed(runs, [setting.name for setting in bench.endpoints if setting.is_fixed])
     taus = tau_rows(runs, [prompt.category for prompt in bench.plan.prompts])
-    return BenchResult(what, summarise(runs, TARGET_ONLY, best), faults, best, taus)
+    summaries = summarise(runs, TARGET_ONLY, best)
+    return BenchResult(what, summaries, faults, best, taus, measured.draft_ms)
 
 
-async def measured_runs(
-    job: BenchJob, settings: Mapping[str, Any], console: Console
-) -> tuple[BenchJob, Bench, Runs]:
-    """The job, with a recording's parameters where it replays one; what was measured; its runs.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured.
 
-    Raises `DraftlineError`.
+    job       with a recording's parameters where it replays one
+    draft_ms  milliseconds of a draft, by setting and drafter
     """
+
+    job: BenchJob
+    bench: Bench
+    runs: Runs
+    draft_ms: Mapping[str, Mapping[str, float]]
+
+
+async def measured_runs(job: BenchJob, settings: Mapping[str, Any], console: Console) -> Measured:
+    """Run every setting of a job. Raises `DraftlineError`."""
     recording = None if job.replay is None else read_recording(job.replay)
     if not (job.asks_plainly or (job.record is None and job.replay is None)):
         raise ConfigError("record", "and --replay hold single answers: no turns, chat or dataset's")
@@ -82,10 +94,16 @@ async def measured_runs(
     async with opened as bench:
         console.print(_headline(bench, len(prompts)))
         runs = await run_matched(bench.endpoints, bench.plan, tell)
+        draft_ms = bench.draft_ms()
         if bench.simulation is not None:
             console.print(_simulated(bench.simulation))
-            runs = faster(runs, bench.simulation.profile.slowdown)
-        return job, bench, runs
+            slowdown = bench.simulation.profile.slowdown
+            runs = faster(runs, slowdown)
+            draft_ms = {
+                name: {source: one / slowdown for source, one in times.items()}
+                for name, times in draft_ms.items()
+            }
+        return Measured(job, bench, runs, draft_ms)
 
 
 def _headline(bench: Bench, num_prompts: int) -> str:
