@@ -1,0 +1,1 @@
+"""Benchmarks of trained heads: their training's memory."""
