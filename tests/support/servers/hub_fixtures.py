@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
 
 import pytest
 from draftline.actors.drafter_server import DrafterServer
@@ -10,10 +11,18 @@ from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.grpc_link import GrpcLink
 from draftline.cluster.links.link import InprocLink
 from draftline.core.interfaces import Drafter
+from draftline.core.proposals import FeatureLayers
 from support.servers.hub_session import LIMITS
 
-MakeHub = Callable[[Drafter], Awaitable[DrafterHub]]
 Serve = Callable[[Drafter], Awaitable[str]]
+
+
+class MakeHub(Protocol):
+    """Starts a hub over one drafter, to which the target hands out `features`."""
+
+    async def __call__(
+        self, drafter: Drafter, features: FeatureLayers | None = None
+    ) -> DrafterHub: ...
 
 
 @pytest.fixture
@@ -35,10 +44,10 @@ async def make_hub(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterato
     """Makes started hubs over one transport."""
     hubs: list[DrafterHub] = []
 
-    async def make(drafter: Drafter) -> DrafterHub:
-        link = InprocLink(drafter)
+    async def make(drafter: Drafter, features: FeatureLayers | None = None) -> DrafterHub:
+        link = InprocLink(drafter, features=features)
         if request.param == "grpc":
-            link = GrpcLink(drafter.name, await serve(drafter))
+            link = GrpcLink(drafter.name, await serve(drafter), features=features)
         hubs.append(DrafterHub([link], LIMITS))
         await hubs[-1].start()
         return hubs[-1]
