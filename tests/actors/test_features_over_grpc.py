@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from dataclasses import replace
+
 import grpc
 import numpy as np
 import pytest
+from draftline.actors.drafter_process import DrafterProcess
+from draftline.cluster.config import DrafterConfig, EngineConfig
+from draftline.cluster.drafting.head_features import features_of_target
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import grpc_link, service, wire
 from draftline.cluster.links.grpc_link import GrpcLink, GrpcOptions
 from draftline.core.proposals import FeatureLayers, FeatureRows
 from support.fakes.fake_drafters import CountingDrafter, FeatureReader
-from support.servers.hub_session import LIMITS, HubSession
+from support.servers.hub_session import LIMITS, QUICK_RETRY, HubSession, until
 
 LAYERS = FeatureLayers((-1, 4), 16)
 
@@ -104,3 +112,35 @@ async def test_a_server_that_reads_other_states_is_named_and_left_out(
     assert not hub.stats()[0].connected
     assert setting in caplog.text
     await hub.stop()
+
+
+async def test_a_killed_head_drafts_again_for_a_request_from_the_states_that_follow():
+    """Of what was committed before, its new server knows the tokens alone."""
+    config = DrafterConfig(kind="head", name="far", model="demo-griffin")
+    engine = EngineConfig(model="demo", drafters=(config,))
+    given = features_of_target(engine)
+    assert given is not None
+    process = DrafterProcess(config, engine)
+    options = GrpcOptions(address_timeout_s=60.0, token=process.token)
+    link = GrpcLink("far", process.address, options, replace=process.replace, features=given)
+    hub = DrafterHub([link], replace(QUICK_RETRY, vocab_size=4096, answer_timeout_s=30.0))
+    await hub.start(timeout_s=120.0)
+    session = HubSession(hub)
+    rng = np.random.default_rng(3)
+
+    async def drafts() -> bool:
+        """Whether it drafts behind a token whose step handed out the state before it."""
+        values = rng.normal(size=(1, given.row_len)).astype(np.float32)
+        hub.note_features([FeatureRows("r", len(session.text) - 1, values)])
+        return bool(await session.step(1))
+
+    assert [await drafts() for _ in range(3)] == [True] * 3
+    assert process._child is not None
+    os.kill(process._child.pid, signal.SIGKILL)
+    assert not await drafts()
+    async with asyncio.timeout(120):
+        await until(drafts, pause_s=0.1)
+    assert [await drafts() for _ in range(3)] == [True] * 3
+    assert hub.stats()[0].reconnects == 1
+    await hub.stop()
+    process.stop()

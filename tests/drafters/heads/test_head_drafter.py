@@ -215,6 +215,19 @@ def test_drafts_go_on_behind_a_hole(pair: Pair) -> None:
     assert not proposal.is_empty
 
 
+def test_a_request_that_is_opened_in_its_middle_drafts_from_the_states_that_follow(
+    pair: Pair,
+) -> None:
+    """As one whose server was started anew: of its text before there are no states."""
+    drafter = pair.drafter()
+    drafter.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), 3, 0.0, SEED))
+    [proposal] = drafter.propose([Query("r", len(TEXT), 8)])
+    assert proposal.is_empty
+    tokens = tell(drafter, pair, TEXT, [8, 1])
+    [proposal] = drafter.propose([Query("r", len(tokens), 8)])
+    assert not proposal.is_empty
+
+
 def test_features_that_come_again_change_nothing(pair: Pair) -> None:
     drafter, other = opened(pair, TEXT), opened(pair, TEXT)
     [first] = drafter.propose([Query("r", len(TEXT), 8)])
