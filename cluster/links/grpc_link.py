@@ -76,7 +76,7 @@ class GrpcLink:
     replace  ends a server that runs but does not answer, so that `address` gives another; None
              where it is not ours to end. Called in the task that connects, never more often than
              `RESTARTS` says
-    features what the target hands out, for a server whose drafter reads some of it
+    features  what the target hands out, for a server whose drafter reads some of it
     """
 
     is_local = False
