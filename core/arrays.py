@@ -19,6 +19,7 @@ from .errors import ProtocolError
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 UInt8 = NDArray[np.uint8]
+UInt16 = NDArray[np.uint16]
 UInt32 = NDArray[np.uint32]
 UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]

@@ -13,6 +13,7 @@ from .proposals import (
     Commit,
     DraftCost,
     DraftRequest,
+    FeatureLayers,
     FeatureRows,
     Proposal,
     Query,
@@ -162,6 +163,11 @@ class Drafter(Protocol):
 @runtime_checkable
 class FeatureDrafter(Protocol):
     """A drafter that goes on from the target's hidden states."""
+
+    @property
+    def feature_layers(self) -> FeatureLayers:
+        """Layers that it reads: what it is given has no others, and these in this order."""
+        ...
 
     def observe_features(self, rows: Sequence[FeatureRows]) -> None:
         """Take features of open requests, each in the order of positions, before their commits.

@@ -268,12 +268,32 @@ class Commit(NamedTuple):
     top_next_tokens: TopNextTokens | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureLayers:
+    """Layers of the target whose outputs features are, side by side in this order.
+
+    layers  -1: the embeddings; the last one is normed
+    width   numbers of one layer for a token
+    """
+
+    layers: tuple[int, ...]
+    width: int
+
+    def __str__(self) -> str:
+        return f"layers {list(self.layers)} of width {self.width}"
+
+    @property
+    def row_len(self) -> int:
+        """Numbers of all layers for a token."""
+        return len(self.layers) * self.width
+
+
 class FeatureRows(NamedTuple):
     """The target's hidden states of committed tokens of one request.
 
     position  of the first of these tokens
-    values    float32 [n, width]  of the layers that `StageOptions.feature_layers` names, side by
-              side
+    values    float32 [n, row_len] of `FeatureLayers`: as stages hand them out those that
+              `StageOptions.feature_layers` names, for a drafter those that it reads
     """
 
     request_id: str

@@ -23,7 +23,7 @@ from ...models.text.fingerprint import tokenizer_hash
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule
 from ..config import HEAD, DrafterConfig, EngineConfig, unknown_key
 from ..links.tokens import read_token
-from .head_features import feature_layers_of, head_folder, layers_of_head
+from .head_features import head_folder
 
 if TYPE_CHECKING:
     from ...drafters.heads.options import HeadOptions
@@ -178,17 +178,16 @@ def _head_options() -> type:
 def _head(recipe: _Recipe) -> Drafter:
     from ...drafters.heads.drafter import load_head_drafter  # noqa: PLC0415
 
-    engine, config = recipe.engine, recipe.config
-    folder = head_folder(config)
-    if engine is None:
-        raise ConfigError("kind", "head: needs the engine whose model's states it reads")
-    target = _target(engine)
+    folder = head_folder(recipe.config)
+    if recipe.engine is None:
+        raise ConfigError(
+            "kind", "head needs the served model, whose states it reads: start the server with "
+            "--target MODEL",
+        )  # fmt: skip
     options: HeadOptions = recipe.options
     if options.device == "auto" and not _may_use_gpu(recipe):
         options = replace(options, device="cpu")
-    given, own = feature_layers_of(engine, target), layers_of_head(config, target)
-    columns = [given.index(layer) for layer in own]
-    return load_head_drafter(folder, target, recipe.name, options, columns)
+    return load_head_drafter(folder, _target(recipe.engine), recipe.name, options)
 
 
 def _retrieval(recipe: _Recipe) -> Drafter:

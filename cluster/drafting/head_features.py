@@ -5,34 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...core.errors import ConfigError
+from ...core.proposals import FeatureLayers
 from ...models.load.bundled import BUNDLED_HEADS
 from ...models.load.checkpoint import resolve_head_path
-from ...models.load.model_info import ModelInfo
+from ...models.load.model_info import ModelInfo, read_model_info
 from ..config import HEAD, DrafterConfig, EngineConfig
 
 
 def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:
     """Layers of the target whose outputs stages hand out, ascending; those of all heads together.
 
-    Raises `CheckpointError`; `ConfigError` (`model`) for a head that does not fit the target,
-    (`transport`) for one of another process.
+    Raises `CheckpointError`; `ConfigError` (`model`) for a head that does not fit the target.
     """
     heads = [drafter for drafter in config.drafters if drafter.kind == HEAD]
-    if any(head.transport == "grpc" for head in heads):
-        raise ConfigError(
-            "transport",
-            "of a head must be inproc: it reads the target's states, which are not sent to other "
-            "processes",
-        )
-    return tuple(sorted({layer for head in heads for layer in layers_of_head(head, target)}))
-
-
-def layers_of_head(config: DrafterConfig, target: ModelInfo) -> tuple[int, ...]:
-    """Layers that one head reads, in its order. Raises as `feature_layers_of`."""
+    if not heads:
+        return ()
     # As other drafters' code that needs torch.
     from ...drafters.heads.drafter import feature_layers  # noqa: PLC0415
 
-    return feature_layers(head_folder(config), target)
+    read = (feature_layers(head_folder(head), target) for head in heads)
+    return tuple(sorted(set().union(*read)))
+
+
+def features_of_target(config: EngineConfig) -> FeatureLayers | None:
+    """What stages hand out; None where there is no head. Raises as `feature_layers_of`."""
+    if all(drafter.kind != HEAD for drafter in config.drafters):
+        return None
+    target = read_model_info(config.model)
+    return FeatureLayers(feature_layers_of(config, target), target.hidden_size)
 
 
 def head_folder(config: DrafterConfig) -> Path:

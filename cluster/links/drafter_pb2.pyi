@@ -16,13 +16,23 @@ class Array(_message.Message):
     data: bytes
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class FeatureLayers(_message.Message):
+    __slots__ = ("layers", "width")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    width: int
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ...) -> None: ...
+
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "name")
+    __slots__ = ("protocol_version", "name", "features")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    features: FeatureLayers
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., features: _Optional[_Union[FeatureLayers, _Mapping]] = ...) -> None: ...
 
 class LogitsParams(_message.Message):
     __slots__ = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids", "min_tokens")
@@ -103,6 +113,16 @@ class Commit(_message.Message):
     top_next_tokens: TopNextTokens
     def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., probe_ids: _Optional[_Union[Array, _Mapping]] = ..., top_next_tokens: _Optional[_Union[TopNextTokens, _Mapping]] = ...) -> None: ...
 
+class Features(_message.Message):
+    __slots__ = ("request_id", "position", "values")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    position: int
+    values: Array
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., values: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
 class Query(_message.Message):
     __slots__ = ("request_id", "committed_len", "max_nodes")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -114,7 +134,7 @@ class Query(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s", "last_commits")
+    __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s", "last_commits", "features")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +142,7 @@ class Step(_message.Message):
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     BUDGET_S_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMITS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     closes: _containers.RepeatedScalarFieldContainer[str]
     opens: _containers.RepeatedCompositeFieldContainer[DraftRequest]
@@ -129,7 +150,14 @@ class Step(_message.Message):
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     budget_s: float
     last_commits: _containers.RepeatedCompositeFieldContainer[Commit]
-    def __init__(self, sequence: _Optional[int] = ..., closes: _Optional[_Iterable[str]] = ..., opens: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., budget_s: _Optional[float] = ..., last_commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ...) -> None: ...
+    features: _containers.RepeatedCompositeFieldContainer[Features]
+    def __init__(self, sequence: _Optional[int] = ..., closes: _Optional[_Iterable[str]] = ..., opens: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., budget_s: _Optional[float] = ..., last_commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ...) -> None: ...
+
+class MoreFeatures(_message.Message):
+    __slots__ = ("features",)
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    features: _containers.RepeatedCompositeFieldContainer[Features]
+    def __init__(self, features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("tokens", "offsets", "mask", "wanted", "top_k")
@@ -199,12 +227,14 @@ class Answer(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., error: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., learning: _Optional[_Mapping[str, int]] = ..., open_s: _Optional[float] = ..., observe_s: _Optional[float] = ..., propose_s: _Optional[float] = ...) -> None: ...
 
 class ToDrafter(_message.Message):
-    __slots__ = ("hello", "step")
+    __slots__ = ("hello", "step", "more_features")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    MORE_FEATURES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: Step
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+    more_features: MoreFeatures
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., more_features: _Optional[_Union[MoreFeatures, _Mapping]] = ...) -> None: ...
 
 class FromDrafter(_message.Message):
     __slots__ = ("hello", "answer")

@@ -7,14 +7,24 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import grpc
 
 from ...core.errors import DrafterError, DraftlineError, ProtocolError
+from ...core.proposals import FeatureLayers
 from . import drafter_pb2 as pb
 from .failures import CircuitBreaker, RetryPolicy, Silence, failure_reason
+from .features import (
+    MAX_FEATURE_BYTES,
+    PIECE_BYTES,
+    FeatureColumns,
+    feature_columns,
+    newest,
+    pieces,
+)
 from .link import MAX_NODES, DrafterMessage, LinkEvents
 from .tls_files import TlsFiles
 from .tokens import token_metadata
@@ -24,6 +34,7 @@ from .wire import (
     decode_answer,
     decode_hello,
     encode_hello,
+    encode_more_features,
     encode_step,
 )
 
@@ -65,6 +76,7 @@ class GrpcLink:
     replace  ends a server that runs but does not answer, so that `address` gives another; None
              where it is not ours to end. Called in the task that connects, never more often than
              `RESTARTS` says
+    features  what the target hands out, for a server whose drafter reads some of it
     """
 
     is_local = False
@@ -79,12 +91,16 @@ class GrpcLink:
         replace: Replace | None = None,
         max_nodes: int = MAX_NODES,
         keeps_answers: bool = True,
+        features: FeatureLayers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.max_nodes = max_nodes
         self.keeps_answers = keeps_answers
-        self.reads_features = False
+        self.reads_features = features is not None
+        self._features = features
+        # As the server that it is connected to reads them.
+        self._columns: FeatureColumns | None = None
         self._address = address
         self._options = options or GrpcOptions()
         self._replace = replace
@@ -94,7 +110,7 @@ class GrpcLink:
         self._task: asyncio.Task[None] | None = None
         self._events: LinkEvents | None = None
         self._message: DrafterMessage | None = None
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+        self._outbox: asyncio.Queue[Iterable[bytes]] = asyncio.Queue(maxsize=1)
 
     def connect(self, events: LinkEvents) -> None:
         """Connect in a task of the running loop."""
@@ -110,12 +126,12 @@ class GrpcLink:
         assert self._events is not None, "send before connect"
         budget_s = max(0.0, message.deadline - self._clock())
         try:
-            data = encode_step(message, budget_s, self._options.max_message_bytes)
+            parts = self._encoded(message, budget_s)
         except ProtocolError as error:
             self._events.failed(DrafterError(str(error)))
             return
         self._message = message
-        self._outbox.put_nowait(data)
+        self._outbox.put_nowait(parts)
 
     def unanswered(self) -> None:
         """See `DrafterLink`; after too many in a row the next connection is to a new server."""
@@ -191,7 +207,7 @@ class GrpcLink:
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 await call.write(encode_hello(self.name, pb.ToDrafter))
-                decode_hello(await anext(answers, b""), pb.FromDrafter)
+                server = decode_hello(await anext(answers, b""), pb.FromDrafter)
         except TimeoutError:
             self._silence.connects += 1
             raise
@@ -200,6 +216,15 @@ class GrpcLink:
                 self._silence.connects += 1
             raise
         self._silence.connected()
+        self._columns = self._columns_for(server.features)
+
+    def _columns_for(self, read: FeatureLayers | None) -> FeatureColumns | None:
+        if self._features is None and read is None:
+            return None
+        columns = feature_columns(self._features, read)
+        if 2 * columns.row_bytes > self._options.max_message_bytes:
+            raise DrafterError("a token's features have no room in a message")
+        return columns
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         options = channel_options(self._options.max_message_bytes)
@@ -208,9 +233,22 @@ class GrpcLink:
         options += self._options.tls.channel_options()
         return grpc.aio.secure_channel(address, self._options.tls.channel_credentials(), options)
 
+    def _encoded(self, message: DrafterMessage, budget_s: float) -> Iterable[bytes]:
+        """A message, behind features that it has no room for."""
+        most = self._options.max_message_bytes
+        if not message.features or self._columns is None:
+            return (encode_step(message, budget_s, most),)
+        rows = newest([self._columns.of(rows) for rows in message.features], MAX_FEATURE_BYTES)
+        # Texts take the rest of a message.
+        *more, last = pieces(rows, min(PIECE_BYTES, most // 4))
+        step = encode_step(replace(message, features=last), budget_s, most)
+        # Each is encoded when the one before has left: the loop has other work between them.
+        return chain((encode_more_features(piece, most) for piece in more), (step,))
+
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         while True:
-            await call.write(await self._outbox.get())
+            for part in await self._outbox.get():
+                await call.write(part)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

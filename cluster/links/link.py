@@ -11,8 +11,9 @@ from typing import Protocol, TypeVar
 
 from ...core.errors import DrafterError
 from ...core.interfaces import Drafter, FeatureDrafter, LearningDrafter, OwningDrafter
-from ...core.proposals import Commit, DraftRequest, FeatureRows, Proposal, Query
+from ...core.proposals import Commit, DraftRequest, FeatureLayers, FeatureRows, Proposal, Query
 from .failures import FailureLog, failure_reason
+from .features import feature_columns
 
 # Every so many answers carry a report.
 REPORT_EVERY = 32
@@ -30,7 +31,8 @@ class DrafterMessage:
     fields.
 
     deadline  seconds of the hub's clock; proposals after it are late but not lost
-    features  of the requests that are asked for; it hears of them before the commits
+    features  of the requests that are asked for; it hears of them before the commits. A link cuts
+              from what is handed out what its drafter reads
     """
 
     sequence: int
@@ -157,6 +159,11 @@ class DrafterLink(Protocol):
         ...
 
 
+def features_read(drafter: Drafter) -> FeatureLayers | None:
+    """What a drafter reads of the target's states; None: nothing."""
+    return drafter.feature_layers if isinstance(drafter, FeatureDrafter) else None
+
+
 class DrafterSession:
     """One coordinator's requests at a drafter; `prefix` keeps their ids apart from others'."""
 
@@ -225,24 +232,35 @@ class DrafterSession:
 
 
 class InprocLink:
-    """Calls a drafter directly. What the drafter raises becomes `failed`."""
+    """Calls a drafter directly. What the drafter raises becomes `failed`.
+
+    features  what the target hands out, for one that reads some of it; by default just that
+    """
 
     __slots__ = (
-        "_drafter", "_events", "_session", "keeps_answers", "max_nodes", "name", "reads_features",
+        "_columns", "_drafter", "_events", "_session", "keeps_answers", "max_nodes", "name",
+        "reads_features",
     )  # fmt: skip
 
     is_local = True
 
     def __init__(
-        self, drafter: Drafter, max_nodes: int = MAX_NODES, *, keeps_answers: bool = True
+        self,
+        drafter: Drafter,
+        max_nodes: int = MAX_NODES,
+        *,
+        keeps_answers: bool = True,
+        features: FeatureLayers | None = None,
     ) -> None:
+        read = features_read(drafter)
+        self._columns = None if read is None else feature_columns(features or read, read)
         self._drafter = drafter
         self._session = DrafterSession(drafter)
         self._events: LinkEvents | None = None
         self.name = drafter.name
         self.max_nodes = max_nodes
         self.keeps_answers = keeps_answers
-        self.reads_features = isinstance(drafter, FeatureDrafter)
+        self.reads_features = read is not None
 
     @property
     def learning_counts(self) -> Mapping[str, int]:
@@ -258,6 +276,9 @@ class InprocLink:
         """Run the drafter and report before returning."""
         events = self._events
         assert events is not None, "send before connect"
+        if message.features and self._columns is not None:
+            own = [self._columns.of(rows) for rows in message.features]
+            message = replace(message, features=own)
         try:
             proposals, seconds = self._session.run(message)
             report = self._session.report() if is_report_due(message) else None

@@ -7,28 +7,62 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 
 from ...core.errors import ProtocolError
 from ...core.interfaces import Drafter, OwningDrafter
+from ...core.proposals import FeatureLayers, FeatureRows
 from ..transport.stage_failure import is_device_lost
 from . import drafter_pb2 as pb
 from .failures import FailureLog, failure_reason
-from .link import DrafterSession, is_report_due
+from .features import MAX_FEATURE_BYTES, feature_bytes
+from .link import DrafterMessage, DrafterSession, features_read, is_report_due
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
     decode_hello,
-    decode_step,
+    decode_part,
     encode_answer,
     encode_error,
     encode_hello,
 )
 
 logger = logging.getLogger(__name__)
+
+
+class FeatureInbox:
+    """Features that arrived before the message they belong to, of one connection."""
+
+    __slots__ = ("_num_bytes", "_read", "_rows")
+
+    def __init__(self, read: FeatureLayers | None) -> None:
+        """`read`: what the drafter reads."""
+        self._read = read
+        self._rows: list[FeatureRows] = []
+        self._num_bytes = 0
+
+    def add(self, rows: Sequence[FeatureRows]) -> None:
+        """Keep them. Raises `ProtocolError` if they are not what the drafter reads, or too many."""
+        row_len = 0 if self._read is None else self._read.row_len
+        for own in rows:
+            if own.values.shape[1] != row_len:
+                raise ProtocolError(
+                    f"wire: features of {own.values.shape[1]} numbers; the drafter reads {row_len}"
+                )
+        self._num_bytes += feature_bytes(rows)
+        if self._num_bytes > MAX_FEATURE_BYTES:
+            raise ProtocolError(f"wire: features of more than {MAX_FEATURE_BYTES} bytes")
+        self._rows += rows
+
+    def put_into(self, message: DrafterMessage) -> DrafterMessage:
+        """The message with all that arrived; they are let go. Raises as `add`."""
+        self.add(message.features)
+        rows, self._rows, self._num_bytes = self._rows, [], 0
+        return replace(message, features=rows) if rows else message
 
 
 class DrafterService:
@@ -69,13 +103,19 @@ class DrafterService:
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes]:
         session = DrafterSession(self._drafter, f"{next(self._numbers)}/")
+        read = features_read(self._drafter)
+        inbox = FeatureInbox(read)
         loop = asyncio.get_running_loop()
         try:
             decode_hello(await anext(requests, b""), pb.ToDrafter)
-            yield encode_hello(self._drafter.name, pb.FromDrafter)
+            yield encode_hello(self._drafter.name, pb.FromDrafter, read)
             # The next message is read after this one is answered: gRPC holds the sender back.
             async for data in requests:
-                yield await loop.run_in_executor(self._worker, self._answer, session, data)
+                answer = await loop.run_in_executor(
+                    self._worker, self._answer, session, inbox, data
+                )
+                if answer is not None:
+                    yield answer
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
@@ -84,9 +124,16 @@ class DrafterService:
                 # In the worker, which may still be at this session's last message.
                 self._worker.submit(session.close)
 
-    def _answer(self, session: DrafterSession, data: bytes) -> bytes:
-        """Do what one message says. Raises `ProtocolError` if it is no message."""
-        message = decode_step(data, self._clock())
+    def _answer(self, session: DrafterSession, inbox: FeatureInbox, data: bytes) -> bytes | None:
+        """Do what one message says; features before one wait, and have no answer.
+
+        Raises `ProtocolError` if it is no message.
+        """
+        part = decode_part(data, self._clock())
+        if not isinstance(part, DrafterMessage):
+            inbox.add(part)
+            return None
+        message = inbox.put_into(part)
         try:
             proposals, seconds = session.run(message)
             report = session.report() if is_report_due(message) else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
@@ -21,12 +21,15 @@ from ...core.proposals import (
     Commit,
     DraftDistributions,
     DraftRequest,
+    FeatureLayers,
+    FeatureRows,
     Probe,
     Proposal,
     Query,
     TopNextTokens,
 )
 from . import drafter_pb2 as pb
+from .features import from_bfloat16, to_bfloat16
 from .link import DrafterMessage, DrafterReport, DraftSeconds
 
 METHOD = "/draftline.drafter.Drafter/Exchange"
@@ -36,6 +39,8 @@ DEFAULT_MAX_BYTES = 64 * 2**20
 Message = TypeVar("Message", pb.ToDrafter, pb.FromDrafter)
 
 INT32, FLOAT32, BOOL = "<i4", "<f4", "|b1"
+# As wide as `HALF`, in which numpy holds it.
+BFLOAT16, HALF = "bf16", "<u2"
 # Fields of `LogitsParams` that are one number, absent where they are off.
 NUMBERS = (
     "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
@@ -55,14 +60,24 @@ def decode_array(message: pb.Array, field: str, dtype: str = INT32, dims: int = 
     return unpack(packed, dtype, f"wire: {field}", (dims,))
 
 
-def encode_hello(name: str, kind: type[Message]) -> bytes:
-    """The first message of either side."""
+class Greeting(NamedTuple):
+    """What a side says of itself: its name, and what its drafter reads of the target's states."""
+
+    name: str
+    features: FeatureLayers | None
+
+
+def encode_hello(name: str, kind: type[Message], features: FeatureLayers | None = None) -> bytes:
+    """The first message of either side; `features` of a server whose drafter reads some."""
     hello = pb.Hello(protocol_version=PROTOCOL_VERSION, name=name)
+    if features is not None:
+        hello.features.layers.extend(features.layers)
+        hello.features.width = features.width
     return kind(hello=hello).SerializeToString()
 
 
-def decode_hello(data: bytes, kind: type[Message]) -> str:
-    """The name that the other side gave itself."""
+def decode_hello(data: bytes, kind: type[Message]) -> Greeting:
+    """What the other side says of itself."""
     message = _parse(data, kind)
     if message.WhichOneof("body") != "hello":
         raise ProtocolError("wire: the first message must be a hello")
@@ -72,7 +87,9 @@ def decode_hello(data: bytes, kind: type[Message]) -> str:
             f"wire: the other side speaks protocol {version}, this one {PROTOCOL_VERSION}; "
             "run the same draftline version on both"
         )
-    return message.hello.name
+    features = message.hello.features
+    layers = FeatureLayers(tuple(features.layers), features.width) if features.layers else None
+    return Greeting(message.hello.name, layers)
 
 
 def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> bytes:
@@ -93,6 +110,7 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
         )
     step.commits.extend(map(_encode_commit, message.commits))
     step.last_commits.extend(map(_encode_commit, message.last_commits))
+    step.features.extend(map(_encode_features, message.features))
     for query in message.queries:
         step.queries.add(
             request_id=query.request_id,
@@ -102,12 +120,31 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
     return _within(pb.ToDrafter(step=step).SerializeToString(), max_bytes)
 
 
-def decode_step(data: bytes, now: float) -> DrafterMessage:
-    """A message to a drafter; `now` in seconds of the clock that its deadline is of."""
+def encode_more_features(rows: Sequence[FeatureRows], max_bytes: int) -> bytes:
+    """Features that go before a step. Raises `ProtocolError` above `max_bytes`."""
+    more = pb.MoreFeatures(features=map(_encode_features, rows))
+    return _within(pb.ToDrafter(more_features=more).SerializeToString(), max_bytes)
+
+
+def decode_part(data: bytes, now: float) -> DrafterMessage | list[FeatureRows]:
+    """A message to a drafter, or features that go before it; `now` as in `decode_step`."""
     message = _parse(data, pb.ToDrafter)
+    if message.WhichOneof("body") == "more_features":
+        return [_decode_features(features) for features in message.more_features.features]
     if message.WhichOneof("body") != "step":
         raise ProtocolError("wire: expected a step")
-    step = message.step
+    return _decode_step(message.step, now)
+
+
+def decode_step(data: bytes, now: float) -> DrafterMessage:
+    """A message to a drafter; `now` in seconds of the clock that its deadline is of."""
+    message = decode_part(data, now)
+    if not isinstance(message, DrafterMessage):
+        raise ProtocolError("wire: expected a step")
+    return message
+
+
+def _decode_step(step: pb.Step, now: float) -> DrafterMessage:
     return DrafterMessage(
         step.sequence,
         tuple(step.closes),
@@ -116,6 +153,7 @@ def decode_step(data: bytes, now: float) -> DrafterMessage:
         [Query(query.request_id, query.committed_len, query.max_nodes) for query in step.queries],
         now + step.budget_s,
         [_decode_commit(commit) for commit in step.last_commits],
+        [_decode_features(features) for features in step.features],
     )
 
 
@@ -257,6 +295,20 @@ def _decode_commit(commit: pb.Commit) -> Commit:
         else None
     )
     return Commit(commit.request_id, commit.base_len, tokens, probe_ids, top_next_tokens)
+
+
+def _encode_features(rows: FeatureRows) -> pb.Features:
+    values = pack(to_bfloat16(rows.values), HALF)
+    array = pb.Array(dtype=BFLOAT16, shape=values.shape, data=values.data)
+    return pb.Features(request_id=rows.request_id, position=rows.position, values=array)
+
+
+def _decode_features(features: pb.Features) -> FeatureRows:
+    array, field = features.values, "wire: features.values"
+    if array.dtype != BFLOAT16:
+        raise ProtocolError(f"{field}: numbers are {array.dtype[:8]!r}, not {BFLOAT16!r}")
+    halves = unpack(PackedArray(HALF, array.shape, array.data), HALF, field, (2,))
+    return FeatureRows(features.request_id, features.position, from_bfloat16(halves))
 
 
 def _encode_commit(commit: Commit) -> pb.Commit:

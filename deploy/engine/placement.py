@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ...cluster.config import DrafterConfig, EngineConfig
+from ...cluster.config import HEAD, DrafterConfig, EngineConfig
 from ...cluster.drafting.factory import build_drafter, keeps_answers
+from ...cluster.drafting.head_features import features_of_target
 from ...cluster.engine.assembly import local_pipeline
 from ...cluster.links.grpc_link import AddressProvider, GrpcLink, GrpcOptions
 from ...cluster.links.link import DrafterLink, InprocLink
@@ -16,6 +17,7 @@ from ...cluster.links.tls_files import drafter_tls
 from ...cluster.links.tokens import new_token, read_token
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.errors import ConfigError, DrafterError, DraftlineError
+from ...core.proposals import FeatureLayers
 
 if TYPE_CHECKING:
     from ...actors.drafter_actor import RayDrafter
@@ -41,6 +43,8 @@ class Placement:
         self._bundles = _bundles(config) if config.backend == "ray" else None
         self._actors: list[Any] = []
         self._stops: list[Callable[[], None]] = []
+        # Read when links are made.
+        self._features: FeatureLayers | None = None
 
     def make_pipeline(self, specs: Sequence[StageSpec]) -> Pipeline:
         """A pipeline over these stages, not started. Raises `CheckpointError`."""
@@ -70,16 +74,21 @@ class Placement:
         """
         links: list[DrafterLink] = []
         starts = []
+        self._features = features_of_target(self._config)
         for index, drafter in enumerate(self._config.told_drafters):
             if drafter.transport == "inproc":
                 with _naming(index):
                     built = build_drafter(drafter, self._config)
-                links.append(
-                    InprocLink(built, drafter.max_nodes, keeps_answers=keeps_answers(drafter))
-                )
+                links.append(InprocLink(built, **self._told(drafter)))
             elif drafter.address is not None:
                 with _naming(index):
-                    links.append(_link_to_other(drafter, drafter.address))
+                    link = GrpcLink(
+                        drafter.source,
+                        drafter.address,
+                        _options_of_other(drafter),
+                        **self._told(drafter),
+                    )
+                links.append(link)
             else:
                 link, address = await self._spawn(drafter)
                 links.append(link)
@@ -115,10 +124,17 @@ class Placement:
             server.address,
             options,
             replace=server.replace,
-            max_nodes=drafter.max_nodes,
-            keeps_answers=keeps_answers(drafter),
+            **self._told(drafter),
         )
         return link, server.address
+
+    def _told(self, drafter: DrafterConfig) -> dict[str, Any]:
+        """What a link is told of its drafter, wherever that runs."""
+        return {
+            "max_nodes": drafter.max_nodes,
+            "keeps_answers": keeps_answers(drafter),
+            "features": self._features if drafter.kind == HEAD else None,
+        }
 
     async def _start_server(self, drafter: DrafterConfig) -> DrafterProcess | RayDrafter:
         if self._config.backend == "local":
@@ -149,21 +165,14 @@ class Placement:
         return server
 
 
-def _link_to_other(drafter: DrafterConfig, address: str) -> GrpcLink:
-    """A link to a server of others. Raises `ConfigError` for its credentials."""
+def _options_of_other(drafter: DrafterConfig) -> GrpcOptions:
+    """How to reach a server of others. Raises `ConfigError` for its credentials."""
     token = read_token(drafter.token_env, drafter.token_file)
     tls = drafter_tls(drafter)
     if tls is not None:
         # What cannot be read is the user's error now, not a drafter that fails again and again.
         tls.channel_credentials()
-    options = GrpcOptions(tls=tls, token=token)
-    return GrpcLink(
-        drafter.source,
-        address,
-        options,
-        max_nodes=drafter.max_nodes,
-        keeps_answers=keeps_answers(drafter),
-    )
+    return GrpcOptions(tls=tls, token=token)
 
 
 async def _start(index: int, address: AddressProvider) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...core.arrays import Int64
 from ...core.errors import ConfigError
 from ...core.proposals import (
     Commit,
     DraftRequest,
+    FeatureLayers,
     FeatureRows,
     Proposal,
     Query,
@@ -57,17 +57,11 @@ def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
 
 
 def load_head_drafter(
-    folder: Path, target: ModelInfo, name: str = "head", options: HeadOptions | None = None,
-    columns: Sequence[int] | None = None,
-) -> HeadDrafter:  # fmt: skip
-    """The drafter of a checkpoint's folder. Raises `CheckpointError` or `ConfigError`.
-
-    `columns`: which of the layers that it is given features of each of its own is; by default it
-    is given its own alone.
-    """
+    folder: Path, target: ModelInfo, name: str = "head", options: HeadOptions | None = None
+) -> HeadDrafter:
+    """The drafter of a checkpoint's folder. Raises `CheckpointError` or `ConfigError`."""
     options = options or HeadOptions()
-    if columns is None:
-        columns = range(len(feature_layers(folder, target)))
+    layers = feature_layers(folder, target)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device, target.dtype)
     head = load_head(folder, getattr(torch, dtype), device)
@@ -77,7 +71,7 @@ def load_head_drafter(
         if isinstance(head, FeatureHead)
         else SpecFormerNetwork(head, shared)
     )
-    return HeadDrafter(network, target, columns, name, options)
+    return HeadDrafter(network, target, layers, name, options)
 
 
 class HeadDrafter:
@@ -87,14 +81,14 @@ class HeadDrafter:
         self,
         network: HeadNetwork,
         target: ModelInfo,
-        columns: Sequence[int],
+        layers: tuple[int, ...],
         name: str,
         options: HeadOptions,
     ) -> None:
-        """`columns`: as in `load_head_drafter`."""
+        """`layers`: of the target, whose outputs the network reads."""
         self._network = network
         self._vocab_size = target.vocab_size
-        self._columns = features_at(columns, target.hidden_size)
+        self._layers = FeatureLayers(layers, target.hidden_size)
         self._name = name
         self._options = options
         self._sampler = choose_sampler(network.device)
@@ -104,6 +98,11 @@ class HeadDrafter:
     def name(self) -> str:
         """The `source` of the proposals."""
         return self._name
+
+    @property
+    def feature_layers(self) -> FeatureLayers:
+        """Layers whose outputs it reads."""
+        return self._layers
 
     @property
     def memory_bytes(self) -> int:
@@ -158,7 +157,6 @@ class HeadDrafter:
             torch.from_numpy(np.concatenate(parts)).to(self._network.device)
             for parts in zip(*(rows for _, rows in taken), strict=True)
         )
-        values = values[:, torch.from_numpy(self._columns).to(values.device)]
         counts = [len(rows[1]) for _, rows in taken]
         kept = [text.kept for text, _ in taken]
         said = self._network.read(values, tokens.long(), positions.long(), kept, counts)
@@ -230,8 +228,3 @@ class HeadDrafter:
         nodes = tree.job.proposed(max_nodes)
         declared = stacked(tree.job.declared[: len(nodes[0])])
         return Proposal(self._name, *nodes, distributions=declared)
-
-
-def features_at(columns: Sequence[int], hidden_size: int) -> Int64:
-    """int64 [own width]: columns that a head reads of features, `hidden_size` for each layer."""
-    return (np.array(columns)[:, None] * hidden_size + np.arange(hidden_size)).ravel()

@@ -47,9 +47,20 @@ def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
     return [output.token_ids for output in outputs]
 
 
+SERVED = [
+    DrafterConfig(kind="spectra", pool=False, transport="grpc"),
+    # It knows the target's states of what was committed since it came back, and no others.
+    DrafterConfig(kind="head", model="demo-griffin", transport="grpc"),
+]
+
+
 @pytest.mark.net
-def test_a_killed_and_a_paused_drafter_server_come_back_and_change_nothing() -> None:
-    config = drafted_steps(DrafterConfig(kind="spectra", pool=False, transport="grpc"))
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("drafter", SERVED, ids=lambda drafter: drafter.kind)
+def test_a_killed_and_a_paused_drafter_server_come_back_and_change_nothing(
+    drafter: DrafterConfig,
+) -> None:
+    config = drafted_steps(drafter)
     with Engine(config) as engine:
         plain = engine.generate(PROMPTS, PARAMS, RequestOptions(speculative=False))
         for number in (signal.SIGKILL, signal.SIGSTOP):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.actors.drafter_process import DrafterProcess
 from draftline.core.errors import ConfigError
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
 
 HEAD = DrafterConfig(kind="head", model="demo-griffin")
+# One whose answers a busy machine would hold back past the step's patience.
+REMOTE = DrafterConfig(kind="head", name="far", model="demo-griffin", transport="grpc")
+PATIENT = {"draft_deadline_ms": 5000}
 OTHERS = (
     DrafterConfig(kind="suffix"),
     DrafterConfig(kind="spectra"),
@@ -58,6 +63,44 @@ def test_heads_beside_other_drafters() -> None:
     assert accepted_of(outputs, "head")
 
 
+@pytest.mark.net
+def test_a_head_of_another_process_changes_no_token_and_drafts_as_one_of_this_process() -> None:
+    far = check_equal((REMOTE,), **PATIENT)
+    near = check_equal((HEAD,), **PATIENT)
+    means = [
+        np.mean([length for one in outputs for length in one.metrics.accepted_lengths])
+        for outputs in (far, near)
+    ]
+    # States are rounded on their way.
+    assert means[0] > 0.5
+    assert means[0] > 0.9 * means[1]
+
+
+@pytest.mark.net
+def test_a_head_of_another_process_beside_other_drafters() -> None:
+    outputs = check_equal((REMOTE, *OTHERS), tree_nodes=24, **PATIENT)
+    assert accepted_of(outputs, "far")
+
+
+@pytest.mark.net
+def test_a_head_behind_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = DrafterProcess(HEAD, EngineConfig(model="demo"))
+    monkeypatch.setenv("TOKEN_OF_THE_HEAD", server.token)
+    try:
+        address = asyncio.run(server.address())
+        head = DrafterConfig(
+            **{**REMOTE.model_dump(), "address": address, "token_env": "TOKEN_OF_THE_HEAD"}
+        )
+        assert accepted_of(check_equal((head,), **PATIENT), "far")
+    finally:
+        server.stop()
+
+
+@pytest.mark.net
+def test_a_head_that_is_late_changes_no_token() -> None:
+    check_equal((REMOTE,), draft_deadline_ms=0.1)
+
+
 def test_with_little_kv_and_short_chunks() -> None:
     """Requests are preempted, and their prompts are computed again, in pieces."""
     check_equal((HEAD,), kv_cache_tokens=512, max_num_batched_tokens=48, max_num_seqs=3)
@@ -97,7 +140,7 @@ def test_a_budget_that_chooses_asks_for_states_where_heads_are_asked() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"model": "demo-griffin", "transport": "grpc"}, "transport"),
+        ({"transport": "grpc"}, "model"),
         ({}, "model"),
         ({"model": "demo-griffin", "tree": "nowhere.json"}, "tree"),
     ],
@@ -107,6 +150,15 @@ def test_wrong_settings_name_the_field(fields: dict[str, Any], field: str) -> No
     with pytest.raises(ConfigError) as caught:
         Engine(EngineConfig(model="demo", drafters=(drafter,)))
     assert caught.value.field.endswith(field)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_head_in_an_actor_gets_states_of_stages_of_other_processes() -> None:
+    outputs = check_equal((REMOTE,), backend="ray", pipeline_parallel_size=2, **PATIENT)
+    lengths = [length for one in outputs for length in one.metrics.accepted_lengths]
+    assert np.mean(lengths) > 0.5
 
 
 @pytest.mark.cluster

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.factory import KINDS, build_drafter
+from draftline.cluster.drafting.head_features import features_of_target
 from draftline.core.errors import ConfigError, StoreError
+from draftline.core.interfaces import FeatureDrafter
 from draftline.core.proposals import DraftRequest, Query
 from draftline.drafters.ngram.anpd import AnpdDrafter
 from draftline.drafters.ngram.lookahead import LookaheadDrafter
@@ -127,6 +129,22 @@ def test_a_folder_that_is_not_there_is_a_config_error(tmp_path: Path):
 def test_a_store_out_of_reach_is_a_store_error_at_the_start():
     with pytest.raises(StoreError):
         build_drafter(DrafterConfig(kind="retrieval", store="redis://127.0.0.1:1/0"))
+
+
+def test_a_server_loads_a_head_for_the_model_that_it_is_told_of():
+    config = DrafterConfig(kind="head", model="demo-griffin")
+    drafter = build_drafter(config, EngineConfig(model="demo"))
+    served = EngineConfig(model="demo", drafters=(config,))
+    assert isinstance(drafter, FeatureDrafter)
+    assert drafter.feature_layers == features_of_target(served)
+    with pytest.raises(ConfigError, match=r"kind: .*start the server with --target MODEL"):
+        build_drafter(config)
+    with pytest.raises(ConfigError, match=r"model: .*does not fit the served model"):
+        build_drafter(config, EngineConfig(model="demo-drafter"))
+
+
+def test_nothing_is_handed_out_where_there_is_no_head():
+    assert features_of_target(EngineConfig(model="demo")) is None
 
 
 def test_a_model_of_the_same_tokenizer_loads_and_one_of_another_is_refused(tmp_path: Path):

@@ -15,6 +15,8 @@ from draftline.core.proposals import (
     MAX_PROPOSAL_NODES,
     MAX_TOP_NEXT_TOKENS,
     DraftRequest,
+    FeatureLayers,
+    FeatureRows,
     Probe,
     Proposal,
     Query,
@@ -25,6 +27,7 @@ from draftline.core.proposals import (
 from support.fakes.fake_drafters import (
     VOCAB_SIZE,
     CountingDrafter,
+    FeatureReader,
     ProbingDrafter,
     ScriptedDrafter,
     following,
@@ -112,6 +115,61 @@ async def test_a_wish_for_top_next_tokens_and_its_answer_travel(make_hub):
     assert first.top_next_tokens.tokens.tolist() == [4]
     assert first.top_next_tokens.ids.tolist() == [[7, 5]]
     assert second.top_next_tokens is None
+
+
+GIVEN = FeatureLayers((-1, 2, 5, 7), 3)
+
+
+def _features(first: int, count: int) -> tuple[FeatureRows, np.ndarray]:
+    """What is handed out of `count` tokens, and the same as [count, layers, width].
+
+    Of small whole numbers, which 16 bits hold as they are.
+    """
+    numbers = (first * GIVEN.row_len + np.arange(count * GIVEN.row_len)) % 250
+    values = numbers.reshape(count, GIVEN.row_len).astype(np.float32)
+    return FeatureRows("r", first, values), values.reshape(count, len(GIVEN.layers), GIVEN.width)
+
+
+@pytest.mark.parametrize(("layers", "places"), [((-1, 2, 5, 7), [0, 1, 2, 3]), ((7, 2), [3, 1])])
+async def test_features_of_its_layers_reach_a_drafter_that_reads_them(make_hub, layers, places):
+    drafter = FeatureReader(FeatureLayers(layers, GIVEN.width))
+    hub = await make_hub(drafter, GIVEN)
+    assert hub.feature_drafters == {"reading"}
+    session = HubSession(hub)
+    handed_out = []
+    for first, count in ((0, 4), (4, 1), (5, 3)):
+        rows, values = _features(first, count)
+        handed_out.append((first, values[:, places].reshape(count, -1)))
+        hub.note_features([rows, rows._replace(request_id="unknown")])
+        (proposal,) = await session.step(count if first else 0)
+        assert proposal.tokens.tolist() == session.expected(4)
+    (read,) = drafter.features.values()
+    assert [rows.position for rows in read] == [first for first, _ in handed_out]
+    for rows, (_, values) in zip(read, handed_out, strict=True):
+        assert rows.values.dtype == np.float32
+        assert np.array_equal(rows.values, values)
+
+
+async def test_a_drafter_that_reads_none_is_sent_none(make_hub):
+    hub = await make_hub(CountingDrafter())
+    assert hub.feature_drafters == set()
+    session = HubSession(hub)
+    hub.note_features([_features(0, 4)[0]])
+    (proposal,) = await session.step(1)
+    assert proposal.tokens.tolist() == session.expected(4)
+
+
+async def test_features_of_a_request_that_is_opened_again_are_its_own(make_hub):
+    drafter = FeatureReader(GIVEN)
+    hub = await make_hub(drafter, GIVEN)
+    session = HubSession(hub)
+    hub.note_features([_features(0, 4)[0]])
+    hub.close("r")
+    session = HubSession(hub)
+    hub.note_features([_features(2, 1)[0]])
+    assert await session.step()
+    (read,) = drafter.features.values()
+    assert [rows.position for rows in read] == [2]
 
 
 async def test_max_nodes_cuts(make_hub):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from draftline.cluster.links import drafter_pb2 as pb
 from draftline.cluster.links import wire
+from draftline.cluster.links.features import from_bfloat16
 from draftline.cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
 from draftline.core.errors import DrafterError, ProtocolError
 from draftline.core.logits_params import LogitsParams
@@ -16,6 +17,8 @@ from draftline.core.proposals import (
     Commit,
     DraftDistributions,
     DraftRequest,
+    FeatureLayers,
+    FeatureRows,
     Probe,
     Proposal,
     Query,
@@ -98,6 +101,15 @@ proposals = st.builds(
     st.integers(0, 2**31),
     distributions,
 )
+feature_rows = st.builds(
+    FeatureRows,
+    ids,
+    st.integers(0, 2**31),
+    # What 16 bits hold, so that it comes back as it is.
+    arrays(
+        np.uint16, array_shapes(min_dims=2, max_dims=2, min_side=0), elements=st.integers(0, 0x7F80)
+    ).map(from_bfloat16),
+)
 messages = st.builds(
     DrafterMessage,
     st.integers(1, 2**40),
@@ -107,6 +119,7 @@ messages = st.builds(
     st.lists(queries, max_size=3),
     st.just(0.0),
     st.lists(commits, max_size=3),
+    st.lists(feature_rows, max_size=3),
 )
 
 
@@ -128,8 +141,41 @@ def same(left: object, right: object) -> bool:
 def test_a_step_round_trips(message: DrafterMessage):
     decoded = wire.decode_step(wire.encode_step(message, 0.25, LIMIT), 100.0)
     assert decoded.deadline == 100.25
-    names = ("sequence", "closes", "opens", "commits", "queries", "last_commits")
+    names = ("sequence", "closes", "opens", "commits", "queries", "last_commits", "features")
     assert all(same(getattr(decoded, name), getattr(message, name)) for name in names)
+
+
+@given(st.lists(feature_rows, max_size=4))
+def test_features_before_a_step_round_trip(rows: list[FeatureRows]):
+    data = wire.encode_more_features(rows, LIMIT)
+    decoded = wire.decode_part(data, 0.0)
+    assert isinstance(decoded, list)
+    assert same(decoded, rows)
+    with pytest.raises(ProtocolError, match="expected a step"):
+        wire.decode_step(data, 0.0)
+
+
+@pytest.mark.parametrize("read", [None, FeatureLayers((-1, 3), 8), FeatureLayers((5,), 4096)])
+def test_a_hello_says_what_is_read(read: FeatureLayers | None):
+    data = wire.encode_hello("s", pb.FromDrafter, read)
+    assert wire.decode_hello(data, pb.FromDrafter) == ("s", read)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (pb.Array(dtype="<f4", shape=[1, 2], data=bytes(8)), "numbers are '<f4', not 'bf16'"),
+        (pb.Array(dtype="bf16", shape=[4], data=bytes(8)), "2 dimensions"),
+        (pb.Array(dtype="bf16", shape=[2, 4], data=bytes(8)), "not a whole"),
+        (pb.Array(), "not 'bf16'"),
+    ],
+)
+def test_wrong_features_are_refused(values: pb.Array, message: str):
+    features = [pb.Features(request_id="r", values=values)]
+    step, more = pb.Step(sequence=1, features=features), pb.MoreFeatures(features=features)
+    for part in (pb.ToDrafter(step=step), pb.ToDrafter(more_features=more)):
+        with pytest.raises(ProtocolError, match=rf"wire: features\.values: .*{message}"):
+            wire.decode_part(part.SerializeToString(), 0.0)
 
 
 def test_a_request_of_an_older_coordinator_is_unshaped():
@@ -185,9 +231,9 @@ def test_seconds_that_cannot_be_are_a_protocol_error(bad: float):
 def test_garbage_is_a_protocol_error_or_decodes(data: bytes):
     message = DrafterMessage(1, (), (), [], [], 0.0)
     for decode, kind in (
-        (lambda: wire.decode_step(data, 0.0), DrafterMessage),
+        (lambda: wire.decode_part(data, 0.0), DrafterMessage | list),
         (lambda: wire.decode_answer(data, message, "s"), tuple),
-        (lambda: wire.decode_hello(data, pb.FromDrafter), str),
+        (lambda: wire.decode_hello(data, pb.FromDrafter), wire.Greeting),
     ):
         try:
             decoded = decode()

@@ -10,8 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftline.cluster.drafting.channel import DrafterLimits
+from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.links.link import InprocLink
 from draftline.core.errors import ConfigError, DrafterError
-from draftline.core.proposals import Commit, DraftRequest, FeatureRows, Proposal, Query
+from draftline.core.proposals import (
+    Commit,
+    DraftRequest,
+    FeatureLayers,
+    FeatureRows,
+    Proposal,
+    Query,
+)
 from draftline.core.sampling.noise import gumbel
 from draftline.drafters.heads.drafter import HeadDrafter, feature_layers, load_head_drafter
 from draftline.drafters.heads.options import HeadOptions
@@ -205,6 +215,19 @@ def test_drafts_go_on_behind_a_hole(pair: Pair) -> None:
     assert not proposal.is_empty
 
 
+def test_a_request_that_is_opened_in_its_middle_drafts_from_the_states_that_follow(
+    pair: Pair,
+) -> None:
+    """As one whose server was started anew: of its text before there are no states."""
+    drafter = pair.drafter()
+    drafter.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), 3, 0.0, SEED))
+    [proposal] = drafter.propose([Query("r", len(TEXT), 8)])
+    assert proposal.is_empty
+    tokens = tell(drafter, pair, TEXT, [8, 1])
+    [proposal] = drafter.propose([Query("r", len(tokens), 8)])
+    assert not proposal.is_empty
+
+
 def test_features_that_come_again_change_nothing(pair: Pair) -> None:
     drafter, other = opened(pair, TEXT), opened(pair, TEXT)
     [first] = drafter.propose([Query("r", len(TEXT), 8)])
@@ -240,18 +263,24 @@ def test_unknown_requests(pair: Pair) -> None:
     assert not drafter.memory_bytes
 
 
-def test_it_reads_its_own_layers_among_others(pair: Pair) -> None:
-    layers = feature_layers(pair.folder, pair.target)
-    columns = [2 * index + 1 for index in range(len(layers))]
+async def test_its_link_cuts_its_own_layers_from_those_of_all_heads(pair: Pair) -> None:
+    drafter = pair.drafter()
+    read = drafter.feature_layers
+    assert read == FeatureLayers(feature_layers(pair.folder, pair.target), published.HIDDEN)
+    given = FeatureLayers(tuple(range(-1, NUM_LAYERS)), published.HIDDEN)
     rows = pair.features(TEXT)[:-1]
-    wide = np.zeros((len(rows), 2 * len(layers), published.HIDDEN), dtype=np.float32)
-    wide[:, columns] = rows.reshape(len(rows), len(layers), -1)
-    drafter = load_head_drafter(pair.folder, pair.target, columns=columns)
-    drafter.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), 3, 0.0, SEED))
-    drafter.observe_features([FeatureRows("r", 0, wide.reshape(len(rows), -1))])
-    [mine] = drafter.propose([Query("r", len(TEXT), 8)])
+    wide = np.zeros((len(rows), len(given.layers), given.width), dtype=np.float32)
+    places = [given.layers.index(layer) for layer in read.layers]
+    wide[:, places] = rows.reshape(len(rows), len(read.layers), -1)
+    limits = DrafterLimits(vocab_size=published.VOCAB)
+    hub = DrafterHub([InprocLink(drafter, features=given)], limits)
+    await hub.start()
+    hub.open(DraftRequest("r", np.array(TEXT, dtype=np.int32), 3, 0.0, SEED))
+    hub.note_features([FeatureRows("r", 0, wide.reshape(len(rows), -1))])
+    [mine] = (await hub.exchange([], [Query("r", len(TEXT), 8)]))["r"]
     [expected] = opened(pair, TEXT).propose([Query("r", len(TEXT), 8)])
     assert mine.tokens.tolist() == expected.tokens.tolist()
+    await hub.stop()
 
 
 def test_a_head_of_another_model_is_refused(pair: Pair, tmp_path: Path) -> None:

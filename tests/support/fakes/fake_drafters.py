@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from draftline.core.errors import DrafterError
-from draftline.core.proposals import Commit, DraftRequest, Probe, Proposal, Query, chain_proposal
+from draftline.core.proposals import (
+    Commit,
+    DraftRequest,
+    FeatureLayers,
+    FeatureRows,
+    Probe,
+    Proposal,
+    Query,
+    chain_proposal,
+)
 
 VOCAB_SIZE = 50
 
@@ -88,6 +97,25 @@ class ProbingDrafter(CountingDrafter):
         mask = np.tri(2, dtype=np.bool_)
         probe = Probe(rows, rows, mask, np.array([1], dtype=np.int32), 2)
         return Proposal(plain.source, plain.tokens, plain.parents, plain.log_probs, probe)
+
+
+class FeatureReader(CountingDrafter):
+    """Reads features of `feature_layers`: keeps all that it is given, by request."""
+
+    def __init__(self, feature_layers: FeatureLayers, name: str = "reading") -> None:
+        super().__init__(name)
+        self.feature_layers = feature_layers
+        self.features: dict[str, list[FeatureRows]] = {}
+
+    def open(self, request: DraftRequest) -> None:
+        super().open(request)
+        self.features[request.request_id] = []
+
+    def observe_features(self, rows: Sequence[FeatureRows]) -> None:
+        for own in rows:
+            # Before the commit of these tokens, or of the prompt's.
+            assert own.position <= len(self.texts[own.request_id])
+            self.features[own.request_id].append(own)
 
 
 def following(token: int, count: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
 
 import pytest
 from draftline.actors.drafter_server import DrafterServer
@@ -10,14 +11,22 @@ from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.grpc_link import GrpcLink
 from draftline.cluster.links.link import InprocLink
 from draftline.core.interfaces import Drafter
+from draftline.core.proposals import FeatureLayers
 from draftline.measure.simulate.cost_profile import read_cost_profile
 from draftline.measure.simulate.slowed_link import SlowedLink
 from support.servers.hub_session import LIMITS
 
 # Of a drafter that takes as long as it takes, and of those that it names.
 QUICK = read_cost_profile("8b-h100").model_copy(update={"slowdown": 1.0})
-MakeHub = Callable[[Drafter], Awaitable[DrafterHub]]
 Serve = Callable[[Drafter], Awaitable[str]]
+
+
+class MakeHub(Protocol):
+    """Starts a hub over one drafter, to which the target hands out `features`."""
+
+    async def __call__(
+        self, drafter: Drafter, features: FeatureLayers | None = None
+    ) -> DrafterHub: ...
 
 
 @pytest.fixture
@@ -39,10 +48,10 @@ async def make_hub(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterato
     """Makes started hubs over one transport."""
     hubs: list[DrafterHub] = []
 
-    async def make(drafter: Drafter) -> DrafterHub:
-        link = InprocLink(drafter)
+    async def make(drafter: Drafter, features: FeatureLayers | None = None) -> DrafterHub:
+        link = InprocLink(drafter, features=features)
         if request.param == "grpc":
-            link = GrpcLink(drafter.name, await serve(drafter))
+            link = GrpcLink(drafter.name, await serve(drafter), features=features)
         if request.param == "slowed":
             link = SlowedLink(link, drafter.name, QUICK)
         hubs.append(DrafterHub([link], LIMITS))
