@@ -22,16 +22,19 @@ logger = logging.getLogger(__name__)
 # out; of one that guesses 0.02, one in 100 is kept, and either is worth nothing to the budget.
 NUM_DRAFTS = 200
 LEAST_ACCEPTED = 0.05
+# Queries after which heads that say nothing are asked like other drafters.
+MOST_QUERIES = 4 * NUM_DRAFTS
 
 
 class HeadWatch:
     """Counts how many tokens of the first drafts of each head the text takes.
 
     The text tells, whatever part of a draft the budget had verified: what is not known to pay is
-    mostly cut.
+    mostly cut. Until all is told heads are asked for every request, else a budget that finds one
+    worthless would hardly ask it again, and nobody would hear of it.
     """
 
-    __slots__ = ("_counts", "_given", "_origins", "_watched")
+    __slots__ = ("_counts", "_given", "_num_queries", "_origins", "_watched")
 
     def __init__(self, names: Sequence[str], origins: Mapping[str, str]) -> None:
         """`names` of the heads; `origins`: what a warning about each says."""
@@ -41,14 +44,21 @@ class HeadWatch:
         self._counts = {name: [0, 0] for name in names}
         # By request: its length and the drafts for it, until the next tokens are known.
         self._given: dict[str, tuple[int, list[Proposal]]] = {}
+        self._num_queries = 0
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to find out."""
         return not self._watched
 
+    @property
+    def new(self) -> frozenset[str]:
+        """Heads that are to be asked for every request."""
+        return frozenset(self._watched if self._num_queries < MOST_QUERIES else ())
+
     def given(self, query: Query, proposals: Sequence[Proposal]) -> None:
         """Note proposals that were given out; they replace those before them for the request."""
+        self._num_queries += 1
         drafts = [one for one in proposals if one.source in self._watched]
         if drafts:
             self._given[query.request_id] = query.committed_len, drafts

@@ -67,7 +67,8 @@ class DrafterHub:
         # Those that were left out, too.
         self._every = tuple(self._channels)
         heads = [channel.link.name for channel in self._feature_channels]
-        self._watch = HeadWatch(heads, origins or {})
+        # None once all heads are known.
+        self._watch = HeadWatch(heads, origins or {}) if heads else None
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Connect; return when every drafter is ready or has failed, or after `timeout_s`.
@@ -103,7 +104,8 @@ class DrafterHub:
         An unknown id is ignored. Drafters that learn from what ends are told of it in any case.
         """
         self._record(last)
-        self._watch.forget(request_id)
+        if self._watch is not None:
+            self._watch.forget(request_id)
         text = self._texts.pop(request_id, None)
         if text is not None:
             for channel in self._channels:
@@ -158,9 +160,12 @@ class DrafterHub:
     def costs(self) -> dict[str, DraftCost]:
         """Seconds that each drafter takes, by name; 0 before it has answered.
 
-        A head that does not belong to the model is left out.
+        A head that does not belong to the model is left out, and new until that is known.
         """
-        return {channel.link.name: channel.cost() for channel in self._channels}
+        costs = {channel.link.name: channel.cost() for channel in self._channels}
+        new = () if self._watch is None else self._watch.new
+        costs.update((name, replace(costs[name], is_new=True)) for name in new)
+        return costs
 
     @property
     def feature_drafters(self) -> frozenset[str]:
@@ -188,18 +193,19 @@ class DrafterHub:
                 assert commit.base_len == text.length, "a commit was left out"
                 text.append(commit.tokens)
                 fresh.append(commit)
-        if not self._watch.is_over:
+        if self._watch is not None:
             self._leave_out(self._watch.committed(fresh))
+            if self._watch.is_over:
+                self._watch = None
         return fresh
 
     def _leave_out(self, names: Collection[str]) -> None:
         """These drafters are asked, and told, nothing any more."""
-        for channel in self._every:
-            if channel.link.name in names:
-                channel.retire()
-                for channels in (self._channels, self._feature_channels, self._remote):
-                    if channel in channels:
-                        channels.remove(channel)
+        for channel in [one for one in self._channels if one.link.name in names]:
+            channel.retire()
+            for channels in (self._channels, self._feature_channels, self._remote):
+                if channel in channels:
+                    channels.remove(channel)
 
     async def _send_remote(self, remote: Sequence[DrafterChannel], budget_s: float) -> None:
         grace_s = min(GRACE_S, budget_s)
@@ -215,7 +221,7 @@ class DrafterHub:
             return []
         taken = [channel.take(query) for channel in self._channels]
         proposals = [proposal for proposal in taken if proposal is not None]
-        if not self._watch.is_over:
+        if self._watch is not None:
             self._watch.given(query, proposals)
         return proposals
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.drafting.head_watch import (
+    MOST_QUERIES,
     NUM_DRAFTS,
     HeadWatch,
     head_origins,
@@ -17,7 +18,14 @@ from draftline.cluster.drafting.head_watch import (
 )
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.link import InprocLink
-from draftline.core.proposals import FeatureRows, Proposal, Query, StepCommit, chain_proposal
+from draftline.core.proposals import (
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+    chain_proposal,
+    empty_proposal,
+)
 from support.fakes.fake_drafters import CountingDrafter
 from support.servers.hub_session import LIMITS, HubSession
 
@@ -84,6 +92,31 @@ async def test_a_head_that_is_never_right_is_left_out(caplog: pytest.LogCaptureF
     assert len(strange.features) == session_features
     assert len(caplog.records) == 1
     await hub.stop()
+
+
+async def test_a_head_is_new_until_it_is_known() -> None:
+    hub = DrafterHub([InprocLink(CountingHead("head", 1)), InprocLink(CountingDrafter())], LIMITS)
+    await run(hub, NUM_DRAFTS)
+    assert {name: cost.is_new for name, cost in hub.costs().items()} == {
+        "head": True,
+        "counting": False,
+    }
+    await run(hub, 2)
+    assert not hub.costs()["head"].is_new
+
+
+async def test_a_head_that_says_nothing_is_not_asked_for_ever() -> None:
+    class Silent(CountingHead):
+        def propose_one(self, query: Query) -> Proposal:
+            del query
+            return empty_proposal(self.name)
+
+    hub = DrafterHub([InprocLink(Silent("head", 1))], LIMITS)
+    await run(hub, MOST_QUERIES - 1)
+    assert hub.costs()["head"].is_new
+    await run(hub, 1)
+    assert not hub.costs()["head"].is_new
+    assert not hub.stats()[0].left_out
 
 
 @pytest.mark.parametrize(("period", "is_kept"), [(1, True), (18, True), (23, False)])
