@@ -66,7 +66,9 @@ def test_a_random_head_is_left_out(
         [head, suffix] = engine.stats().drafters
         assert (head.left_out, suffix.left_out) == (True, False)
         [record] = [one for one in caplog.records if "event=left_out" in one.getMessage()]
-        assert f"drafts={NUM_DRAFTS}" in record.getMessage()
+        # As many more as the last step had requests.
+        drafts = int(record.getMessage().split("drafts=")[1].split()[0])
+        assert NUM_DRAFTS <= drafts < NUM_DRAFTS + 6
         assert str(strange) in record.getMessage()
         assert "trained for demo" in record.getMessage()
         assert any(handed_out)

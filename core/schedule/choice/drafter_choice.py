@@ -334,7 +334,8 @@ class DrafterChoice:
 
     def _new(self, costs: Mapping[str, DraftCost]) -> Bool:
         """bool [drafters]: whose first drafts are looked at."""
-        return np.array([name in costs and costs[name].is_new for name in self._names])
+        new = [name in costs and costs[name].is_new for name in self._names]
+        return np.array(new, dtype=np.bool_)
 
     def _row(self, wish: DraftWish) -> int:
         row = self._requests.get(wish.request_id)

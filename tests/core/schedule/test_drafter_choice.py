@@ -235,3 +235,9 @@ def test_what_is_new_is_asked_whatever_it_brings_and_what_is_gone_never() -> Non
     for _ in range(100):
         simulation.round(requests)
     assert simulation.num_asked["head", requests[0]] < 110
+
+
+def test_an_engine_without_drafters_expects_and_asks_nobody() -> None:
+    budget, wish = NodeBudget(), DraftWish("r", 0.0, "shared", None, 2, 2)
+    assert budget.expected(wish, {}, 1) == frozenset()
+    assert not budget.plan([wish], {}, 0).by_drafter
