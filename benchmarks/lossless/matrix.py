@@ -40,6 +40,7 @@ DRAFTERS: dict[str, DrafterConfig] = {
     "token_recycling": DrafterConfig(kind="token_recycling"),
     "retrieval": DrafterConfig(kind="retrieval", store="demo"),
     "model": DrafterConfig(kind="model", model="demo-drafter"),
+    "head": DrafterConfig(kind="head", model="demo-griffin"),
 }
 MIXES: dict[str, tuple[str, ...]] = {
     "none": (),

@@ -51,7 +51,7 @@ def measured(job: BenchJob, cases: Sequence[Case], console: Console) -> list[Fou
         drafter = DrafterConfig(kind="model", name=MODEL, model="demo-drafter", **case.drafter)
         rows = (Setting(TARGET_ONLY, ()), Setting(case.name, (MODEL,)))
         settings = {"model": "demo", "drafters": (drafter,), **case.engine}
-        _, _, runs = asyncio.run(measured_runs(replace(job, rows=rows), settings, console))
+        runs = asyncio.run(measured_runs(replace(job, rows=rows), settings, console)).runs
         counts = counts_of(runs[case.name])
         assert counts is not None
         pairs = zip(runs[case.name], runs[TARGET_ONLY], strict=True)

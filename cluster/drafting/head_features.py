@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...core.errors import ConfigError
-from ...models.load.bundled import BUNDLED_HEADS, demo_path
+from ...models.load.bundled import BUNDLED_HEADS
+from ...models.load.checkpoint import resolve_head_path
 from ...models.load.model_info import ModelInfo
 from ..config import HEAD, DrafterConfig, EngineConfig
 
@@ -35,10 +36,11 @@ def layers_of_head(config: DrafterConfig, target: ModelInfo) -> tuple[int, ...]:
 
 
 def head_folder(config: DrafterConfig) -> Path:
-    """The folder of a head. Raises `ConfigError` (`model`)."""
+    """The folder of a head. Raises `ConfigError` (`model`), `CheckpointError`."""
     folder = config.options.get("model")
     if not isinstance(folder, str) or not folder:
         raise ConfigError(
-            "model", f"must be given: the folder of a trained head, or {', '.join(BUNDLED_HEADS)}"
+            "model",
+            f"must be given: a trained head's folder or hub id, or {', '.join(BUNDLED_HEADS)}",
         )
-    return demo_path(folder) if folder in BUNDLED_HEADS else Path(folder).expanduser()
+    return resolve_head_path(folder)

@@ -18,7 +18,7 @@ from .head_features import head_folder
 logger = logging.getLogger(__name__)
 
 # Drafts of a head that are looked at, and tokens of each that are right on average, at least, if it
-# belongs to the model. The bundled head has 1.2 and more. Of heads that guess 0.1 right, one in 300
+# belongs to the model. The bundled head has 1.5 and more. Of heads that guess 0.1 right, one in 300
 # is left out; of those that guess 0.02, one in 130 is kept; the budget would buy nothing of either.
 NUM_DRAFTS = 200
 LEAST_ACCEPTED = 0.05

@@ -42,7 +42,7 @@ def run_doctor(console: Console) -> int:
     return _print(console, [finding for check in checks for finding in check()])
 
 
-def run_drafter_doctor(console: Console, drafter: Path, model: str) -> int:
+def run_drafter_doctor(console: Console, drafter: str, model: str) -> int:
     """Print what a drafter's checkpoint is; 1 if it does not fit the model, else 0.
 
     Raises `CheckpointError` if it is none.
@@ -61,12 +61,13 @@ def _print(console: Console, findings: Sequence[Finding]) -> int:
     return int(any(finding.needed and not finding.ok for finding in findings))
 
 
-def _drafter(drafter: Path, model: str) -> Iterator[Finding]:
+def _drafter(drafter: str, model: str) -> Iterator[Finding]:
     from ...models.heads.load_head import misfits, read_head_checkpoint  # noqa: PLC0415
     from ...models.heads.parallel_heads import ParallelConfig  # noqa: PLC0415
+    from ...models.load.checkpoint import resolve_head_path  # noqa: PLC0415
     from ...models.load.model_info import read_model_info  # noqa: PLC0415
 
-    checkpoint = read_head_checkpoint(drafter)
+    checkpoint = read_head_checkpoint(resolve_head_path(drafter))
     millions = checkpoint.num_parameters / 1e6
     yield Finding("drafter", f"{checkpoint.kind}, {millions:.1f} M parameters, {drafter}")
     config = checkpoint.config

@@ -172,7 +172,10 @@ def trace(
 def doctor(
     *,
     drafter: Annotated[
-        Path | None, typer.Option(help="Say what this drafter's checkpoint is instead.")
+        str | None,
+        typer.Option(
+            help="Say what this trained head is instead: a folder, hub id or demo-griffin."
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="The target that the drafter should fit.")] = "demo",
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_model
 from ...cluster.engine.engine_thread import EngineThread, Health
 from ...cluster.engine.request_factory import Prompt, RequestFactory
+from ...cluster.links.link import DrafterLink
 from ...core.errors import RequestError, shortened
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
@@ -33,13 +34,14 @@ LIGHT_TOKENS = 2_000
 class Replica:
     """One engine with its thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most are keywords with defaults
         self,
         config: EngineConfig,
         *,
         engine_id: str = "0",
         keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
+        links: Callable[[Sequence[DrafterLink]], Sequence[DrafterLink]] | None = None,
         on_failure: Callable[[str], object] = lambda _reason: None,
         max_unread_bytes: int | None = None,
     ) -> None:
@@ -47,6 +49,7 @@ class Replica:
 
         keeper            of stages and drafters on Ray; without one they end with this process
         pipelines         takes what makes the pipeline of `config`, gives what makes the one used
+        links             takes the links to the drafters of `config`, gives those that are used
         on_failure        called once, from any thread, with the reason when the engine cannot go on
         max_unread_bytes  what may wait for the reader of a stream; more ends the request. None:
                           8 MiB
@@ -59,6 +62,7 @@ class Replica:
         self._make_pipeline: MakePipeline = (
             make_pipeline if pipelines is None else pipelines(make_pipeline)
         )
+        self._changed_links = links
         self._factory: RequestFactory = self._plan.request_factory()
         self._thread = EngineThread(
             self._build, recovery_timeout_s=config.recovery_timeout_s, on_failure=on_failure
@@ -104,7 +108,9 @@ class Replica:
         )
 
     async def _build(self) -> Assembly:
-        links = await self._placement.make_links()
+        links: Sequence[DrafterLink] = await self._placement.make_links()
+        if self._changed_links is not None:
+            links = self._changed_links(links)
         self._assembly = Assembly(self._plan, self._make_pipeline, links)
         return self._assembly
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..records.run_metrics import RunMetrics, run_metrics
@@ -56,6 +56,7 @@ class BenchResult:
     best_fixed   the fixed setting that was fastest, by the median of its rounds
     differences  None where answers were not compared
     taus         of the settings that count steps
+    draft_ms     milliseconds of a draft, by setting and drafter, where they are known
     """
 
     setup: dict[str, Any]
@@ -63,6 +64,7 @@ class BenchResult:
     differences: tuple[Difference, ...] | None
     best_fixed: str = ""
     taus: tuple[TauRow, ...] = ()
+    draft_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def faults(self) -> list[Difference]:
@@ -91,6 +93,7 @@ class BenchResult:
                 for summary in self.summaries
             },
             "taus": [asdict(row) for row in self.taus],
+            "draft_ms": self.draft_ms,
             "differences": self.differences and [asdict(each) for each in self.differences],
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -16,7 +16,7 @@ from .summary import BenchResult, Summary
 
 NONE = "-"
 SHOWN_POSITIONS = 8
-MIN_WIDTH = 130
+MIN_WIDTH = 150
 SHOWN_DIFFERENCES = 20
 
 
@@ -33,7 +33,7 @@ def print_result(result: BenchResult, console: Console) -> None:
         summary for summary in summaries if summary.whole.counts and summary.whole.counts.drafted
     ]
     if drafted:
-        console.print(_acceptance(drafted))
+        console.print(_acceptance(drafted, result.draft_ms))
     if len(result.taus) > 1:
         console.print(_taus(result.taus))
     if result.differences is not None:
@@ -91,20 +91,21 @@ def _milliseconds(latency: Latency | None) -> str:
     return " / ".join(f"{1000 * value:.1f}" for value in values)
 
 
-def _acceptance(summaries: Iterable[Summary]) -> Table:
+def _acceptance(summaries: Iterable[Summary], draft_ms: Mapping[str, Mapping[str, float]]) -> Table:
     table = _table(
         "Acceptance: nodes by source, and share of steps that accepted one at depth 0, 1, ...",
-        "setting", "rate", "accepted / drafted by source", "by position",
+        "setting", "rate", "accepted / drafted by source", "ms a draft", "by position",
     )  # fmt: skip
-    table.columns[2].justify = table.columns[3].justify = "left"
+    table.columns[2].justify = table.columns[4].justify = "left"
     for summary in summaries:
         counts = summary.whole.counts
         assert counts is not None
         shares = [f"{share:.2f}" for share in counts.by_position[:SHOWN_POSITIONS]]
         more = " ..." if len(counts.by_position) > SHOWN_POSITIONS else ""
         table.add_row(
-            summary.name, f"{counts.acceptance_rate:.0%}", _sources(counts), " ".join(shares) + more
-        )
+            summary.name, f"{counts.acceptance_rate:.0%}", _sources(counts),
+            _draft_times(counts, draft_ms.get(summary.name, {})), " ".join(shares) + more,
+        )  # fmt: skip
     return table
 
 
@@ -137,6 +138,10 @@ def _sources(counts: SpecCounts) -> str:
         for name, drafted in counts.drafted.items()
     ]
     return "\n".join(parts)
+
+
+def _draft_times(counts: SpecCounts, times: Mapping[str, float]) -> str:
+    return "\n".join(f"{times[name]:.2f}" if name in times else NONE for name in counts.drafted)
 
 
 def _equality(differences: Sequence[Difference]) -> Group | str:

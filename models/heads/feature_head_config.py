@@ -100,7 +100,7 @@ def feature_head_config(
             f"{output[0]} beside a hidden size of {hidden_size}; its config and tensors disagree"
         )
     return FeatureHeadConfig(
-        fusion=FUSIONS[kind],
+        fusion=_fusion(kind, shapes),
         hidden_size=hidden_size,
         intermediate_size=output[1],
         num_heads=query_size // head_dim,
@@ -122,6 +122,12 @@ def feature_head_config(
         rope=rope_parameters(config),
         **_feature_fields(kind, shapes, config, hidden_size),
     )
+
+
+def _fusion(kind: CheckpointKind, shapes: Shapes) -> Fusion:
+    """FSPAD's two features are also had without its fusion."""
+    is_plain = kind is CheckpointKind.FSPAD and "fc.mlp.gate_proj.weight" not in shapes
+    return "linear" if is_plain else FUSIONS[kind]
 
 
 def _num_layers(shapes: Shapes) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from ...core.errors import CheckpointError
-from .bundled import BUNDLED_NAMES, demo_path
+from .bundled import BUNDLED_HEADS, BUNDLED_NAMES, demo_path
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -24,7 +24,16 @@ def resolve_model_path(model: str | Path) -> Path:
 
     Raises `CheckpointError` if it is neither a folder nor a hub id that can be fetched.
     """
-    if model in BUNDLED_NAMES:
+    return _folder(model, BUNDLED_NAMES, ("*.safetensors", "*.json", "*.jinja", "tokenizer.model"))
+
+
+def resolve_head_path(model: str | Path) -> Path:
+    """The same for a head, whose tensors are often in PyTorch's own files."""
+    return _folder(model, BUNDLED_HEADS, ("*.safetensors", "*.json", "*.bin", "*.pt"))
+
+
+def _folder(model: str | Path, bundled: Sequence[str], patterns: Sequence[str]) -> Path:
+    if str(model) in bundled:
         return demo_path(str(model))
     path = Path(model).expanduser()
     if path.is_dir():
@@ -32,11 +41,7 @@ def resolve_model_path(model: str | Path) -> Path:
     if isinstance(model, Path) or str(model).count("/") != 1 or str(model).startswith((".", "/")):
         raise CheckpointError(f"model folder {model} does not exist; give a folder or a hub id")
     try:
-        return Path(
-            snapshot_download(
-                model, allow_patterns=["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
-            )
-        )
+        return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"model {model} is not a local folder and could not be fetched from the model hub "

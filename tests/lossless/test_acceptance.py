@@ -30,6 +30,8 @@ NUM_DRAWS = 1000
 LEAST_P = 1e-4
 DRAFTERS = {
     "model": (DrafterConfig(kind="model", model="demo-drafter", num_tokens=2),),
+    "head": (DrafterConfig(kind="head", model="demo-griffin", tree="chain", num_tokens=2),),
+    "head tree": (DrafterConfig(kind="head", model="demo-griffin", num_tokens=2),),
     "mixed": (
         DrafterConfig(kind="prompt_lookup"),
         DrafterConfig(kind="model", model="demo-drafter", num_tokens=3),
@@ -102,7 +104,14 @@ def draw(acceptance: str, drafters: Sequence[DrafterConfig]) -> list[RequestOutp
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("acceptance", "mix"), [*((rule, "model") for rule in RULES), ("rejection", "mixed")]
+    ("acceptance", "mix"),
+    [
+        *((rule, "model") for rule in RULES),
+        *((rule, "head") for rule in RULES),
+        ("rejection", "head tree"),
+        ("traversal", "head tree"),
+        ("rejection", "mixed"),
+    ],
 )
 def test_answers_have_the_target_s_distribution(
     acceptance: str, mix: str, distribution: dict[tuple[int, ...], float]
@@ -112,28 +121,36 @@ def test_answers_have_the_target_s_distribution(
     accepted = Counter[str]()
     for output in outputs:
         accepted.update(output.metrics.accepted_by_source)
-    assert accepted["model"] > 50
+    assert accepted["model"] + accepted["head"] > 50
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("acceptance", "draws"),
+    ("model", "acceptance", "draws"),
     [
-        ("rejection", "with_replacement"),
-        ("rejection", "without_replacement"),
-        ("traversal", "without_replacement"),
-        ("k_seq", "with_replacement"),
+        ("demo-drafter", "rejection", "with_replacement"),
+        ("demo-drafter", "rejection", "without_replacement"),
+        ("demo-drafter", "traversal", "without_replacement"),
+        ("demo-drafter", "k_seq", "with_replacement"),
+        ("demo-griffin", "rejection", "without_replacement"),
+        ("demo-griffin", "traversal", "without_replacement"),
+        ("demo-griffin", "k_seq", "with_replacement"),
     ],
 )
 def test_trees_of_draws_keep_the_target_s_distribution(
-    acceptance: str, draws: str, distribution: dict[tuple[int, ...], float], tmp_path: Path
+    model: str,
+    acceptance: str,
+    draws: str,
+    distribution: dict[tuple[int, ...], float],
+    tmp_path: Path,
 ) -> None:
     tree = tmp_path / "tree.json"
     tree.write_text('{"widths": [3, 2]}')
-    drafter = DrafterConfig(kind="model", model="demo-drafter", tree=str(tree), draws=draws)
+    kind = "head" if model == "demo-griffin" else "model"
+    drafter = DrafterConfig(kind=kind, name="drawn", model=model, tree=str(tree), draws=draws)
     outputs = draw(acceptance, (drafter,))
     assert p_value(outputs, distribution) > LEAST_P
-    assert sum(output.metrics.accepted_by_source.get("model", 0) for output in outputs) > 50
+    assert sum(output.metrics.accepted_by_source.get("drawn", 0) for output in outputs) > 50
 
 
 @pytest.mark.timeout(300)

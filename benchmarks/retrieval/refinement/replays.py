@@ -79,7 +79,8 @@ def counts_of_stores(
         for name in names:
             settings += [Setting(name, (name,)), Setting(f"{name}+core", ("core", name))]
         engine: dict[str, Any] = ENGINE_SETTINGS | {"model": "demo", "drafters": (CORE, *drafters)}
-        _, _, runs = asyncio.run(measured_runs(replace(job, rows=tuple(settings)), engine, console))
+        asked = replace(job, rows=tuple(settings))
+        runs = asyncio.run(measured_runs(asked, engine, console)).runs
         for name in runs.keys() - {TARGET_ONLY}:
             counts = counts_of(runs[name])
             assert counts is not None

@@ -67,8 +67,9 @@ def bench(
         raise ConfigError("base-url", "a server has its own engine: leave out an engine's settings")
     else:
         settings = {}
-    if job.profile is not None and job.suite is None:
-        raise ConfigError("profile", "belongs to a suite: --suite spectra")
+    for field, suite in (("profile", "spectra"), ("heads", "heads")):
+        if getattr(job, field) is not None and job.suite != suite:
+            raise ConfigError(field, f"belongs to a suite: --suite {suite}")
     if job.suite is not None:
         job, settings = with_suite(job, settings, console.print)
     sys.exit(run_bench(job, settings, console))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -27,6 +28,8 @@ from ....measure.replay.tapped_pipeline import TappedPipeline
 from ....measure.runs.equality import Explain
 from ....measure.runs.matched import Plan
 from ....measure.runs.near_tie import explain_by_model
+from ....measure.simulate.cost_profile import read_cost_profile
+from ....measure.simulate.simulation import Simulation
 from ....retrieval_store.serving.open_store import shown_store
 from ...engine.engine import AsyncEngine
 from ...settings.settings import build_serve_args
@@ -43,6 +46,8 @@ class Bench:
     what      is measured, for JSON
     compares  whether seeds make answers comparable
     explain   judges answers that differ
+    simulation  whose profile's times are those of the engines
+    engines   of settings that have one for themselves
     """
 
     endpoints: Mapping[Setting, Endpoint]
@@ -50,15 +55,30 @@ class Bench:
     what: dict[str, Any]
     compares: bool = True
     explain: Explain | None = None
+    simulation: Simulation | None = None
+    engines: Mapping[Setting, AsyncEngine] = field(default_factory=dict)
+
+    def draft_ms(self) -> dict[str, dict[str, float]]:
+        """Milliseconds of a draft up to now, by setting and drafter, where it has an engine."""
+        return {
+            setting.name: {
+                stats.name: 1e3 * stats.propose_s / stats.latency_count
+                for stats in engine.stats().drafters
+                if stats.latency_count
+            }
+            for setting, engine in self.engines.items()
+        }
 
 
 @asynccontextmanager
 async def open_server(job: BenchJob, prompts: Sequence[BenchPrompt]) -> AsyncIterator[Bench]:
     """The server at the job's `base_url` for every setting."""
     assert job.base_url is not None
-    for field in ("record", "replay"):
-        if getattr(job, field) is not None:
-            raise ConfigError(field, "needs an engine in this process: leave out --base-url")
+    for name in ("record", "replay", "cost_profile"):
+        if getattr(job, name) is not None:
+            raise ConfigError(
+                name.replace("_", "-"), "needs an engine in this process: leave out --base-url"
+            )
     if job.num_nodes:
         raise ConfigError("fixed-nodes", "needs engines in this process: leave out --base-url")
     if job.dataset_lengths:
@@ -92,11 +112,16 @@ async def open_engines(
     if recording is not None:
         _check_fits(config, recording)
     pipelines = _tapped(taps) if recording is None else _replaying(recording)
+    simulation = None if job.cost_profile is None else _simulation(job, recording)
+    if simulation is not None:
+        pipelines = simulation.pipelines
+        configs = [simulation.config(one) for one in configs]
     async with AsyncExitStack() as stack:
         engines: dict[EngineConfig, AsyncEngine] = {}
         for needed in configs:
             if needed not in engines:
-                engines[needed] = AsyncEngine(needed, pipelines=pipelines)
+                links = None if simulation is None else partial(simulation.links, needed.drafters)
+                engines[needed] = AsyncEngine(needed, pipelines=pipelines, links=links)
                 await engines[needed].start()
                 stack.push_async_callback(engines[needed].close)
         first = engines[configs[0]]
@@ -116,11 +141,22 @@ async def open_engines(
         explain = explain_by_model(config.model, plan.temperature, first.tokenizer)
         # Under other rules answers have the target's distribution, but are not its own for a seed.
         compares = config.acceptance == COUPLED or not job.temperature
-        yield Bench(endpoints, plan, what, compares, explain)
+        by_row = {row: engines[needed] for row, needed in zip(rows, configs, strict=True)}
+        own = {} if job.one_engine else by_row
+        yield Bench(endpoints, plan, what, compares, explain, simulation, own)
         # After the runs: what engines learn here about their drafters, a replay does not.
         if job.record is not None:
             target_answers = await _record(config.model, first, plan)
             target_answers.with_said(await _ask_all(endpoints, plan, taps)).write(job.record)
+
+
+def _simulation(job: BenchJob, recording: Recording | None) -> Simulation:
+    assert job.cost_profile is not None
+    if recording is not None or job.record is not None or job.one_engine:
+        raise ConfigError(
+            "cost-profile", "needs engines of its own: leave out --record, --replay, --one-engine"
+        )
+    return Simulation(read_cost_profile(job.cost_profile))
 
 
 def _check_fits(config: EngineConfig, recording: Recording) -> None:

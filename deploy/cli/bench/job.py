@@ -96,17 +96,25 @@ class BenchJob:
         ),
     ] = None
     suite: Annotated[
-        Literal["spectra"] | None,
+        Literal["spectra", "heads"] | None,
         Field(
-            description="the rows of SPECTRA's tables and their recent peers, trees of 60 nodes "
-            "unless --config says otherwise"
+            description="the rows of SPECTRA's tables and their recent peers; or trained heads "
+            "beside what needs no training. Trees of 60 nodes unless --config says otherwise"
+        ),
+    ] = None
+    heads: Annotated[
+        str | None,
+        Field(
+            description="of the suite of heads: further ones, NAME=FOLDER parted by commas, in "
+            "the order of the table"
         ),
     ] = None
     profile: Annotated[
         Literal["paper", "draftline", "between"] | None,
         Field(
-            description="of the suite: rows as the paper has them, or with our own defaults "
-            "(default: both); between: from the paper's CORE to ours, one option after the other"
+            description="of the suite of spectra: rows as the paper has them, or with our own "
+            "defaults (default: both); between: from the paper's CORE to ours, one option after "
+            "the other"
         ),
     ] = None
     store: Annotated[
@@ -134,6 +142,13 @@ class BenchJob:
             description="take prompts and answers from this file and run no target: tau of any "
             "drafters in a fraction of the time. Times are then those of the engine without a "
             "target"
+        ),
+    ] = None
+    cost_profile: Annotated[
+        str | None,
+        Field(
+            description="simulated speed: real drafts and answers, at the times of another model "
+            "on other machines: 8b-h100, 70b-2-h200, 70b-4-h200, 70b-8-h200, or a file"
         ),
     ] = None
     base_url: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,8 @@ from ....measure.report.summary import BenchResult, best_fixed, summarise
 from ....measure.report.tables import print_result
 from ....measure.runs.equality import differences
 from ....measure.runs.matched import Runs, run_matched
+from ....measure.simulate.scaled_runs import faster
+from ....measure.simulate.simulation import Simulation
 from ...ray_serve.runtime import quiet_libraries
 from .endpoints import Bench, open_engines, open_server
 from .job import BenchJob
@@ -49,21 +52,32 @@ def run_bench(job: BenchJob, settings: Mapping[str, Any], console: Console) -> i
 
 async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) -> BenchResult:
     """Run everything that a job asks for, and print its progress. Raises `DraftlineError`."""
-    job, bench, runs = await measured_runs(job, settings, console)
+    measured = await measured_runs(job, settings, console)
+    job, bench, runs = measured.job, measured.bench, measured.runs
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
     faults = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
     best = best_fixed(runs, [setting.name for setting in bench.endpoints if setting.is_fixed])
     taus = tau_rows(runs, [prompt.category for prompt in bench.plan.prompts])
-    return BenchResult(what, summarise(runs, TARGET_ONLY, best), faults, best, taus)
+    summaries = summarise(runs, TARGET_ONLY, best)
+    return BenchResult(what, summaries, faults, best, taus, measured.draft_ms)
 
 
-async def measured_runs(
-    job: BenchJob, settings: Mapping[str, Any], console: Console
-) -> tuple[BenchJob, Bench, Runs]:
-    """The job, with a recording's parameters where it replays one; what was measured; its runs.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured.
 
-    Raises `DraftlineError`.
+    job       with a recording's parameters where it replays one
+    draft_ms  milliseconds of a draft, by setting and drafter
     """
+
+    job: BenchJob
+    bench: Bench
+    runs: Runs
+    draft_ms: Mapping[str, Mapping[str, float]]
+
+
+async def measured_runs(job: BenchJob, settings: Mapping[str, Any], console: Console) -> Measured:
+    """Run every setting of a job. Raises `DraftlineError`."""
     recording = None if job.replay is None else read_recording(job.replay)
     if not (job.asks_plainly or (job.record is None and job.replay is None)):
         raise ConfigError("record", "and --replay hold single answers: no turns, chat or dataset's")
@@ -79,7 +93,17 @@ async def measured_runs(
     tell = console.print if console.is_terminal else lambda _text: None
     async with opened as bench:
         console.print(_headline(bench, len(prompts)))
-        return job, bench, await run_matched(bench.endpoints, bench.plan, tell)
+        runs = await run_matched(bench.endpoints, bench.plan, tell)
+        draft_ms = bench.draft_ms()
+        if bench.simulation is not None:
+            console.print(_simulated(bench.simulation))
+            slowdown = bench.simulation.profile.slowdown
+            runs = faster(runs, slowdown)
+            draft_ms = {
+                name: {source: one / slowdown for source, one in times.items()}
+                for name, times in draft_ms.items()
+            }
+        return Measured(job, bench, runs, draft_ms)
 
 
 def _headline(bench: Bench, num_prompts: int) -> str:
@@ -97,6 +121,15 @@ def _headline(bench: Bench, num_prompts: int) -> str:
     )
 
 
+def _simulated(simulation: Simulation) -> str:
+    late_steps, late_drafts = simulation.late_shares()
+    profile = simulation.profile
+    return (
+        f"simulated times: {profile.name}, {profile.slowdown:g} times slower here; "
+        f"{late_steps:.1%} of the steps and {late_drafts:.1%} of the drafts took longer than that"
+    )
+
+
 def _load_fields(job: BenchJob) -> dict[str, Any]:
     return {
         "prompts": "bundled" if job.prompts is None else job.prompts.name,
@@ -111,6 +144,7 @@ def _load_fields(job: BenchJob) -> dict[str, Any]:
         "seed": job.seed,
         "ignore_eos": job.ignore_eos,
         "rounds": job.rounds,
+        "cost_profile": job.cost_profile,
         "concurrency": job.load.concurrency,
         "request_rate": job.load.request_rate,
     }

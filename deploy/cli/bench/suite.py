@@ -1,9 +1,11 @@
-"""`draftline bench --suite spectra`: the rows of SPECTRA's Tables 1 and 2, and their recent peers.
+"""`draftline bench --suite`: every row is a set of drafters of this engine, so that rows differ in
+what they draft and in nothing else.
 
-Le et al., ACL 2025 (2025.acl-long.685). Every row is a set of drafters of this engine, so that they
-differ in what they draft and in nothing else. The paper's rows come first, drafters and trees as
-its listings have them (`suite_rows.py`), then the same rows with draftline's own defaults; a third
-profile goes from the one's CORE to the other's, one option after the other.
+spectra  the rows of SPECTRA's Tables 1 and 2, and their recent peers (Le et al., ACL 2025,
+         2025.acl-long.685). The paper's rows come first, drafters and trees as its listings have
+         them (`suite_rows.py`), then the same rows with draftline's own defaults; a third profile
+         goes from the one's CORE to the other's, one option after the other
+heads    trained heads beside each other and beside what needs no training (`head_rows.py`)
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 from ....cluster.config import DrafterConfig
 from ....core.errors import ConfigError
 from ....measure.clients.setting import TARGET_ONLY, Setting
+from .head_rows import HeadRows, bundled_heads, read_heads
 from .job import BenchJob
 from .suite_rows import TREE_NODES, Stores, drafters_of, rows_of
 
@@ -39,22 +42,37 @@ def with_suite(
 ) -> tuple[BenchJob, dict[str, Any]]:
     """A job and engine settings with the suite's in place of their own.
 
-    The bundled model's refined store need not be named. Raises `ConfigError`.
+    The bundled model's refined store, heads and small model need not be named. Raises
+    `ConfigError`.
     """
     if job.base_url is not None or job.drafters is not None:
         raise ConfigError(
             "suite", "brings its own drafters and engines: leave out --base-url and --drafters"
         )
-    stores = Stores(job.store, job.unrefined_store)
-    if stores.refined is None and settings.get("model") == "demo":
-        stores = replace(stores, refined="demo")
-    suite = spectra_suite(stores, job.profiles)
+    is_bundled = settings.get("model") == "demo"
+    store = job.store or ("demo" if is_bundled else None)
+    if job.suite == "heads":
+        suite = heads_suite(job.heads or "", store, is_bundled=is_bundled)
+    else:
+        suite = spectra_suite(Stores(store, job.unrefined_store), job.profiles)
     if job.one_engine and any(setting.is_ordered for setting in suite.settings):
         raise ConfigError("one-engine", "profiles other than draftline need engines of their own")
     if suite.left_out:
         tell(f"left out, for want of a store: {', '.join(suite.left_out)}")
     suite_settings = ENGINE_SETTINGS | dict(settings) | {"drafters": suite.drafters}
     return replace(job, rows=suite.settings), suite_settings
+
+
+def heads_suite(heads: str, store: str | None, *, is_bundled: bool) -> Suite:
+    """The rows of these heads, behind those of the bundled model's own. Raises `ConfigError`."""
+    known = read_heads(heads)
+    if is_bundled:
+        known = bundled_heads() | known
+    if not known:
+        raise ConfigError("heads", "must name at least one trained head of the model: NAME=FOLDER")
+    rows = HeadRows(known, "demo-drafter" if is_bundled else None, store)
+    settings = (Setting(TARGET_ONLY, ()), *rows.settings())
+    return Suite(tuple(rows.drafters()), settings, ())
 
 
 def spectra_suite(stores: Stores, profiles: tuple[str, ...]) -> Suite:

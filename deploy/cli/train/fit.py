@@ -20,7 +20,7 @@ from ....models.load.model_info import head_dim, num_kv_heads
 from ....training.heads.distilled_texts import read_texts
 from ....training.heads.export import export_head
 from ....training.heads.trainer import HELD_OUT_TEXTS, read_log, train_head
-from .job import RECIPES, HeadJob, head_plan
+from .job import HeadJob, HeadRecipe, head_plan, head_recipe
 
 
 def fit_head(kind: str, job: HeadJob, console: Console) -> None:
@@ -36,10 +36,11 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
             f"{job.texts} has {len(texts)} texts, of which {HELD_OUT_TEXTS} are held out; make "
             "more with `draftline train data --num-texts`",
         )
-    recipe, folder = RECIPES[kind], resolve_model_path(job.model)
+    recipe, folder = head_recipe(kind, job), resolve_model_path(job.model)
     run_dir = job.run_dir or job.output.with_name(job.output.name + ".run")
     draft_length = job.draft_length or recipe.draft_length
-    config, plan = head_config(folder, kind, draft_length), head_plan(job, recipe)
+    config = head_config(folder, kind, recipe, draft_length)
+    plan = head_plan(job, recipe)
     head = train_head(config, folder, texts, plan, run_dir)
     step, loss, *shares = list(read_log(run_dir))[-1]
     record = {
@@ -60,9 +61,9 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
     console.print(f"{kind} head in {job.output}")
 
 
-def head_config(target: Path, kind: str, draft_length: int) -> HeadConfig:
+def head_config(target: Path, kind: str, recipe: HeadRecipe, draft_length: int) -> HeadConfig:
     """A head with the widths and rotations of its target."""
-    config, recipe = read_config(target), RECIPES[kind]
+    config = read_config(target)
     hidden = config.hidden_size
     if kind == "medusa":
         rows = config.vocab_size

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ....core.errors import ConfigError
 from ....models.heads.feature_head_config import Fusion
 from ....training.heads.alignment import MaskForm
 from ....training.heads.losses import LossWeights
@@ -68,6 +69,14 @@ class HeadJob:
     mask_form: Annotated[
         MaskForm, Field(description="rows that count as GRIFFIN's paper or its code has them")
     ] = "paper"
+    fusion: Annotated[
+        Literal["linear", "sampled", "guided"] | None,
+        Field(description="how tokens and features meet; by the kind"),
+    ] = None
+    splits_output: Annotated[
+        bool | None,
+        Field(description="one feature predicts and another goes on from it; by the kind"),
+    ] = None
     draft_length: Annotated[
         int | None,
         Field(
@@ -117,6 +126,19 @@ RECIPES = {
 
 DATA = FlagGroup(title="Texts", kind=DataJob)
 HEAD = FlagGroup(title="Training", kind=HeadJob)
+
+
+def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
+    """The recipe of a kind with the job's own fusion and output: an ablation, where it has some.
+
+    Raises `ConfigError` (`fusion`) for a kind that has neither.
+    """
+    recipe = RECIPES[kind]
+    given = {"fusion": job.fusion, "splits_output": job.splits_output}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if changes and recipe.fusion is None:
+        raise ConfigError("fusion", f"and splits-output are of feature heads; {kind} is none")
+    return replace(recipe, **changes)
 
 
 def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:

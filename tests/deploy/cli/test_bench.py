@@ -161,6 +161,9 @@ def test_conversations_keep_their_answers(checkpoint: Path, tmp_path: Path) -> N
     [
         (["--dataset", "gsm8k"], "dataset: needs the dataset's file"),
         (["--profile", "paper"], "profile: belongs to a suite"),
+        (["--heads", "a=b"], "heads: belongs to a suite: --suite heads"),
+        (["--cost-profile", "h100"], "cost-profile: cannot read h100"),
+        (["--cost-profile", "8b-h100", "--one-engine"], "cost-profile: needs engines of its own"),
         (["--dataset-times"], "dataset-times: the prompts tell no times"),
         (["--dataset-lengths"], "dataset-lengths: the prompts have no answers"),
         (["--turns", "2", "--record", "r"], "record: and --replay hold single answers"),
@@ -201,6 +204,31 @@ def test_a_suite_of_one_profile(checkpoint: Path, prompts: Path) -> None:
     assert "paper:" not in result.output
     result = runner.invoke(cli.app, [*arguments, "--one-engine"])
     assert "one-engine: profiles other than draftline need engines" in str(result.exception)
+
+
+@pytest.mark.parametrize("profile", [[], ["--cost-profile", "8b-h100"]])
+def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
+    output = tmp_path / "b.json"
+    arguments = ["bench", "demo", "--suite", "heads", "--heads", "again=demo-griffin", *profile]
+    arguments += ["--num-prompts", "1", "--max-tokens", "12", "--rounds", "1", "--no-warm-up"]
+    result = runner.invoke(cli.app, [*arguments, "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    assert ("simulated times: 8B on one H100" in result.output) is bool(profile)
+    content = json.loads(output.read_text())
+    taus = {row["name"]: row["tau"]["value"] for row in content["taus"]}
+    rows = {f"{name}, {form}" for name in ("griffin", "again") for form in ("chain", "tree")}
+    assert taus.keys() == {"target", *rows, "small model", "training-free", "everything merged"}
+    assert taus["griffin, tree"] == taus["again, tree"] > 1.5
+    speeds = {name: one["output_throughput"] for name, one in content["settings"].items()}
+    # A token takes 6.3 ms there.
+    assert not profile or speeds["target"] < 160
+
+
+@pytest.mark.parametrize("heads", ["griffin", "a=", "a=x,a=y"])
+def test_heads_that_cannot_be_read_are_named(heads: str) -> None:
+    result = runner.invoke(cli.app, ["bench", "demo", "--suite", "heads", "--heads", heads])
+    assert isinstance(result.exception, ConfigError)
+    assert "heads: must be NAME=FOLDER" in str(result.exception)
 
 
 def test_the_rows_between_end_at_our_own_core() -> None:

@@ -121,6 +121,12 @@ def test_doctor_says_what_a_drafter_is_and_whether_it_fits(
     assert all(part in result.stdout + result.stderr for part in said), result.stdout
 
 
+def test_doctor_knows_the_bundled_head() -> None:
+    result = runner.invoke(cli.app, ["doctor", "--drafter", "demo-griffin"])
+    assert result.exit_code == 0
+    assert "griffin, 1.6 M parameters" in result.output
+
+
 def test_doctor_says_which_operators_a_cpu_gets_and_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

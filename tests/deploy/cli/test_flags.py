@@ -35,7 +35,9 @@ GROUPS = {"serve": (ENGINE, SERVER), "bench": (BENCH, ENGINE), "lossless": (LOSS
 # What a command asks for beside the flag under test.
 NEEDED = {"serve": ["demo"], "bench": ["demo"], "lossless": ["--base-url", "http://h"]}
 # Flags that are refused without another.
-BESIDE = {"profile": ["--suite", "spectra"]}
+BESIDE = {"profile": ["--suite", "spectra"], "heads": ["--suite", "heads"]}
+# Texts of flags whose form is checked at once.
+FORMS = {"--heads": "name=folder"}
 # More than one flag can hold, or the command's argument.
 NO_FLAG = {
     EngineConfig: {"drafters"},
@@ -126,7 +128,8 @@ def given(info: FieldInfo, flag: str) -> Iterator[tuple[list[str], object]]:
         value = next(kind(one) for one in NUMBERS if kind(one) == one and accepts(info, kind(one)))
         yield [flag, str(value)], value
     else:
-        yield [flag, "a text"], kind("a text")
+        text = FORMS.get(flag, "a text")
+        yield [flag, text], kind(text)
 
 
 @pytest.mark.parametrize(("command", "group", "name", "info"), fields())

@@ -9,7 +9,8 @@ import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli.main import app
 from draftline.deploy.cli.train.command import KINDS
-from draftline.deploy.cli.train.job import RECIPES, HeadJob, head_plan
+from draftline.deploy.cli.train.job import RECIPES, HeadJob, head_plan, head_recipe
+from draftline.models.heads.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head
 from draftline.training.heads.distilled_texts import DistilledText, TextFolder, read_texts
 from typer.testing import CliRunner
@@ -67,6 +68,34 @@ def test_a_head_is_trained_and_fits_its_target(
     assert doctor.exit_code == 0, doctor.output
     # Nothing is left to do: it is written again.
     assert runner.invoke(app, command).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (("--fusion", "linear"), ("linear", True)),
+        (("--no-splits-output",), ("guided", False)),
+    ],
+)
+def test_parts_of_a_griffin_are_left_out(
+    texts: Path, checkpoint: Path, tmp_path: Path, flags: tuple[str, ...], wanted: object
+) -> None:
+    output = tmp_path / "head"
+    command = [
+        "train", "griffin", "--texts", str(texts), "--output", str(output), "--model",
+        str(checkpoint), "--num-steps", "1", "--texts-per-step", "1", *flags,
+    ]  # fmt: skip
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    config = load_head(output).config
+    assert isinstance(config, FeatureHeadConfig)
+    assert (config.fusion, config.splits_output) == wanted
+
+
+def test_a_spec_former_has_no_fusion() -> None:
+    job = HeadJob(texts=Path(), output=Path(), fusion="linear")
+    with pytest.raises(ConfigError, match="specformer is none"):
+        head_recipe("specformer", job)
 
 
 def test_a_recipe_is_followed_where_nothing_is_said() -> None:

@@ -1,4 +1,4 @@
-"""A hub over one drafter, in process or behind a real gRPC server."""
+"""A hub over one drafter: in process, slowed down there, or behind a real gRPC server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.grpc_link import GrpcLink
 from draftline.cluster.links.link import InprocLink
 from draftline.core.interfaces import Drafter
+from draftline.measure.simulate.cost_profile import read_cost_profile
+from draftline.measure.simulate.slowed_link import SlowedLink
 from support.servers.hub_session import LIMITS
 
+# Of a drafter that takes as long as it takes, and of those that it names.
+QUICK = read_cost_profile("8b-h100").model_copy(update={"slowdown": 1.0})
 MakeHub = Callable[[Drafter], Awaitable[DrafterHub]]
 Serve = Callable[[Drafter], Awaitable[str]]
 
@@ -30,7 +34,7 @@ async def serve() -> AsyncIterator[Serve]:
         await server.stop()
 
 
-@pytest.fixture(params=["inproc", "grpc"])
+@pytest.fixture(params=["inproc", "grpc", "slowed"])
 async def make_hub(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterator[MakeHub]:
     """Makes started hubs over one transport."""
     hubs: list[DrafterHub] = []
@@ -39,6 +43,8 @@ async def make_hub(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterato
         link = InprocLink(drafter)
         if request.param == "grpc":
             link = GrpcLink(drafter.name, await serve(drafter))
+        if request.param == "slowed":
+            link = SlowedLink(link, drafter.name, QUICK)
         hubs.append(DrafterHub([link], LIMITS))
         await hubs[-1].start()
         return hubs[-1]

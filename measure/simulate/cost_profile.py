@@ -1,0 +1,122 @@
+"""How long passes of other models take on other machines, by bytes, operations and links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...core.errors import ConfigError
+
+FIELD = "cost-profile"
+# What comes with the package, by name.
+FOLDER = Path(__file__).parents[2] / "deploy" / "assets" / "profiles"
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Device(_Part):
+    """What a stage or a drafter computes on.
+
+    bandwidth        bytes a second of its memory, and the share that products reach
+    operations       a second, and the share that products of many rows reach
+    """
+
+    bandwidth: Positive
+    bandwidth_share: Share
+    operations: Positive
+    operations_share: Share
+
+
+class Network(_Part):
+    """What one pass reads and computes.
+
+    bytes          of weights
+    operations     of one row
+    kv_bytes       of one token of the text, read with each pass; 0: none is
+    pass_s         seconds of a pass beside what is read and computed: launches, sampling
+    is_parallel    a draft is one pass, however deep; else one for each level
+    """
+
+    bytes: Positive
+    operations: Positive
+    kv_bytes: Annotated[float, Field(ge=0)] = 0.0
+    pass_s: Annotated[float, Field(ge=0)] = 0.0
+    is_parallel: bool = False
+
+
+class CostProfile(_Part):
+    """A target over stages, and drafters beside it.
+
+    slowdown   seconds here for each second there, so that what is really computed fits in
+    target     all its stages together; `pass_s` is of each stage
+    hop_s      seconds of a message from stage to stage
+    row_bytes  of a row of hidden states
+    link       bytes a second from stage to stage
+    drafters   by kind: as `draftline doctor --drafter` tells that of a head, else as of
+               `DrafterConfig`. What is not here takes as long there as here
+    sources    where each number is from
+    """
+
+    name: str
+    slowdown: Annotated[float, Field(ge=1)]
+    num_stages: Annotated[int, Field(ge=1, le=64)]
+    device: Device
+    target: Network
+    hop_s: Annotated[float, Field(ge=0)] = 0.0
+    row_bytes: Annotated[float, Field(ge=0)] = 0.0
+    link: Positive = 1.0
+    drafters: Mapping[str, Network] = Field(default_factory=dict)
+    sources: Mapping[str, str]
+
+    def stage_s(self, num_rows: int, num_read: int) -> float:
+        """Seconds of a stage for a step, with the message to the next.
+
+        num_read  tokens whose keys and values are read
+        """
+        own = self.target
+        seconds = _seconds(self.device, own, num_rows, num_read) / self.num_stages + own.pass_s
+        if self.num_stages == 1:
+            return seconds
+        return seconds + self.hop_s + num_rows * self.row_bytes / self.link
+
+    def draft_s(self, kind: str, depth: int, num_rows: int) -> float:
+        """Seconds of a draft of so many levels by one of `drafters`, `num_rows` rows a pass."""
+        network = self.drafters[kind]
+        one = _seconds(self.device, network, num_rows, 0) + network.pass_s
+        return one * (1 if network.is_parallel else depth)
+
+
+def _seconds(device: Device, network: Network, num_rows: int, num_read: int) -> float:
+    """What bounds a pass: what it reads, or what it computes."""
+    num_bytes = network.bytes + num_read * network.kv_bytes
+    read = num_bytes / (device.bandwidth * device.bandwidth_share)
+    computed = num_rows * network.operations / (device.operations * device.operations_share)
+    return max(read, computed)
+
+
+def bundled_profiles() -> list[str]:
+    """Names of the profiles that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def read_cost_profile(name: str) -> CostProfile:
+    """A profile by its name or file. Raises `ConfigError`."""
+    path = FOLDER / f"{name}.json" if name in bundled_profiles() else Path(name).expanduser()
+    try:
+        return CostProfile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        known = ", ".join(bundled_profiles())
+        raise ConfigError(
+            FIELD, f"cannot read {path} ({error.strerror}); known: {known}"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(FIELD, f"{path}: {place}: {first['msg']}") from error

@@ -1,0 +1,68 @@
+"""The parts of engines over a cost profile, and how well what is real fitted into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...cluster.config import HEAD, DrafterConfig, EngineConfig
+from ...cluster.drafting.head_features import head_folder
+from ...cluster.engine.assembly import MakePipeline
+from ...cluster.links.link import DrafterLink
+from ...cluster.transport.stage_spec import Pipeline, StageSpec
+from ...models.heads.load_head import read_head_checkpoint
+from .cost_profile import CostProfile
+from .slowed_link import SlowedLink
+from .slowed_pipeline import SlowedPipeline
+
+
+class Simulation:
+    """Makes pipelines and links that take as long as those of a profile, and counts over all."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        self.profile = profile
+        self._pipelines: list[SlowedPipeline] = []
+        self._links: list[SlowedLink] = []
+
+    def config(self, config: EngineConfig) -> EngineConfig:
+        """An engine's settings: its stages are the profile's, and its deadlines as much slower."""
+        changes = {
+            "backend": "local",
+            "pipeline_parallel_size": 1,
+            "draft_deadline_ms": config.draft_deadline_ms * self.profile.slowdown,
+        }
+        return config.model_copy(update=changes)
+
+    def pipelines(self, _make_pipeline: MakePipeline) -> MakePipeline:
+        """For `Replica`."""
+
+        def make(specs: Sequence[StageSpec]) -> Pipeline:
+            self._pipelines.append(SlowedPipeline(specs, self.profile))
+            return self._pipelines[-1]
+
+        return make
+
+    def links(
+        self, drafters: Sequence[DrafterConfig], links: Sequence[DrafterLink]
+    ) -> list[DrafterLink]:
+        """Links to these drafters, in their order."""
+        slowed = [
+            SlowedLink(link, kind_of(drafter), self.profile)
+            for drafter, link in zip(drafters, links, strict=True)
+        ]
+        self._links += slowed
+        return [*slowed]
+
+    def late_shares(self) -> tuple[float, float]:
+        """Shares of steps and of drafts whose real work took longer than the profile's."""
+        steps = sum(pipeline.num_steps for pipeline in self._pipelines)
+        drafts = sum(link.num_drafts for link in self._links)
+        late_steps = sum(pipeline.num_late for pipeline in self._pipelines)
+        late_drafts = sum(link.num_late for link in self._links)
+        return late_steps / max(steps, 1), late_drafts / max(drafts, 1)
+
+
+def kind_of(drafter: DrafterConfig) -> str:
+    """As profiles name it."""
+    if drafter.kind != HEAD:
+        return drafter.kind
+    return str(read_head_checkpoint(head_folder(drafter)).kind)

@@ -1,0 +1,139 @@
+"""A link to a drafter of this process that takes as long as that of a profile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ...cluster.links.link import (
+    DrafterLink,
+    DrafterMessage,
+    DrafterReport,
+    DraftSeconds,
+    LinkEvents,
+)
+from ...core.arrays import ROOT
+from ...core.errors import DrafterError
+from ...core.proposals import Proposal
+from .cost_profile import CostProfile
+
+
+class SlowedLink:
+    """Answers like the link that it stands before, when the profile's drafter would have.
+
+    kind        of the drafter, as the profile names it
+    num_drafts  answers to queries
+    num_late    of these, that took longer than the profile's
+    """
+
+    def __init__(self, link: DrafterLink, kind: str, profile: CostProfile) -> None:
+        assert link.is_local, "an engine over a profile has its drafters in its process"
+        self._link = link
+        self._kind = kind
+        self._profile = profile
+        self._events: LinkEvents | None = None
+        self._sent_at = 0.0
+        self.num_drafts = self.num_late = 0
+
+    @property
+    def name(self) -> str:
+        """See `DrafterLink`."""
+        return self._link.name
+
+    @property
+    def is_local(self) -> bool:
+        """See `DrafterLink`."""
+        return True
+
+    @property
+    def learning_counts(self) -> Mapping[str, int] | None:
+        """See `DrafterLink`."""
+        return self._link.learning_counts
+
+    @property
+    def max_nodes(self) -> int:
+        """See `DrafterLink`."""
+        return self._link.max_nodes
+
+    @property
+    def keeps_answers(self) -> bool:
+        """See `DrafterLink`."""
+        return self._link.keeps_answers
+
+    @property
+    def reads_features(self) -> bool:
+        """See `DrafterLink`."""
+        return self._link.reads_features
+
+    def connect(self, events: LinkEvents) -> None:
+        """See `DrafterLink`."""
+        self._events = events
+        self._link.connect(self)
+
+    def send(self, message: DrafterMessage) -> None:
+        """See `DrafterLink`."""
+        self._sent_at = time.perf_counter()
+        self._link.send(message)
+
+    def unanswered(self) -> None:
+        """See `DrafterLink`."""
+        self._link.unanswered()
+
+    def disconnect(self) -> None:
+        """See `DrafterLink`."""
+        self._events = None
+        self._link.disconnect()
+
+    async def close(self) -> None:
+        """See `DrafterLink`."""
+        await self._link.close()
+
+    def ready(self) -> None:
+        """See `LinkEvents`."""
+        assert self._events is not None
+        self._events.ready()
+
+    def answered(
+        self,
+        proposals: Sequence[Proposal],
+        report: DrafterReport | None = None,
+        seconds: DraftSeconds | None = None,
+    ) -> None:
+        """Wait for the profile's drafter, then pass the answer on."""
+        assert self._events is not None
+        took = time.perf_counter() - self._sent_at
+        waited = self._seconds(proposals, took) - took
+        self.num_drafts += bool(proposals)
+        self.num_late += bool(proposals) and waited < 0
+        if waited > 0:
+            time.sleep(waited)
+            seconds = (seconds or DraftSeconds()) + DraftSeconds(propose_s=waited)
+        self._events.answered(proposals, report, seconds)
+
+    def failed(self, error: DrafterError) -> None:
+        """See `LinkEvents`."""
+        assert self._events is not None
+        self._events.failed(error)
+
+    def _seconds(self, proposals: Sequence[Proposal], took: float) -> float:
+        """How long it would take: all requests' trees together, a pass a level."""
+        if self._kind not in self._profile.drafters:
+            return self._profile.slowdown * took
+        levels = [_level_sizes(proposal) for proposal in proposals]
+        depth = max(map(len, levels), default=0)
+        # A level is read with the pass that is behind it.
+        widest = sum(max(sizes, default=0) for sizes in levels)
+        return self._profile.slowdown * self._profile.draft_s(self._kind, depth, widest)
+
+
+def _level_sizes(proposal: Proposal) -> list[int]:
+    """Nodes of each level of a tree."""
+    depths: list[int] = []
+    sizes: list[int] = []
+    for parent in proposal.parents.tolist():
+        depth = 0 if parent == ROOT else depths[parent] + 1
+        depths.append(depth)
+        if depth == len(sizes):
+            sizes.append(0)
+        sizes[depth] += 1
+    return sizes

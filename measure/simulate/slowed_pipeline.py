@@ -1,0 +1,58 @@
+"""A pipeline whose steps take as long as those of a profile, and say what the real ones said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+from ...cluster.pipeline.local_pipeline import LocalPipeline
+from ...cluster.transport.stage_spec import StageSpec
+from ...core.steps import StepInput, StepOutput
+from ..replay.tapped_pipeline import PassingPipeline
+from .cost_profile import CostProfile
+
+
+class SlowedPipeline(PassingPipeline):
+    """Real stages in this process, whose answers come when the profile's stages would give them.
+
+    num_steps  that were answered
+    num_late   of these, whose real work took longer than the profile's
+    """
+
+    def __init__(self, specs: Sequence[StageSpec], profile: CostProfile) -> None:
+        stages = profile.num_stages
+        self._max_in_flight = stages + (stages > 1)
+        super().__init__(LocalPipeline([spec.build() for spec in specs], self._max_in_flight))
+        self._profile = profile
+        self._free_at = [0.0] * stages
+        self.num_steps = self.num_late = 0
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the profile."""
+        return self._profile.num_stages
+
+    @property
+    def max_in_flight(self) -> int:
+        """As many as so many stages take."""
+        return self._max_in_flight
+
+    def submit(self, step: StepInput) -> Awaitable[StepOutput]:
+        """Send a step; the awaitable is its result, not before the profile's last stage."""
+        loop = asyncio.get_running_loop()
+        num_read = int(step.context_lens.sum())
+        seconds = self._profile.stage_s(len(step.token_ids), num_read) * self._profile.slowdown
+        ready = loop.time()
+        for stage, free_at in enumerate(self._free_at):
+            ready = max(ready, free_at) + seconds
+            self._free_at[stage] = ready
+        return asyncio.ensure_future(self._answered(super().submit(step), ready))
+
+    async def _answered(self, result: Awaitable[StepOutput], ready: float) -> StepOutput:
+        output = await result
+        left = ready - asyncio.get_running_loop().time()
+        self.num_steps += 1
+        self.num_late += left < 0
+        if left > 0:
+            await asyncio.sleep(left)
+        return output

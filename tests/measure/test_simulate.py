@@ -1,0 +1,195 @@
+"""Times of a cost profile, and pipelines and links that take them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftline.cluster.config import DrafterConfig, EngineConfig
+from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.links.link import DrafterMessage, InprocLink
+from draftline.core.errors import ConfigError, DrafterError
+from draftline.core.proposals import Proposal, Query, chain_proposal
+from draftline.core.steps import StepInput, StepOutput, prompt_step
+from draftline.measure.records.record import Arrival, Record
+from draftline.measure.records.run_metrics import run_metrics
+from draftline.measure.runs.matched import Run
+from draftline.measure.simulate import slowed_pipeline
+from draftline.measure.simulate.cost_profile import (
+    CostProfile,
+    bundled_profiles,
+    read_cost_profile,
+)
+from draftline.measure.simulate.scaled_runs import faster
+from draftline.measure.simulate.simulation import Simulation, kind_of
+from draftline.measure.simulate.slowed_link import SlowedLink
+from support.fakes.fake_drafters import CountingDrafter, ScriptedDrafter, following
+from support.servers.hub_session import LIMITS, HubSession
+
+# A memory of 1,000 bytes and a processor of 100 operations a second, both half used.
+DEVICE = {"bandwidth": 1000, "bandwidth_share": 0.5, "operations": 100, "operations_share": 0.5}
+PROFILE = CostProfile.model_validate(
+    {
+        "name": "toy", "slowdown": 2, "num_stages": 2, "device": DEVICE,
+        "target": {"bytes": 100, "operations": 1, "kv_bytes": 1, "pass_s": 0.05},
+        "hop_s": 0.01, "row_bytes": 5, "link": 100,
+        "drafters": {
+            "griffin": {"bytes": 10, "operations": 1, "pass_s": 0.01},
+            "specformer": {"bytes": 10, "operations": 1, "is_parallel": True},
+        },
+        "sources": {"all": "made up"},
+    }
+)  # fmt: skip
+
+
+def test_a_stage_is_bound_by_what_it_reads_or_computes() -> None:
+    # 100 bytes at 500 a second, over two stages; then launches, the hop and a row on the link.
+    assert PROFILE.stage_s(1, 0) == pytest.approx(0.2 / 2 + 0.05 + 0.01 + 0.05)
+    # 50 tokens of the text are read, too.
+    assert PROFILE.stage_s(1, 50) == pytest.approx(0.3 / 2 + 0.05 + 0.01 + 0.05)
+    # 20 operations at 50 a second are more than the bytes.
+    assert PROFILE.stage_s(20, 0) == pytest.approx(0.4 / 2 + 0.05 + 0.01 + 1.0)
+    alone = PROFILE.model_copy(update={"num_stages": 1})
+    assert alone.stage_s(1, 0) == pytest.approx(0.2 + 0.05)
+
+
+def test_a_draft_takes_a_pass_a_level_unless_it_is_parallel() -> None:
+    assert PROFILE.draft_s("griffin", 3, 1) == pytest.approx(3 * (0.02 + 0.01))
+    assert PROFILE.draft_s("griffin", 1, 10) == pytest.approx(0.2 + 0.01)
+    assert PROFILE.draft_s("specformer", 8, 1) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("name", bundled_profiles())
+def test_bundled_profiles_say_where_their_numbers_are_from(name: str) -> None:
+    profile = read_cost_profile(name)
+    given = {"device", "target", "target.pass_s", "drafters", "slowdown"}
+    given |= {"device.bandwidth_share", "device.operations_share"}
+    if profile.num_stages > 1:
+        given |= {"hop_s", "row_bytes", "link"}
+    assert profile.sources.keys() == given
+    # Decoding is bound by memory: a few rows cost as much as one.
+    assert profile.stage_s(1, 0) == pytest.approx(profile.stage_s(8, 0), rel=1e-3)
+    drafts = [profile.draft_s(kind, 1, 1) for kind in profile.drafters]
+    assert all(0 < draft < profile.stage_s(1, 0) * profile.num_stages for draft in drafts)
+
+
+def test_the_8b_profile_decodes_as_fast_as_is_published() -> None:
+    """158.3 tokens a second (SGLang, Llama-3.1-8B-Instruct, one H100), texts of some hundreds."""
+    assert 1 / read_cost_profile("8b-h100").stage_s(1, 300) == pytest.approx(158.3, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "name: Field required"),
+        (PROFILE.model_dump_json().replace('"hop_s"', '"hops"'), "hops: Extra inputs"),
+        (PROFILE.model_dump_json().replace('"slowdown":2.0', '"slowdown":0.5'), "slowdown"),
+    ],
+)
+def test_profiles_that_are_none_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_cost_profile(str(path))
+    assert caught.value.field == "cost-profile"
+    assert said in str(caught.value)
+    with pytest.raises(ConfigError, match="known: 70b-2-h200"):
+        read_cost_profile(str(tmp_path / "none.json"))
+
+
+class QuickPipeline:
+    """Answers at once, in the place of stages of this process."""
+
+    def __init__(self, stages: Sequence[object], max_in_flight: int) -> None:
+        assert (list(stages), max_in_flight) == ([], 3)
+
+    def submit(self, step: StepInput) -> asyncio.Future[StepOutput]:
+        answer: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
+        none = np.empty(0, dtype=np.int32)
+        answer.set_result(
+            StepOutput(step.step_id, none, none.reshape(0, 0), none.astype(np.float32))
+        )
+        return answer
+
+
+async def test_steps_pass_the_stages_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowed_pipeline, "LocalPipeline", QuickPipeline)
+    quick = PROFILE.model_copy(update={"slowdown": 0.1})
+    pipeline = slowed_pipeline.SlowedPipeline([], quick)
+    assert (pipeline.num_stages, pipeline.max_in_flight) == (2, 3)
+    began_at = time.monotonic()
+    ends = []
+
+    async def run(step_id: int) -> None:
+        output = await pipeline.submit(replace(prompt_step(1, 16), step_id=step_id))
+        assert output.step_id == step_id
+        ends.append(time.monotonic() - began_at)
+
+    await asyncio.gather(*(run(index) for index in range(3)))
+    stage_s = quick.slowdown * quick.stage_s(1, 0)
+    # The first waits for two stages; each further one leaves a stage's time later.
+    for index, end in enumerate(ends):
+        assert end >= (2 + index) * stage_s * 0.99
+    assert pipeline.num_steps == 3
+
+
+async def test_a_draft_waits_for_that_of_the_profile() -> None:
+    links = {
+        kind: SlowedLink(InprocLink(CountingDrafter(kind, 2)), kind, PROFILE)
+        for kind in ("griffin", "specformer", "suffix")
+    }
+    hub = DrafterHub([*links.values()], LIMITS)
+    await hub.start()
+    session = HubSession(hub)
+    proposals = await session.step(1)
+    assert all(one.tokens.tolist() == session.expected(2) for one in proposals)
+    seconds = {stats.name: stats.propose_s for stats in hub.stats()}
+    assert seconds["griffin"] >= PROFILE.slowdown * 2 * 0.03 * 0.9
+    assert PROFILE.slowdown * 0.02 * 0.9 <= seconds["specformer"] < seconds["griffin"]
+    assert [link.num_drafts for link in links.values()] == [1, 1, 1]
+    assert links["griffin"].num_late == links["suffix"].num_late == 0
+    await hub.stop()
+
+
+def test_what_takes_longer_than_the_profile_is_counted() -> None:
+    def slow(_query: Query) -> Proposal:
+        time.sleep(0.1)
+        return chain_proposal("slow", following(1, 1))
+
+    class Events:
+        def ready(self) -> None: ...
+
+        def failed(self, error: DrafterError) -> None:
+            raise error
+
+        def answered(self, proposals: Sequence[Proposal], *_: object) -> None:
+            assert len(proposals) == 1
+
+    link = SlowedLink(InprocLink(ScriptedDrafter(slow)), "specformer", PROFILE)
+    link.connect(Events())
+    link.send(DrafterMessage(1, (), (), (), (Query("r", 1, 4),), 1e9))
+    assert (link.num_drafts, link.num_late) == (1, 1)
+
+
+def test_an_engine_gets_the_profile_s_stages_and_slower_deadlines() -> None:
+    simulation = Simulation(PROFILE)
+    config = EngineConfig(model="demo", pipeline_parallel_size=3, draft_deadline_ms=10)
+    changed = simulation.config(config)
+    assert (changed.pipeline_parallel_size, changed.draft_deadline_ms) == (1, 20)
+    assert simulation.late_shares() == (0, 0)
+    assert kind_of(DrafterConfig(kind="head", model="demo-griffin")) == "griffin"
+    assert kind_of(DrafterConfig(kind="suffix")) == "suffix"
+
+
+def test_runs_are_told_in_the_profile_s_times() -> None:
+    arrivals = (Arrival(1.0, (1,), ()), Arrival(3.0, (2, 3), ()))
+    record = Record(prompt="p", text="abc", num_tokens=3, arrivals=arrivals)
+    runs = {"target": [Run((record,), run_metrics([record], 4.0))]}
+    [run] = faster(runs, 4)["target"]
+    assert run.metrics.output_throughput == pytest.approx(3.0)
+    assert (run.records[0].ttft, run.records[0].e2el) == (0.25, 0.75)
