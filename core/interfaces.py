@@ -226,7 +226,7 @@ class ProposalSource(Protocol):
         ...
 
     def costs(self) -> Mapping[str, DraftCost]:
-        """Seconds that each drafter takes, by name."""
+        """Seconds that each drafter takes, by name; of those that may be asked still."""
         ...
 
     @property

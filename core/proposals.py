@@ -323,11 +323,13 @@ class DraftCost:
     query_s       of each request that it is asked for, beside that; it hears then what was
                   committed since
     open_token_s  of opening a request, for each token of its text
+    is_new        it is asked whatever it brings, until its first drafts have told what it is
     """
 
     message_s: float = 0.0
     query_s: float = 0.0
     open_token_s: float = 0.0
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

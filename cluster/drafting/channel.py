@@ -277,6 +277,13 @@ class DrafterChannel:
         self._failures.log("failed", f"retry_in_s={delay:.2f} {error}")
         self._on_progress()
 
+    def retire(self) -> None:
+        """Disconnect, so that the drafter forgets all requests; it is not asked any more."""
+        self.is_up = self.is_awaited = self.is_connecting = False
+        self._message, self._queries = None, ()
+        self._backlog.reset()
+        self.link.disconnect()
+
     async def stop(self) -> None:
         """Disconnect for good; what waits is not told any more."""
         self.is_up = self.is_awaited = self.is_connecting = False

@@ -6,11 +6,13 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ...core.proposals import DraftCost, DraftRequest, FeatureRows, Proposal, Query, StepCommit
 from ..links.link import DrafterLink
 from .backlog import CommittedText
 from .channel import DrafterChannel, DrafterLimits
+from .head_watch import HeadWatch
 from .stats import DrafterStats
 
 # How long a step first waits for answers that are here but not read yet, because the process was
@@ -28,6 +30,7 @@ class DrafterHub:
     links       in order of priority; names must differ
     budget_s    how long a step waits for drafters of other processes, unless `exchange` says so
     clock, rng  seconds that never go back; jitter of reconnections
+    origins     what is said of heads that do not belong to the model, by name
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class DrafterHub:
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         assert len({link.name for link in links}) == len(links), "two drafters of one name"
         self._texts: dict[str, CommittedText] = {}
@@ -60,6 +64,11 @@ class DrafterHub:
             channel for channel in self._channels if channel.link.reads_features
         ]
         self._remote = [channel for channel in self._channels if not channel.link.is_local]
+        # Those that were left out, too.
+        self._every = tuple(self._channels)
+        heads = [channel.link.name for channel in self._feature_channels]
+        # None once all heads are known.
+        self._watch = HeadWatch(heads, origins or {}) if heads else None
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Connect; return when every drafter is ready or has failed, or after `timeout_s`.
@@ -74,7 +83,7 @@ class DrafterHub:
 
     async def stop(self) -> None:
         """Disconnect from every drafter."""
-        for channel in self._channels:
+        for channel in self._every:
             await channel.stop()
 
     def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
@@ -95,6 +104,8 @@ class DrafterHub:
         An unknown id is ignored. Drafters that learn from what ends are told of it in any case.
         """
         self._record(last)
+        if self._watch is not None:
+            self._watch.forget(request_id)
         text = self._texts.pop(request_id, None)
         if text is not None:
             for channel in self._channels:
@@ -147,8 +158,14 @@ class DrafterHub:
         return bool(queries)
 
     def costs(self) -> dict[str, DraftCost]:
-        """Seconds that each drafter takes, by name; 0 before it has answered."""
-        return {channel.link.name: channel.cost() for channel in self._channels}
+        """Seconds that each drafter takes, by name; 0 before it has answered.
+
+        A head that does not belong to the model is left out, and new until that is known.
+        """
+        costs = {channel.link.name: channel.cost() for channel in self._channels}
+        new = () if self._watch is None else self._watch.new
+        costs.update((name, replace(costs[name], is_new=True)) for name in new)
+        return costs
 
     @property
     def feature_drafters(self) -> frozenset[str]:
@@ -163,7 +180,10 @@ class DrafterHub:
 
     def stats(self) -> tuple[DrafterStats, ...]:
         """Totals of every drafter, in order of priority."""
-        return tuple(channel.stats() for channel in self._channels)
+        return tuple(
+            replace(channel.stats(), left_out=channel not in self._channels)
+            for channel in self._every
+        )
 
     def _record(self, commits: Sequence[StepCommit]) -> list[StepCommit]:
         fresh = []
@@ -173,7 +193,19 @@ class DrafterHub:
                 assert commit.base_len == text.length, "a commit was left out"
                 text.append(commit.tokens)
                 fresh.append(commit)
+        if self._watch is not None:
+            self._leave_out(self._watch.committed(fresh))
+            if self._watch.is_over:
+                self._watch = None
         return fresh
+
+    def _leave_out(self, names: Collection[str]) -> None:
+        """These drafters are asked, and told, nothing any more."""
+        for channel in [one for one in self._channels if one.link.name in names]:
+            channel.retire()
+            for channels in (self._channels, self._feature_channels, self._remote):
+                if channel in channels:
+                    channels.remove(channel)
 
     async def _send_remote(self, remote: Sequence[DrafterChannel], budget_s: float) -> None:
         grace_s = min(GRACE_S, budget_s)
@@ -187,8 +219,11 @@ class DrafterHub:
         text = self._texts.get(query.request_id)
         if text is None or text.length < query.committed_len:
             return []
-        proposals = [channel.take(query) for channel in self._channels]
-        return [proposal for proposal in proposals if proposal is not None]
+        taken = [channel.take(query) for channel in self._channels]
+        proposals = [proposal for proposal in taken if proposal is not None]
+        if self._watch is not None:
+            self._watch.given(query, proposals)
+        return proposals
 
     async def _wait(self, timeout_s: float, is_done: Callable[[], bool]) -> None:
         if is_done() or timeout_s <= 0:

@@ -12,6 +12,7 @@ class DrafterStats:
 
     connected      whether messages can be sent now
     circuit_open   whether it failed and is not tried again before its delay is over
+    left_out       it is a head whose drafts are never right: it is not asked any more
     messages       sent
     proposals      used: given out by the hub, late ones included
     late           came after their step's deadline
@@ -41,5 +42,6 @@ class DrafterStats:
     open_s: float = 0.0
     observe_s: float = 0.0
     propose_s: float = 0.0
+    left_out: bool = False
     memory_bytes: int = 0
     learning: Mapping[str, int] = field(default_factory=dict)

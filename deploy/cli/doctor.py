@@ -63,6 +63,7 @@ def _print(console: Console, findings: Sequence[Finding]) -> int:
 
 def _drafter(drafter: str, model: str) -> Iterator[Finding]:
     from ...models.heads.load_head import misfits, read_head_checkpoint  # noqa: PLC0415
+    from ...models.heads.parallel_heads import ParallelConfig  # noqa: PLC0415
     from ...models.load.checkpoint import resolve_head_path  # noqa: PLC0415
     from ...models.load.model_info import read_model_info  # noqa: PLC0415
 
@@ -73,8 +74,12 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
     if config is None:
         yield Finding("network", f"draftline has none for kind {checkpoint.kind}", ok=False)
         return
-    heads = f"{config.num_heads} heads of {config.head_dim} ({config.num_kv_heads} of keys)"
-    yield Finding("network", f"{config.hidden_size} wide, {heads}")
+    parts = (
+        f"{config.draft_length} tokens at once"
+        if isinstance(config, ParallelConfig)
+        else (f"{config.num_heads} heads of {config.head_dim} ({config.num_kv_heads} of keys)")
+    )
+    yield Finding("network", f"{config.hidden_size} wide, {parts}")
     target = read_model_info(model)
     layers = ", ".join(map(str, config.layers_of(target.num_layers)))
     what = f"the outputs of layers {layers}" if layers else "the last hidden state, normed"

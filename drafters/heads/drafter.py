@@ -1,7 +1,7 @@
 """A trained head as drafter: its tree goes on from the target's hidden states.
 
-EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3 and SpecFormer (`models/heads/`). See
-docs/algorithms/heads.md, "Drafting".
+EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, SpecFormer, Medusa and blockwise heads
+(`models/heads/`). See docs/algorithms/heads.md, "Drafting".
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from ...core.sampling.rows import sampling_rows
 from ...core.steps import StepOutput, TopTokens
 from ...models.device import choose_device, choose_dtype
 from ...models.heads.feature_head import FeatureHead
-from ...models.heads.load_head import load_head, misfits, read_head_checkpoint
-from ...models.heads.shared_parts import load_shared_parts
+from ...models.heads.load_head import Head, load_head, misfits, read_head_checkpoint
+from ...models.heads.shared_parts import SharedParts, load_shared_parts
+from ...models.heads.spec_former import SpecFormer
 from ...models.load.model_info import ModelInfo
 from ...models.sampling import choose_sampler
 from ..model.text_distribution import draft_rng, stacked
@@ -40,6 +41,7 @@ from .head_text import HeadText
 from .kept_keys import KeptKeys
 from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
 from .options import HeadOptions
+from .parallel_network import ParallelNetwork
 
 
 def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
@@ -66,12 +68,15 @@ def load_head_drafter(
     dtype = choose_dtype(options.dtype, device, target.dtype)
     head = load_head(folder, getattr(torch, dtype), device)
     shared = load_shared_parts(target, dtype, device)
-    network: HeadNetwork = (
-        FeatureNetwork(head, shared)
-        if isinstance(head, FeatureHead)
-        else SpecFormerNetwork(head, shared)
-    )
-    return HeadDrafter(network, target, layers, name, options)
+    return HeadDrafter(_network(head, shared), target, layers, name, options)
+
+
+def _network(head: Head, shared: SharedParts) -> HeadNetwork:
+    if isinstance(head, FeatureHead):
+        return FeatureNetwork(head, shared)
+    if isinstance(head, SpecFormer):
+        return SpecFormerNetwork(head, shared)
+    return ParallelNetwork(head, shared)
 
 
 class HeadDrafter:

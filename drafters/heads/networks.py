@@ -1,4 +1,4 @@
-"""How the networks of heads read features and grow trees: the two kinds that there are."""
+"""How the networks of heads read features and grow trees; Medusa's is `parallel_network.py`."""
 
 from __future__ import annotations
 

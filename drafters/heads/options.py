@@ -23,8 +23,8 @@ class HeadOptions:
     tree        dynamic, EAGLE-2's tree of `top_k` nodes a level; chain; or a JSON file of a static
                 tree (`drafters/tree_shape.py`)
     top_k       children of a node and width of a level in a dynamic tree
-    num_tokens  levels of the tree, tokens of the chain; a SpecFormer drafts no more than it was
-                trained to
+    num_tokens  levels of the tree, tokens of the chain; kinds that say all drafts at once have no
+                more than they were trained to
     distribution_size  k > 0: with a temperature, the nodes of chains and static trees are drawn
                 from the distribution of the k most probable tokens, which is declared, as
                 acceptance rules other than `coupled` need it

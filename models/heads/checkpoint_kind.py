@@ -14,8 +14,11 @@ from ...core.errors import CheckpointError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Medusa's heads: `0.0.linear.weight`, or TensorRT-LLM's `blocks.0.layers...`.
-MEDUSA_NAME = re.compile(r"\d+\.\d+\.linear\.weight$|blocks\.\d+\.layers\.")
+# Medusa's heads: `0.0.linear.weight`, TensorRT-LLM's `medusa_heads.0.medusa_layers...`, or vLLM's
+# `blocks.0.layers...`.
+MEDUSA_NAME = re.compile(
+    r"\d+\.(?:medusa_layers\.)?\d+\.linear\.weight$|^blocks\.\d+\.layers\.\d+\."
+)
 # Tensors that a message about an unknown checkpoint names.
 SHOWN = 6
 
@@ -33,6 +36,7 @@ class CheckpointKind(StrEnum):
     P_EAGLE = "p_eagle"
     SPECFORMER = "specformer"
     MEDUSA = "medusa"
+    BLOCKWISE = "blockwise"
     DFLASH = "dflash"
     DFLASH2 = "dflash2"
     DOMINO = "domino"
@@ -164,5 +168,6 @@ RULES: tuple[tuple[CheckpointKind, Callable[[Shapes, Mapping[str, Any]], bool]],
     (CheckpointKind.EAGLE, _is_eagle),
     (CheckpointKind.SPECFORMER, _has("down_samp.weight", "positional.weight")),
     (CheckpointKind.MEDUSA, _is_medusa),
+    (CheckpointKind.BLOCKWISE, _has("block_hidden.weight", "block_output.weight")),
     (CheckpointKind.CAUSAL_LM, _is_causal_lm),
 )

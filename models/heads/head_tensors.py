@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -15,6 +15,8 @@ from ...core.errors import CheckpointError
 from ..load.checkpoint import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
 
 TORCH_FILE = "pytorch_model.bin"
+# Medusa's heads have files of their own name.
+MEDUSA_FILE, MEDUSA_TORCH_FILE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 TORCH_INDEX = "pytorch_model.bin.index.json"
 # What wrappers put before names; `midlayer` is a layer list of one.
 PREFIX = re.compile(r"^(?:model\.|draft_model\.|ea_layer\.|module\.|logit_head\.)+")
@@ -39,14 +41,29 @@ class HeadTensors:
         self.folder = folder
         self._torch: dict[str, Tensor] = {}
         self._files: TensorFiles | None = None
-        if (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file():
-            self._files = TensorFiles(folder)
+        # Beside them there may be the model that they belong to.
+        single = MEDUSA_FILE if (folder / MEDUSA_FILE).is_file() else SINGLE_FILE
+        has_own_file = single == MEDUSA_FILE or (folder / MEDUSA_TORCH_FILE).is_file()
+        if single == MEDUSA_FILE or (
+            not has_own_file and ((folder / single).is_file() or (folder / INDEX_FILE).is_file())
+        ):
+            self._files = TensorFiles(folder, single)
             stored = self._files.shapes()
         else:
             self._torch = _read_torch(folder)
             stored = {name: tuple(tensor.shape) for name, tensor in self._torch.items()}
         self._stored = _plain_names(folder, stored)
         self.shapes = {name: stored[source] for name, source in self._stored.items()}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give tensors other names, by those that they have; the others are left out."""
+        stored = self._stored
+        self._stored = {}
+        for name, renamed in names.items():
+            if renamed in self._stored:
+                raise CheckpointError(f"{self.folder}: two tensors are {renamed}; one is {name}")
+            self._stored[renamed] = stored[name]
+        self.shapes = {renamed: self.shapes[name] for name, renamed in names.items()}
 
     def read(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors, as stored, by their plain names."""
@@ -78,22 +95,25 @@ def plain_name(name: str) -> str:
 
 
 def _read_torch(folder: Path) -> dict[str, Tensor]:
-    if (folder / TORCH_INDEX).is_file():
-        weight_map = read_json(folder / TORCH_INDEX).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{folder / TORCH_INDEX} has no weight_map; fetch it again")
-        files = sorted(set(weight_map.values()))
-    elif (folder / TORCH_FILE).is_file():
-        files = [TORCH_FILE]
-    else:
-        raise CheckpointError(
-            f"{folder} has none of {SINGLE_FILE}, {INDEX_FILE}, {TORCH_FILE}, {TORCH_INDEX}; give "
-            "the folder of a drafter's checkpoint"
-        )
+    files = [MEDUSA_TORCH_FILE] if (folder / MEDUSA_TORCH_FILE).is_file() else _torch_files(folder)
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors.update(_read_torch_file(folder / file))
     return tensors
+
+
+def _torch_files(folder: Path) -> list[str]:
+    if (folder / TORCH_INDEX).is_file():
+        weight_map = read_json(folder / TORCH_INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{folder / TORCH_INDEX} has no weight_map; fetch it again")
+        return sorted(set(weight_map.values()))
+    if (folder / TORCH_FILE).is_file():
+        return [TORCH_FILE]
+    raise CheckpointError(
+        f"{folder} has none of {SINGLE_FILE}, {INDEX_FILE}, {TORCH_FILE}, {TORCH_INDEX}; give "
+        "the folder of a drafter's checkpoint"
+    )
 
 
 def _read_torch_file(path: Path) -> dict[str, Tensor]:

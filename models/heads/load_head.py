@@ -17,16 +17,28 @@ from .checkpoint_kind import CheckpointKind, Shapes, checkpoint_kind
 from .feature_head import FeatureHead
 from .feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
 from .head_tensors import HeadTensors
+from .medusa_checkpoint import (
+    blockwise_config,
+    check_medusa_map,
+    medusa_config,
+    medusa_names,
+)
+from .parallel_heads import Blockwise, BlockwiseConfig, Medusa, MedusaConfig, ParallelConfig
 from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 
 # Tells which tokens of the target have a draft token; the offsets tell it, too.
 TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
 
 
-HeadConfig = FeatureHeadConfig | SpecFormerConfig
-Head = FeatureHead | SpecFormer
+HeadConfig = FeatureHeadConfig | SpecFormerConfig | MedusaConfig | BlockwiseConfig
+Head = FeatureHead | SpecFormer | Medusa | Blockwise
 # Kinds that there is a network for.
-NETWORKS = (*FUSIONS, CheckpointKind.SPECFORMER)
+NETWORKS = (
+    *FUSIONS,
+    CheckpointKind.SPECFORMER,
+    CheckpointKind.MEDUSA,
+    CheckpointKind.BLOCKWISE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,8 @@ def read_head_checkpoint(folder: Path) -> HeadCheckpoint:
     fields: dict[str, Any] = read_json(folder / "config.json")
     tensors = HeadTensors(folder)
     kind = checkpoint_kind(tensors.shapes, fields)
+    if kind is CheckpointKind.MEDUSA:
+        tensors.rename(medusa_names(tensors.shapes))
     return HeadCheckpoint(folder, kind, tensors, _config(kind, tensors.shapes, fields))
 
 
@@ -76,6 +90,8 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "c
     if isinstance(checkpoint.config, FeatureHeadConfig):
         _check_token_map(checkpoint.config, tensors, folder)
         tensors.pop(TOKEN_MASK, None)
+    if isinstance(checkpoint.config, MedusaConfig):
+        check_medusa_map(checkpoint.config, tensors)
     placed = {
         name: tensor.to(device, dtype if tensor.is_floating_point() else None)
         for name, tensor in tensors.items()
@@ -86,24 +102,35 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "c
 
 def build_head(config: HeadConfig) -> Head:
     """A head with random weights."""
-    return SpecFormer(config) if isinstance(config, SpecFormerConfig) else FeatureHead(config)
+    if isinstance(config, SpecFormerConfig):
+        return SpecFormer(config)
+    if isinstance(config, MedusaConfig):
+        return Medusa(config)
+    if isinstance(config, BlockwiseConfig):
+        return Blockwise(config)
+    return FeatureHead(config)
 
 
 def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
     """Why a head does not belong to a target; empty where it does, as far as sizes tell."""
     found = []
     shares_target = True
-    if isinstance(config, FeatureHeadConfig):
+    if isinstance(config, FeatureHeadConfig | ParallelConfig):
         if config.feature_size != target.hidden_size:
             found.append(
                 f"it reads features of {config.feature_size}, the target's have "
                 f"{target.hidden_size}"
             )
-        if config.vocab_size != target.vocab_size:
+        # Heads that share the target's output have its vocabulary.
+        if config.vocab_size != target.vocab_size and not (
+            isinstance(config, ParallelConfig) and not config.vocab_size
+        ):
             found.append(
                 f"its vocabulary has {config.vocab_size} tokens, the target's {target.vocab_size}"
             )
-        shares_target = not (config.has_embedding and config.draft_vocab_size)
+        shares_target = isinstance(config, FeatureHeadConfig) and not (
+            config.has_embedding and config.draft_vocab_size
+        )
     if shares_target and config.hidden_size != target.hidden_size:
         found.append(
             f"it is {config.hidden_size} wide and shares the target's embedding or output head, "
@@ -123,6 +150,10 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
 def _config(kind: CheckpointKind, shapes: Shapes, fields: dict[str, Any]) -> HeadConfig | None:
     if kind in FUSIONS:
         return feature_head_config(kind, shapes, fields)
+    if kind is CheckpointKind.MEDUSA:
+        return medusa_config(shapes, fields)
+    if kind is CheckpointKind.BLOCKWISE:
+        return blockwise_config(shapes)
     return spec_former_config(shapes, fields) if kind is CheckpointKind.SPECFORMER else None
 
 

@@ -77,16 +77,17 @@ class TensorFiles:
     Raises `CheckpointError` naming the file if one is missing or corrupt.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, single: str = SINGLE_FILE) -> None:
+        """`single`: name of the one file, which comes before an index where it is another."""
         self.folder = folder
-        if (folder / INDEX_FILE).is_file():
+        if (folder / INDEX_FILE).is_file() and single == SINGLE_FILE:
             weight_map = read_json(folder / INDEX_FILE).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise CheckpointError(f"{folder / INDEX_FILE} has no weight_map; fetch it again")
             self._file_of: dict[str, str] = weight_map
-        elif (folder / SINGLE_FILE).is_file():
-            with _opened(folder / SINGLE_FILE) as tensors:
-                self._file_of = dict.fromkeys(tensors.keys(), SINGLE_FILE)
+        elif (folder / single).is_file():
+            with _opened(folder / single) as tensors:
+                self._file_of = dict.fromkeys(tensors.keys(), single)
         else:
             raise CheckpointError(
                 f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; "

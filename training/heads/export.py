@@ -7,8 +7,11 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from ...models.heads.load_head import Head
+from ...models.heads.head_tensors import MEDUSA_FILE
+from ...models.heads.load_head import Head, HeadConfig
+from ...models.heads.parallel_heads import Medusa, MedusaConfig, ParallelConfig
 from ...models.heads.spec_former import SpecFormerConfig
+from ...models.load.checkpoint import SINGLE_FILE
 
 RECORD = "training.json"
 
@@ -23,8 +26,23 @@ def export_head(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.bfloat16().contiguous() for name, tensor in head.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors")
-    config = head.config
+    save_file(tensors, folder / (MEDUSA_FILE if isinstance(head, Medusa) else SINGLE_FILE))
+    written = {**_sizes(head.config), **fields}
+    (folder / "config.json").write_text(json.dumps(written, indent=1) + "\n")
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _sizes(config: HeadConfig) -> dict[str, object]:
+    """What config.json says of a head, as its project names it."""
+    if isinstance(config, MedusaConfig):
+        return {
+            "medusa_num_heads": config.draft_length,
+            "medusa_num_layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size,
+        }
+    if isinstance(config, ParallelConfig):
+        return {"hidden_size": config.hidden_size, "num_heads": config.draft_length}
     sizes = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -42,5 +60,4 @@ def export_head(
         }
     else:
         sizes |= {"num_hidden_layers": config.num_layers, "vocab_size": config.vocab_size}
-    (folder / "config.json").write_text(json.dumps({**sizes, **fields}, indent=1) + "\n")
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    return sizes

@@ -6,8 +6,15 @@ from typing import Protocol
 
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head
+from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.heads.spec_former import SpecFormer
-from .draft_positions import position_acceptance, train_positions
+from .draft_positions import (
+    HEAD_DECAY,
+    head_acceptance,
+    position_acceptance,
+    train_heads,
+    train_positions,
+)
 from .passes import PassPlan, TextBatch, depth_acceptance, train_passes
 from .target import Target
 
@@ -61,8 +68,31 @@ class PositionObjective:
         return position_acceptance(self._drafter, target.norm, target.lm_head, batch)
 
 
+class ParallelObjective:
+    """Medusa's or blockwise heads, each on its own token (`draft_positions.py`).
+
+    Medusa's losses have weights 0.8^k for its head k from 1; blockwise heads count alike.
+    """
+
+    def __init__(self, heads: Medusa | Blockwise) -> None:
+        decay = HEAD_DECAY if isinstance(heads, Medusa) else 1.0
+        self._heads = heads
+        self._weights = [decay ** (place + 1) for place in range(heads.config.draft_length)]
+
+    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+        """As of `Objective`."""
+        losses = train_heads(self._heads, target.lm_head, batch, self._weights)
+        return sum(losses) / len(losses)
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
+        """As of `Objective`."""
+        return head_acceptance(self._heads, target.lm_head, batch)
+
+
 def objective_of(head: Head, plan: PassPlan) -> Objective:
     """How a head is trained; `plan` is of feature heads."""
     if isinstance(head, SpecFormer):
         return PositionObjective(head)
+    if isinstance(head, Medusa | Blockwise):
+        return ParallelObjective(head)
     return PassObjective(head, plan)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ...models.heads.load_head import Head, HeadConfig, build_head
+from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.load.model_info import read_model_info
 from ..progress import progress_bar
 from .distilled_texts import DistilledText
@@ -72,7 +73,7 @@ def train_head(
     num_layers = read_model_info(target_folder).num_layers
     target = Target(target_folder, accelerator.device, config.layers_of(num_layers))
     head = build_head(config).to(accelerator.device)
-    _initialize(head)
+    _initialize(head, target)
     objective = objective_of(head, plan.passes)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
@@ -143,8 +144,12 @@ def _mean(accelerator: Accelerator, gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _initialize(head: Head) -> None:
+def _initialize(head: Head, target: Target) -> None:
     """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing."""
+    if isinstance(head, Medusa | Blockwise):
+        output = target.lm_head.get_parameter("weight")
+        head.begin_as(output)
+        return
     for name, parameter in head.named_parameters():
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)

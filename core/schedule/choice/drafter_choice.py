@@ -19,6 +19,7 @@ from ...proposals import AskPlan, DraftCost
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
 from .kernels import (
+    ASKED,
     GAIN,
     LEFT_OUT,
     NODES,
@@ -161,7 +162,10 @@ class DrafterChoice:
     def plan(
         self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost], prices: Prices
     ) -> AskPlan:
-        """Who is asked for the requests of a step. Tries what the account allows."""
+        """Who is asked for the requests of a step. Tries what the account allows.
+
+        Only those that `costs` names are; new ones for all.
+        """
         ids = tuple(wish.request_id for wish in wishes)
         # What would take longer than its account holds is tried when that is full.
         self._host_s = np.minimum(prices.host_s, HOST_PART * self._first_credit_s)
@@ -171,12 +175,14 @@ class DrafterChoice:
             [(wish.num_tokens, min(wish.tokens_left, HORIZON)) for wish in wishes], dtype=np.float64
         )
         self._regime = regime_of(prices.first_row_s, prices.plain_s)
+        allowed = self._allowed(wishes, costs)
         step = StepWishes(
-            rows, self._allowed(wishes), sizes, prices.grid, prices.curve_s,
+            rows, allowed, sizes, prices.grid, prices.curve_s,
             float(prices.base_rows), prices.token_s, prices.plain_s, self._regime,
             self._most_credit_s, self._host_s, prices.single_s,
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
+        choices[allowed & self._new(costs) & (choices == LEFT_OUT)] = ASKED
         if not choices.any():
             self._quiet.go_on(ids)
             return AskPlan({}, {}, ids=ids)
@@ -203,7 +209,8 @@ class DrafterChoice:
         known = self._known
         gains = means(known.levels, known.paths[row], self._regime)
         taken_s = known.costs[:, QUERY] + self._host_s[1] + gains[:, NODES] * self._row_s
-        pays = self._allowed([wish])[0] & (gains[:, GAIN] * token_s > taken_s)
+        pays = (gains[:, GAIN] * token_s > taken_s) | self._new(costs)
+        pays &= self._allowed([wish], costs)[0]
         if not pays.any():
             self._quiet.join(wish.request_id)
         return frozenset(self._names[index] for index in pays.nonzero()[0].tolist())
@@ -316,12 +323,19 @@ class DrafterChoice:
             if cost is not None:
                 self._known.costs[index] = cost.message_s, cost.query_s, cost.open_token_s
 
-    def _allowed(self, wishes: Sequence[DraftWish]) -> Bool:
+    def _allowed(self, wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost]) -> Bool:
+        """bool [wishes, drafters]: whom each takes, of those that there are still."""
         allowed = np.ones((len(wishes), len(self._names)), dtype=np.bool_)
+        allowed[:] = [name in costs for name in self._names]
         for index, wish in enumerate(wishes):
             if wish.drafters is not None:
-                allowed[index] = [name in wish.drafters for name in self._names]
+                allowed[index] &= [name in wish.drafters for name in self._names]
         return allowed
+
+    def _new(self, costs: Mapping[str, DraftCost]) -> Bool:
+        """bool [drafters]: whose first drafts are looked at."""
+        new = [name in costs and costs[name].is_new for name in self._names]
+        return np.array(new, dtype=np.bool_)
 
     def _row(self, wish: DraftWish) -> int:
         row = self._requests.get(wish.request_id)

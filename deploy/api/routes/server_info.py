@@ -40,7 +40,11 @@ def server_info(
                 "kv_usage": engine.kv_usage,
                 "num_steps": engine.num_steps,
                 "drafters": [
-                    {"name": drafter.name, "connected": drafter.connected}
+                    {
+                        "name": drafter.name,
+                        "connected": drafter.connected,
+                        "left_out": drafter.left_out,
+                    }
                     for drafter in engine.drafters
                 ],
             }

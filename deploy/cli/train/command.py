@@ -27,6 +27,8 @@ KINDS = {
     "eagle2": "Train an EAGLE head.",
     "fspad": "Train an FSPAD head.",
     "specformer": "Train a SpecFormer.",
+    "medusa": "Train Medusa's heads.",
+    "blockwise": "Train heads for blockwise parallel decoding.",
 }
 
 

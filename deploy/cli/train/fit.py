@@ -13,6 +13,7 @@ from rich.console import Console
 from ....core.errors import ConfigError
 from ....models.heads.feature_head_config import FeatureHeadConfig
 from ....models.heads.load_head import HeadConfig
+from ....models.heads.parallel_heads import BlockwiseConfig, MedusaConfig
 from ....models.heads.spec_former import SpecFormerConfig
 from ....models.load.checkpoint import read_config, resolve_model_path
 from ....models.load.model_info import head_dim, num_kv_heads
@@ -37,7 +38,9 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
         )
     recipe, folder = head_recipe(kind, job), resolve_model_path(job.model)
     run_dir = job.run_dir or job.output.with_name(job.output.name + ".run")
-    config, plan = head_config(folder, recipe, job.draft_length), head_plan(job, recipe)
+    draft_length = job.draft_length or recipe.draft_length
+    config = head_config(folder, kind, recipe, draft_length)
+    plan = head_plan(job, recipe)
     head = train_head(config, folder, texts, plan, run_dir)
     step, loss, *shares = list(read_log(run_dir))[-1]
     record = {
@@ -58,11 +61,19 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
     console.print(f"{kind} head in {job.output}")
 
 
-def head_config(target: Path, recipe: HeadRecipe, draft_length: int) -> HeadConfig:
+def head_config(target: Path, kind: str, recipe: HeadRecipe, draft_length: int) -> HeadConfig:
     """A head with the widths and rotations of its target."""
     config = read_config(target)
+    hidden = config.hidden_size
+    if kind == "medusa":
+        rows = config.vocab_size
+        return MedusaConfig(hidden, draft_length, rows, draft_vocab_size=rows)
+    if kind == "blockwise":
+        # The paper's layer has the target's inner width for each head.
+        inner = draft_length * config.intermediate_size
+        return BlockwiseConfig(hidden, draft_length, inner_size=inner)
     common: dict[str, Any] = {
-        "hidden_size": config.hidden_size,
+        "hidden_size": hidden,
         "intermediate_size": config.intermediate_size,
         "num_heads": config.num_attention_heads,
         "num_kv_heads": num_kv_heads(config),
@@ -79,6 +90,6 @@ def head_config(target: Path, recipe: HeadRecipe, draft_length: int) -> HeadConf
         fusion_size=0 if recipe.fusion == "linear" else config.intermediate_size,
         splits_output=recipe.splits_output,
         has_fusion_bias=True,
-        feature_size=config.hidden_size,
+        feature_size=hidden,
         **common,
     )

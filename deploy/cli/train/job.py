@@ -77,7 +77,13 @@ class HeadJob:
         bool | None,
         Field(description="one feature predicts and another goes on from it; by the kind"),
     ] = None
-    draft_length: Annotated[int, Field(ge=1, description="drafts of a step, of a SpecFormer")] = 8
+    draft_length: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="drafts of a step, of kinds that say them all at once; by the kind",
+        ),
+    ] = None
     mixed_precision: Annotated[
         Literal["no", "bf16"], Field(description="precision of the passes; weights are float32")
     ] = "no"
@@ -90,7 +96,8 @@ class HeadRecipe:
     """What a kind of head is, and how it is trained where the command does not say.
 
     architecture  as its config.json names it
-    fusion        of a feature head; None: a SpecFormer
+    fusion        of a feature head; None: the kind says all drafts at once
+    draft_length  of such a kind: how many
     noise         that its features are trained with
     is_staged     as of `PassPlan`
     """
@@ -103,6 +110,7 @@ class HeadRecipe:
     weights: Callable[[], LossWeights] = LossWeights
     noise: float = 0.2
     is_staged: bool = False
+    draft_length: int = 0
 
 
 # Losses as the released codes have them.
@@ -110,7 +118,9 @@ RECIPES = {
     "griffin": HeadRecipe("GriffinModel", "guided", True, 3, 3, is_staged=True),
     "hass": HeadRecipe("EagleModel", "linear", False, 3, 0, lambda: LossWeights(best_tokens=1.0)),
     "eagle2": HeadRecipe("EagleModel", "linear", False, 1, 0, lambda: LossWeights(best_tokens=0.0)),
-    "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0),
+    "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0, draft_length=8),
+    "medusa": HeadRecipe("MedusaModel", None, noise=0.0, draft_length=5),
+    "blockwise": HeadRecipe("BlockwiseModel", None, noise=0.0, draft_length=5),
     "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
 }
 

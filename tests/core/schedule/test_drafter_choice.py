@@ -211,3 +211,33 @@ def test_loops_are_found_where_plain_steps_decode_several_tokens() -> None:
     # Two steps of 32 tokens, and four trees; or four steps.
     best = 3 * 132 / (2 * (2 * 0.017 + 0.0033 + 3 * 0.0023) + 4 * 0.017)
     assert simulation.answers(200) > 0.84 * best
+
+
+def test_what_is_new_is_asked_whatever_it_brings_and_what_is_gone_never() -> None:
+    """As the hub tells of heads that nothing is known of, and of those that it has left out."""
+    new = DraftCost(0.001, 0.001, 0.0, is_new=True)
+    simulation = Simulation({"head": Guess(lambda _request: 0.0, cost=new)})
+    requests = REQUESTS[:2]
+    for _ in range(100):
+        simulation.round(requests)
+    assert [simulation.num_asked["head", one] for one in requests] == [100, 100]
+    wishes = [DraftWish(one, 0.0, "shared", None, 100, 100) for one in requests]
+    others = DraftWish("other", 0.0, "shared", ("none",), 100, 100)
+    budget = simulation.budget
+    plan = budget.plan([*wishes, others], {"head": new}, 0)
+    assert plan.by_drafter == {"head": requests}, "not for who does not take it"
+    assert budget.expected(wishes[0], {"head": new}, 1) == {"head"}
+    for _ in range(300):
+        assert not budget.plan(wishes, {}, 0).by_drafter
+        assert not budget.expected(wishes[0], {}, 1)
+    # Known by now, it is an ordinary drafter, which brings nothing.
+    simulation.guesses["head"] = Guess(lambda _request: 0.0, cost=DraftCost(0.001, 0.001, 0.0))
+    for _ in range(100):
+        simulation.round(requests)
+    assert simulation.num_asked["head", requests[0]] < 110
+
+
+def test_an_engine_without_drafters_expects_and_asks_nobody() -> None:
+    budget, wish = NodeBudget(), DraftWish("r", 0.0, "shared", None, 2, 2)
+    assert budget.expected(wish, {}, 1) == frozenset()
+    assert not budget.plan([wish], {}, 0).by_drafter

@@ -27,9 +27,11 @@ from draftline.drafters.heads.drafter import HeadDrafter, feature_layers, load_h
 from draftline.drafters.heads.options import HeadOptions
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.load_head import load_head
+from draftline.models.heads.parallel_heads import Blockwise, Medusa
 from draftline.models.heads.spec_former import SpecFormer
 from draftline.models.load.model_info import ModelInfo, read_model_info
 from support.inputs import head_checkpoints as published
+from support.inputs import parallel_checkpoints
 from support.inputs.head_attention import causal
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -42,6 +44,8 @@ KINDS: dict[str, Callable[[], published.Shapes]] = {
     "eagle3": published.eagle3,
     "deep_eagle3": published.deep_eagle3,
     "specformer": published.spec_former,
+    "medusa": parallel_checkpoints.medusa,
+    "blockwise": parallel_checkpoints.blockwise,
 }
 
 
@@ -72,6 +76,9 @@ class Pair:
             context = head.context(features, torch.arange(len(features)), causal)
             draft = head.drafts(context[-1:])[0, len(drafted)]
             return self.model.lm_head(self.model.base_model.norm(draft))
+        if isinstance(head, Medusa | Blockwise):
+            place = len(drafted)
+            return head.logits(place, head.drafts(features[-1])[place], self.model.lm_head)
         return self._feature_logits(head, tokens, drafted, head.project(features))
 
     def _feature_logits(

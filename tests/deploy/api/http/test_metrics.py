@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import draftline
 from draftline.core.interfaces import OUTCOMES
 from draftline.core.request.output import Delta, RequestMetrics
 from draftline.deploy.api.http.metrics import ServerMetrics
+from draftline.deploy.api.routes.server_info import server_info
 from draftline.deploy.engine.stats import EngineStats
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -89,6 +91,7 @@ def test_engine_totals() -> None:
     assert value(found, "draftline:drafter_errors_total", source="spectra") == 3
     assert value(found, "draftline:drafter_up") == 1
     assert value(found, "draftline:drafter_circuit_open") == 0
+    assert value(found, "draftline:drafter_left_out") == 0
     assert value(found, "draftline:drafter_latency_seconds_sum") == 1.5
     assert value(found, "draftline:drafter_latency_seconds_count") == 35
     ended = "draftline:learning_requests_total"
@@ -97,6 +100,16 @@ def test_engine_totals() -> None:
     assert value(found, ended, source="spectra", outcome="failed") == 0
     assert value(found, "draftline:learning_credited_texts_total", source="spectra") == 8
     assert value(found, "draftline:learning_damaged_entries_total", source="spectra") == 2
+
+
+def test_a_head_that_was_left_out_is_told() -> None:
+    stats = engine_stats()
+    strange = replace(stats.drafters[0], name="head", connected=False, left_out=True)
+    found = families(ServerMetrics("tiny"), [replace(stats, drafters=(*stats.drafters, strange))])
+    assert value(found, "draftline:drafter_left_out", source="head") == 1
+    assert value(found, "draftline:drafter_left_out", source="spectra") == 0
+    [engine] = server_info({}, [replace(stats, drafters=(strange,))])["engines"]
+    assert engine["drafters"] == [{"name": "head", "connected": False, "left_out": True}]
 
 
 def test_what_a_drafter_makes_up_is_no_series() -> None:

@@ -1,0 +1,61 @@
+"""How heads that tell several tokens ahead draft: Medusa's and blockwise ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...core.arrays import ROOT
+from ...models.heads.parallel_heads import Blockwise, Medusa
+from ...models.heads.shared_parts import SharedParts
+from .kept_keys import KeptKeys
+from .networks import HeadTree
+
+
+class ParallelNetwork:
+    """All nodes of a level have one distribution, told by one state of the target.
+
+    The state is that of the last token but one, whose next token, the root, is committed: so the
+    root's children are what head 0 says, theirs what head 1 says.
+    """
+
+    # The state has the whole text in it; nothing is kept.
+    num_layers = 0
+
+    def __init__(self, heads: Medusa | Blockwise, shared: SharedParts) -> None:
+        self._heads = heads
+        self._shared = shared
+        self.most_levels = heads.config.draft_length
+        first = next(heads.parameters())
+        self.device, self._dtype = first.device, first.dtype
+
+    def read(
+        self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
+        counts: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        """The states as they are."""
+        del tokens, positions, texts, counts
+        return features.to(self._dtype)
+
+    def level(self, trees: Sequence[HeadTree]) -> Tensor:
+        """All levels are told with the first."""
+        new = [tree for tree in trees if ROOT not in tree.said]
+        if new:
+            for tree, own in zip(new, self._all_levels(new), strict=True):
+                tree.said[ROOT] = own
+        rows = []
+        for tree in trees:
+            expansion = tree.job.expansion
+            rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
+        return torch.stack(rows)
+
+    def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
+        """float32 [trees, levels, vocabulary]."""
+        drafts = self._heads.drafts(torch.cat([tree.root for tree in trees]))
+        logits = [
+            self._heads.logits(index, own, self._shared.logits).float()
+            for index, own in enumerate(drafts.unbind(-2))
+        ]
+        return torch.stack(logits, dim=1)
