@@ -1,6 +1,6 @@
 """A trained head as drafter: its tree goes on from the target's hidden states.
 
-EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3 and SpecFormer (`models/heads/`). See
+EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, SpecFormer and DFlash (`models/heads/`). See
 docs/algorithms/heads.md, "Drafting".
 """
 
@@ -27,15 +27,17 @@ from ...core.proposals import (
 from ...core.sampling.rows import sampling_rows
 from ...core.steps import StepOutput, TopTokens
 from ...models.device import choose_device, choose_dtype
+from ...models.heads.dflash import DFlash
 from ...models.heads.feature_head import FeatureHead
-from ...models.heads.load_head import load_head, misfits, read_head_checkpoint
-from ...models.heads.shared_parts import load_shared_parts
+from ...models.heads.load_head import Head, load_head, misfits, read_head_checkpoint
+from ...models.heads.shared_parts import SharedParts, load_shared_parts
 from ...models.load.model_info import ModelInfo
 from ...models.sampling import choose_sampler
 from ..model.text_distribution import draft_rng, stacked
 from ..model.tree_draws import WITH_REPLACEMENT, TreeDraws
 from ..model.tree_job import TreeJob
 from ..open_requests import OpenRequests
+from .block_network import DFlashNetwork
 from .head_text import HeadText
 from .kept_keys import KeptKeys
 from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
@@ -72,12 +74,15 @@ def load_head_drafter(
     dtype = choose_dtype(options.dtype, device, target.dtype)
     head = load_head(folder, getattr(torch, dtype), device)
     shared = load_shared_parts(target, dtype, device)
-    network: HeadNetwork = (
-        FeatureNetwork(head, shared)
-        if isinstance(head, FeatureHead)
-        else SpecFormerNetwork(head, shared)
+    return HeadDrafter(_network(head, shared), target, columns, name, options)
+
+
+def _network(head: Head, shared: SharedParts) -> HeadNetwork:
+    if isinstance(head, FeatureHead):
+        return FeatureNetwork(head, shared)
+    return (
+        DFlashNetwork(head, shared) if isinstance(head, DFlash) else SpecFormerNetwork(head, shared)
     )
-    return HeadDrafter(network, target, columns, name, options)
 
 
 class HeadDrafter:
@@ -172,7 +177,8 @@ class HeadDrafter:
             return None
         draws = self._draws(text)
         job = TreeJob(expansion, text.committed_len, (), text.distribution, draws)
-        return HeadTree(job, text.kept, text.last, KeptKeys(self._network.num_layers))
+        kept = KeptKeys(self._network.num_layers)
+        return HeadTree(job, text.tokens[-1], text.kept, text.last, kept)
 
     def _draws(self, text: HeadText) -> TreeDraws | None:
         """None where candidates are no draws."""

@@ -1,4 +1,4 @@
-"""How the networks of heads read features and grow trees: the two kinds that there are."""
+"""How the networks of heads read features and grow trees; `block_network.py` has that of DFlash."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class HeadTree:
     """A tree on its way.
 
     job     its nodes so far, and how their candidates are chosen
+    token   the last one of the text, which is its root
     text    keys and values of the text that it stands behind
     root    what the text's last row said, [1, width]
     kept    keys and values of the nodes that were read
@@ -29,6 +30,7 @@ class HeadTree:
     """
 
     job: TreeJob
+    token: int
     text: KeptKeys
     root: Tensor
     kept: KeptKeys

@@ -14,6 +14,8 @@ from ...core.errors import CheckpointError
 from ..load.checkpoint import read_json
 from ..load.model_info import ModelInfo
 from .checkpoint_kind import CheckpointKind, Shapes, checkpoint_kind
+from .dflash import DFlash
+from .dflash_config import DFlashConfig, dflash_config
 from .feature_head import FeatureHead
 from .feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
 from .head_tensors import HeadTensors
@@ -23,10 +25,10 @@ from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
 
 
-HeadConfig = FeatureHeadConfig | SpecFormerConfig
-Head = FeatureHead | SpecFormer
+HeadConfig = FeatureHeadConfig | SpecFormerConfig | DFlashConfig
+Head = FeatureHead | SpecFormer | DFlash
 # Kinds that there is a network for.
-NETWORKS = (*FUSIONS, CheckpointKind.SPECFORMER)
+NETWORKS = (*FUSIONS, CheckpointKind.SPECFORMER, CheckpointKind.DFLASH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "c
         head = build_head(checkpoint.config)
     _check_names(head, checkpoint)
     tensors = dict(checkpoint.tensors.read())
-    if isinstance(checkpoint.config, FeatureHeadConfig):
+    if isinstance(checkpoint.config, FeatureHeadConfig | DFlashConfig):
         _check_token_map(checkpoint.config, tensors, folder)
         tensors.pop(TOKEN_MASK, None)
     placed = {
@@ -86,6 +88,8 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "c
 
 def build_head(config: HeadConfig) -> Head:
     """A head with random weights."""
+    if isinstance(config, DFlashConfig):
+        return DFlash(config)
     return SpecFormer(config) if isinstance(config, SpecFormerConfig) else FeatureHead(config)
 
 
@@ -93,7 +97,7 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
     """Why a head does not belong to a target; empty where it does, as far as sizes tell."""
     found = []
     shares_target = True
-    if isinstance(config, FeatureHeadConfig):
+    if isinstance(config, FeatureHeadConfig | DFlashConfig):
         if config.feature_size != target.hidden_size:
             found.append(
                 f"it reads features of {config.feature_size}, the target's have "
@@ -123,6 +127,8 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
 def _config(kind: CheckpointKind, shapes: Shapes, fields: dict[str, Any]) -> HeadConfig | None:
     if kind in FUSIONS:
         return feature_head_config(kind, shapes, fields)
+    if kind is CheckpointKind.DFLASH:
+        return dflash_config(shapes, fields)
     return spec_former_config(shapes, fields) if kind is CheckpointKind.SPECFORMER else None
 
 
@@ -143,7 +149,9 @@ def _check_names(head: Head, checkpoint: HeadCheckpoint) -> None:
         )
 
 
-def _check_token_map(config: FeatureHeadConfig, tensors: dict[str, Tensor], folder: Path) -> None:
+def _check_token_map(
+    config: FeatureHeadConfig | DFlashConfig, tensors: dict[str, Tensor], folder: Path
+) -> None:
     """The map holds offsets, not ids: as ids it would name other tokens without any error."""
     count = config.draft_vocab_size
     if TOKEN_MAP not in tensors:

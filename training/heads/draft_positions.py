@@ -7,6 +7,8 @@ one position's logits are in memory at a time, not all.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -27,14 +29,29 @@ def train_positions(
     that the target said.
     """
     states = _states(drafter, batch)
+    count = states.shape[-2]
+    wanted = [_wanted(batch, index) for index in range(count)]
+    # A mean over all positions.
+    return backpropagate(states, lambda state: lm_head(norm(state)), wanted, [1 / count] * count)
+
+
+def backpropagate(
+    states: Tensor, logits_of: Callable[[Tensor], Tensor], wanted: Iterable[tuple[Tensor, Tensor]],
+    shares: Sequence[float],
+) -> list[float]:  # fmt: skip
+    """Add the gradients of all positions' losses; these, nats a token.
+
+    states     [..., positions, hidden_size]  with a graph behind them
+    logits_of  of one position's states, logits [..., vocabulary]
+    wanted     of each position, the right tokens int64 [...] and those that count, bool [...]
+    shares     of each position's loss in that of all
+    """
     # Apart, so that a position's gradient is no larger than the position.
     leaves = [part.detach().requires_grad_() for part in states.unbind(-2)]
     losses = []
-    for index, leaf in enumerate(leaves):
-        tokens, mask = _wanted(batch, index)
-        # A mean over all positions: each has its share.
-        loss = _loss(lm_head(norm(leaf)), tokens, mask)
-        (loss / len(leaves)).backward()
+    for leaf, (tokens, mask), share in zip(leaves, wanted, shares, strict=True):
+        loss = _loss(logits_of, leaf, tokens, mask)
+        (share * loss).backward()
         losses.append(loss.item())
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     torch.autograd.backward(states, torch.stack(gradients, dim=-2))
@@ -49,12 +66,20 @@ def position_acceptance(
 
     Texts are taken for greedy ones: a draft is accepted where it is the text's next token.
     """
+    states = _states(drafter, batch)
+    wanted = (_wanted(batch, index) for index in range(states.shape[-2]))
+    return count_accepted(states, lambda state: lm_head(norm(state)), wanted)
+
+
+def count_accepted(
+    states: Tensor, logits_of: Callable[[Tensor], Tensor], wanted: Iterable[tuple[Tensor, Tensor]]
+) -> list[tuple[int, int]]:
+    """As `position_acceptance` tells it, of arguments as those of `backpropagate`."""
     follows = None
     counts = []
-    for index, state in enumerate(_states(drafter, batch).unbind(-2)):
-        tokens, mask = _wanted(batch, index)
+    for state, (tokens, mask) in zip(states.unbind(-2), wanted, strict=True):
         follows = mask if follows is None else follows & mask
-        accepted = is_aligned(lm_head(norm(state)), tokens, 1) & follows
+        accepted = is_aligned(logits_of(state), tokens, 1) & follows
         counts.append((int(follows.sum()), int(accepted.sum())))
         follows = accepted
     return counts
@@ -78,10 +103,13 @@ def _wanted(batch: TextBatch, index: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :rows], mask[:, :rows]
 
 
-def _loss(logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+def _loss(
+    logits_of: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, mask: Tensor
+) -> Tensor:
+    """Of the rows that count alone, whose logits are the larger part of the work."""
     if not mask.any():
-        return logits.sum() * 0.0
-    return functional.cross_entropy(logits[mask].float(), tokens[mask])
+        return states.sum() * 0.0
+    return functional.cross_entropy(logits_of(states[mask]).float(), tokens[mask])
 
 
 def _causal(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from ...models.heads.dflash_config import DFlashConfig, published_fields
 from ...models.heads.load_head import Head
 from ...models.heads.spec_former import SpecFormerConfig
 
@@ -42,5 +43,7 @@ def export_head(
         }
     else:
         sizes |= {"num_hidden_layers": config.num_layers, "vocab_size": config.vocab_size}
+    if isinstance(config, DFlashConfig):
+        sizes |= published_fields(config)
     (folder / "config.json").write_text(json.dumps({**sizes, **fields}, indent=1) + "\n")
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")

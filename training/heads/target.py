@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from .distilled_texts import DistilledText, text_batch
@@ -33,6 +33,13 @@ class Target:
         lm_head = model.get_output_embeddings()
         assert isinstance(lm_head, nn.Module)
         self.lm_head = lm_head.requires_grad_(False).to(device)
+
+    @property
+    def embedding(self) -> Tensor:
+        """[vocabulary, hidden_size]: the table behind `embed`, which may scale what it reads."""
+        weight = self.embed.weight
+        assert isinstance(weight, Tensor)
+        return weight
 
     @torch.no_grad()
     def batch(self, texts: Sequence[DistilledText], window: int) -> TextBatch:

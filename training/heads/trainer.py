@@ -17,6 +17,7 @@ from ...core.errors import ConfigError
 from ...models.heads.load_head import Head, HeadConfig, build_head
 from ...models.load.model_info import read_model_info
 from ..progress import progress_bar
+from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
 from .objectives import Objective, objective_of
 from .passes import PassPlan, TextBatch
@@ -47,6 +48,7 @@ class HeadPlan:
     noise: float = 0.2
     clip: float = 0.5
     passes: PassPlan = field(default_factory=PassPlan)
+    blocks: BlockPlan = field(default_factory=BlockPlan)
     mixed_precision: Literal["no", "bf16"] = "no"
     checkpoint_every: int = 100
     seed: int = 0
@@ -73,7 +75,7 @@ def train_head(
     target = Target(target_folder, accelerator.device, config.layers_of(num_layers))
     head = build_head(config).to(accelerator.device)
     _initialize(head)
-    objective = objective_of(head, plan.passes)
+    objective = objective_of(head, plan.passes, plan.blocks)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
     step = _resume(run_dir, head, optimizer)

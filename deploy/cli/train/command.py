@@ -27,6 +27,7 @@ KINDS = {
     "eagle2": "Train an EAGLE head.",
     "fspad": "Train an FSPAD head.",
     "specformer": "Train a SpecFormer.",
+    "dflash": "Train a DFlash drafter.",
 }
 
 

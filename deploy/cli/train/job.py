@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ....models.heads.feature_head_config import Fusion
 from ....training.heads.alignment import MaskForm
+from ....training.heads.anchored_blocks import BlockPlan
 from ....training.heads.losses import LossWeights
 from ....training.heads.passes import PassPlan
 from ....training.heads.trainer import HeadPlan
@@ -68,7 +69,13 @@ class HeadJob:
     mask_form: Annotated[
         MaskForm, Field(description="rows that count as GRIFFIN's paper or its code has them")
     ] = "paper"
-    draft_length: Annotated[int, Field(ge=1, description="drafts of a step, of a SpecFormer")] = 8
+    draft_length: Annotated[
+        int, Field(ge=1, description="drafts of a step, of a SpecFormer or a DFlash drafter")
+    ] = 8
+    num_layers: Annotated[int, Field(ge=1, description="layers of a DFlash drafter")] = 2
+    num_anchors: Annotated[
+        int, Field(ge=1, description="places in a text where a DFlash drafter drafts, of a step")
+    ] = 32
     mixed_precision: Annotated[
         Literal["no", "bf16"], Field(description="precision of the passes; weights are float32")
     ] = "no"
@@ -81,7 +88,7 @@ class HeadRecipe:
     """What a kind of head is, and how it is trained where the command does not say.
 
     architecture  as its config.json names it
-    fusion        of a feature head; None: a SpecFormer
+    fusion        of a feature head; None: a SpecFormer or a DFlash drafter
     noise         that its features are trained with
     is_staged     as of `PassPlan`
     """
@@ -102,6 +109,7 @@ RECIPES = {
     "hass": HeadRecipe("EagleModel", "linear", False, 3, 0, lambda: LossWeights(best_tokens=1.0)),
     "eagle2": HeadRecipe("EagleModel", "linear", False, 1, 0, lambda: LossWeights(best_tokens=0.0)),
     "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0),
+    "dflash": HeadRecipe("DFlashDraftModel", None, noise=0.0),
     "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
 }
 
@@ -125,6 +133,7 @@ def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
             mask_form=job.mask_form,
             weights=recipe.weights(),
         ),
+        blocks=BlockPlan(job.num_anchors),
         noise=recipe.noise,
         mixed_precision=job.mixed_precision,
         seed=job.seed,

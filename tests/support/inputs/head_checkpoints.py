@@ -37,6 +37,34 @@ LLAMA: dict[str, Any] = {
 # Five features have no layers by default.
 DEEP: dict[str, Any] = {**LLAMA, "eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4, 5]}
 
+# A Qwen3 config with a block of four rows, as z-lab has it.
+DFLASH: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["DFlashDraftModel"],
+    "num_hidden_layers": 2,
+    "head_dim": HEAD,
+    "dflash_config": {"block_size": 4, "mask_token_id": VOCAB - 1, "target_layer_ids": [1, 3]},
+}
+# Every layer another: one sees a few tokens and no row behind, the other all; row 0 drafts, too.
+MIXED_DFLASH: dict[str, Any] = {
+    **LLAMA,
+    "block_size": 3,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 5,
+    "dflash_config": {
+        "mask_token_id": 7, "target_layer_ids": [0, 4], "sample_from_anchor": True,
+        "output_multiplier": 0.5, "final_logit_softcapping": 2.0, "input_embedding_scale": 3.0,
+    },
+}  # fmt: skip
+SPECULATORS_DFLASH: dict[str, Any] = {
+    "speculators_model_type": "dflash",
+    "transformer_layer_config": LLAMA,
+    "aux_hidden_state_layer_ids": [2, 4],
+    "draft_vocab_size": DRAFT_VOCAB,
+    "mask_token_id": VOCAB - 1,
+    "speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]},
+}
+
 
 def attention(prefix: str, width: int = HIDDEN) -> Shapes:
     """A layer's attention that reads states of some width."""
@@ -124,18 +152,32 @@ def deep_eagle3() -> Shapes:
     return {name: shape for name, shape in shapes.items() if name not in {"d2t", "t2d"}}
 
 
-def dflash() -> Shapes:
-    """DFlash."""
-    return {
+def dflash(num_layers: int = 2) -> Shapes:
+    """DFlash over two features."""
+    shapes: Shapes = {
         "fc.weight": (HIDDEN, 2 * HIDDEN),
         "hidden_norm.weight": (HIDDEN,),
         "norm.weight": (HIDDEN,),
-        **attention("layers.0."),
-        **mlp("layers.0."),
-        "layers.0.self_attn.q_norm.weight": (HEAD,),
-        "layers.0.self_attn.k_norm.weight": (HEAD,),
-        "layers.0.input_layernorm.weight": (HIDDEN,),
-        "layers.0.post_attention_layernorm.weight": (HIDDEN,),
+    }
+    for index in range(num_layers):
+        layer = f"layers.{index}."
+        shapes |= attention(layer) | mlp(layer)
+        shapes |= {
+            f"{layer}self_attn.q_norm.weight": (HEAD,),
+            f"{layer}self_attn.k_norm.weight": (HEAD,),
+            f"{layer}input_layernorm.weight": (HIDDEN,),
+            f"{layer}post_attention_layernorm.weight": (HIDDEN,),
+        }
+    return shapes
+
+
+def dflash_of_speculators() -> Shapes:
+    """DFlash with an embedding and an output head of its own, over a smaller vocabulary."""
+    return dflash() | {
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (DRAFT_VOCAB, HIDDEN),
+        "d2t": (DRAFT_VOCAB,),
+        "t2d": (VOCAB,),
     }
 
 
