@@ -41,7 +41,7 @@ from .block_network import DFlashNetwork
 from .head_text import HeadText
 from .kept_keys import KeptKeys
 from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
-from .options import HeadOptions
+from .options import BEST_FIRST, HeadOptions
 
 
 def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
@@ -96,7 +96,11 @@ class HeadDrafter:
         name: str,
         options: HeadOptions,
     ) -> None:
-        """`columns`: as in `load_head_drafter`."""
+        """`columns`: as in `load_head_drafter`. Raises `ConfigError` (`tree`)."""
+        if options.tree == BEST_FIRST and network.most_levels is None:
+            raise ConfigError(
+                "tree", f"{BEST_FIRST} is of heads that say all levels at once; take dynamic"
+            )
         self._network = network
         self._vocab_size = target.vocab_size
         self._columns = features_at(columns, target.hidden_size)
@@ -172,7 +176,7 @@ class HeadDrafter:
 
     def _begin(self, text: HeadText, query: Query) -> HeadTree | None:
         most = self._network.most_levels or self._options.num_tokens
-        expansion = self._options.expansion(min(most, query.max_nodes))
+        expansion = self._options.expansion(most, query.max_nodes)
         if text.last is None or not text.is_draftable or not expansion.frontier:
             return None
         draws = self._draws(text)

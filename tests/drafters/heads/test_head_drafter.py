@@ -49,6 +49,7 @@ CONFIGS = {
 class Pair:
     """A random target, and a head's folder."""
 
+    name: str
     target: ModelInfo
     model: Any
     folder: Path
@@ -134,7 +135,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model.save_pretrained(folder / "target")
     options = CONFIGS.get(request.param, published.LLAMA)
     head = published.save(folder / "head", KINDS[request.param](), options)
-    return Pair(read_model_info(folder / "target"), model, head)
+    return Pair(request.param, read_model_info(folder / "target"), model, head)
 
 
 def tell(drafter: HeadDrafter, pair: Pair, tokens: list[int], new: list[int]) -> list[int]:
@@ -197,6 +198,34 @@ def test_every_path_of_a_tree_is_what_the_whole_network_says(pair: Pair) -> None
         with torch.inference_mode():
             log_probs = pair.logits(TEXT, path[:-1]).log_softmax(-1)
         assert log_prob == pytest.approx(float(log_probs[path[-1]]), abs=2e-4)
+
+
+ALL_AT_ONCE = {"specformer", "dflash", "mixed_dflash", "own_dflash"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_tree_of_the_best_nodes(pair: Pair, temperature: float) -> None:
+    if pair.name not in ALL_AT_ONCE:
+        with pytest.raises(ConfigError, match="all levels at once"):
+            pair.drafter(tree="best_first")
+        return
+    drafter = opened(pair, TEXT, temperature, tree="best_first", num_tokens=3)
+    [proposal] = drafter.propose([Query("r", len(TEXT), 9)])
+    proposal.check(published.VOCAB)
+    paths = paths_of(proposal)
+    assert len(paths) == 9
+    levels = [dict[int, float]() for _ in range(3)]
+    for path, log_prob in zip(paths, proposal.log_probs.tolist(), strict=True):
+        # A token's probability is the same behind all nodes of a level.
+        known = levels[len(path) - 1].setdefault(path[-1], log_prob)
+        assert known == log_prob
+        if not temperature:
+            with torch.inference_mode():
+                log_probs = pair.logits(TEXT, path[:-1]).log_softmax(-1)
+            assert log_prob == pytest.approx(float(log_probs[path[-1]]), abs=2e-4)
+    for depth in range(max(map(len, paths))):
+        best = max(levels[depth], key=levels[depth].__getitem__)
+        assert best == chosen(pair, TEXT, [0] * depth, temperature)
 
 
 def paths_of(proposal: Proposal) -> list[list[int]]:
