@@ -137,7 +137,8 @@ def test_gradients_are_those_of_all_logits_at_once(kind: str) -> None:
     assert lm_head.weight.grad is None
 
 
-def test_drafts_count_behind_accepted_ones() -> None:
+@pytest.mark.parametrize("stride", [1, 5])
+def test_drafts_count_behind_accepted_ones(stride: int) -> None:
     drafter, embedding, lm_head, batch = parts()
     with torch.no_grad():
         # The first text goes on behind its sixth token as it is drafted there, for two tokens.
@@ -147,7 +148,9 @@ def test_drafts_count_behind_accepted_ones() -> None:
         expected = [[0, 0] for _ in range(PLAIN.draft_length)]
         for text in range(TEXTS):
             for place in range(3, LENGTH - 1):
-                if not (batch.answers[text, place] and batch.answers[text, place + 1]):
+                if place % stride or not (
+                    batch.answers[text, place] and batch.answers[text, place + 1]
+                ):
                     continue
                 best = lm_head(drafted(drafter, embedding, batch, text, place)).argmax(-1)
                 for draft in range(PLAIN.draft_length):
@@ -158,6 +161,6 @@ def test_drafts_count_behind_accepted_ones() -> None:
                     if best[1 + draft] != batch.tokens[text, at]:
                         break
                     expected[draft][1] += 1
-    counts = block_acceptance(drafter, embedding, lm_head, batch)
+    counts = block_acceptance(drafter, embedding, lm_head, batch, stride)
     assert [list(count) for count in counts] == expected
     assert counts[1][1] >= 1

@@ -55,10 +55,10 @@ def random_blocks(batch: TextBatch, count: int) -> Blocks:
     return Blocks(best.indices, best.values >= 0)
 
 
-def every_block(batch: TextBatch) -> Blocks:
-    """A block at each place where one may begin."""
-    starts = _starts(batch)
-    places = torch.arange(starts.shape[1], device=starts.device)
+def every_block(batch: TextBatch, stride: int = 1) -> Blocks:
+    """A block at each place where one may begin, or at some of them."""
+    starts = _starts(batch)[:, ::stride]
+    places = torch.arange(batch.tokens.shape[1], device=starts.device)[::stride]
     return Blocks(places.expand(starts.shape), starts)
 
 
@@ -81,13 +81,14 @@ def train_blocks(
 
 @torch.no_grad()
 def block_acceptance(
-    drafter: DFlash, embedding: Tensor, lm_head: nn.Module, batch: TextBatch
+    drafter: DFlash, embedding: Tensor, lm_head: nn.Module, batch: TextBatch, stride: int = 4
 ) -> list[tuple[int, int]]:
     """Of each draft: how often it follows accepted ones, and how often it is accepted then.
 
-    Behind every token of the texts, which are taken for greedy ones.
+    Behind every fourth token of the texts, which are taken for greedy ones: a block of rows for
+    each would take as long as many steps.
     """
-    blocks = every_block(batch)
+    blocks = every_block(batch, stride)
     states = drafter.drafts(block_states(drafter, embedding, batch, blocks))
     wanted = (wanted_drafts(batch, blocks, draft) for draft in range(states.shape[-2]))
     return count_accepted(states, lambda state: drafter.logits(lm_head(state)), wanted)

@@ -49,7 +49,7 @@ class Target:
             input_ids=tokens, use_cache=False, output_hidden_states=bool(self._layers)
         )
         if not self._layers:
-            return TextBatch(tokens, states.last_hidden_state, said)
+            return TextBatch(tokens, states.last_hidden_state.float(), said)
         # What enters layer k is the output of layer k - 1.
         features = torch.cat([states.hidden_states[layer + 1] for layer in self._layers], dim=-1)
-        return TextBatch(tokens, features, said)
+        return TextBatch(tokens, features.float(), said)

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ...core.errors import ConfigError
+from ...models.heads.dflash import DFlash
 from ...models.heads.load_head import Head, HeadConfig, build_head
 from ...models.load.model_info import read_model_info
 from ..progress import progress_bar
@@ -83,8 +84,8 @@ def train_head(
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
         while step < plan.num_steps:
             chosen = _texts_of(texts, plan, step, accelerator)
-            batch = _noisy(target.batch(chosen, plan.window), plan)
             with accelerator.autocast():
+                batch = _noisy(target.batch(chosen, plan.window), plan)
                 loss = objective.learn(target, batch, step / plan.num_steps)
             _step(head, optimizer, plan, step, accelerator)
             step += 1
@@ -146,12 +147,16 @@ def _mean(accelerator: Accelerator, gradient: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _initialize(head: Head) -> None:
-    """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing."""
+    """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing.
+
+    Not of DFlash: its masks have nothing of their own that a layer could leave as it is.
+    """
+    share = 1.0 if isinstance(head, DFlash) else 0.1
     for name, parameter in head.named_parameters():
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            parameter.mul_(0.1)
+            parameter.mul_(share)
         if name.endswith("bias"):
             parameter.zero_()
 
