@@ -41,7 +41,7 @@ from .block_network import DFlashNetwork
 from .head_text import HeadText
 from .kept_keys import KeptKeys
 from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
-from .options import BEST_FIRST, HeadOptions
+from .options import HeadOptions
 
 
 def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
@@ -97,15 +97,11 @@ class HeadDrafter:
         options: HeadOptions,
     ) -> None:
         """`columns`: as in `load_head_drafter`. Raises `ConfigError` (`tree`)."""
-        if options.tree == BEST_FIRST and network.most_levels is None:
-            raise ConfigError(
-                "tree", f"{BEST_FIRST} is of heads that say all levels at once; take dynamic"
-            )
         self._network = network
         self._vocab_size = target.vocab_size
         self._columns = features_at(columns, target.hidden_size)
         self._name = name
-        self._options = options
+        self._options = options.of_head(says_all_levels=network.most_levels is not None)
         self._sampler = choose_sampler(network.device)
         self._requests: OpenRequests[HeadText] = OpenRequests(name)
 

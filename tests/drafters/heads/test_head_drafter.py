@@ -190,7 +190,7 @@ def test_a_chain_is_what_the_whole_network_says(pair: Pair, temperature: float) 
 
 
 def test_every_path_of_a_tree_is_what_the_whole_network_says(pair: Pair) -> None:
-    drafter = opened(pair, TEXT, top_k=3, num_tokens=3)
+    drafter = opened(pair, TEXT, tree="dynamic", top_k=3, num_tokens=3)
     [proposal] = drafter.propose([Query("r", len(TEXT), 30)])
     paths = paths_of(proposal)
     assert max(map(len, paths)) == 3
