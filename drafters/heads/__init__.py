@@ -1,4 +1,4 @@
-"""Drafters that go on from the target's hidden states: feature heads, and SpecFormer.
+"""Drafters that go on from the target's hidden states: feature heads, SpecFormer, DFlash, DSpark.
 
 Start with `drafter.py`.
 """

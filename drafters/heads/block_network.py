@@ -22,6 +22,8 @@ class DFlashNetwork:
     Only keys and values of the text are kept; a block's own are thrown away with it.
     """
 
+    says_all_levels = True
+
     def __init__(self, head: DFlash, shared: SharedParts) -> None:
         config = head.config
         self._head = head
@@ -51,7 +53,9 @@ class DFlashNetwork:
         """All levels are drafted with the first."""
         new = [tree for tree in trees if ROOT not in tree.said]
         if new:
-            for tree, own in zip(new, self._drafted(new), strict=True):
+            drafts = self.drafts(new)
+            logits = self.on_target(self.raw_logits(drafts.flatten(0, 1)))
+            for tree, own in zip(new, logits.split(drafts.shape[1]), strict=True):
                 tree.said[ROOT] = own
         rows = []
         for tree in trees:
@@ -59,23 +63,25 @@ class DFlashNetwork:
             rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
         return torch.stack(rows)
 
-    def _drafted(self, trees: Sequence[HeadTree]) -> Tensor:
-        """float32 [trees, draft_length, vocabulary]: logits of each level."""
+    def drafts(self, trees: Sequence[HeadTree]) -> Tensor:
+        """[trees, draft_length, hidden_size]: normed states of the drafts' rows."""
         head, config = self._head, self._head.config
         roots = torch.tensor([tree.token for tree in trees], device=self.device)
         starts = torch.tensor([tree.job.committed_len - 1 for tree in trees], device=self.device)
         positions = starts[:, None] + torch.arange(config.block_size, device=self.device)
         embeddings = torch.embedding(self._embedding, head.block(roots)) * config.embedding_scale
         attention = BlockAttention([tree.text for tree in trees], config)
-        drafts = head.drafts(head(embeddings, positions, attention))
-        return self._logits(drafts.flatten(0, 1)).unflatten(0, drafts.shape[:2])
+        return head.drafts(head(embeddings, positions, attention))
 
-    def _logits(self, states: Tensor) -> Tensor:
-        """float32 [rows, vocabulary] of target ids, of states [rows, hidden_size]."""
+    def raw_logits(self, states: Tensor) -> Tensor:
+        """[rows, draft vocabulary] of states [rows, hidden_size]: what the output head says."""
+        has_own = self._head.config.draft_vocab_size
+        return self._head.lm_head(states) if has_own else self._shared.head(states)
+
+    def on_target(self, raw: Tensor) -> Tensor:
+        """float32 [rows, vocabulary]: logits of the target's ids."""
         head, config = self._head, self._head.config
-        if not config.draft_vocab_size:
-            return head.logits(self._shared.head(states))
-        own = head.logits(head.lm_head(states))
+        own = head.logits(raw)
         if not config.has_token_map:
             return own
         logits = own.new_full((len(own), config.vocab_size), -torch.inf)

@@ -28,6 +28,7 @@ from ...core.sampling.rows import sampling_rows
 from ...core.steps import StepOutput, TopTokens
 from ...models.device import choose_device, choose_dtype
 from ...models.heads.dflash import DFlash
+from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head, load_head, misfits, read_head_checkpoint
 from ...models.heads.shared_parts import SharedParts, load_shared_parts
@@ -40,6 +41,7 @@ from ..open_requests import OpenRequests
 from .block_network import DFlashNetwork
 from .head_text import HeadText
 from .kept_keys import KeptKeys
+from .markov_network import DSparkNetwork
 from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
 from .options import HeadOptions
 
@@ -80,6 +82,8 @@ def load_head_drafter(
 def _network(head: Head, shared: SharedParts) -> HeadNetwork:
     if isinstance(head, FeatureHead):
         return FeatureNetwork(head, shared)
+    if isinstance(head, DSpark) and head.markov_head is not None:
+        return DSparkNetwork(head, shared)
     return (
         DFlashNetwork(head, shared) if isinstance(head, DFlash) else SpecFormerNetwork(head, shared)
     )
@@ -101,7 +105,7 @@ class HeadDrafter:
         self._vocab_size = target.vocab_size
         self._columns = features_at(columns, target.hidden_size)
         self._name = name
-        self._options = options.of_head(says_all_levels=network.most_levels is not None)
+        self._options = options.of_head(says_all_levels=network.says_all_levels)
         self._sampler = choose_sampler(network.device)
         self._requests: OpenRequests[HeadText] = OpenRequests(name)
 

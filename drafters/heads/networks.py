@@ -55,6 +55,11 @@ class HeadNetwork(Protocol):
         """Levels of a tree that it can draft; None: as many as are wanted."""
         ...
 
+    @property
+    def says_all_levels(self) -> bool:
+        """Whether a level's nodes have one distribution, whatever is drafted before them."""
+        ...
+
     def read(
         self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
         counts: Sequence[int],
@@ -78,6 +83,7 @@ class FeatureNetwork:
     """A feature head: drafts go on from what it said of their parents."""
 
     most_levels = None
+    says_all_levels = False
 
     def __init__(self, head: FeatureHead, shared: SharedParts) -> None:
         self._head = head
@@ -156,6 +162,7 @@ class SpecFormerNetwork:
     """A SpecFormer: all nodes of a level have one distribution, told by the text alone."""
 
     num_layers = 1
+    says_all_levels = True
 
     def __init__(self, head: SpecFormer, shared: SharedParts) -> None:
         self._head = head

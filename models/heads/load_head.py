@@ -16,6 +16,7 @@ from ..load.model_info import ModelInfo
 from .checkpoint_kind import CheckpointKind, Shapes, checkpoint_kind
 from .dflash import DFlash
 from .dflash_config import DFlashConfig, dflash_config
+from .dspark import DSpark, DSparkConfig, dspark_config
 from .feature_head import FeatureHead
 from .feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
 from .head_tensors import HeadTensors
@@ -28,7 +29,9 @@ TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
 HeadConfig = FeatureHeadConfig | SpecFormerConfig | DFlashConfig
 Head = FeatureHead | SpecFormer | DFlash
 # Kinds that there is a network for.
-NETWORKS = (*FUSIONS, CheckpointKind.SPECFORMER, CheckpointKind.DFLASH)
+NETWORKS = (
+    *FUSIONS, CheckpointKind.SPECFORMER, CheckpointKind.DFLASH, CheckpointKind.DSPARK
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "c
 
 def build_head(config: HeadConfig) -> Head:
     """A head with random weights."""
+    if isinstance(config, DSparkConfig):
+        return DSpark(config)
     if isinstance(config, DFlashConfig):
         return DFlash(config)
     return SpecFormer(config) if isinstance(config, SpecFormerConfig) else FeatureHead(config)
@@ -129,6 +134,8 @@ def _config(kind: CheckpointKind, shapes: Shapes, fields: dict[str, Any]) -> Hea
         return feature_head_config(kind, shapes, fields)
     if kind is CheckpointKind.DFLASH:
         return dflash_config(shapes, fields)
+    if kind is CheckpointKind.DSPARK:
+        return dspark_config(shapes, fields)
     return spec_former_config(shapes, fields) if kind is CheckpointKind.SPECFORMER else None
 
 

@@ -21,6 +21,7 @@ from draftline.models.heads.load_head import load_head
 from draftline.models.heads.spec_former import SpecFormer
 from draftline.models.load.model_info import ModelInfo, read_model_info
 from support.inputs import head_checkpoints as published
+from support.inputs.block_logits import block_logits
 from support.inputs.head_attention import causal
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -36,12 +37,18 @@ KINDS: dict[str, Callable[[], published.Shapes]] = {
     "dflash": published.dflash,
     "mixed_dflash": published.dflash,
     "own_dflash": published.dflash_of_speculators,
+    "dspark": published.dspark,
+    "gated_dspark": lambda: published.dspark("gated"),
+    "rnn_dspark": lambda: published.dspark("rnn"),
 }
 CONFIGS = {
     "deep_eagle3": published.DEEP,
     "dflash": published.DFLASH,
     "mixed_dflash": published.MIXED_DFLASH,
     "own_dflash": published.SPECULATORS_DFLASH,
+    "dspark": published.DSPARK,
+    "gated_dspark": published.DSPARK,
+    "rnn_dspark": published.DSPARK,
 }
 
 
@@ -74,32 +81,9 @@ class Pair:
             draft = head.drafts(context[-1:])[0, len(drafted)]
             return self.model.lm_head(self.model.base_model.norm(draft))
         if isinstance(head, DFlash):
-            return self._block_logits(head, features, tokens[-1])[len(drafted)]
+            said = block_logits(self.model, head, features, [tokens[-1], *drafted])
+            return said[len(drafted)]
         return self._feature_logits(head, tokens, drafted, head.project(features))
-
-    def _block_logits(self, head: DFlash, features: Tensor, root: int) -> Tensor:
-        """[drafts, vocabulary] of a block behind all features."""
-        config, embed = head.config, self.model.base_model.embed_tokens
-        embed = head.embed_tokens if config.has_embedding else embed
-        count, size = len(features), config.block_size
-        kept = list(head.context_keys(head.context(features), torch.arange(count)))
-        block = torch.tensor([root, *[config.mask_token] * (size - 1)])
-        places = torch.arange(count + size)
-
-        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            seen = [torch.cat(pair)[:, 0] for pair in zip(kept[layer], (keys, values), strict=True)]
-            scores = torch.einsum("qhd,kd->hqk", queries, seen[0]) / published.HEAD**0.5
-            back = places[-size:, None] - places
-            scores = scores.masked_fill(~config.is_seen(layer, back), -torch.inf)
-            return torch.einsum("hqk,kd->qhd", scores.softmax(-1), seen[1])
-
-        embeddings = embed(block) * config.embedding_scale
-        states = head(embeddings, count + torch.arange(size), attend)[config.first_row :]
-        if not config.draft_vocab_size:
-            return head.logits(self.model.lm_head(states))
-        logits = torch.full((len(states), config.vocab_size), -torch.inf)
-        logits[:, torch.arange(config.draft_vocab_size) + head.d2t] = head.lm_head(states)
-        return logits
 
     def _feature_logits(
         self, head: FeatureHead, tokens: list[int], drafted: list[int], rows: Tensor

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 VOCAB, HIDDEN, HEADS, KV, HEAD, INNER, FUSED = 40, 16, 2, 8, 8, 24, 28
-DRAFT_VOCAB = 10
+DRAFT_VOCAB, RANK = 10, 6
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -56,6 +56,15 @@ MIXED_DFLASH: dict[str, Any] = {
         "output_multiplier": 0.5, "final_logit_softcapping": 2.0, "input_embedding_scale": 3.0,
     },
 }  # fmt: skip
+# All at its top, as DeepSpec has it.
+DSPARK: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 3,
+    "mask_token_id": VOCAB - 1,
+    "target_layer_ids": [-1, 3],
+    "markov_rank": RANK,
+}
 SPECULATORS_DFLASH: dict[str, Any] = {
     "speculators_model_type": "dflash",
     "transformer_layer_config": LLAMA,
@@ -179,6 +188,25 @@ def dflash_of_speculators() -> Shapes:
         "d2t": (DRAFT_VOCAB,),
         "t2d": (VOCAB,),
     }
+
+
+def dspark(kind: str = "vanilla") -> Shapes:
+    """DSpark as DeepSpec saves it, with a confidence head that reads states and tokens."""
+    shapes = dflash() | {
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (VOCAB, HIDDEN),
+        "markov_head.markov_w1.weight": (VOCAB, RANK),
+        "markov_head.markov_w2.weight": (VOCAB, RANK),
+        "confidence_head.proj.weight": (1, HIDDEN + RANK),
+        "confidence_head.proj.bias": (1,),
+    }
+    if kind == "gated":
+        shapes["markov_head.gate_proj.weight"] = (RANK, HIDDEN + RANK)
+        shapes["markov_head.gate_proj.bias"] = (RANK,)
+    elif kind == "rnn":
+        shapes["markov_head.joint_proj.weight"] = (3 * RANK, 2 * RANK + HIDDEN)
+        shapes["markov_head.joint_proj.bias"] = (3 * RANK,)
+    return shapes
 
 
 def spec_former(draft_length: int = 4) -> Shapes:
