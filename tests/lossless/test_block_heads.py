@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
 from draftline.models.heads.dflash_config import DFlashConfig
+from draftline.models.heads.dspark import DSparkConfig
 from draftline.models.heads.load_head import build_head
 from draftline.training.heads.export import export_head
 
@@ -17,25 +19,37 @@ LAYERS = (-1, 2, 5)
 
 
 @pytest.fixture(scope="module")
-def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random drafter for the demo model, one of whose layers is causal and sees eight tokens."""
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random drafters for the demo model, one of whose layers is causal and sees eight tokens."""
     torch.manual_seed(2)
-    config = DFlashConfig(
+    sizes = DFlashConfig(
         hidden_size=256, intermediate_size=64, num_heads=4, num_kv_heads=2, head_dim=16,
         block_size=5, mask_token=4095, num_layers=2, num_features=len(LAYERS), feature_size=256,
         feature_layers=LAYERS, vocab_size=4096, causal_layers=(True, False), windows=(8, 0),
         rope={"rope_type": "default", "rope_theta": 10000.0},
     )  # fmt: skip
-    folder = tmp_path_factory.mktemp("dflash")
-    export_head(build_head(config), folder, {"architectures": ["DFlashDraftModel"]}, {})
-    return folder
+    own = {field.name: getattr(sizes, field.name) for field in fields(sizes)} | {"is_shifted": True}
+    configs = {"dflash": sizes, "dspark": DSparkConfig(**own, markov_kind="rnn", markov_rank=16)}
+    folder = tmp_path_factory.mktemp("heads")
+    for kind, config in configs.items():
+        export_head(build_head(config), folder / kind, {}, {})
+    return {kind: folder / kind for kind in configs}
 
 
 @pytest.mark.parametrize(
-    ("tree", "stages"), [("best_first", 1), ("best_first", 3), ("chain", 2), ("dynamic", 1)]
+    ("kind", "tree", "stages"),
+    [
+        ("dflash", "best_first", 1),
+        ("dflash", "best_first", 3),
+        ("dflash", "chain", 2),
+        ("dflash", "dynamic", 1),
+        ("dspark", "dynamic", 2),
+    ],
 )
-def test_block_drafts_change_no_token(untrained: Path, tree: str, stages: int) -> None:
-    drafter = DrafterConfig(kind="head", model=str(untrained), tree=tree, top_k=2)
+def test_block_drafts_change_no_token(
+    untrained: dict[str, Path], kind: str, tree: str, stages: int
+) -> None:
+    drafter = DrafterConfig(kind="head", model=str(untrained[kind]), tree=tree, top_k=2)
     config = EngineConfig(
         model="demo", drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages,
         max_num_batched_tokens=48,
