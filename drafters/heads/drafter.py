@@ -1,6 +1,6 @@
 """A trained head as drafter: its tree goes on from the target's hidden states.
 
-EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, SpecFormer and DFlash (`models/heads/`). See
+EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, SpecFormer, DFlash, DSpark (`models/heads/`). See
 docs/algorithms/heads.md, "Drafting".
 """
 
