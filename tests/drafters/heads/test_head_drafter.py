@@ -212,6 +212,15 @@ def test_a_tree_of_the_best_nodes(pair: Pair, temperature: float) -> None:
         assert best == chosen(pair, TEXT, [0] * depth, temperature)
 
 
+def test_the_default_tree_is_the_one_that_suits_the_head(pair: Pair) -> None:
+    tree = "best_first" if pair.name in ALL_AT_ONCE else "dynamic"
+    query = Query("r", len(TEXT), 7)
+    [mine] = opened(pair, TEXT).propose([query])
+    [expected] = opened(pair, TEXT, tree=tree).propose([query])
+    assert mine.tokens.tolist() == expected.tokens.tolist()
+    assert mine.parents.tolist() == expected.parents.tolist()
+
+
 def paths_of(proposal: Proposal) -> list[list[int]]:
     paths: list[list[int]] = []
     for token, parent in zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True):
