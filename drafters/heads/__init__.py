@@ -1,4 +1,4 @@
-"""Drafters that go on from the target's hidden states: feature heads, SpecFormer, Medusa.
+"""Drafters that go on from the target's hidden states: trained heads of all kinds.
 
 Start with `drafter.py`.
 """

@@ -1,6 +1,6 @@
 """A trained head as drafter: its tree goes on from the target's hidden states.
 
-EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, SpecFormer, Medusa and blockwise heads
+EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, SpecFormer, Medusa, blockwise heads, DFlash, DSpark
 (`models/heads/`). See docs/algorithms/heads.md, "Drafting".
 """
 
@@ -27,6 +27,8 @@ from ...core.proposals import (
 from ...core.sampling.rows import sampling_rows
 from ...core.steps import StepOutput, TopTokens
 from ...models.device import choose_device, choose_dtype
+from ...models.heads.dflash import DFlash
+from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head, load_head, misfits, read_head_checkpoint
 from ...models.heads.shared_parts import SharedParts, load_shared_parts
@@ -37,8 +39,10 @@ from ..model.text_distribution import draft_rng, stacked
 from ..model.tree_draws import WITH_REPLACEMENT, TreeDraws
 from ..model.tree_job import TreeJob
 from ..open_requests import OpenRequests
+from .block_network import DFlashNetwork
 from .head_text import HeadText
 from .kept_keys import KeptKeys
+from .markov_network import DSparkNetwork
 from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
 from .options import HeadOptions
 from .parallel_network import ParallelNetwork
@@ -76,6 +80,10 @@ def _network(head: Head, shared: SharedParts) -> HeadNetwork:
         return FeatureNetwork(head, shared)
     if isinstance(head, SpecFormer):
         return SpecFormerNetwork(head, shared)
+    if isinstance(head, DSpark) and head.markov_head is not None:
+        return DSparkNetwork(head, shared)
+    if isinstance(head, DFlash):
+        return DFlashNetwork(head, shared)
     return ParallelNetwork(head, shared)
 
 
@@ -90,12 +98,15 @@ class HeadDrafter:
         name: str,
         options: HeadOptions,
     ) -> None:
-        """`layers`: of the target, whose outputs the network reads."""
+        """`layers`: of the target, whose outputs the network reads.
+
+        Raises `ConfigError` (`tree`).
+        """
         self._network = network
         self._vocab_size = target.vocab_size
         self._layers = FeatureLayers(layers, target.hidden_size)
         self._name = name
-        self._options = options
+        self._options = options.of_head(says_all_levels=network.says_all_levels)
         self._sampler = choose_sampler(network.device)
         self._requests: OpenRequests[HeadText] = OpenRequests(name)
 
@@ -170,12 +181,13 @@ class HeadDrafter:
 
     def _begin(self, text: HeadText, query: Query) -> HeadTree | None:
         most = self._network.most_levels or self._options.num_tokens
-        expansion = self._options.expansion(min(most, query.max_nodes))
+        expansion = self._options.expansion(most, query.max_nodes)
         if text.last is None or not text.is_draftable or not expansion.frontier:
             return None
         draws = self._draws(text)
         job = TreeJob(expansion, text.committed_len, (), text.distribution, draws)
-        return HeadTree(job, text.kept, text.last, KeptKeys(self._network.num_layers))
+        kept = KeptKeys(self._network.num_layers)
+        return HeadTree(job, text.tokens[-1], text.kept, text.last, kept)
 
     def _draws(self, text: HeadText) -> TreeDraws | None:
         """None where candidates are no draws."""

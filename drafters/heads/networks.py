@@ -1,4 +1,7 @@
-"""How the networks of heads read features and grow trees; Medusa's is `parallel_network.py`."""
+"""How the networks of heads read features and grow trees.
+
+Those of Medusa, DFlash and DSpark are files of their own.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class HeadTree:
     """A tree on its way.
 
     job     its nodes so far, and how their candidates are chosen
+    token   the last one of the text, which is its root
     text    keys and values of the text that it stands behind
     root    what the text's last row said, [1, width]
     kept    keys and values of the nodes that were read
@@ -29,6 +33,7 @@ class HeadTree:
     """
 
     job: TreeJob
+    token: int
     text: KeptKeys
     root: Tensor
     kept: KeptKeys
@@ -51,6 +56,11 @@ class HeadNetwork(Protocol):
     @property
     def most_levels(self) -> int | None:
         """Levels of a tree that it can draft; None: as many as are wanted."""
+        ...
+
+    @property
+    def says_all_levels(self) -> bool:
+        """Whether a level's nodes have one distribution, whatever is drafted before them."""
         ...
 
     def read(
@@ -76,6 +86,7 @@ class FeatureNetwork:
     """A feature head: drafts go on from what it said of their parents."""
 
     most_levels = None
+    says_all_levels = False
 
     def __init__(self, head: FeatureHead, shared: SharedParts) -> None:
         self._head = head
@@ -154,6 +165,7 @@ class SpecFormerNetwork:
     """A SpecFormer: all nodes of a level have one distribution, told by the text alone."""
 
     num_layers = 1
+    says_all_levels = True
 
     def __init__(self, head: SpecFormer, shared: SharedParts) -> None:
         self._head = head

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from ...core.errors import ConfigError
-from ..model.expansion import DynamicExpansion, Expansion, StaticExpansion
+from ..model.expansion import BestFirstExpansion, DynamicExpansion, Expansion, StaticExpansion
 from ..model.options import DEVICES, DTYPES
 from ..model.tree_draws import DRAWS, NO_DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from ..option_checks import require_one_of, require_whole
 from ..tree_shape import TreeShape, read_tree_shape, shape_of_widths
 
-CHAIN, DYNAMIC = "chain", "dynamic"
+AUTO, CHAIN, DYNAMIC, BEST_FIRST = "auto", "chain", "dynamic", "best_first"
+# Trees whose nodes are chosen for what they are, and so are no draws.
+CHOSEN = (AUTO, DYNAMIC, BEST_FIRST)
+
+# Most children of a node in a tree of the best nodes.
+MOST_CHILDREN = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOptions:
     """Options of `HeadDrafter`; raises `ConfigError` naming the option.
 
-    tree        dynamic, EAGLE-2's tree of `top_k` nodes a level; chain; or a JSON file of a static
-                tree (`drafters/tree_shape.py`)
+    tree        dynamic, EAGLE-2's tree of `top_k` nodes a level; best_first, of heads that say all
+                levels at once, the most probable nodes of all; auto, the second where it can be;
+                chain; or a JSON file of a static tree (`drafters/tree_shape.py`)
     top_k       children of a node and width of a level in a dynamic tree
     num_tokens  levels of the tree, tokens of the chain; kinds that say all drafts at once have no
                 more than they were trained to
@@ -35,7 +41,7 @@ class HeadOptions:
     dtype       as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
     """
 
-    tree: str = DYNAMIC
+    tree: str = AUTO
     top_k: int = 4
     num_tokens: int = 5
     distribution_size: int = 0
@@ -53,21 +59,35 @@ class HeadOptions:
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         if self.draws in (WITH_REPLACEMENT, WITHOUT_REPLACEMENT):
-            if self.tree == DYNAMIC:
-                raise ConfigError("draws", f"are of chains and static trees, and tree is {DYNAMIC}")
+            if self.tree in CHOSEN:
+                raise ConfigError(
+                    "draws", f"are of chains and static trees, and tree is {self.tree}"
+                )
             if not self.distribution_size:
                 raise ConfigError("draws", "need distribution_size, which tokens are drawn among")
-        if self.tree != DYNAMIC:
+        if self.tree not in CHOSEN:
             _shape_of(self.tree, self.num_tokens)
 
     @property
     def is_drawn(self) -> bool:
         """Whether nodes are drawn where there is a temperature."""
-        return bool(self.distribution_size) and self.tree != DYNAMIC and self.draws != NO_DRAWS
+        return bool(self.distribution_size) and self.tree not in CHOSEN and self.draws != NO_DRAWS
 
-    def expansion(self, depth: int) -> Expansion:
-        """A tree of at most `depth` levels."""
-        depth = min(depth, self.num_tokens)
+    def of_head(self, *, says_all_levels: bool) -> HeadOptions:
+        """Of a head, without `auto`. Raises `ConfigError` (`tree`)."""
+        if self.tree == BEST_FIRST and not says_all_levels:
+            raise ConfigError(
+                "tree", f"{BEST_FIRST} is of heads that say all levels at once; take {DYNAMIC}"
+            )
+        if self.tree != AUTO:
+            return self
+        return replace(self, tree=BEST_FIRST if says_all_levels else DYNAMIC)
+
+    def expansion(self, depth: int, max_nodes: int) -> Expansion:
+        """A tree of at most so many levels and nodes; `auto` is none."""
+        depth = min(depth, max_nodes, self.num_tokens)
+        if self.tree == BEST_FIRST:
+            return BestFirstExpansion(min(max_nodes, MOST_CHILDREN), depth)
         if self.tree == DYNAMIC:
             return DynamicExpansion(self.top_k, depth)
         return StaticExpansion(_shape_of(self.tree, self.num_tokens).cut(depth))

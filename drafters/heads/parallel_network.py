@@ -23,6 +23,7 @@ class ParallelNetwork:
 
     # The state has the whole text in it; nothing is kept.
     num_layers = 0
+    says_all_levels = True
 
     def __init__(self, heads: Medusa | Blockwise, shared: SharedParts) -> None:
         self._heads = heads

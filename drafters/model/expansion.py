@@ -6,6 +6,7 @@ See docs/algorithms/drafters.md, "Model trees".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Protocol
 
 import numpy as np
@@ -205,3 +206,80 @@ class StaticExpansion(_Nodes):
                     self._shapes[added] = child
                     level.append(added)
         self.frontier = [node for node in level if self._shapes[node] in self._children]
+
+
+class BestFirstExpansion(_Nodes):
+    """The most probable nodes where a level's distribution is the same behind all of its nodes.
+
+    For drafters that say all levels at once (DDTree, arXiv 2604.12989): of the product of the
+    levels' distributions, `best` takes the prefixes of highest probability, and no other tree of as
+    many nodes is expected to be accepted further by it. One node a level, the best, stands for all
+    while the levels are asked for.
+    """
+
+    __slots__ = ("_depth", "_levels", "_most")
+
+    def __init__(self, most: int, depth: int) -> None:
+        """`most`: most nodes of the tree, so that no node has more children."""
+        super().__init__()
+        self._most = most
+        self._depth = depth
+        # Tokens and log-probabilities of each level, best first.
+        self._levels: list[tuple[Sequence[int], Sequence[float]]] = []
+        if min(most, depth) < 1:
+            self.frontier = []
+
+    @property
+    def num_candidates(self) -> int:
+        """Number of candidates that `grow` takes after a node."""
+        return self._most
+
+    @property
+    def most_fed(self) -> int:
+        """Upper bound of the nodes that the model is run on, the root not counted."""
+        return max(0, self._depth - 1)
+
+    def ranks(self, node: int) -> Sequence[int]:  # noqa: ARG002 - the same for all
+        """Ranks of the candidates that `grow` takes after a node."""
+        return range(self._most)
+
+    def grow(self, ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> None:
+        """Take the candidates of the next level, behind the best of the last."""
+        [node] = self.frontier
+        (tokens,), (given,) = ids, log_probs
+        self.frontier = []
+        if len(tokens):
+            self._levels.append((tokens, given))
+            best = self.add(node, tokens[0], given[0])
+            if len(self._levels) < self._depth:
+                self.frontier = [best]
+
+    def best(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
+        """The nodes of the most probable paths, best first, parents before children."""
+        nodes = _Nodes()
+        # Log-probability of a path, when it was found, and its parent, level and rank. Of equals
+        # the first found is first, and none is found before its parent is taken.
+        heap: list[tuple[float, int, int, int, int]] = []
+        self._push(heap, nodes, 0, (ROOT, 0, 0))
+        found = 1
+        while heap and len(nodes.tokens) < max_nodes:
+            _, _, parent, level, rank = heappop(heap)
+            tokens, given = self._levels[level]
+            node = nodes.add(parent, tokens[rank], given[rank])
+            self._push(heap, nodes, found, (parent, level, rank + 1))
+            self._push(heap, nodes, found + 1, (node, level + 1, 0))
+            found += 2
+        return nodes.first(max_nodes)
+
+    def _push(
+        self,
+        heap: list[tuple[float, int, int, int, int]],
+        nodes: _Nodes,
+        found: int,
+        place: tuple[int, int, int],
+    ) -> None:
+        """Put a node at `place`, its parent, level and rank, in line, if there is one."""
+        parent, level, rank = place
+        if level < len(self._levels) and rank < len(self._levels[level][0]):
+            score = nodes.score(parent) + self._levels[level][1][rank]
+            heappush(heap, (-score, found, parent, level, rank))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .feature_head_config import FeatureHeadConfig
+from .formats.feature_head_config import FeatureHeadConfig
 from .fusion import GuidedFusion, LinearFusion, SampledFusion
 from .head_layer import Attend, HeadLayer, HeadRotation
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .feature_head_config import FeatureHeadConfig
+from .formats.feature_head_config import FeatureHeadConfig
 
 
 class LinearFusion(nn.Linear):

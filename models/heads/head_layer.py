@@ -11,7 +11,8 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from .feature_head_config import FeatureHeadConfig
+from .formats.dflash_config import DFlashConfig
+from .formats.feature_head_config import FeatureHeadConfig
 
 # Of the layer's index and its queries, keys and values, [..., rows, heads, head_dim], what each row
 # attends to: [..., rows, heads, head_dim]. Whoever runs the head keeps earlier keys and values, and
@@ -55,7 +56,7 @@ class HeadRotation(nn.Module):
 class HeadAttention(nn.Module):
     """Attention of states `input_size` wide: twice the hidden size in EAGLE-3's first layer."""
 
-    def __init__(self, config: FeatureHeadConfig, input_size: int) -> None:
+    def __init__(self, config: FeatureHeadConfig | DFlashConfig, input_size: int) -> None:
         super().__init__()
         self._head_dim = config.head_dim
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -92,7 +93,7 @@ class HeadAttention(nn.Module):
 class HeadMlp(nn.Module):
     """The gated MLP; `output_size` is twice the hidden size where two features leave the layer."""
 
-    def __init__(self, config: FeatureHeadConfig, output_size: int) -> None:
+    def __init__(self, config: FeatureHeadConfig | DFlashConfig, output_size: int) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_proj = nn.Linear(hidden, inner, bias=False)

@@ -13,10 +13,13 @@ from torch import Tensor
 from ...core.errors import CheckpointError
 from ..load.checkpoint import read_json
 from ..load.model_info import ModelInfo
-from .checkpoint_kind import CheckpointKind, Shapes, checkpoint_kind
+from .dflash import DFlash
+from .dspark import DSpark, DSparkConfig, dspark_config
 from .feature_head import FeatureHead
-from .feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
-from .head_tensors import HeadTensors
+from .formats.checkpoint_kind import CheckpointKind, Shapes, checkpoint_kind
+from .formats.dflash_config import DFlashConfig, dflash_config
+from .formats.feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
+from .formats.head_tensors import HeadTensors
 from .medusa_checkpoint import (
     blockwise_config,
     check_medusa_map,
@@ -30,14 +33,16 @@ from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
 
 
-HeadConfig = FeatureHeadConfig | SpecFormerConfig | MedusaConfig | BlockwiseConfig
-Head = FeatureHead | SpecFormer | Medusa | Blockwise
+HeadConfig = FeatureHeadConfig | SpecFormerConfig | MedusaConfig | BlockwiseConfig | DFlashConfig
+Head = FeatureHead | SpecFormer | Medusa | Blockwise | DFlash
 # Kinds that there is a network for.
 NETWORKS = (
     *FUSIONS,
     CheckpointKind.SPECFORMER,
     CheckpointKind.MEDUSA,
     CheckpointKind.BLOCKWISE,
+    CheckpointKind.DFLASH,
+    CheckpointKind.DSPARK,
 )
 
 
@@ -87,7 +92,7 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "c
         head = build_head(checkpoint.config)
     _check_names(head, checkpoint)
     tensors = dict(checkpoint.tensors.read())
-    if isinstance(checkpoint.config, FeatureHeadConfig):
+    if isinstance(checkpoint.config, FeatureHeadConfig | DFlashConfig):
         _check_token_map(checkpoint.config, tensors, folder)
         tensors.pop(TOKEN_MASK, None)
     if isinstance(checkpoint.config, MedusaConfig):
@@ -108,6 +113,10 @@ def build_head(config: HeadConfig) -> Head:
         return Medusa(config)
     if isinstance(config, BlockwiseConfig):
         return Blockwise(config)
+    if isinstance(config, DSparkConfig):
+        return DSpark(config)
+    if isinstance(config, DFlashConfig):
+        return DFlash(config)
     return FeatureHead(config)
 
 
@@ -115,7 +124,7 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
     """Why a head does not belong to a target; empty where it does, as far as sizes tell."""
     found = []
     shares_target = True
-    if isinstance(config, FeatureHeadConfig | ParallelConfig):
+    if isinstance(config, FeatureHeadConfig | ParallelConfig | DFlashConfig):
         if config.feature_size != target.hidden_size:
             found.append(
                 f"it reads features of {config.feature_size}, the target's have "
@@ -154,6 +163,10 @@ def _config(kind: CheckpointKind, shapes: Shapes, fields: dict[str, Any]) -> Hea
         return medusa_config(shapes, fields)
     if kind is CheckpointKind.BLOCKWISE:
         return blockwise_config(shapes)
+    if kind is CheckpointKind.DFLASH:
+        return dflash_config(shapes, fields)
+    if kind is CheckpointKind.DSPARK:
+        return dspark_config(shapes, fields)
     return spec_former_config(shapes, fields) if kind is CheckpointKind.SPECFORMER else None
 
 
@@ -174,7 +187,9 @@ def _check_names(head: Head, checkpoint: HeadCheckpoint) -> None:
         )
 
 
-def _check_token_map(config: FeatureHeadConfig, tensors: dict[str, Tensor], folder: Path) -> None:
+def _check_token_map(
+    config: FeatureHeadConfig | DFlashConfig, tensors: dict[str, Tensor], folder: Path
+) -> None:
     """The map holds offsets, not ids: as ids it would name other tokens without any error."""
     count = config.draft_vocab_size
     if TOKEN_MAP not in tensors:

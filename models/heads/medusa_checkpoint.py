@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ...core.errors import CheckpointError
-from .checkpoint_kind import Shapes
+from .formats.checkpoint_kind import Shapes
 from .parallel_heads import BlockwiseConfig, MedusaConfig
 
 WRAPPED = re.compile(r"^medusa_heads?\.(?=\d)")

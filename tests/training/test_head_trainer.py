@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftline.core.errors import ConfigError
-from draftline.models.heads.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.formats.dflash_config import DFlashConfig
+from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head, misfits
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads import trainer
@@ -41,6 +42,20 @@ def griffin(checkpoint: Path) -> FeatureHeadConfig:
     )  # fmt: skip
 
 
+def dflash(checkpoint: Path) -> DFlashConfig:
+    info = read_model_info(checkpoint)
+    return DFlashConfig(
+        hidden_size=info.hidden_size, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=8,
+        block_size=4, mask_token=info.vocab_size - 1, num_layers=2, num_features=2,
+        feature_size=info.hidden_size, feature_layers=(0, info.num_layers - 1),
+        vocab_size=info.vocab_size, rope={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+
+
+CONFIGS = {"griffin": griffin, "dflash": dflash}
+PUBLISHED = {"griffin": "GriffinModel", "dflash": "DFlashDraftModel"}
+
+
 def texts(vocab_size: int, count: int = 40) -> list[DistilledText]:
     rng = torch.Generator().manual_seed(0)
     return [
@@ -58,10 +73,11 @@ class Killed(Exception):
     """What ends a run in the middle."""
 
 
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    config, said = griffin(checkpoint), texts(read_model_info(checkpoint).vocab_size)
+    config, said = CONFIGS[kind](checkpoint), texts(read_model_info(checkpoint).vocab_size)
     whole = train_head(config, checkpoint, said, PLAN, tmp_path / "whole")
     texts_of = trainer._texts_of
 
@@ -91,15 +107,17 @@ def test_a_folder_of_another_heads_run_is_refused(checkpoint: Path, tmp_path: Pa
         train_head(other, checkpoint, said, PLAN, tmp_path)
 
 
-def test_an_exported_head_loads_and_fits_its_target(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_an_exported_head_loads_and_fits_its_target(
+    checkpoint: Path, tmp_path: Path, kind: str
+) -> None:
     info = read_model_info(checkpoint)
     said = texts(info.vocab_size)
-    head = train_head(griffin(checkpoint), checkpoint, said, PLAN, tmp_path / "run")
+    head = train_head(CONFIGS[kind](checkpoint), checkpoint, said, PLAN, tmp_path / "run")
     folder = tmp_path / "head"
-    export_head(head, folder, {"architectures": ["GriffinModel"]}, asdict(PLAN))
+    export_head(head, folder, {"architectures": [PUBLISHED[kind]]}, asdict(PLAN))
     loaded = load_head(folder)
-    expected = replace(head.config, num_features=1)
-    assert loaded.config == replace(expected, rope=loaded.config.rope)
+    assert loaded.config == replace(head.config, rope=loaded.config.rope)
     assert loaded.config.rope["rope_theta"] == 10000.0
     for name, tensor in head.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor.bfloat16().float()), name

@@ -7,7 +7,8 @@ one position's logits are in memory at a time, not all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +35,11 @@ def train_positions(
     Row t reads the states of token t; its draft i is token t + 2 + i. Rows count whose token is one
     that the target said.
     """
-    # A mean over all positions: each has its share.
-    shares = [1 / drafter.config.draft_length] * drafter.config.draft_length
     states = _states(drafter, batch)
-    return _train(states, lambda _, state: lm_head(norm(state)), shares, batch)
+    count = states.shape[-2]
+    wanted = [_wanted(batch, index) for index in range(count)]
+    # A mean over all positions.
+    return backpropagate(states, lambda _, state: lm_head(norm(state)), wanted, [1 / count] * count)
 
 
 def train_heads(
@@ -51,20 +53,29 @@ def train_heads(
     Rows and drafts as in `train_positions`: head k of row t is trained on token t + 2 + k.
     """
     states = heads.drafts(batch.features[:, :-1])
-    return _train(states, lambda place, own: heads.logits(place, own, lm_head), weights, batch)
+    wanted = [_wanted(batch, index) for index in range(states.shape[-2])]
+    return backpropagate(
+        states, lambda place, own: heads.logits(place, own, lm_head), wanted, weights
+    )
 
 
-def _train(
-    states: Tensor, logits: PositionLogits, weights: Sequence[float], batch: TextBatch
-) -> list[float]:
-    """Add gradients for states [texts, rows, drafts, width] and what makes logits of them."""
+def backpropagate(
+    states: Tensor, logits_of: PositionLogits, wanted: Iterable[tuple[Tensor, Tensor]],
+    shares: Sequence[float],
+) -> list[float]:  # fmt: skip
+    """Add the gradients of all positions' losses; these, nats a token.
+
+    states     [..., positions, width]  with a graph behind them
+    logits_of  of a position and its states, logits [..., vocabulary]
+    wanted     of each position, the right tokens int64 [...] and those that count, bool [...]
+    shares     of each position's loss in that of all
+    """
     # Apart, so that a position's gradient is no larger than the position.
     leaves = [part.detach().requires_grad_() for part in states.unbind(-2)]
     losses = []
-    for index, (leaf, weight) in enumerate(zip(leaves, weights, strict=True)):
-        tokens, mask = _wanted(batch, index)
-        loss = _loss(logits(index, leaf[mask]), tokens[mask])
-        (loss * weight).backward()
+    for place, (leaf, own, share) in enumerate(zip(leaves, wanted, shares, strict=True)):
+        loss = _loss(partial(logits_of, place), leaf, *own)
+        (share * loss).backward()
         losses.append(loss.item())
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     torch.autograd.backward(states, torch.stack(gradients, dim=-2))
@@ -79,7 +90,9 @@ def position_acceptance(
 
     Texts are taken for greedy ones: a draft is accepted where it is the text's next token.
     """
-    return _acceptance(_states(drafter, batch), lambda _, state: lm_head(norm(state)), batch)
+    states = _states(drafter, batch)
+    wanted = (_wanted(batch, index) for index in range(states.shape[-2]))
+    return count_accepted(states, lambda _, state: lm_head(norm(state)), wanted)
 
 
 @torch.no_grad()
@@ -88,16 +101,20 @@ def head_acceptance(
 ) -> list[tuple[int, int]]:
     """As `position_acceptance`."""
     states = heads.drafts(batch.features[:, :-1])
-    return _acceptance(states, lambda place, own: heads.logits(place, own, lm_head), batch)
+    wanted = (_wanted(batch, index) for index in range(states.shape[-2]))
+    return count_accepted(states, lambda place, own: heads.logits(place, own, lm_head), wanted)
 
 
-def _acceptance(states: Tensor, logits: PositionLogits, batch: TextBatch) -> list[tuple[int, int]]:
+def count_accepted(
+    states: Tensor, logits_of: PositionLogits, wanted: Iterable[tuple[Tensor, Tensor]]
+) -> list[tuple[int, int]]:
+    """As `position_acceptance` tells it, of arguments as those of `backpropagate`."""
     follows = None
     counts = []
-    for index, state in enumerate(states.unbind(-2)):
-        tokens, mask = _wanted(batch, index)
+    for place, (state, own) in enumerate(zip(states.unbind(-2), wanted, strict=True)):
+        tokens, mask = own
         follows = mask if follows is None else follows & mask
-        accepted = is_aligned(logits(index, state), tokens, 1) & follows
+        accepted = is_aligned(logits_of(place, state), tokens, 1) & follows
         counts.append((int(follows.sum()), int(accepted.sum())))
         follows = accepted
     return counts
@@ -121,10 +138,13 @@ def _wanted(batch: TextBatch, index: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :rows], mask[:, :rows]
 
 
-def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    if not len(tokens):
-        return logits.sum() * 0.0
-    return functional.cross_entropy(logits.float(), tokens)
+def _loss(
+    logits_of: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, mask: Tensor
+) -> Tensor:
+    """Of the rows that count alone, whose logits are the larger part of the work."""
+    if not mask.any():
+        return states.sum() * 0.0
+    return functional.cross_entropy(logits_of(states[mask]).float(), tokens[mask])
 
 
 def _causal(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

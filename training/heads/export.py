@@ -7,7 +7,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from ...models.heads.head_tensors import MEDUSA_FILE
+from ...models.heads.formats.dflash_config import DFlashConfig, published_fields
+from ...models.heads.formats.head_tensors import MEDUSA_FILE
 from ...models.heads.load_head import Head, HeadConfig
 from ...models.heads.parallel_heads import Medusa, MedusaConfig, ParallelConfig
 from ...models.heads.spec_former import SpecFormerConfig
@@ -60,4 +61,6 @@ def _sizes(config: HeadConfig) -> dict[str, object]:
         }
     else:
         sizes |= {"num_hidden_layers": config.num_layers, "vocab_size": config.vocab_size}
+    if isinstance(config, DFlashConfig):
+        sizes |= published_fields(config)
     return sizes

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ...models.heads.dflash import DFlash
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head
 from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.heads.spec_former import SpecFormer
+from .anchored_blocks import BlockPlan, block_acceptance, random_blocks, train_blocks
 from .draft_positions import (
     HEAD_DECAY,
     head_acceptance,
@@ -89,10 +91,29 @@ class ParallelObjective:
         return head_acceptance(self._heads, target.lm_head, batch)
 
 
-def objective_of(head: Head, plan: PassPlan) -> Objective:
-    """How a head is trained; `plan` is of feature heads."""
+class BlockObjective:
+    """Blocks of a DFlash drafter at random tokens (`anchored_blocks.py`)."""
+
+    def __init__(self, drafter: DFlash, plan: BlockPlan) -> None:
+        self._drafter, self._plan = drafter, plan
+
+    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+        """As of `Objective`."""
+        blocks = random_blocks(batch, self._plan.num_anchors)
+        losses = train_blocks(self._drafter, target.embedding, target.lm_head, batch, blocks)
+        return sum(losses) / len(losses)
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
+        """As of `Objective`."""
+        return block_acceptance(self._drafter, target.embedding, target.lm_head, batch)
+
+
+def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan) -> Objective:
+    """How a head is trained; `passes` are of feature heads, `blocks` of DFlash."""
+    if isinstance(head, DFlash):
+        return BlockObjective(head, blocks)
     if isinstance(head, SpecFormer):
         return PositionObjective(head)
     if isinstance(head, Medusa | Blockwise):
         return ParallelObjective(head)
-    return PassObjective(head, plan)
+    return PassObjective(head, passes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from .distilled_texts import DistilledText, text_batch
@@ -34,6 +34,13 @@ class Target:
         assert isinstance(lm_head, nn.Module)
         self.lm_head = lm_head.requires_grad_(False).to(device)
 
+    @property
+    def embedding(self) -> Tensor:
+        """[vocabulary, hidden_size]: the table behind `embed`, which may scale what it reads."""
+        weight = self.embed.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
     @torch.no_grad()
     def batch(self, texts: Sequence[DistilledText], window: int) -> TextBatch:
         """Texts with their features, [texts, length, layers * hidden_size]."""
@@ -42,7 +49,7 @@ class Target:
             input_ids=tokens, use_cache=False, output_hidden_states=bool(self._layers)
         )
         if not self._layers:
-            return TextBatch(tokens, states.last_hidden_state, said)
+            return TextBatch(tokens, states.last_hidden_state.float(), said)
         # What enters layer k is the output of layer k - 1.
         features = torch.cat([states.hidden_states[layer + 1] for layer in self._layers], dim=-1)
-        return TextBatch(tokens, features, said)
+        return TextBatch(tokens, features.float(), said)

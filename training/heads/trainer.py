@@ -14,10 +14,12 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ...core.errors import ConfigError
+from ...models.heads.dflash import DFlash
 from ...models.heads.load_head import Head, HeadConfig, build_head
 from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.load.model_info import read_model_info
 from ..progress import progress_bar
+from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
 from .objectives import Objective, objective_of
 from .passes import PassPlan, TextBatch
@@ -48,6 +50,7 @@ class HeadPlan:
     noise: float = 0.2
     clip: float = 0.5
     passes: PassPlan = field(default_factory=PassPlan)
+    blocks: BlockPlan = field(default_factory=BlockPlan)
     mixed_precision: Literal["no", "bf16"] = "no"
     checkpoint_every: int = 100
     seed: int = 0
@@ -74,7 +77,7 @@ def train_head(
     target = Target(target_folder, accelerator.device, config.layers_of(num_layers))
     head = build_head(config).to(accelerator.device)
     _initialize(head, target)
-    objective = objective_of(head, plan.passes)
+    objective = objective_of(head, plan.passes, plan.blocks)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
     step = _resume(run_dir, head, optimizer)
@@ -82,8 +85,8 @@ def train_head(
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
         while step < plan.num_steps:
             chosen = _texts_of(texts, plan, step, accelerator)
-            batch = _noisy(target.batch(chosen, plan.window), plan)
             with accelerator.autocast():
+                batch = _noisy(target.batch(chosen, plan.window), plan)
                 loss = objective.learn(target, batch, step / plan.num_steps)
             _step(head, optimizer, plan, step, accelerator)
             step += 1
@@ -145,16 +148,19 @@ def _mean(accelerator: Accelerator, gradient: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _initialize(head: Head, target: Target) -> None:
-    """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing."""
+    """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing.
+
+    Not of DFlash: its masks have nothing of their own that a layer could leave as it is.
+    """
     if isinstance(head, Medusa | Blockwise):
-        output = target.lm_head.get_parameter("weight")
-        head.begin_as(output)
+        head.begin_as(target.lm_head.get_parameter("weight"))
         return
+    share = 1.0 if isinstance(head, DFlash) else 0.1
     for name, parameter in head.named_parameters():
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            parameter.mul_(0.1)
+            parameter.mul_(share)
         if name.endswith("bias"):
             parameter.zero_()
 

@@ -29,6 +29,7 @@ KINDS = {
     "specformer": "Train a SpecFormer.",
     "medusa": "Train Medusa's heads.",
     "blockwise": "Train heads for blockwise parallel decoding.",
+    "dflash": "Train a DFlash drafter.",
 }
 
 

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ....core.errors import ConfigError
-from ....models.heads.feature_head_config import Fusion
+from ....models.heads.formats.feature_head_config import Fusion
 from ....training.heads.alignment import MaskForm
+from ....training.heads.anchored_blocks import BlockPlan
 from ....training.heads.losses import LossWeights
 from ....training.heads.passes import PassPlan
 from ....training.heads.trainer import HeadPlan
@@ -84,6 +85,10 @@ class HeadJob:
             description="drafts of a step, of kinds that say them all at once; by the kind",
         ),
     ] = None
+    num_layers: Annotated[int, Field(ge=1, description="layers of a DFlash drafter")] = 2
+    num_anchors: Annotated[
+        int, Field(ge=1, description="places in a text where a DFlash drafter drafts, of a step")
+    ] = 32
     mixed_precision: Annotated[
         Literal["no", "bf16"], Field(description="precision of the passes; weights are float32")
     ] = "no"
@@ -121,6 +126,7 @@ RECIPES = {
     "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0, draft_length=8),
     "medusa": HeadRecipe("MedusaModel", None, noise=0.0, draft_length=5),
     "blockwise": HeadRecipe("BlockwiseModel", None, noise=0.0, draft_length=5),
+    "dflash": HeadRecipe("DFlashDraftModel", None, noise=0.0, draft_length=7),
     "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
 }
 
@@ -157,6 +163,7 @@ def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
             mask_form=job.mask_form,
             weights=recipe.weights(),
         ),
+        blocks=BlockPlan(job.num_anchors),
         noise=recipe.noise,
         mixed_precision=job.mixed_precision,
         seed=job.seed,

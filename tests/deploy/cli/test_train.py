@@ -9,8 +9,9 @@ import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli.main import app
 from draftline.deploy.cli.train.command import KINDS
+from draftline.deploy.cli.train.head_config import mask_token, tapped_layers
 from draftline.deploy.cli.train.job import RECIPES, HeadJob, head_plan, head_recipe
-from draftline.models.heads.feature_head_config import FeatureHeadConfig
+from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head
 from draftline.training.heads.distilled_texts import DistilledText, TextFolder, read_texts
 from typer.testing import CliRunner
@@ -122,3 +123,17 @@ def test_too_few_texts_are_refused(tmp_path: Path, checkpoint: Path) -> None:
     )  # fmt: skip
     assert isinstance(result.exception, ConfigError)
     assert "has 5 texts, of which 32 are held out" in str(result.exception)
+
+
+def test_a_block_drafter_reads_its_targets_last_states_where_there_are_few() -> None:
+    assert tapped_layers(36) == (1, 9, 17, 25, 33)
+    assert tapped_layers(6) == (1, 3, 5)
+    assert tapped_layers(3) == (2,)
+    assert tapped_layers(1) == (0,)
+
+
+def test_the_mask_is_a_token_that_the_texts_do_not_have() -> None:
+    said = [DistilledText((1, 5, 2, 4), 2), DistilledText((4, 4, 0, 1, 5, 5), 1)]
+    assert mask_token(said, 8, end=None) == 7
+    assert mask_token(said, 8, end=7) == 6
+    assert mask_token(said, 6, end=3) == 2, "all are used: the last of the rarest"

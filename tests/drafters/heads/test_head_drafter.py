@@ -25,6 +25,7 @@ from draftline.core.proposals import (
 from draftline.core.sampling.noise import gumbel
 from draftline.drafters.heads.drafter import HeadDrafter, feature_layers, load_head_drafter
 from draftline.drafters.heads.options import HeadOptions
+from draftline.models.heads.dflash import DFlash
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.load_head import load_head
 from draftline.models.heads.parallel_heads import Blockwise, Medusa
@@ -32,6 +33,7 @@ from draftline.models.heads.spec_former import SpecFormer
 from draftline.models.load.model_info import ModelInfo, read_model_info
 from support.inputs import head_checkpoints as published
 from support.inputs import parallel_checkpoints
+from support.inputs.block_logits import block_logits
 from support.inputs.head_attention import causal
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -46,6 +48,21 @@ KINDS: dict[str, Callable[[], published.Shapes]] = {
     "specformer": published.spec_former,
     "medusa": parallel_checkpoints.medusa,
     "blockwise": parallel_checkpoints.blockwise,
+    "dflash": published.dflash,
+    "mixed_dflash": published.dflash,
+    "own_dflash": published.dflash_of_speculators,
+    "dspark": published.dspark,
+    "gated_dspark": lambda: published.dspark("gated"),
+    "rnn_dspark": lambda: published.dspark("rnn"),
+}
+CONFIGS = {
+    "deep_eagle3": published.DEEP,
+    "dflash": published.DFLASH,
+    "mixed_dflash": published.MIXED_DFLASH,
+    "own_dflash": published.SPECULATORS_DFLASH,
+    "dspark": published.DSPARK,
+    "gated_dspark": published.DSPARK,
+    "rnn_dspark": published.DSPARK,
 }
 
 
@@ -53,6 +70,7 @@ KINDS: dict[str, Callable[[], published.Shapes]] = {
 class Pair:
     """A random target, and a head's folder."""
 
+    name: str
     target: ModelInfo
     model: Any
     folder: Path
@@ -79,6 +97,9 @@ class Pair:
         if isinstance(head, Medusa | Blockwise):
             place = len(drafted)
             return head.logits(place, head.drafts(features[-1])[place], self.model.lm_head)
+        if isinstance(head, DFlash):
+            said = block_logits(self.model, head, features, [tokens[-1], *drafted])
+            return said[len(drafted)]
         return self._feature_logits(head, tokens, drafted, head.project(features))
 
     def _feature_logits(
@@ -113,9 +134,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(folder / "target")
-    options = published.DEEP if request.param == "deep_eagle3" else published.LLAMA
+    options = CONFIGS.get(request.param, published.LLAMA)
     head = published.save(folder / "head", KINDS[request.param](), options)
-    return Pair(read_model_info(folder / "target"), model, head)
+    return Pair(request.param, read_model_info(folder / "target"), model, head)
 
 
 def tell(drafter: HeadDrafter, pair: Pair, tokens: list[int], new: list[int]) -> list[int]:
@@ -170,7 +191,7 @@ def test_a_chain_is_what_the_whole_network_says(pair: Pair, temperature: float) 
 
 
 def test_every_path_of_a_tree_is_what_the_whole_network_says(pair: Pair) -> None:
-    drafter = opened(pair, TEXT, top_k=3, num_tokens=3)
+    drafter = opened(pair, TEXT, tree="dynamic", top_k=3, num_tokens=3)
     [proposal] = drafter.propose([Query("r", len(TEXT), 30)])
     paths = paths_of(proposal)
     assert max(map(len, paths)) == 3
@@ -178,6 +199,43 @@ def test_every_path_of_a_tree_is_what_the_whole_network_says(pair: Pair) -> None
         with torch.inference_mode():
             log_probs = pair.logits(TEXT, path[:-1]).log_softmax(-1)
         assert log_prob == pytest.approx(float(log_probs[path[-1]]), abs=2e-4)
+
+
+ALL_AT_ONCE = {"specformer", "medusa", "blockwise", "dflash", "mixed_dflash", "own_dflash"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_tree_of_the_best_nodes(pair: Pair, temperature: float) -> None:
+    if pair.name not in ALL_AT_ONCE:
+        with pytest.raises(ConfigError, match="all levels at once"):
+            pair.drafter(tree="best_first")
+        return
+    drafter = opened(pair, TEXT, temperature, tree="best_first", num_tokens=3)
+    [proposal] = drafter.propose([Query("r", len(TEXT), 9)])
+    proposal.check(published.VOCAB)
+    paths = paths_of(proposal)
+    assert len(paths) == 9
+    levels = [dict[int, float]() for _ in range(3)]
+    for path, log_prob in zip(paths, proposal.log_probs.tolist(), strict=True):
+        # A token's probability is the same behind all nodes of a level.
+        known = levels[len(path) - 1].setdefault(path[-1], log_prob)
+        assert known == log_prob
+        if not temperature:
+            with torch.inference_mode():
+                log_probs = pair.logits(TEXT, path[:-1]).log_softmax(-1)
+            assert log_prob == pytest.approx(float(log_probs[path[-1]]), abs=2e-4)
+    for depth in range(max(map(len, paths))):
+        best = max(levels[depth], key=levels[depth].__getitem__)
+        assert best == chosen(pair, TEXT, [0] * depth, temperature)
+
+
+def test_the_default_tree_is_the_one_that_suits_the_head(pair: Pair) -> None:
+    tree = "best_first" if pair.name in ALL_AT_ONCE else "dynamic"
+    query = Query("r", len(TEXT), 7)
+    [mine] = opened(pair, TEXT).propose([query])
+    [expected] = opened(pair, TEXT, tree=tree).propose([query])
+    assert mine.tokens.tolist() == expected.tokens.tolist()
+    assert mine.parents.tolist() == expected.parents.tolist()
 
 
 def paths_of(proposal: Proposal) -> list[list[int]]:

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 from draftline.core.arrays import ROOT
 from draftline.core.proposals import Proposal
-from draftline.drafters.model.expansion import DynamicExpansion, Expansion, StaticExpansion
+from draftline.drafters.model.expansion import (
+    BestFirstExpansion,
+    DynamicExpansion,
+    Expansion,
+    StaticExpansion,
+)
 from draftline.drafters.tree_shape import shape_of_paths, shape_of_widths
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +54,7 @@ def grown(expansion: Expansion, seed: int) -> Expansion:
 
 def proposed(expansion: Expansion, max_nodes: int) -> list[tuple[Path, float]]:
     tokens, parents, log_probs = expansion.best(max_nodes)
-    Proposal("test", tokens, parents, log_probs).check(10)
+    Proposal("test", tokens, parents, log_probs).check(99)
     paths: list[Path] = []
     for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent != ROOT else ()), token))
@@ -126,3 +131,63 @@ def test_a_drafter_with_few_candidates_makes_a_smaller_tree() -> None:
 def test_nothing_is_asked_where_nothing_may_grow() -> None:
     assert not DynamicExpansion(3, 0).frontier
     assert not StaticExpansion(shape_of_paths([])).frontier
+    assert not BestFirstExpansion(3, 0).frontier
+    assert not BestFirstExpansion(0, 3).frontier
+
+
+def best_first(levels: list[list[float]], most: int) -> BestFirstExpansion:
+    """Token k of level d is 10 d + k; all candidates of a level are known at once."""
+    expansion = BestFirstExpansion(most, len(levels))
+    for depth, log_probs in enumerate(levels):
+        [node] = expansion.frontier
+        assert expansion.depth(node) == depth
+        kept = sorted(log_probs, reverse=True)[: expansion.num_candidates]
+        expansion.grow([[10 * depth + k for k in range(len(kept))]], [kept])
+    assert not expansion.frontier
+    return expansion
+
+
+LEVELS = st.lists(
+    # Few values, so that ties are frequent, and certain ones, whose children tie with them.
+    st.lists(st.sampled_from([0.0, -0.25, -0.5, -1.0, -3.0]), min_size=1, max_size=4),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@given(LEVELS, st.integers(0, 12))
+def test_the_best_of_all_prefixes_are_found(levels: list[list[float]], max_nodes: int) -> None:
+    found = paths_of_levels(best_first(levels, most=12), max_nodes)
+    levels = [sorted(level, reverse=True) for level in levels]
+    scores = {
+        ranks: sum(level[rank] for level, rank in zip(levels, ranks, strict=False))
+        for length in range(1, len(levels) + 1)
+        for ranks in product(*(range(len(level)) for level in levels[:length]))
+    }
+    assert len(found) == len(set(found)) == min(max_nodes, len(scores))
+    # Which of equals are taken is free, their scores are not.
+    best = sorted(scores.values(), reverse=True)[:max_nodes]
+    assert [scores[ranks] for ranks in found] == best
+
+
+def paths_of_levels(expansion: Expansion, max_nodes: int) -> list[Path]:
+    """Ranks along each node's path; `proposed` checks that parents come before children."""
+    return [
+        tuple(token - 10 * depth for depth, token in enumerate(path))
+        for path, _ in proposed(expansion, max_nodes)
+    ]
+
+
+@given(LEVELS, st.integers(1, 12))
+def test_no_more_candidates_are_asked_for_than_nodes(
+    levels: list[list[float]], max_nodes: int
+) -> None:
+    few = paths_of_levels(best_first(levels, most=max_nodes), max_nodes)
+    assert few == paths_of_levels(best_first(levels, most=99), max_nodes)
+
+
+def test_a_level_without_candidates_ends_the_tree() -> None:
+    expansion = BestFirstExpansion(4, 3)
+    expansion.grow([[7, 8]], [[-0.1, -2.0]])
+    expansion.grow([[]], [[]])
+    assert not expansion.frontier
+    assert [path for path, _ in proposed(expansion, 9)] == [(7,), (8,)]

@@ -22,13 +22,21 @@ NESTED = {
     "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
     "draft_vocab_size": published.DRAFT_VOCAB,
 }
-KINDS = ["eagle", "fspad", "griffin", "eagle3", "deep_eagle3", "spec_former"]
+KINDS = [
+    "eagle", "fspad", "griffin", "eagle3", "deep_eagle3", "spec_former", "dflash",
+    "dflash_of_speculators",
+]  # fmt: skip
+CONFIGS = {
+    "deep_eagle3": published.DEEP,
+    "dflash": published.DFLASH,
+    "dflash_of_speculators": published.SPECULATORS_DFLASH,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_is_the_heads_state_dict(tmp_path: Path, kind: str) -> None:
     shapes = getattr(published, kind)()
-    config = published.DEEP if kind == "deep_eagle3" else published.LLAMA
+    config = CONFIGS.get(kind, published.LLAMA)
     head = load_head(published.save(tmp_path, shapes, config))
     held = {name for name in shapes if name != "t2d"}
     assert {name.replace("midlayer.", "layers.0.") for name in held} == head.state_dict().keys()
@@ -97,9 +105,10 @@ def test_tensors_that_do_not_belong_are_listed(
 
 
 def test_a_kind_without_a_network_is_refused_by_name(tmp_path: Path) -> None:
-    folder = published.save(tmp_path, published.dflash(), published.LLAMA)
+    shapes = published.dflash() | {"prefix_gru.weight_ih_l0": (3, 4)}
+    folder = published.save(tmp_path, shapes, published.DFLASH)
     assert read_head_checkpoint(folder).config is None
-    with pytest.raises(CheckpointError, match="dflash"):
+    with pytest.raises(CheckpointError, match="domino"):
         load_head(folder)
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 VOCAB, HIDDEN, HEADS, KV, HEAD, INNER, FUSED = 40, 16, 2, 8, 8, 24, 28
-DRAFT_VOCAB = 10
+DRAFT_VOCAB, RANK = 10, 6
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -36,6 +36,43 @@ LLAMA: dict[str, Any] = {
 
 # Five features have no layers by default.
 DEEP: dict[str, Any] = {**LLAMA, "eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4, 5]}
+
+# A Qwen3 config with a block of four rows, as z-lab has it.
+DFLASH: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["DFlashDraftModel"],
+    "num_hidden_layers": 2,
+    "head_dim": HEAD,
+    "dflash_config": {"block_size": 4, "mask_token_id": VOCAB - 1, "target_layer_ids": [1, 3]},
+}
+# Every layer another: one sees a few tokens and no row behind, the other all; row 0 drafts, too.
+MIXED_DFLASH: dict[str, Any] = {
+    **LLAMA,
+    "block_size": 3,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 5,
+    "dflash_config": {
+        "mask_token_id": 7, "target_layer_ids": [0, 4], "sample_from_anchor": True,
+        "output_multiplier": 0.5, "final_logit_softcapping": 2.0, "input_embedding_scale": 3.0,
+    },
+}  # fmt: skip
+# All at its top, as DeepSpec has it.
+DSPARK: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 3,
+    "mask_token_id": VOCAB - 1,
+    "target_layer_ids": [-1, 3],
+    "markov_rank": RANK,
+}
+SPECULATORS_DFLASH: dict[str, Any] = {
+    "speculators_model_type": "dflash",
+    "transformer_layer_config": LLAMA,
+    "aux_hidden_state_layer_ids": [2, 4],
+    "draft_vocab_size": DRAFT_VOCAB,
+    "mask_token_id": VOCAB - 1,
+    "speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]},
+}
 
 
 def attention(prefix: str, width: int = HIDDEN) -> Shapes:
@@ -124,19 +161,52 @@ def deep_eagle3() -> Shapes:
     return {name: shape for name, shape in shapes.items() if name not in {"d2t", "t2d"}}
 
 
-def dflash() -> Shapes:
-    """DFlash."""
-    return {
+def dflash(num_layers: int = 2) -> Shapes:
+    """DFlash over two features."""
+    shapes: Shapes = {
         "fc.weight": (HIDDEN, 2 * HIDDEN),
         "hidden_norm.weight": (HIDDEN,),
         "norm.weight": (HIDDEN,),
-        **attention("layers.0."),
-        **mlp("layers.0."),
-        "layers.0.self_attn.q_norm.weight": (HEAD,),
-        "layers.0.self_attn.k_norm.weight": (HEAD,),
-        "layers.0.input_layernorm.weight": (HIDDEN,),
-        "layers.0.post_attention_layernorm.weight": (HIDDEN,),
     }
+    for index in range(num_layers):
+        layer = f"layers.{index}."
+        shapes |= attention(layer) | mlp(layer)
+        shapes |= {
+            f"{layer}self_attn.q_norm.weight": (HEAD,),
+            f"{layer}self_attn.k_norm.weight": (HEAD,),
+            f"{layer}input_layernorm.weight": (HIDDEN,),
+            f"{layer}post_attention_layernorm.weight": (HIDDEN,),
+        }
+    return shapes
+
+
+def dflash_of_speculators() -> Shapes:
+    """DFlash with an embedding and an output head of its own, over a smaller vocabulary."""
+    return dflash() | {
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (DRAFT_VOCAB, HIDDEN),
+        "d2t": (DRAFT_VOCAB,),
+        "t2d": (VOCAB,),
+    }
+
+
+def dspark(kind: str = "vanilla") -> Shapes:
+    """DSpark as DeepSpec saves it, with a confidence head that reads states and tokens."""
+    shapes = dflash() | {
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (VOCAB, HIDDEN),
+        "markov_head.markov_w1.weight": (VOCAB, RANK),
+        "markov_head.markov_w2.weight": (VOCAB, RANK),
+        "confidence_head.proj.weight": (1, HIDDEN + RANK),
+        "confidence_head.proj.bias": (1,),
+    }
+    if kind == "gated":
+        shapes["markov_head.gate_proj.weight"] = (RANK, HIDDEN + RANK)
+        shapes["markov_head.gate_proj.bias"] = (RANK,)
+    elif kind == "rnn":
+        shapes["markov_head.joint_proj.weight"] = (3 * RANK, 2 * RANK + HIDDEN)
+        shapes["markov_head.joint_proj.bias"] = (3 * RANK,)
+    return shapes
 
 
 def spec_former(draft_length: int = 4) -> Shapes:

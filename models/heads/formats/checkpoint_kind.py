@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from ...core.errors import CheckpointError
+from ....core.errors import CheckpointError
 
 Shapes = Mapping[str, tuple[int, ...]]
 

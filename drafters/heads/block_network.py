@@ -1,0 +1,133 @@
+"""How DFlash reads features and grows trees: a block's rows fill in all levels in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ...core.arrays import ROOT
+from ...models.heads.dflash import DFlash
+from ...models.heads.formats.dflash_config import DFlashConfig
+from ...models.heads.shared_parts import SharedParts
+from .kept_keys import KeptKeys
+from .networks import HeadTree
+
+
+class DFlashNetwork:
+    """A DFlash drafter: all nodes of a level have one distribution, told by text and root.
+
+    Only keys and values of the text are kept; a block's own are thrown away with it.
+    """
+
+    says_all_levels = True
+
+    def __init__(self, head: DFlash, shared: SharedParts) -> None:
+        config = head.config
+        self._head = head
+        self._shared = shared
+        self.num_layers = config.num_layers
+        self.most_levels = config.draft_length
+        self.device = next(head.parameters()).device
+        # Rows of the target's embedding as they stand: a target that scales them does so itself.
+        self._embedding = head.embed_tokens.weight if config.has_embedding else _table(shared)
+
+    def read(
+        self, features: Tensor, tokens: Tensor, positions: Tensor, texts: Sequence[KeptKeys],
+        counts: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        """The rows' contexts, of features alone."""
+        del tokens
+        context = self._head.context(features.to(self._head.fc.weight.dtype))
+        for index, (keys, values) in enumerate(self._head.context_keys(context, positions)):
+            parts = zip(texts, keys.split(list(counts)), values.split(list(counts)), strict=True)
+            for text, own_keys, own_values in parts:
+                text.append(index, own_keys, own_values)
+        for text, count in zip(texts, counts, strict=True):
+            text.num_rows += count
+        return context
+
+    def level(self, trees: Sequence[HeadTree]) -> Tensor:
+        """All levels are drafted with the first."""
+        new = [tree for tree in trees if ROOT not in tree.said]
+        if new:
+            drafts = self.drafts(new)
+            logits = self.on_target(self.raw_logits(drafts.flatten(0, 1)))
+            for tree, own in zip(new, logits.split(drafts.shape[1]), strict=True):
+                tree.said[ROOT] = own
+        rows = []
+        for tree in trees:
+            expansion = tree.job.expansion
+            rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
+        return torch.stack(rows)
+
+    def drafts(self, trees: Sequence[HeadTree]) -> Tensor:
+        """[trees, draft_length, hidden_size]: normed states of the drafts' rows."""
+        head, config = self._head, self._head.config
+        roots = torch.tensor([tree.token for tree in trees], device=self.device)
+        starts = torch.tensor([tree.job.committed_len - 1 for tree in trees], device=self.device)
+        positions = starts[:, None] + torch.arange(config.block_size, device=self.device)
+        embeddings = torch.embedding(self._embedding, head.block(roots)) * config.embedding_scale
+        attention = BlockAttention([tree.text for tree in trees], config)
+        return head.drafts(head(embeddings, positions, attention))
+
+    def raw_logits(self, states: Tensor) -> Tensor:
+        """[rows, draft vocabulary] of states [rows, hidden_size]: what the output head says."""
+        has_own = self._head.config.draft_vocab_size
+        return self._head.lm_head(states) if has_own else self._shared.head(states)
+
+    def on_target(self, raw: Tensor) -> Tensor:
+        """float32 [rows, vocabulary]: logits of the target's ids."""
+        head, config = self._head, self._head.config
+        own = head.logits(raw)
+        if not config.has_token_map:
+            return own
+        logits = own.new_full((len(own), config.vocab_size), -torch.inf)
+        tokens = torch.arange(own.shape[-1], device=own.device) + head.d2t
+        return logits.index_copy_(-1, tokens, own)
+
+
+class BlockAttention:
+    """An `Attend` (`models/heads/head_layer.py`) of blocks, each behind a text of its own.
+
+    Tokens of a text that nothing is kept of count for no window.
+    """
+
+    def __init__(self, texts: Sequence[KeptKeys], config: DFlashConfig) -> None:
+        self._texts = texts
+        self._config = config
+        self._sees_all = not config.causal_layers and not config.windows
+
+    def __call__(self, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """[blocks, block_size, heads, head_dim]: what each row attends to."""
+        attended = torch.empty_like(queries)
+        for block, text in enumerate(self._texts):
+            seen = torch.stack([keys[block], values[block]])
+            before = text.layer(index)
+            if before is not None:
+                seen = torch.cat([before, seen], dim=1)
+            found = scaled_dot_product_attention(
+                queries[block].transpose(0, 1)[None],
+                seen[0].transpose(0, 1)[None],
+                seen[1].transpose(0, 1)[None],
+                attn_mask=self._mask(index, seen),
+                enable_gqa=True,
+            )
+            attended[block] = found[0].transpose(0, 1)
+        return attended
+
+    def _mask(self, index: int, seen: Tensor) -> Tensor | None:
+        """bool [block_size, kept rows and block_size]; None: all is seen."""
+        if self._sees_all:
+            return None
+        places = torch.arange(seen.shape[1], device=seen.device)
+        rows = places[-self._config.block_size :]
+        return self._config.is_seen(index, rows[:, None] - places)
+
+
+def _table(shared: SharedParts) -> Tensor:
+    weight = shared.embed.weight
+    assert isinstance(weight, Tensor)
+    return weight

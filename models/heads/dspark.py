@@ -1,0 +1,117 @@
+"""DSpark: DFlash whose logits also follow the token before (arXiv 2607.05147; DeepSpec).
+
+A small head adds to the logits of each draft what the token before it says, so that drafts of one
+block fit each other; only this runs once for each draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import CheckpointError
+from .dflash import DFlash
+from .formats.checkpoint_kind import Shapes
+from .formats.dflash_config import DFlashConfig, dflash_config
+
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+SHIFTED = "sample_from_anchor"
+
+
+@dataclass(frozen=True, slots=True)
+class DSparkConfig(DFlashConfig):
+    """Sizes and switches of a DSpark drafter.
+
+    markov_kind      what a token adds: by itself (vanilla), gated by its row's state, or by a
+                     memory of all drafts before it (rnn)
+    markov_rank      width between tokens and logits; 0: nothing is added
+    confidence_size  what its confidence head reads; 0: there is none. It is loaded and not asked:
+                     the engine values drafts by those that it has seen accepted
+    """
+
+    markov_kind: MarkovKind = "vanilla"
+    markov_rank: int = 0
+    confidence_size: int = 0
+
+
+def dspark_config(shapes: Shapes, config: Mapping[str, Any]) -> DSparkConfig:
+    """The config of a checkpoint.
+
+    Raises `CheckpointError` as `dflash_config` does, and for a file of speculators that does not
+    say which token its rows are of: older ones fill in, newer ones say the next.
+    """
+    own = config.get("dflash_config") or {}
+    if SHIFTED not in config and SHIFTED not in own:
+        if config.get("speculators_model_type") is not None:
+            raise CheckpointError(
+                f"the DSpark drafter's config does not say {SHIFTED}: true where a row says the "
+                "token behind its own, false where it fills in its own; set it"
+            )
+        config = {**config, SHIFTED: True}
+    base = dflash_config(shapes, config)
+    rank = shapes.get("markov_head.markov_w1.weight", (0, 0))[1]
+    kind: MarkovKind = "vanilla"
+    if "markov_head.gate_proj.weight" in shapes:
+        kind = "gated"
+    elif "markov_head.joint_proj.weight" in shapes:
+        kind = "rnn"
+    return DSparkConfig(
+        **{field.name: getattr(base, field.name) for field in fields(base)},
+        markov_kind=kind,
+        markov_rank=rank,
+        confidence_size=shapes.get("confidence_head.proj.weight", (1, 0))[1],
+    )
+
+
+class MarkovHead(nn.Module):
+    """What a token adds to the logits of the next draft."""
+
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__()
+        rank, hidden = config.markov_rank, config.hidden_size
+        self._kind = config.markov_kind
+        self.markov_w1 = nn.Embedding(config.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, config.draft_vocab_size or config.vocab_size, bias=False)
+        if self._kind == "gated":
+            self.gate_proj = nn.Linear(hidden + rank, rank)
+        elif self._kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
+
+    def forward(self, states: Tensor, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """What is added to logits [..., draft vocabulary], and the memory [..., rank] behind.
+
+        states  [..., hidden_size]  of the drafts' rows
+        tokens  int64 [...]  before the drafts, as the target numbers them
+        memory  [..., rank]  behind the draft before; zeros at first
+        """
+        said = self.markov_w1(tokens)
+        if self._kind == "gated":
+            said = self.gate_proj(torch.cat([states, said], dim=-1)).sigmoid() * said
+        elif self._kind == "rnn":
+            joint = self.joint_proj(torch.cat([memory, said, states], dim=-1))
+            gate, candidate, output = joint.chunk(3, dim=-1)
+            memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
+            said = output.tanh()
+        return self.markov_w2(said), memory
+
+
+class ConfidenceHead(nn.Module):
+    """How probable a draft is to be accepted behind accepted ones."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(size, 1)
+
+
+class DSpark(DFlash):
+    """The drafter; its tensors have the published names."""
+
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__(config)
+        self.markov_head = MarkovHead(config) if config.markov_rank else None
+        if config.confidence_size:
+            self.confidence_head = ConfidenceHead(config.confidence_size)

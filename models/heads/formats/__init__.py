@@ -1,0 +1,4 @@
+"""Heads' checkpoints as their projects publish them: kinds, tensors, sizes.
+
+Start with `checkpoint_kind.py`.
+"""

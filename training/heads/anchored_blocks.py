@@ -1,0 +1,176 @@
+"""One training step of a block drafter: blocks that begin at random tokens of the texts.
+
+DFlash (arXiv 2602.06036; SpecForge, speculators). A block at token a, its anchor, is drafted as
+behind a text that ends there: its rows see the target's states of the tokens before a and each
+other, and nothing of what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...models.heads.dflash import DFlash
+from ...models.heads.formats.dflash_config import DFlashConfig
+from .draft_positions import backpropagate, count_accepted
+from .passes import TextBatch
+
+# What a draft counts beside the one before it: exp(-1 / g), with g = 7 for blocks of 16 rows.
+DECAY_ROWS = 7 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """How a step trains.
+
+    num_anchors  blocks of each text in a step
+    """
+
+    num_anchors: int = 32
+
+
+class Blocks(NamedTuple):
+    """Blocks of texts.
+
+    anchors  int64 [texts, blocks]  place of each block's first token
+    is_real  bool [texts, blocks]  a text may have fewer places to begin at than blocks
+    """
+
+    anchors: Tensor
+    is_real: Tensor
+
+
+def random_blocks(batch: TextBatch, count: int) -> Blocks:
+    """At most `count` blocks a text, each at another token that the target said, as the next was.
+
+    By torch's own generator, which a checkpoint keeps.
+    """
+    starts = _starts(batch)
+    order = torch.rand(starts.shape).to(starts.device).masked_fill(~starts, -1.0)
+    best = order.topk(min(count, order.shape[1]), dim=-1)
+    return Blocks(best.indices, best.values >= 0)
+
+
+def every_block(batch: TextBatch, stride: int = 1) -> Blocks:
+    """A block at each place where one may begin, or at some of them."""
+    starts = _starts(batch)[:, ::stride]
+    places = torch.arange(batch.tokens.shape[1], device=starts.device)[::stride]
+    return Blocks(places.expand(starts.shape), starts)
+
+
+def train_blocks(
+    drafter: DFlash, embedding: Tensor, lm_head: nn.Module, batch: TextBatch, blocks: Blocks
+) -> list[float]:
+    """Add gradients to the drafter's parameters; the mean loss of each draft, nats a token.
+
+    embedding  [vocabulary, hidden_size]  the target's
+    lm_head    its output head; the weights of both are left alone
+
+    The loss is a weighted mean of the drafts' cross-entropies: those far behind the anchor are
+    seldom reached, and count less.
+    """
+    states = drafter.drafts(block_states(drafter, embedding, batch, blocks))
+    wanted = [wanted_drafts(batch, blocks, draft) for draft in range(states.shape[-2])]
+    shares = _shares(drafter.config, [int(mask.sum()) for _, mask in wanted])
+    return backpropagate(states, lambda _, state: drafter.logits(lm_head(state)), wanted, shares)
+
+
+@torch.no_grad()
+def block_acceptance(
+    drafter: DFlash, embedding: Tensor, lm_head: nn.Module, batch: TextBatch, stride: int = 4
+) -> list[tuple[int, int]]:
+    """Of each draft: how often it follows accepted ones, and how often it is accepted then.
+
+    Behind every fourth token of the texts, which are taken for greedy ones: a block of rows for
+    each would take as long as many steps.
+    """
+    blocks = every_block(batch, stride)
+    states = drafter.drafts(block_states(drafter, embedding, batch, blocks))
+    wanted = (wanted_drafts(batch, blocks, draft) for draft in range(states.shape[-2]))
+    return count_accepted(states, lambda _, state: drafter.logits(lm_head(state)), wanted)
+
+
+def block_states(drafter: DFlash, embedding: Tensor, batch: TextBatch, blocks: Blocks) -> Tensor:
+    """[texts, blocks, block_size, hidden_size]: what leaves the drafter."""
+    config, anchors = drafter.config, blocks.anchors
+    places = torch.arange(batch.tokens.shape[1], device=anchors.device)
+    context = drafter.context(batch.features)
+    kept = list(drafter.context_keys(context, places.expand(batch.tokens.shape)))
+    with torch.no_grad():
+        tokens = drafter.block(batch.tokens.gather(1, anchors))
+        embeddings = torch.embedding(embedding, tokens) * config.embedding_scale
+    rows = torch.arange(config.block_size, device=anchors.device)
+    attention = AnchoredAttention(kept, anchors, config)
+    return drafter(embeddings, anchors[..., None] + rows, attention)
+
+
+def wanted_drafts(batch: TextBatch, blocks: Blocks, draft: int) -> tuple[Tensor, Tensor]:
+    """int64 and bool [texts, blocks]: the right token of each block's draft, and if it counts."""
+    places = blocks.anchors + 1 + draft
+    is_known = blocks.is_real & (places < batch.tokens.shape[1])
+    places = places.clamp(max=batch.tokens.shape[1] - 1)
+    return batch.tokens.gather(1, places), batch.answers.gather(1, places) & is_known
+
+
+class AnchoredAttention:
+    """An `Attend` (`models/heads/head_layer.py`) of blocks that begin within their texts."""
+
+    def __init__(
+        self, kept: Sequence[tuple[Tensor, Tensor]], anchors: Tensor, config: DFlashConfig
+    ) -> None:
+        """`kept`: keys and values [texts, length, kv_heads, head_dim] of each layer."""
+        self._kept = kept
+        self._anchors = anchors
+        self._config = config
+
+    def __call__(self, index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """[texts, blocks, block_size, heads, head_dim]: what each row attends to."""
+        repeats = queries.shape[-2] // keys.shape[-2]
+        before_keys, before_values, keys, values = (
+            part.repeat_interleave(repeats, -2) for part in (*self._kept[index], keys, values)
+        )
+        queries = queries * queries.shape[-1] ** -0.5
+        before = torch.einsum("tbrhd,tchd->tbhrc", queries, before_keys)
+        own = torch.einsum("tbrhd,tbchd->tbhrc", queries, keys)
+        seen_before, seen_own = self._seen(index, before.shape[-1], own.shape[-1])
+        scores = torch.cat(
+            [
+                before.masked_fill(~seen_before[:, :, None], -torch.inf),
+                own.masked_fill(~seen_own, -torch.inf),
+            ],
+            dim=-1,
+        )
+        shares = scores.softmax(-1)
+        of_before, of_own = shares.split([before.shape[-1], own.shape[-1]], dim=-1)
+        attended = torch.einsum("tbhrc,tchd->tbrhd", of_before, before_values)
+        return attended + torch.einsum("tbhrc,tbchd->tbrhd", of_own, values)
+
+    def _seen(self, index: int, length: int, block_size: int) -> tuple[Tensor, Tensor]:
+        """bool [texts, blocks, block_size, length] and [block_size, block_size]."""
+        rows = torch.arange(block_size, device=self._anchors.device)
+        places = torch.arange(length, device=self._anchors.device)
+        anchors = self._anchors[..., None, None]
+        back = anchors + rows[:, None] - places
+        is_before = (places < anchors) & self._config.is_seen(index, back)
+        return is_before, self._config.is_seen(index, rows[:, None] - rows)
+
+
+def _starts(batch: TextBatch) -> Tensor:
+    """bool [texts, length]: where the target said a token and the next one."""
+    starts = batch.answers.clone()
+    starts[:, :-1] &= batch.answers[:, 1:]
+    starts[:, -1] = False
+    # The first token has no context.
+    starts[:, 0] = False
+    return starts
+
+
+def _shares(config: DFlashConfig, counts: Sequence[int]) -> list[float]:
+    """What each draft's mean loss counts in that of all: by its weight and its rows."""
+    decay = DECAY_ROWS * config.block_size
+    weights = torch.arange(len(counts)).div(-decay).exp() * torch.tensor(counts)
+    return (weights / weights.sum().clamp(min=1e-9)).tolist()
