@@ -174,7 +174,7 @@ def doctor(
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="Say what this trained head is instead: a folder, hub id or demo-griffin."
+            help="Say what this trained head is instead: a folder, hub id or bundled name."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="The target that the drafter should fit.")] = "demo",

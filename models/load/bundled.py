@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "assets" / "models"
 DEMO_STORE = FOLDER / "demo-store"
 BUNDLED_NAMES = ("demo", "demo-drafter", "demo-drafter-other-vocab")
 # Heads of `demo`.
-BUNDLED_HEADS = ("demo-griffin",)
+BUNDLED_HEADS = ("demo-griffin", "demo-specformer", "demo-dflash")
 
 
 def demo_path(name: str = "demo") -> Path:

@@ -14,6 +14,7 @@ from draftline.core.errors import ConfigError
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.models.load.bundled import BUNDLED_HEADS
 
 HEAD = DrafterConfig(kind="head", model="demo-griffin")
 # One whose answers a busy machine would hold back past the step's patience.
@@ -56,6 +57,13 @@ def test_heads_change_no_token(stages: int) -> None:
     lengths = [length for one in outputs for length in one.metrics.accepted_lengths]
     # One that got wrong states would be right now and then, by chance.
     assert np.mean(lengths) > 0.6
+
+
+@pytest.mark.parametrize("name", BUNDLED_HEADS)
+def test_every_bundled_head_drafts(name: str) -> None:
+    outputs = check_equal((DrafterConfig(kind="head", model=name),), pipeline_parallel_size=2)
+    lengths = [length for one in outputs for length in one.metrics.accepted_lengths]
+    assert np.mean(lengths) > 0.4
 
 
 def test_heads_beside_other_drafters() -> None:
