@@ -1,1 +1,1 @@
-"""Benchmarks of trained heads: their training's memory."""
+"""Benchmarks of trained heads."""

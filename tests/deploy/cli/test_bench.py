@@ -14,6 +14,7 @@ from draftline.core.errors import ConfigError
 from draftline.core.request.output import Delta
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.bench import endpoints as bench_endpoints
+from draftline.deploy.cli.bench.head_rows import bundled_heads
 from draftline.deploy.cli.bench.suite_rows import BETWEEN, Stores, drafters_of, rows_of
 from draftline.drafters.spectra.options import PAPER as PAPER_OPTIONS
 from draftline.drafters.spectra.options import SpectraOptions
@@ -216,7 +217,8 @@ def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
     assert ("simulated times: 8B on one H100" in result.output) is bool(profile)
     content = json.loads(output.read_text())
     taus = {row["name"]: row["tau"]["value"] for row in content["taus"]}
-    rows = {f"{name}, {form}" for name in ("griffin", "again") for form in ("chain", "tree")}
+    names = (*bundled_heads(), "again")
+    rows = {f"{name}, {form}" for name in names for form in ("chain", "tree")}
     assert taus.keys() == {"target", *rows, "small model", "training-free", "everything merged"}
     assert taus["griffin, tree"] == taus["again, tree"] > 1.5
     speeds = {name: one["output_throughput"] for name, one in content["settings"].items()}

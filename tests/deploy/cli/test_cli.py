@@ -105,7 +105,7 @@ def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ("shapes", "exit_code", "said"),
     [
         (published.griffin(), 1, ("griffin", "2 heads of 8 (1 of keys)", "features of 16")),
-        (published.dflash(), 1, ("dflash", "has none for kind dflash")),
+        ({"prefix_gru.weight": (4, 4)}, 1, ("domino", "has none for kind domino")),
         ({"encoder.weight": (4, 4)}, 2, ("encoder.weight",)),
     ],
 )

@@ -1,0 +1,118 @@
+"""The tables of docs/results.md from results of `draftline bench --suite heads`.
+
+    python -m draftline.benchmarks.heads.tables
+
+Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, and those of cost profiles,
+`heads-PROMPTS-TEMPERATURE-PROFILE.json`, as many as are there, and replaces the tables between two
+marks in docs/results.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...measure.clients.setting import TARGET_ONLY
+from ...measure.report.intervals import Interval
+from ...measure.report.marked_part import replaced
+from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+# The part of the page that is written.
+PART = "heads"
+PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
+TEMPERATURES = {"t0": "greedy", "t1": "T = 1"}
+SHOWN_DEPTHS = 6
+
+# What a file says, by what its column is headed.
+Columns = Mapping[str, Mapping[str, Any]]
+
+
+def read_columns(folder: Path, profile: str = "") -> dict[str, Mapping[str, Any]]:
+    """The files of one cost profile, or of none."""
+    found = {}
+    for prompts, name in PROMPTS.items():
+        for temperature, label in TEMPERATURES.items():
+            path = folder / f"heads-{prompts}-{temperature}{profile and f'-{profile}'}.json"
+            if path.exists():
+                found[f"{name}, {label}"] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def tables(folder: Path) -> str:
+    """tau; acceptance by depth and time of the first file; speeds of each profile."""
+    real = read_columns(folder)
+    parts = [_table("tau", real, _tau)]
+    head, content = next(iter(real.items()))
+    parts.append(_depth_table(head, content))
+    for profile in bundled_profiles():
+        simulated = read_columns(folder, profile)
+        if simulated:
+            title = f"simulated speed: {read_cost_profile(profile).name}"
+            parts.append(_table(title, simulated, _speed))
+    return "\n\n".join(parts)
+
+
+def _table(title: str, columns: Columns, cell: Any) -> str:
+    names = _names(columns)
+    lines = [[name, *(cell(content, name) for content in columns.values())] for name in names]
+    return _markdown([title, *columns], lines)
+
+
+def _names(columns: Columns) -> list[str]:
+    """Rows in the order of the first file that has them."""
+    names = (row["name"] for content in columns.values() for row in content["taus"])
+    return [name for name in dict.fromkeys(names) if name != TARGET_ONLY]
+
+
+def _tau(content: Mapping[str, Any], name: str) -> str:
+    for row in content["taus"]:
+        if row["name"] == name:
+            tau = Interval(**row["tau"])
+            return f"{tau.value:.2f} ({tau.low:.2f}-{tau.high:.2f})"
+    return "-"
+
+
+def _speed(content: Mapping[str, Any], name: str) -> str:
+    setting = content["settings"].get(name)
+    return "-" if setting is None else f"{setting['speedup']:.2f}x"
+
+
+def _depth_table(head: str, content: Mapping[str, Any]) -> str:
+    """Share of steps that accepted a node at each depth, and milliseconds of a draft here."""
+    lines = []
+    for name in _names({head: content}):
+        lengths = content["settings"][name]["all_rounds"]["counts"]["lengths"]
+        steps = sum(lengths)
+        shares = [sum(lengths[depth:]) / steps for depth in range(1, SHOWN_DEPTHS + 1)]
+        times = content["draft_ms"].get(name, {})
+        drafters = content["settings"][name]["all_rounds"]["counts"]["drafted"]
+        spent = sum(times.get(drafter, 0.0) for drafter in drafters)
+        lines.append([name, *(f"{share:.2f}" for share in shares), f"{spent:.1f}"])
+    depths = [str(depth) for depth in range(1, SHOWN_DEPTHS + 1)]
+    return _markdown([f"accepted at depth; {head}", *depths, "ms a draft"], lines)
+
+
+def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main(
+    *,
+    folder: Annotated[Path, typer.Option(help="Folder of the results.")] = RESULTS,
+    page: Annotated[Path, typer.Option(help="Page with the marks.")] = PAGE,
+) -> None:
+    """Write the tables."""
+    text = page.read_text("utf-8")
+    page.write_text(replaced(text, tables(folder), PART), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
