@@ -106,7 +106,7 @@ class BenchJob:
         str | None,
         Field(
             description="of the suite of heads: further ones, NAME=FOLDER parted by commas, in "
-            "the order of the table"
+            "the order of the table; the bundled model's own follow"
         ),
     ] = None
     profile: Annotated[

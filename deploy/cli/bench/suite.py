@@ -64,10 +64,10 @@ def with_suite(
 
 
 def heads_suite(heads: str, store: str | None, *, is_bundled: bool) -> Suite:
-    """The rows of these heads, behind those of the bundled model's own. Raises `ConfigError`."""
+    """The rows of these heads, before those of the bundled model's own. Raises `ConfigError`."""
     known = read_heads(heads)
     if is_bundled:
-        known = bundled_heads() | known
+        known |= {name: head for name, head in bundled_heads().items() if name not in known}
     if not known:
         raise ConfigError("heads", "must name at least one trained head of the model: NAME=FOLDER")
     rows = HeadRows(known, "demo-drafter" if is_bundled else None, store)
