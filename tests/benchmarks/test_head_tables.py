@@ -1,0 +1,54 @@
+"""The tables of heads in the documentation are those of the result files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from draftline.benchmarks.heads.tables import PAGE, RESULTS, main, tables
+from draftline.measure.simulate.cost_profile import bundled_profiles
+
+
+def content(**taus: float) -> str:
+    rows = [
+        {"name": name, "tau": {"value": tau, "low": tau - 1, "high": tau + 1}}
+        for name, tau in {"target": 1.0, **taus}.items()
+    ]
+    counts = {"lengths": [1, 2, 1], "drafted": {"a": 9, "b": 3}}
+    settings: dict[str, Any] = {
+        row["name"]: {"speedup": row["tau"]["value"] / 2, "all_rounds": {"counts": counts}}
+        for row in rows
+    }
+    draft_ms = {name: {"a": 1.25, "b": 0.5} for name in taus}
+    return json.dumps({"taus": rows, "settings": settings, "draft_ms": draft_ms})
+
+
+def test_rows_depths_and_speeds(tmp_path: Path) -> None:
+    (tmp_path / "heads-bundled-t0.json").write_text(content(chain=2.0, tree=3.0))
+    (tmp_path / "heads-humaneval-t1.json").write_text(content(tree=1.5, other=1.25))
+    (tmp_path / "heads-bundled-t0-8b-h100.json").write_text(content(tree=3.0))
+    lines = tables(tmp_path).splitlines()
+    assert lines[0] == "| tau | bundled, greedy | HumanEval, T = 1 |"
+    assert lines[2:5] == [
+        "| chain | 2.00 (1.00-3.00) | - |",
+        "| tree | 3.00 (2.00-4.00) | 1.50 (0.50-2.50) |",
+        "| other | - | 1.25 (0.25-2.25) |",
+    ]
+    assert lines[8] == "| chain | 0.75 | 0.25 | 0.00 | 0.00 | 0.00 | 0.00 | 1.8 |"
+    assert lines[11] == "| simulated speed: 8B on one H100 | bundled, greedy |"
+    assert lines[13:] == ["| tree | 1.50x |"]
+
+
+def test_the_page_has_the_tables_of_the_results(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text(PAGE.read_text("utf-8"), encoding="utf-8")
+    main(folder=RESULTS, page=page)
+    assert page.read_text("utf-8") == PAGE.read_text("utf-8")
+
+
+def test_every_profile_s_results_are_read() -> None:
+    files = RESULTS.glob("heads-*-t?-*.json")
+    profiles = {re.split(r"-t[01]-", path.stem)[1] for path in files}
+    assert profiles <= set(bundled_profiles())
