@@ -5,7 +5,7 @@ Dynamic trees as EAGLE-2 has them (arXiv 2406.16858): 60 nodes, 6 levels, 10 chi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from ....cluster.config import DrafterConfig
@@ -23,11 +23,13 @@ class HeadRows:
     """The drafters and the settings of the suite, by what there is for the target.
 
     heads        folders of trained heads, by the names of their rows, in the order of the table
+    merged       names of those that are in the row of everything
     small_model  folder or name of a small model of the target's tokenizer
     store        retrieval store
     """
 
     heads: Mapping[str, str]
+    merged: Collection[str]
     small_model: str | None = None
     store: str | None = None
 
@@ -51,8 +53,8 @@ class HeadRows:
         """Chains, then trees, of every head; then the others, and all together."""
         for form in (CHAIN, TREE):
             for name in self.heads:
-                yield Setting(f"{name}, {form}", (f"{name}-{form}",))
-        trees = [f"{name}-{TREE}" for name in self.heads]
+                yield Setting(f"{name} {form}", (f"{name}-{form}",))
+        trees = [f"{name}-{TREE}" for name in self.heads if name in self.merged]
         small = [] if self.small_model is None else ["model"]
         if small:
             yield Setting(SMALL_MODEL, tuple(small))

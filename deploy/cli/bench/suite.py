@@ -65,12 +65,12 @@ def with_suite(
 
 def heads_suite(heads: str, store: str | None, *, is_bundled: bool) -> Suite:
     """The rows of these heads, before those of the bundled model's own. Raises `ConfigError`."""
-    known = read_heads(heads)
-    if is_bundled:
-        known |= {name: head for name, head in bundled_heads().items() if name not in known}
+    given = read_heads(heads)
+    bundled = bundled_heads() if is_bundled else {}
+    known = given | {name: head for name, head in bundled.items() if name not in given}
     if not known:
         raise ConfigError("heads", "must name at least one trained head of the model: NAME=FOLDER")
-    rows = HeadRows(known, "demo-drafter" if is_bundled else None, store)
+    rows = HeadRows(known, bundled or known, "demo-drafter" if is_bundled else None, store)
     settings = (Setting(TARGET_ONLY, ()), *rows.settings())
     return Suite(tuple(rows.drafters()), settings, ())
 
