@@ -83,10 +83,12 @@ class HeadWatch:
 
     def _is_strange(self, name: str) -> bool:
         num_drafts, num_accepted = self._counts[name]
-        if num_drafts < NUM_DRAFTS:
+        # So many right tokens are enough, whatever the rest of the drafts brings.
+        belongs = num_accepted >= LEAST_ACCEPTED * NUM_DRAFTS
+        if num_drafts < NUM_DRAFTS and not belongs:
             return False
         self._watched.discard(name)
-        if num_accepted >= LEAST_ACCEPTED * num_drafts:
+        if belongs:
             return False
         logger.warning(
             "drafter=%s event=left_out drafts=%d accepted=%d %s",
