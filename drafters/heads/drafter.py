@@ -1,7 +1,7 @@
 """A trained head as drafter: its tree goes on from the target's hidden states.
 
-EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, SpecFormer, Medusa, blockwise heads, DFlash, DSpark
-(`models/heads/`). See docs/algorithms/heads.md, "Drafting".
+EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, P-EAGLE, SpecFormer, Medusa, blockwise heads, DFlash,
+DSpark (`models/heads/`). See docs/algorithms/heads.md, "Drafting".
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head, load_head, misfits, read_head_checkpoint
+from ...models.heads.p_eagle import PEagle
 from ...models.heads.shared_parts import SharedParts, load_shared_parts
 from ...models.heads.spec_former import SpecFormer
 from ...models.load.model_info import ModelInfo
@@ -43,6 +44,7 @@ from .block_network import DFlashNetwork
 from .head_text import HeadText
 from .kept_keys import KeptKeys
 from .markov_network import DSparkNetwork
+from .mask_network import PEagleNetwork
 from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
 from .options import HeadOptions
 from .parallel_network import ParallelNetwork
@@ -76,6 +78,8 @@ def load_head_drafter(
 
 
 def _network(head: Head, shared: SharedParts) -> HeadNetwork:
+    if isinstance(head, PEagle):
+        return PEagleNetwork(head, shared)
     if isinstance(head, FeatureHead):
         return FeatureNetwork(head, shared)
     if isinstance(head, SpecFormer):
@@ -181,13 +185,14 @@ class HeadDrafter:
 
     def _begin(self, text: HeadText, query: Query) -> HeadTree | None:
         most = self._network.most_levels or self._options.num_tokens
-        expansion = self._options.expansion(most, query.max_nodes)
+        levels = min(most, query.max_nodes, self._options.num_tokens)
+        expansion = self._options.expansion(levels, query.max_nodes)
         if text.last is None or not text.is_draftable or not expansion.frontier:
             return None
         draws = self._draws(text)
         job = TreeJob(expansion, text.committed_len, (), text.distribution, draws)
         kept = KeptKeys(self._network.num_layers)
-        return HeadTree(job, text.tokens[-1], text.kept, text.last, kept)
+        return HeadTree(job, text.tokens[-1], text.kept, text.last, levels, kept)
 
     def _draws(self, text: HeadText) -> TreeDraws | None:
         """None where candidates are no draws."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from .medusa_checkpoint import (
     medusa_config,
     medusa_names,
 )
+from .p_eagle import PEagle, PEagleConfig, p_eagle_config
 from .parallel_heads import Blockwise, BlockwiseConfig, Medusa, MedusaConfig, ParallelConfig
 from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 
@@ -35,15 +37,26 @@ TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
 
 HeadConfig = FeatureHeadConfig | SpecFormerConfig | MedusaConfig | BlockwiseConfig | DFlashConfig
 Head = FeatureHead | SpecFormer | Medusa | Blockwise | DFlash
-# Kinds that there is a network for.
-NETWORKS = (
-    *FUSIONS,
-    CheckpointKind.SPECFORMER,
-    CheckpointKind.MEDUSA,
-    CheckpointKind.BLOCKWISE,
-    CheckpointKind.DFLASH,
-    CheckpointKind.DSPARK,
+# The first that a config is an instance of; what is none of them is a `FeatureHead`.
+MODULES: tuple[tuple[type, Callable[[Any], Head]], ...] = (
+    (SpecFormerConfig, SpecFormer),
+    (MedusaConfig, Medusa),
+    (BlockwiseConfig, Blockwise),
+    (DSparkConfig, DSpark),
+    (DFlashConfig, DFlash),
+    (PEagleConfig, PEagle),
 )
+# How the config of a kind is read, of those that are no plain feature heads.
+CONFIGS: dict[CheckpointKind, Callable[[Shapes, Mapping[str, Any]], HeadConfig]] = {
+    CheckpointKind.P_EAGLE: p_eagle_config,
+    CheckpointKind.SPECFORMER: spec_former_config,
+    CheckpointKind.MEDUSA: medusa_config,
+    CheckpointKind.BLOCKWISE: lambda shapes, _: blockwise_config(shapes),
+    CheckpointKind.DFLASH: dflash_config,
+    CheckpointKind.DSPARK: dspark_config,
+}
+# Kinds that there is a network for.
+NETWORKS = (*FUSIONS, *CONFIGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +120,10 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "c
 
 def build_head(config: HeadConfig) -> Head:
     """A head with random weights."""
-    if isinstance(config, SpecFormerConfig):
-        return SpecFormer(config)
-    if isinstance(config, MedusaConfig):
-        return Medusa(config)
-    if isinstance(config, BlockwiseConfig):
-        return Blockwise(config)
-    if isinstance(config, DSparkConfig):
-        return DSpark(config)
-    if isinstance(config, DFlashConfig):
-        return DFlash(config)
+    for kind, network in MODULES:
+        if isinstance(config, kind):
+            return network(config)
+    assert isinstance(config, FeatureHeadConfig)
     return FeatureHead(config)
 
 
@@ -159,15 +166,8 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
 def _config(kind: CheckpointKind, shapes: Shapes, fields: dict[str, Any]) -> HeadConfig | None:
     if kind in FUSIONS:
         return feature_head_config(kind, shapes, fields)
-    if kind is CheckpointKind.MEDUSA:
-        return medusa_config(shapes, fields)
-    if kind is CheckpointKind.BLOCKWISE:
-        return blockwise_config(shapes)
-    if kind is CheckpointKind.DFLASH:
-        return dflash_config(shapes, fields)
-    if kind is CheckpointKind.DSPARK:
-        return dspark_config(shapes, fields)
-    return spec_former_config(shapes, fields) if kind is CheckpointKind.SPECFORMER else None
+    read = CONFIGS.get(kind)
+    return None if read is None else read(shapes, fields)
 
 
 def _check_names(head: Head, checkpoint: HeadCheckpoint) -> None:
