@@ -30,7 +30,8 @@ from ...models.device import choose_device, choose_dtype
 from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
-from ...models.heads.load_head import Head, load_head, misfits, read_head_checkpoint
+from ...models.heads.formats.readings import reading_text
+from ...models.heads.load_head import Head, load_readings, misfits, read_head_checkpoint
 from ...models.heads.p_eagle import PEagle
 from ...models.heads.shared_parts import SharedParts, load_shared_parts
 from ...models.heads.spec_former import SpecFormer
@@ -48,6 +49,7 @@ from .mask_network import PEagleNetwork
 from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
 from .options import HeadOptions
 from .parallel_network import ParallelNetwork
+from .probing import ProbingDrafter
 
 
 def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
@@ -66,15 +68,25 @@ def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
 
 def load_head_drafter(
     folder: Path, target: ModelInfo, name: str = "head", options: HeadOptions | None = None
-) -> HeadDrafter:
-    """The drafter of a checkpoint's folder. Raises `CheckpointError` or `ConfigError`."""
+) -> HeadDrafter | ProbingDrafter:
+    """The drafter of a checkpoint's folder. Raises `CheckpointError` or `ConfigError`.
+
+    Where its config leaves open how it is read, the first drafts tell.
+    """
     options = options or HeadOptions()
     layers = feature_layers(folder, target)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device, target.dtype)
-    head = load_head(folder, getattr(torch, dtype), device)
+    heads = load_readings(folder, getattr(torch, dtype), device)
     shared = load_shared_parts(target, dtype, device)
-    return HeadDrafter(_network(head, shared), target, layers, name, options)
+    drafters = {
+        reading_text(reading): HeadDrafter(_network(head, shared), target, layers, name, options)
+        for reading, head in heads
+    }
+    if len(drafters) > 1:
+        return ProbingDrafter(drafters, options.num_tokens, str(folder), name)
+    [drafter] = drafters.values()
+    return drafter
 
 
 def _network(head: Head, shared: SharedParts) -> HeadNetwork:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import init_empty_weights
@@ -21,6 +21,7 @@ from .formats.checkpoint_kind import CheckpointKind, Shapes, checkpoint_kind
 from .formats.dflash_config import DFlashConfig, dflash_config
 from .formats.feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
 from .formats.head_tensors import HeadTensors
+from .formats.readings import Reading, possible_readings
 from .medusa_checkpoint import (
     blockwise_config,
     check_medusa_map,
@@ -61,17 +62,31 @@ NETWORKS = (*FUSIONS, *CONFIGS)
 
 @dataclass(frozen=True, slots=True)
 class HeadCheckpoint:
-    """What a drafter's folder holds; `config` only of kinds that draftline has the network of."""
+    """What a drafter's folder holds.
+
+    fields    its config.json
+    readings  what that may mean, the likeliest first (`formats/readings.py`)
+    config    of the first; None of a kind that draftline has no network of
+    """
 
     folder: Path
     kind: CheckpointKind
     tensors: HeadTensors
+    fields: Mapping[str, Any]
+    readings: tuple[Reading, ...]
     config: HeadConfig | None
 
     @property
     def num_parameters(self) -> int:
         """Numbers in all its tensors."""
         return sum(torch.Size(shape).numel() for shape in self.tensors.shapes.values())
+
+
+class ReadHead(NamedTuple):
+    """A head, and the reading of its config.json that it was built by."""
+
+    reading: Reading
+    head: Head
 
 
 def read_head_checkpoint(folder: Path) -> HeadCheckpoint:
@@ -86,36 +101,60 @@ def read_head_checkpoint(folder: Path) -> HeadCheckpoint:
     kind = checkpoint_kind(tensors.shapes, fields)
     if kind is CheckpointKind.MEDUSA:
         tensors.rename(medusa_names(tensors.shapes))
-    return HeadCheckpoint(folder, kind, tensors, _config(kind, tensors.shapes, fields))
+    readings = possible_readings(kind, tensors.shapes, fields)
+    config = _config(kind, tensors.shapes, {**fields, **readings[0]})
+    return HeadCheckpoint(folder, kind, tensors, fields, readings, config)
 
 
 def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Head:
-    """The head of a checkpoint, in inference mode.
+    """The head of a checkpoint by the first of its readings, in inference mode.
 
     Raises `CheckpointError` for a kind without a network here, and lists tensors that are missing,
     unknown or of another shape.
     """
+    return load_readings(folder, dtype, device)[0].head
+
+
+def load_readings(
+    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> list[ReadHead]:
+    """A head for each reading of a checkpoint, which share their tensors; raises as `load_head`."""
     checkpoint = read_head_checkpoint(folder)
     if checkpoint.config is None:
         raise CheckpointError(
             f"{folder} holds a drafter of kind {checkpoint.kind}, which draftline has no network "
             f"for; it has those of {', '.join(NETWORKS)}"
         )
+    heads = [ReadHead(reading, _empty_head(checkpoint, reading)) for reading in checkpoint.readings]
+    _check_names(heads[0].head, checkpoint)
+    placed = _placed_tensors(checkpoint, checkpoint.config, dtype, device)
+    for _, head in heads:
+        head.load_state_dict(placed, assign=True)
+        head.to(device).eval().requires_grad_(False)
+    return heads
+
+
+def _empty_head(checkpoint: HeadCheckpoint, reading: Reading) -> Head:
+    fields = {**checkpoint.fields, **reading}
+    config = _config(checkpoint.kind, checkpoint.tensors.shapes, fields)
+    assert config is not None
     with init_empty_weights(include_buffers=False):
-        head = build_head(checkpoint.config)
-    _check_names(head, checkpoint)
+        return build_head(config)
+
+
+def _placed_tensors(
+    checkpoint: HeadCheckpoint, config: HeadConfig, dtype: torch.dtype, device: str
+) -> dict[str, Tensor]:
     tensors = dict(checkpoint.tensors.read())
-    if isinstance(checkpoint.config, FeatureHeadConfig | DFlashConfig):
-        _check_token_map(checkpoint.config, tensors, folder)
+    if isinstance(config, FeatureHeadConfig | DFlashConfig):
+        _check_token_map(config, tensors, checkpoint.folder)
         tensors.pop(TOKEN_MASK, None)
-    if isinstance(checkpoint.config, MedusaConfig):
-        check_medusa_map(checkpoint.config, tensors)
-    placed = {
+    if isinstance(config, MedusaConfig):
+        check_medusa_map(config, tensors)
+    return {
         name: tensor.to(device, dtype if tensor.is_floating_point() else None)
         for name, tensor in tensors.items()
     }
-    head.load_state_dict(placed, assign=True)
-    return head.to(device).eval().requires_grad_(False)
 
 
 def build_head(config: HeadConfig) -> Head:
