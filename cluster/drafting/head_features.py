@@ -11,6 +11,10 @@ from ...models.load.checkpoint import resolve_head_path
 from ...models.load.model_info import ModelInfo, read_model_info
 from ..config import HEAD, DrafterConfig, EngineConfig
 
+# A key of head drafters: where they run.
+PLACEMENT = "placement"
+LAST_STAGE, ACTOR = "last_stage", "actor"
+
 
 def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:
     """Layers of the target whose outputs stages hand out, ascending; those of all heads together.
@@ -33,6 +37,20 @@ def features_of_target(config: EngineConfig) -> FeatureLayers | None:
         return None
     target = read_model_info(config.model)
     return FeatureLayers(feature_layers_of(config, target), target.hidden_size)
+
+
+def is_in_last_stage(config: DrafterConfig) -> bool:
+    """Whether a drafter is a head of the target's last stage. Raises `ConfigError`."""
+    if config.kind != HEAD:
+        return False
+    placement = config.options.get(PLACEMENT, LAST_STAGE if config.transport == "inproc" else ACTOR)
+    if placement not in (LAST_STAGE, ACTOR):
+        raise ConfigError(PLACEMENT, f"must be {LAST_STAGE} or {ACTOR}, not {placement!r}")
+    if placement == LAST_STAGE and config.transport != "inproc":
+        raise ConfigError(
+            PLACEMENT, f"{LAST_STAGE} has no server; leave out transport, or set {ACTOR}"
+        )
+    return placement == LAST_STAGE
 
 
 def head_folder(config: DrafterConfig) -> Path:
