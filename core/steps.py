@@ -206,12 +206,12 @@ class VerificationResult(NamedTuple):
 
 
 class HeadTask(NamedTuple):
-    """What a head of the last stage does in a step: it reads all rows that are committed, and then
-    drafts for some requests what may follow.
+    """What a head of the last stage does in a step: it reads what is committed of some requests,
+    and drafts what may follow.
 
     source     its name
     places     of the requests, rising
-    max_nodes  of each one's tree, at most
+    max_nodes  of each one's tree, at most; 0 of a prompt chunk that is not the last
     """
 
     source: str
@@ -223,7 +223,7 @@ class HeadDrafts(NamedTuple):
     """What a head of the last stage drafted: a proposal for each place of its `HeadTask`, which
     goes on from what the step commits. None at all where it failed.
 
-    seconds  that this took, without reading
+    seconds  that reading and drafting took
     """
 
     source: str

@@ -17,15 +17,19 @@ from .prompt_chunk import PromptChunk
 def head_tasks(
     heads: Sequence[str], states: Sequence[RequestState], chunks: Sequence[PromptChunk]
 ) -> tuple[HeadTask, ...]:
-    """A task for each head: all read, and those draft that a request wants drafts of.
+    """A task for each head, of the requests that want drafts of it.
 
     `states` have trees; a prompt chunk is drafted behind if it is the last one.
     """
-    wanting = [state.head_nodes for state in states]
-    wanting += [chunk.state.head_nodes if chunk.wants_token else {} for chunk in chunks]
+    wanting = [(state.head_nodes, True) for state in states]
+    wanting += [(chunk.state.head_nodes, chunk.wants_token) for chunk in chunks]
     tasks = []
     for head in heads:
-        wanted = [(place, own[head]) for place, own in enumerate(wanting) if own.get(head)]
+        wanted = [
+            (place, own[head] * drafts)
+            for place, (own, drafts) in enumerate(wanting)
+            if own.get(head)
+        ]
         places, max_nodes = zip(*wanted, strict=True) if wanted else ((), ())
         tasks.append(HeadTask(head, places, max_nodes))
     return tuple(tasks)
@@ -50,7 +54,10 @@ def drafted_of(
     for task, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
         proposals = []
         # None at all of a head that failed.
-        for place, proposal in zip(task.places, drafts.proposals, strict=bool(drafts.proposals)):
+        parts = zip(task.places, task.max_nodes, drafts.proposals, strict=bool(drafts.proposals))
+        for place, max_nodes, proposal in parts:
+            if not max_nodes:
+                continue
             is_tree = place < len(num_committed)
             count = num_committed[place] if is_tree else starts[place + 1] - starts[place]
             # Behind the rows stands the token that follows them.

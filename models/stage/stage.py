@@ -285,7 +285,7 @@ class Stage:
         self._switch_if_ready()
         part = self._part
         if len(step.moves):
-            self._move(to_device(step.moves, part.device))
+            self._move(step.moves)
         if self._graphs is not None:
             replayed = self._graphs.run(step, hidden)
             if replayed is not None:
@@ -315,8 +315,8 @@ class Stage:
             ),
         )
 
-    def _move(self, moves: Tensor) -> None:
-        self._attention.move(moves)
+    def _move(self, moves: Int32) -> None:
+        self._attention.move(to_device(moves, self._part.device))
         if self._heads is not None:
             self._heads.move(moves)
 

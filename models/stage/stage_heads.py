@@ -58,14 +58,18 @@ class StageHead(Protocol):
         """Forget all texts."""
         ...
 
-    def move(self, moves: Tensor) -> None:
-        """Copy slots, int64 [m, 2]; all are read first."""
+    def move(self, moves: Int32) -> None:
+        """Copy slots, int32 [m, 2]; all are read first."""
+        ...
+
+    def overwritten(self, slots: Int32) -> None:
+        """What stood in these slots, int32 [n], is gone."""
         ...
 
     def draft(
         self, step: StepInput, committed: CommittedRows, features: Tensor, task: HeadTask
     ) -> HeadDrafts:
-        """Read the committed rows, whose features are float32 [rows, width], and draft."""
+        """Do a task behind the committed rows, whose features are float32 [rows, width]."""
         ...
 
 
@@ -89,8 +93,8 @@ class StageHeads:
         for head in self._heads.values():
             head.reset()
 
-    def move(self, moves: Tensor) -> None:
-        """Copy slots, int64 [m, 2], in all caches."""
+    def move(self, moves: Int32) -> None:
+        """Copy slots, int32 [m, 2], in all caches."""
         for head in self._heads.values():
             head.move(moves)
 
@@ -107,6 +111,8 @@ class StageHeads:
         results        of the rule that decides about the trees; None: `target_tokens` do
         features       float32 [n, width] of rows int32 [n]
         """
+        for head in self._heads.values():
+            head.overwritten(step.slots)
         if not step.head_tasks:
             return ()
         committed = committed_rows(step, target_tokens, results)
