@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from types import MappingProxyType
 
 from .arrays import UInt32
 from .interfaces import ProposalSource
 from .proposals import (
     AskPlan,
     DraftBatch,
+    Drafted,
     FeatureRows,
     Probe,
     Proposal,
@@ -21,7 +23,7 @@ from .proposals import (
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
-from .schedule.choice.drafter_choice import DraftWish
+from .schedule.choice.wishes import DraftWish
 from .schedule.scheduler import Scheduler
 from .step.drafted_trees import DraftedTree, DraftedTrees
 from .step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
@@ -29,6 +31,8 @@ from .tree.merge import merge_all
 from .tree.tree import empty_trees
 from .verify.candidates import candidates_of, no_candidates
 from .verify.rules import COUPLED, rule_for
+
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,9 +77,11 @@ class Drafting:
             )
             self._drafters.open(state.draft_request(), expected)
             names = self._drafters.feature_drafters
-            state.wants_features = bool(names) and (
-                expected is None or not names.isdisjoint(expected)
-            )
+            state.wants_features = not names.isdisjoint(expected)
+            most = min(self._scheduler.nodes_each(1), state.max_nodes)
+            state.head_nodes = {
+                name: most for name in self._drafters.stage_heads if name in expected
+            }
 
     def close(self, state: RequestState) -> None:
         """End a request with every drafter, after handing them its last tokens."""
@@ -96,6 +102,16 @@ class Drafting:
         if rows:
             self._drafters.note_features(rows)
 
+    @property
+    def stage_heads(self) -> tuple[str, ...]:
+        """Names of the last stage's heads."""
+        return self._drafters.stage_heads
+
+    def note_drafted(self, drafted: Sequence[Drafted]) -> None:
+        """Keep what heads of the last stage drafted for the next step."""
+        if drafted:
+            self._drafters.note_drafted(drafted)
+
     def start(self, states: Sequence[RequestState]) -> DraftingGroup:
         """Begin to ask the drafters about requests that decode; see `ask`."""
         return DraftingGroup(states, asyncio.ensure_future(self.ask(states)))
@@ -108,7 +124,7 @@ class Drafting:
         """
         began_at = self._clock()
         if self._budget.is_quiet(state.request_id for state in states if state.is_open):
-            self._want_features(states, {})
+            self._order(states, AskPlan({}, {}))
             return DraftBatch({}, began_at, 0.0, AskPlan({}, {}), {})
         most = self._scheduler.nodes_each(len(states))
         sizes = [
@@ -124,7 +140,7 @@ class Drafting:
                 [_wish(state) for state, _ in sizes], costs, others,
                 may_decode_several=_want_tokens_alone(states),
             )  # fmt: skip
-        self._want_features(states, plan.by_drafter)
+        self._order(states, plan, {state.request_id: size for state, size in sizes})
         commits, self._commits = self._commits, []
         asked = set().union(*plan.by_drafter.values())
         queries = [
@@ -142,15 +158,23 @@ class Drafting:
         seconds = self._clock() - start
         return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
 
-    def _want_features(
-        self, states: Sequence[RequestState], asked: Mapping[str, Collection[str]]
+    def _order(
+        self, states: Sequence[RequestState], plan: AskPlan, sizes: Mapping[str, int] = NO_SIZES
     ) -> None:
-        """The next step hands out the features of requests that such a drafter is asked for."""
+        """The next step hands out the features of requests that such a drafter is asked for, and
+        its heads draft trees of `sizes` nodes for those that they are told to."""
         names = self._drafters.feature_drafters
         if names:
-            wanting = set[str]().union(*(asked.get(name, ()) for name in names))
+            wanting = set[str]().union(*(plan.by_drafter.get(name, ()) for name in names))
             for state in states:
                 state.wants_features = state.request_id in wanting
+        if self._drafters.stage_heads:
+            for state in states:
+                state.head_nodes = {}
+            by_id = {state.request_id: state for state in states}
+            for name, ids in plan.ahead.items():
+                for one in ids:
+                    by_id[one].head_nodes[name] = sizes[one]
 
     def merge(self, states: Sequence[RequestState], draft_batch: DraftBatch) -> DraftedTrees:
         """What drafters offer to each request, in one tree."""
@@ -206,7 +230,7 @@ class Drafting:
             drafted.max_nodes,
             self._scheduler.num_prefill_rows(len(drafted)) + num_probe_rows,
             ids=[state.request_id for state in drafted.states],
-            spent_s=draft_batch.seconds,
+            spent_s=draft_batch.seconds + draft_batch.ahead_s,
             may_decode_several=_want_tokens_alone(drafted.states),
         )
         for place, form in drafted.forms.items():
@@ -278,6 +302,8 @@ class Drafting:
         if not states or len(trees.trees.nodes) or trees.wishes or self._scheduler.is_prefilling:
             return 1
         if not _want_tokens_alone(states) or any(state.wants_features for state in states):
+            return 1
+        if self._drafters.stage_heads:
             return 1
         most = min(state.stop.num_tokens_left for state in states)
         return self._budget.num_decode_steps(len(states), most)

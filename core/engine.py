@@ -251,8 +251,9 @@ class EngineCore:
         if not fitting.states and not chunks:
             return fitting, chunks, None
         step = build_step(
-            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
-        )
+            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps,
+            self._drafting.stage_heads,
+        )  # fmt: skip
         return fitting, chunks, step
 
     def _submit(
@@ -308,12 +309,13 @@ class EngineCore:
 
     def _commit(self, in_flight: StepInFlight, results: StepResults) -> None:
         """Take a step's results into its requests."""
-        outcome = self._outcome(in_flight, results.num_passes)
+        outcome = self._outcome(in_flight, results)
         for state in in_flight.states:
             state.in_flight -= 1
             state.num_losses = 0
         trees = in_flight.trees
         self._drafting.note_features(results.features)
+        self._drafting.note_drafted(results.drafted)
         self._committing.count(trees, results.paths, outcome)
         walks = walks_along(results.paths, trees.trees.names, in_flight.row_slots)
         parts = zip(trees.states, walks, results.trees, strict=True)
@@ -325,18 +327,22 @@ class EngineCore:
         if in_flight.traced is not None:
             in_flight.traced.committed()
 
-    def _outcome(self, in_flight: StepInFlight, num_passes: int) -> StepOutcome:
+    def _outcome(self, in_flight: StepInFlight, results: StepResults) -> StepOutcome:
         """What an answered step took: from its start, or from the answer before it."""
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
         num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
+        num_passes = results.num_passes
         num_in_flight, pass_s = 1 + len(self._in_flight), seconds / num_passes
         self._scheduler.note_step(in_flight.num_rows, in_flight.chunks, pass_s, num_in_flight)
         draft_batch = in_flight.draft_batch
         if draft_batch is None:
             draft_batch = DraftBatch({}, in_flight.sent_at, 0.0, AskPlan({}, {}), {})
-        return StepOutcome(in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes)
+        ahead_s = sum(drafted.seconds for drafted in results.drafted)
+        return StepOutcome(
+            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, ahead_s
+        )
 
     def _finish(self, state: RequestState, last: Delta) -> None:
         self._forget(state)

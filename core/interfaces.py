@@ -12,6 +12,7 @@ from .arrays import Float32, Int32
 from .proposals import (
     Commit,
     DraftCost,
+    Drafted,
     DraftRequest,
     FeatureLayers,
     FeatureRows,
@@ -179,6 +180,19 @@ class FeatureDrafter(Protocol):
 
 
 @runtime_checkable
+class AheadDrafter(Protocol):
+    """A drafter that stands for a head of the last stage, which drafts for the next step."""
+
+    def take(self, request_id: str, committed_len: int, proposal: Proposal) -> None:
+        """Keep what was drafted behind a request's first tokens."""
+        ...
+
+    def close(self, request_id: str) -> None:
+        """Forget a request; an unknown id is ignored."""
+        ...
+
+
+@runtime_checkable
 class OwningDrafter(Protocol):
     """A drafter that holds threads or connections."""
 
@@ -236,4 +250,13 @@ class ProposalSource(Protocol):
 
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features for the next message to those."""
+        ...
+
+    @property
+    def stage_heads(self) -> tuple[str, ...]:
+        """Names of the drafters that are heads of the last stage; of those in use still."""
+        ...
+
+    def note_drafted(self, drafted: Sequence[Drafted]) -> None:
+        """Keep what those drafted, for the next queries."""
         ...

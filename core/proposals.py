@@ -315,6 +315,19 @@ class StepCommit(NamedTuple):
     top_next_tokens: Mapping[str, TopNextTokens] = MappingProxyType({})
 
 
+class Drafted(NamedTuple):
+    """What a head of the last stage drafted in a step.
+
+    source     its name
+    seconds    that it took
+    proposals  request ids, tokens of the texts that the drafts go on from, and the drafts
+    """
+
+    source: str
+    seconds: float
+    proposals: tuple[tuple[str, int, Proposal], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class DraftCost:
     """Seconds of the engine's time that a drafter takes, running means; 0 before it was asked.
@@ -324,12 +337,18 @@ class DraftCost:
                   committed since
     open_token_s  of opening a request, for each token of its text
     is_new        it is asked whatever it brings, until its first drafts have told what it is
+    is_ahead      it drafts at the end of a step for the next one
     """
 
     message_s: float = 0.0
     query_s: float = 0.0
     open_token_s: float = 0.0
     is_new: bool = False
+    is_ahead: bool = False
+
+    def seconds(self, num_queries: int) -> float:
+        """Of a message that asks for so many requests."""
+        return self.message_s + num_queries * self.query_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -338,6 +357,8 @@ class AskPlan:
 
     by_drafter  ids of the requests that each drafter is asked for; none that is asked for nothing
     probing     of these, the ones whose probes go into the step
+    ahead       likewise, of drafters that draft at the end of this step for the next one; in
+                `by_drafter` they are asked for what they were told to draft in the step before
     ids         of the requests that take drafts; the rest is about them, for what is learned of it:
     choices     int64 [requests, drafters]  what was decided (`core/schedule/choice/kernels.py`)
     sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
@@ -354,6 +375,7 @@ class AskPlan:
     row_s: float = 0.0
     token_s: float = 0.0
     regime: int = 0
+    ahead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -371,3 +393,9 @@ class DraftBatch:
     seconds: float
     plan: AskPlan
     costs: Mapping[str, DraftCost]
+
+    @property
+    def ahead_s(self) -> float:
+        """Seconds that the step will last longer for what is drafted at its end."""
+        ahead = self.plan.ahead.items()
+        return sum(self.costs[name].seconds(len(ids)) for name, ids in ahead if ids)

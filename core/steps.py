@@ -9,6 +9,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from .arrays import Bool, Float32, Int32, Int64, Span, UInt32, UInt64
+from .proposals import Proposal
 
 # Columns of a tree's mask in one word of its bits.
 WORD_BITS = 64
@@ -204,6 +205,32 @@ class VerificationResult(NamedTuple):
     token: int
 
 
+class HeadTask(NamedTuple):
+    """What a head of the last stage does in a step: it reads what is committed of some requests,
+    and drafts what may follow.
+
+    source     its name
+    places     of the requests, rising
+    max_nodes  of each one's tree, at most; 0 of a prompt chunk that is not the last
+    """
+
+    source: str
+    places: tuple[int, ...]
+    max_nodes: tuple[int, ...]
+
+
+class HeadDrafts(NamedTuple):
+    """What a head of the last stage drafted: a proposal for each place of its `HeadTask`, which
+    goes on from what the step commits. None at all where it failed.
+
+    seconds  that reading and drafting took
+    """
+
+    source: str
+    seconds: float
+    proposals: tuple[Proposal, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInput:
     """One batch for the pipeline: prompt chunks and token trees of several requests.
@@ -236,6 +263,9 @@ class StepInput:
     feature_requests  places of requests, rising, whose features are wanted: of all rows of a prompt
                    chunk, of a tree's root and its accepted nodes; never beside several tokens a
                    request
+    head_tasks     of the heads that draft in the last stage; likewise
+    following_tokens  int32 [prompt chunks]  the token of the text behind each chunk, -1 where the
+                   step chooses it; read by heads, None where no task is
     """
 
     step_id: int
@@ -263,6 +293,8 @@ class StepInput:
     end_ids: Int32 | None = None
     request_keys: tuple[int, ...] = ()
     feature_requests: tuple[int, ...] = ()
+    head_tasks: tuple[HeadTask, ...] = ()
+    following_tokens: Int32 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -295,6 +327,7 @@ class StepOutput:
                           most `num_decode_steps`; None where that is 1
     features              float32 [rows, width]  hidden states of the target, of the requests whose
                           features are wanted, one behind the other, in the order of positions
+    head_drafts           of each of the step's head tasks
     stage_spans           when each stage began and ended the step, wall-clock seconds of its own
                           host; empty if not traced
     """
@@ -310,6 +343,7 @@ class StepOutput:
     verification_results: tuple[VerificationResult, ...] | None = None
     decoded: Int32 | None = None
     features: Float32 | None = None
+    head_drafts: tuple[HeadDrafts, ...] = ()
     stage_spans: tuple[Span, ...] = ()
 
 

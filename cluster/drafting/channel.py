@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...core.errors import DrafterError, ProtocolError
-from ...core.proposals import DraftCost, FeatureRows, Proposal, Query, StepCommit
+from ...core.proposals import DraftCost, Drafted, FeatureRows, Proposal, Query, StepCommit
 from ...core.tree.merge import reroot
 from ...core.tree.proposal_batch import ProposalBatch
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
@@ -176,6 +176,8 @@ class DrafterChannel:
         self._arrived.forget(request_id)
         # The id may be opened again, with another text, before these leave.
         self._queries = [query for query in self._queries if query.request_id != request_id]
+        if self.link.ahead is not None:
+            self.link.ahead.close(request_id)
         if self.is_up:
             self._backlog.close(request_id, text)
             if self._backlog:
@@ -190,6 +192,16 @@ class DrafterChannel:
         """Keep features for the next message that asks for their requests."""
         if self.is_up:
             self._backlog.note_features(rows)
+
+    def note_drafted(self, drafted: Drafted) -> None:
+        """Keep what a head of the last stage drafted, until it is asked for."""
+        assert self.link.ahead is not None
+        if drafted.proposals:
+            self._meter.record((), len(drafted.proposals), drafted.seconds, None)
+            self._seconds += DraftSeconds(propose_s=drafted.seconds)
+        for request_id, length, proposal in drafted.proposals:
+            if request_id in self._texts:
+                self.link.ahead.take(request_id, length, proposal)
 
     def queue(self, queries: Sequence[Query], budget_s: float) -> None:
         """Keep the queries of a step for the next message; they replace those of earlier steps."""
@@ -253,9 +265,9 @@ class DrafterChannel:
         self._report = report or self._report
         if seconds is not None:
             self._seconds += seconds
-        self._meter.record(
-            message.opens, len(message.queries), self._clock() - self._sent_at, seconds
-        )
+        if self.link.ahead is None:
+            took_s = self._clock() - self._sent_at
+            self._meter.record(message.opens, len(message.queries), took_s, seconds)
         if message.queries:
             self.is_awaited = False
             self._record_latency(message)

@@ -23,7 +23,7 @@ from ...models.text.fingerprint import tokenizer_hash
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule
 from ..config import HEAD, DrafterConfig, EngineConfig, unknown_key
 from ..links.tokens import read_token
-from .head_features import head_folder
+from .head_features import PLACEMENT, head_folder
 
 if TYPE_CHECKING:
     from ...drafters.heads.options import HeadOptions
@@ -78,6 +78,14 @@ def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> 
     tokenizer is not noticed here.
     Raises `ConfigError` naming the key; `CheckpointError` or `StoreError` for what it loads.
     """
+    options = drafter_options(config)
+    kind = KINDS[config.kind]
+    values = {key: config.options.get(key) for key in kind.own_keys}
+    return kind.build(_Recipe(config.source, config.transport, options, values, engine, config))
+
+
+def drafter_options(config: DrafterConfig) -> Any:
+    """The options of its kind, with those of its profile. Raises `ConfigError` naming the key."""
     kind = KINDS.get(config.kind)
     if kind is None:
         raise ConfigError("kind", f"unknown drafter {config.kind!r}; known: {', '.join(KINDS)}")
@@ -92,10 +100,7 @@ def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> 
     chosen |= {key: value for key, value in given.items() if key in names}
     if "max_nodes" in names:
         chosen["max_nodes"] = config.max_nodes
-    values = {key: given.get(key) for key in kind.own_keys}
-    return kind.build(
-        _Recipe(config.source, config.transport, options(**chosen), values, engine, config)
-    )
+    return options(**chosen)
 
 
 def _profile(config: DrafterConfig, kind: _Kind) -> Mapping[str, Any]:
@@ -236,7 +241,7 @@ KINDS: Mapping[str, _Kind] = {
     "suffix": _plain(SuffixOptions, SuffixDrafter),
     "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
     "model": _Kind(_model_options, _model, ("model",)),
-    HEAD: _Kind(_head_options, _head, ("model",)),
+    HEAD: _Kind(_head_options, _head, ("model", PLACEMENT)),
     "retrieval": _Kind(
         lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off"), REST_PAPER
     ),

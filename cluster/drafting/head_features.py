@@ -11,6 +11,10 @@ from ...models.load.checkpoint import resolve_head_path
 from ...models.load.model_info import ModelInfo, read_model_info
 from ..config import HEAD, DrafterConfig, EngineConfig
 
+# A key of head drafters: where they run.
+PLACEMENT = "placement"
+LAST_STAGE, ACTOR = "last_stage", "actor"
+
 
 def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:
     """Layers of the target whose outputs stages hand out, ascending; those of all heads together.
@@ -33,6 +37,42 @@ def features_of_target(config: EngineConfig) -> FeatureLayers | None:
         return None
     target = read_model_info(config.model)
     return FeatureLayers(feature_layers_of(config, target), target.hidden_size)
+
+
+def is_in_last_stage(config: DrafterConfig) -> bool:
+    """Whether a drafter is a head of the target's last stage.
+
+    Raises `ConfigError`; `CheckpointError` for a folder that holds none.
+    """
+    if config.kind != HEAD:
+        return False
+    placement = config.options.get(PLACEMENT)
+    if placement not in (None, LAST_STAGE, ACTOR):
+        raise ConfigError(PLACEMENT, f"must be {LAST_STAGE} or {ACTOR}, not {placement!r}")
+    if config.transport != "inproc":
+        if placement == LAST_STAGE:
+            raise ConfigError(
+                PLACEMENT, f"{LAST_STAGE} has no server; leave out transport, or set {ACTOR}"
+            )
+        return False
+    if placement == ACTOR:
+        return False
+    is_open = _is_open(head_folder(config))
+    if is_open and placement == LAST_STAGE:
+        raise ConfigError(
+            PLACEMENT,
+            f"{LAST_STAGE} reads a head in one way, and its config.json leaves open how; "
+            f"`draftline doctor --drafter` tells; or leave {PLACEMENT} out",
+        )
+    return not is_open
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether the text must tell how a head is read, which only a drafter hears."""
+    # As other drafters' code that needs torch.
+    from ...models.heads.load_head import read_head_checkpoint  # noqa: PLC0415
+
+    return len(read_head_checkpoint(folder).readings) > 1
 
 
 def head_folder(config: DrafterConfig) -> Path:

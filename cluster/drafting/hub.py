@@ -8,7 +8,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ...core.proposals import DraftCost, DraftRequest, FeatureRows, Proposal, Query, StepCommit
+from ...core.proposals import (
+    DraftCost,
+    Drafted,
+    DraftRequest,
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from ..links.link import DrafterLink
 from .backlog import CommittedText
 from .channel import DrafterChannel, DrafterLimits
@@ -63,10 +71,13 @@ class DrafterHub:
         self._feature_channels = [
             channel for channel in self._channels if channel.link.reads_features
         ]
+        self._stage_channels = [
+            channel for channel in self._channels if channel.link.ahead is not None
+        ]
         self._remote = [channel for channel in self._channels if not channel.link.is_local]
         # Those that were left out, too.
         self._every = tuple(self._channels)
-        heads = [channel.link.name for channel in self._feature_channels]
+        heads = [channel.link.name for channel in (*self._feature_channels, *self._stage_channels)]
         # None once all heads are known.
         self._watch = HeadWatch(heads, origins or {}) if heads else None
 
@@ -165,7 +176,21 @@ class DrafterHub:
         costs = {channel.link.name: channel.cost() for channel in self._channels}
         new = () if self._watch is None else self._watch.new
         costs.update((name, replace(costs[name], is_new=True)) for name in new)
+        costs.update((name, replace(costs[name], is_ahead=True)) for name in self.stage_heads)
         return costs
+
+    @property
+    def stage_heads(self) -> tuple[str, ...]:
+        """Names of the drafters that are heads of the last stage, of those in use still."""
+        return tuple(channel.link.name for channel in self._stage_channels)
+
+    def note_drafted(self, drafted: Sequence[Drafted]) -> None:
+        """Keep what those drafted, for the next queries."""
+        by_name = {channel.link.name: channel for channel in self._stage_channels}
+        for one in drafted:
+            # It may have been left out meanwhile.
+            if one.source in by_name:
+                by_name[one.source].note_drafted(one)
 
     @property
     def feature_drafters(self) -> frozenset[str]:
@@ -203,7 +228,9 @@ class DrafterHub:
         """These drafters are asked, and told, nothing any more."""
         for channel in [one for one in self._channels if one.link.name in names]:
             channel.retire()
-            for channels in (self._channels, self._feature_channels, self._remote):
+            for channels in (
+                self._channels, self._feature_channels, self._stage_channels, self._remote
+            ):  # fmt: skip
                 if channel in channels:
                     channels.remove(channel)
 

@@ -33,6 +33,7 @@ from ..drafting.channel import DrafterLimits
 from ..drafting.head_features import feature_layers_of
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import DrafterHub
+from ..drafting.last_stage import last_stage_heads
 from ..links.link import DrafterLink
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spans import wall_clock
@@ -85,6 +86,7 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
     device = choose_device(config.device, has_gpu=has_gpu)
     num_stages = config.pipeline_parallel_size
     layers = feature_layers_of(config, info)
+    heads = last_stage_heads(config, info, layers)
     specs = tuple(
         StageSpec(
             model_path=str(info.path),
@@ -100,6 +102,7 @@ def plan_model(config: EngineConfig, *, has_gpu: bool | None = None) -> ModelPla
                 _stage_options(config, max_model_len, (index + 1) / num_stages),
                 feature_layers=layers,
             ),
+            heads=heads if span.is_last else (),
         )
         for index, span in enumerate(partition_layers(info.path, num_stages))
     )

@@ -81,6 +81,7 @@ class GrpcLink:
 
     is_local = False
     learning_counts = None
+    ahead = None
 
     def __init__(  # noqa: PLR0913 - one parameter a part
         self,

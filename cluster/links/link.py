@@ -10,7 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from ...core.errors import DrafterError
-from ...core.interfaces import Drafter, FeatureDrafter, LearningDrafter, OwningDrafter
+from ...core.interfaces import (
+    AheadDrafter,
+    Drafter,
+    FeatureDrafter,
+    LearningDrafter,
+    OwningDrafter,
+)
 from ...core.proposals import Commit, DraftRequest, FeatureLayers, FeatureRows, Proposal, Query
 from .failures import FailureLog, failure_reason
 from .features import feature_columns
@@ -135,6 +141,11 @@ class DrafterLink(Protocol):
         """Whether it goes on from the target's features (`core.interfaces.FeatureDrafter`)."""
         ...
 
+    @property
+    def ahead(self) -> AheadDrafter | None:
+        """The drafter, if it stands for a head of the last stage."""
+        ...
+
     def connect(self, events: LinkEvents) -> None:
         """Begin to connect; `ready` or `failed` follows."""
         ...
@@ -238,8 +249,8 @@ class InprocLink:
     """
 
     __slots__ = (
-        "_columns", "_drafter", "_events", "_session", "keeps_answers", "max_nodes", "name",
-        "reads_features",
+        "_columns", "_drafter", "_events", "_session", "ahead", "keeps_answers", "max_nodes",
+        "name", "reads_features",
     )  # fmt: skip
 
     is_local = True
@@ -261,6 +272,7 @@ class InprocLink:
         self.max_nodes = max_nodes
         self.keeps_answers = keeps_answers
         self.reads_features = read is not None
+        self.ahead = drafter if isinstance(drafter, AheadDrafter) else None
 
     @property
     def learning_counts(self) -> Mapping[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ...core.errors import place_of
@@ -14,6 +15,7 @@ from .stage_failure import stage_failure
 if TYPE_CHECKING:
     import torch
 
+    from ...drafters.heads.last_stage import LastStageHeadSpec
     from ...models.load.partition import LayerSpan
     from ...models.stage.options import StageOptions
     from ...models.stage.pending_output import PendingOutput
@@ -57,6 +59,7 @@ class StageSpec:
     num_blocks   KV blocks of the stage's cache, each of `block_size` slots; None: what fits
     hidden_size  columns of the model's hidden states
     options      how it computes; None: by default
+    heads        that draft there, of the last stage
     num_cpus, num_gpus  Ray resources that the stage's actor reserves
     """
 
@@ -70,6 +73,7 @@ class StageSpec:
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     options: StageOptions | None = None
+    heads: tuple[LastStageHeadSpec, ...] = ()
 
     @property
     def input_size(self) -> int:
@@ -96,10 +100,18 @@ class StageSpec:
         return self.device != "cpu"
 
     def build(self) -> StageRunner:
-        """Load the stage. Raises `CheckpointError`; `ConfigError` where it cannot be compiled."""
+        """Load the stage with its heads.
+
+        Raises `CheckpointError`; `ConfigError` where it cannot be compiled.
+        """
         # Workers build their stage; the coordinator that sends specs never loads the model code.
         from ...models.stage.stage import load_stage  # noqa: PLC0415
 
+        make_heads = None
+        if self.heads:
+            from ...drafters.heads.last_stage import load_last_stage_heads  # noqa: PLC0415
+
+            make_heads = partial(load_last_stage_heads, self.heads)
         return load_stage(
             self.model_path,
             self.span,
@@ -108,6 +120,7 @@ class StageSpec:
             dtype=self.dtype,
             device=self.device,
             options=self.options,
+            make_heads=make_heads,
         )
 
 

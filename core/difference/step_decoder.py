@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import Int32
 from ..errors import ProtocolError
-from ..steps import SamplingRows, StepInput
+from ..steps import HeadTask, SamplingRows, StepInput
 from .edit_changes import ReceivedEdits
 from .kept_sampling import KeptSampling
 from .kept_tables import KeptTables
@@ -104,7 +105,27 @@ class StepDecoder:
             "verification": choice.verification,
             "edits": self._edits.apply(choice.edits, rows.slots_of(logits_rows)),
             "feature_requests": _places(choice.feature_requests, len(rows.context_lens)),
+            "head_tasks": _tasks(choice.head_tasks, len(rows.context_lens)),
+            "following_tokens": _following(choice, len(rows.context_lens)),
         }
+
+
+def _tasks(tasks: tuple[HeadTask, ...], num_requests: int) -> tuple[HeadTask, ...]:
+    for task in tasks:
+        _places(task.places, num_requests)
+        fits = len(task.places) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
+        expect(fits, "a head is to draft no tree")
+    return tasks
+
+
+def _following(choice: ChoiceDifference, num_requests: int) -> Int32 | None:
+    tokens = choice.following_tokens
+    if tokens is None:
+        expect(not choice.head_tasks, "heads are not told what follows")
+    else:
+        expect_flat("following tokens", tokens)
+        expect(len(tokens) <= num_requests, "tokens follow no prompt")
+    return tokens
 
 
 def _places(places: tuple[int, ...], num_requests: int) -> tuple[int, ...]:

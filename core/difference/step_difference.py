@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..arrays import Bool, Float32, Float64, Int32, Int64, UInt32, UInt64
-from ..steps import SamplingRows, Verification
+from ..steps import HeadTask, SamplingRows, Verification
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,6 +166,8 @@ class ChoiceDifference:
     verification: Verification | None
     edits: EditChanges | None
     feature_requests: tuple[int, ...]
+    head_tasks: tuple[HeadTask, ...]
+    following_tokens: Int32 | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

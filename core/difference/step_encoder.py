@@ -100,4 +100,6 @@ class StepEncoder:
             verification=step.verification,
             edits=self._edits.changes(step.edits, rows.slots_of(logits_rows)),
             feature_requests=step.feature_requests,
+            head_tasks=step.head_tasks,
+            following_tokens=step.following_tokens,
         )

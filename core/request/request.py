@@ -66,6 +66,7 @@ class RequestState:
                    last after a preemption
     num_scheduled  of these, how many were cached already or submitted; some may be in flight
     num_shared     of its blocks, how many others may share
+    head_nodes     most nodes that heads of the last stage draft behind its next step, by name
     in_flight      steps of this request that were submitted and not committed yet
     num_losses     steps of it that were lost with a stage since the last that was answered
     moves          int32 [m, 2]  KV copies of the last commit, for this request's next step
@@ -98,6 +99,7 @@ class RequestState:
     prompt_log_probs: list[TokenLogProb | None] | None = None
     is_open: bool = False
     wants_features: bool = False
+    head_nodes: dict[str, int] = field(default_factory=dict)
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     num_losses: int = 0

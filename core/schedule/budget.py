@@ -21,7 +21,8 @@ from ..tree.hazards import values_under
 from ..tree.merge import merge
 from ..tree.tree import TokenTree, TreeBatch, empty_trees
 from ..verify.walk import Paths
-from .choice.drafter_choice import DrafterChoice, DraftWish, Prices, Verified, everyone
+from .choice.drafter_choice import DrafterChoice, Prices, Verified
+from .choice.wishes import DraftWish, everyone
 from .hindsight import Hindsight
 from .line_fit import LineFit
 from .multi_step import MultiStep
@@ -49,6 +50,7 @@ class StepOutcome:
     seconds          of its pass
     num_prompt_rows  of its rows
     num_passes       tokens of each request, where no drafts were verified
+    ahead_s          of its seconds, that went into drafts for the next step
     """
 
     num_rows: int
@@ -56,6 +58,7 @@ class StepOutcome:
     num_prompt_rows: int
     draft_batch: DraftBatch
     num_passes: int = 1
+    ahead_s: float = 0.0
     num_tokens: int = 0
     ids: Sequence[str] = ()
     trees: Sequence[TokenTree] = ()
@@ -195,7 +198,7 @@ class NodeBudget:
         round_s = now - max(before, outcome.draft_batch.began_at)
         # While other steps are on their way, drafters are asked in the time of these.
         drafting_s = outcome.draft_batch.seconds + host_s
-        rest_s = round_s - drafting_s if is_alone else outcome.seconds
+        rest_s = (round_s - drafting_s if is_alone else outcome.seconds) - outcome.ahead_s
         num_requests = len(outcome.trees)
         if round_s > 0 and num_requests and not outcome.num_prompt_rows:
             self._learn_round(outcome, num_requests, round_s, max(rest_s, 0.0))

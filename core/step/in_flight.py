@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..proposals import DraftBatch, FeatureRows
+from ..proposals import DraftBatch, Drafted, FeatureRows
 from ..request.request import RequestState
 from ..steps import StepInput, StepOutput
 from ..verify.walk import Paths, RowSlots, paths_of
 from .features import features_of
+from .head_drafts import drafted_of
 from .outputs import Chosen, StepOutputReader, TreeOutput
 from .prompt_chunk import PromptChunk
 from .trace import TracedStep
@@ -34,6 +35,7 @@ class StepResults(NamedTuple):
     trees   what else was answered to each tree
     chunks  what was chosen after each prompt chunk
     features  of the requests whose drafters asked for them
+    drafted by heads of the last stage, for the next step
     """
 
     num_passes: int
@@ -41,6 +43,7 @@ class StepResults(NamedTuple):
     trees: Sequence[TreeOutput]
     chunks: Sequence[Chosen]
     features: Sequence[FeatureRows]
+    drafted: Sequence[Drafted]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,12 +90,14 @@ class StepInFlight:
         )
         answers = StepOutputReader(output)
         paths = paths_of(self.trees.trees, output)
+        request_ids = [state.request_id for state in self.states]
         return StepResults(
             1 if output.decoded is None else output.decoded.shape[1],
             paths,
             answers.of_trees(self.trees),
             [answers.of_chunk(chunk) for chunk in self.chunks],
-            features_of(self.step, [state.request_id for state in self.states], paths, output),
+            features_of(self.step, request_ids, paths, output),
+            drafted_of(self.step, request_ids, paths, output),
         )
 
     def give_up(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...cluster.config import HEAD, DrafterConfig, EngineConfig
 from ...cluster.drafting.factory import build_drafter, keeps_answers
-from ...cluster.drafting.head_features import features_of_target
+from ...cluster.drafting.head_features import features_of_target, is_in_last_stage
 from ...cluster.engine.assembly import local_pipeline
 from ...cluster.links.grpc_link import AddressProvider, GrpcLink, GrpcOptions
 from ...cluster.links.link import DrafterLink, InprocLink
@@ -18,6 +18,7 @@ from ...cluster.links.tokens import new_token, read_token
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from ...core.errors import ConfigError, DrafterError, DraftlineError
 from ...core.proposals import FeatureLayers
+from ...drafters.heads.stage_drafts import StageDrafts
 
 if TYPE_CHECKING:
     from ...actors.drafter_actor import RayDrafter
@@ -78,7 +79,12 @@ class Placement:
         for index, drafter in enumerate(self._config.told_drafters):
             if drafter.transport == "inproc":
                 with _naming(index):
-                    built = build_drafter(drafter, self._config)
+                    # Those of the last stage are loaded there.
+                    built = (
+                        StageDrafts(drafter.source)
+                        if is_in_last_stage(drafter)
+                        else build_drafter(drafter, self._config)
+                    )
                 links.append(InprocLink(built, **self._told(drafter)))
             elif drafter.address is not None:
                 with _naming(index):

@@ -6,7 +6,6 @@ DSpark (`models/heads/`). See docs/algorithms/heads.md, "Drafting".
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -22,10 +21,7 @@ from ...core.proposals import (
     FeatureRows,
     Proposal,
     Query,
-    empty_proposal,
 )
-from ...core.sampling.rows import sampling_rows
-from ...core.steps import StepOutput, TopTokens
 from ...models.device import choose_device, choose_dtype
 from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
@@ -36,20 +32,16 @@ from ...models.heads.p_eagle import PEagle
 from ...models.heads.shared_parts import SharedParts, load_shared_parts
 from ...models.heads.spec_former import SpecFormer
 from ...models.load.model_info import ModelInfo
-from ...models.sampling import choose_sampler
-from ..model.text_distribution import draft_rng, stacked
-from ..model.tree_draws import WITH_REPLACEMENT, TreeDraws
-from ..model.tree_job import TreeJob
 from ..open_requests import OpenRequests
-from .block_network import DFlashNetwork
 from .head_text import HeadText
-from .kept_keys import KeptKeys
-from .markov_network import DSparkNetwork
-from .mask_network import PEagleNetwork
-from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
+from .networks.block_network import DFlashNetwork
+from .networks.head_network import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
+from .networks.markov_network import DSparkNetwork
+from .networks.mask_network import PEagleNetwork
+from .networks.parallel_network import ParallelNetwork
 from .options import HeadOptions
-from .parallel_network import ParallelNetwork
 from .probing import ProbingDrafter
+from .tree_growth import TreeGrowth
 
 
 def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
@@ -80,7 +72,7 @@ def load_head_drafter(
     heads = load_readings(folder, getattr(torch, dtype), device)
     shared = load_shared_parts(target, dtype, device)
     drafters = {
-        reading_text(reading): HeadDrafter(_network(head, shared), target, layers, name, options)
+        reading_text(reading): HeadDrafter(network_of(head, shared), target, layers, name, options)
         for reading, head in heads
     }
     if len(drafters) > 1:
@@ -89,7 +81,8 @@ def load_head_drafter(
     return drafter
 
 
-def _network(head: Head, shared: SharedParts) -> HeadNetwork:
+def network_of(head: Head, shared: SharedParts) -> HeadNetwork:
+    """How a head reads and grows trees, with what it shares with its target."""
     if isinstance(head, PEagle):
         return PEagleNetwork(head, shared)
     if isinstance(head, FeatureHead):
@@ -122,8 +115,8 @@ class HeadDrafter:
         self._vocab_size = target.vocab_size
         self._layers = FeatureLayers(layers, target.hidden_size)
         self._name = name
-        self._options = options.of_head(says_all_levels=network.says_all_levels)
-        self._sampler = choose_sampler(network.device)
+        self._max_tokens = options.max_tokens
+        self._growth = TreeGrowth(network, target.vocab_size, name, options)
         self._requests: OpenRequests[HeadText] = OpenRequests(name)
 
     @property
@@ -171,12 +164,9 @@ class HeadDrafter:
         texts = [self._requests.of_query(query) for query in queries]
         self._read(texts)
         trees = [self._begin(text, query) for text, query in zip(texts, queries, strict=True)]
-        growing = [tree for tree in trees if tree is not None]
-        while growing and (deadline is None or time.monotonic() < deadline):
-            self._grow(growing)
-            growing = [tree for tree in growing if tree.job.expansion.frontier]
+        self._growth.grow([tree for tree in trees if tree is not None], deadline)
         return [
-            self._proposal(tree, query.max_nodes)
+            self._growth.proposal(tree, query.max_nodes)
             for tree, query in zip(trees, queries, strict=True)
         ]
 
@@ -193,72 +183,12 @@ class HeadDrafter:
         kept = [text.kept for text, _ in taken]
         said = self._network.read(values, tokens.long(), positions.long(), kept, counts)
         for (text, _), end in zip(taken, accumulate(counts), strict=True):
-            text.note_rows(said[end - 1 : end], self._options.max_tokens)
+            text.note_rows(said[end - 1 : end], self._max_tokens)
 
     def _begin(self, text: HeadText, query: Query) -> HeadTree | None:
-        most = self._network.most_levels or self._options.num_tokens
-        levels = min(most, query.max_nodes, self._options.num_tokens)
-        expansion = self._options.expansion(levels, query.max_nodes)
-        if text.last is None or not text.is_draftable or not expansion.frontier:
+        if text.last is None or not text.is_draftable:
             return None
-        draws = self._draws(text)
-        job = TreeJob(expansion, text.committed_len, (), text.distribution, draws)
-        kept = KeptKeys(self._network.num_layers)
-        return HeadTree(job, text.tokens[-1], text.kept, text.last, levels, kept)
-
-    def _draws(self, text: HeadText) -> TreeDraws | None:
-        """None where candidates are no draws."""
-        options, distribution = self._options, text.distribution
-        if not options.is_drawn or distribution.temperature == 0:
-            return None
-        return TreeDraws(
-            min(options.distribution_size, self._vocab_size),
-            distribution.temperature,
-            options.draws == WITH_REPLACEMENT,
-            draft_rng(self._name, distribution.seed, text.committed_len),
-        )
-
-    def _grow(self, trees: Sequence[HeadTree]) -> None:
-        """One level more of each tree."""
-        output = self._chosen(trees, self._network.level(trees))
-        first = 0
-        for tree in trees:
-            count = len(tree.job.expansion.frontier)
-            tree.job.take(output, first)
-            first += count
-
-    def _chosen(self, trees: Sequence[HeadTree], logits: torch.Tensor) -> StepOutput:
-        """What the requests would choose after each node, by the head's logits."""
-        jobs = [tree.job for tree in trees]
-        counts = [len(job.expansion.frontier) for job in jobs]
-        positions = [
-            job.committed_len + job.expansion.depth(node)
-            for job in jobs
-            for node in job.expansion.frontier
-        ]
-        sampling = sampling_rows(
-            [job.distribution.temperature for job in jobs],
-            [job.distribution.logits_params for job in jobs],
-            [job.distribution.seed for job in jobs],
-            np.array(positions, dtype=np.int64),
-            np.array(counts, dtype=np.int32),
-        )
-        targets = self._sampler.choose(logits, sampling)
-        log_probs = self._sampler.log_softmax(logits)
-        best = log_probs.topk(min(max(job.num_top for job in jobs), self._vocab_size), dim=-1)
-        none = np.empty(0, dtype=np.int32)
-        return StepOutput(
-            0,
-            targets.cpu().numpy(),
-            none.reshape(0, 0),
-            none.astype(np.float32),
-            log_probs=log_probs.gather(-1, targets.long()[:, None])[:, 0].cpu().numpy(),
-            top=TopTokens(best.indices.int().cpu().numpy(), best.values.cpu().numpy()),
-        )
-
-    def _proposal(self, tree: HeadTree | None, max_nodes: int) -> Proposal:
-        if tree is None:
-            return empty_proposal(self._name)
-        nodes = tree.job.proposed(max_nodes)
-        declared = stacked(tree.job.declared[: len(nodes[0])])
-        return Proposal(self._name, *nodes, distributions=declared)
+        return self._growth.begin(
+            text.kept, text.tokens[-1], text.last, text.committed_len, text.distribution,
+            query.max_nodes,
+        )  # fmt: skip

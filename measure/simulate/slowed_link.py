@@ -14,6 +14,7 @@ from ...cluster.links.link import (
 )
 from ...core.arrays import ROOT
 from ...core.errors import DrafterError
+from ...core.interfaces import AheadDrafter
 from ...core.proposals import Proposal
 from .cost_profile import CostProfile
 
@@ -64,6 +65,11 @@ class SlowedLink:
     def reads_features(self) -> bool:
         """See `DrafterLink`."""
         return self._link.reads_features
+
+    @property
+    def ahead(self) -> AheadDrafter | None:
+        """See `DrafterLink`."""
+        return self._link.ahead
 
     def connect(self, events: LinkEvents) -> None:
         """See `DrafterLink`."""

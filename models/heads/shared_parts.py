@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +15,13 @@ from ..load.partition import LayerSpan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedParts:
-    """Parts of a target, on the head's device."""
+    """Parts of a target, on the head's device.
+
+    head  [n, vocabulary] of normed states [n, hidden_size]
+    """
 
     embed: nn.Module
-    norm: nn.Module
+    norm: Callable[[Tensor], Tensor]
     head: Projection
     softcap: float | None
 
@@ -34,11 +38,16 @@ class SharedParts:
 def load_shared_parts(target: ModelInfo, dtype: str, device: str) -> SharedParts:
     """Raises `CheckpointError`, or `ConfigError` (`dtype`)."""
     count = target.num_layers
-    # Slices hold a layer at least, which is let go.
-    first = load_slice(target.path, LayerSpan(0, 1, count), dtype, device)
+    # A slice holds a layer at least, which is let go.
     last = load_slice(target.path, LayerSpan(count - 1, count, count), dtype, device)
-    assert first.embed is not None
     assert last.norm is not None
     assert last.head is not None
     softcap = getattr(last.config, "final_logit_softcapping", None)
-    return SharedParts(first.embed, last.norm, last.head, softcap)
+    return SharedParts(load_embedding(target, dtype, device), last.norm, last.head, softcap)
+
+
+def load_embedding(target: ModelInfo, dtype: str, device: str) -> nn.Module:
+    """The target's embeddings. Raises `CheckpointError`, or `ConfigError` (`dtype`)."""
+    first = load_slice(target.path, LayerSpan(0, 1, target.num_layers), dtype, device)
+    assert first.embed is not None
+    return first.embed

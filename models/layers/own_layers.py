@@ -122,13 +122,17 @@ class OwnLayers:
 
         `softcap` bounds them by tanh, as Gemma 2 does.
         """
+        out = self.project(self.normed(hidden))
+        return out if softcap is None else torch.ops.draftline.soft_cap(out, softcap)
+
+    def project(self, normed: Tensor) -> Tensor:
+        """float32 [rows, vocabulary] of normed states [rows, hidden_size], as the head says."""
         assert self._head is not None
-        normed = self.normed(hidden)
         weight, outputs, bias = self._head
         out = packed_linear(normed, weight, outputs)
         if bias is not None:
             out.add_(bias)
-        return out if softcap is None else torch.ops.draftline.soft_cap(out, softcap)
+        return out
 
     def decode(  # noqa: PLR0913, PLR0917 - the operator's
         self,

@@ -121,7 +121,7 @@ def profile(stage: TrialStage, max_rows: int, memory: DeviceMemory) -> MemoryUse
     stage.run(prompt_step(max_rows, stage.block_size), hidden)
     work = memory.peak() - resting
     free, total = memory.free_and_total()
-    return MemoryUse(total, free, work, stage.kv.data.nbytes)
+    return MemoryUse(total, free, work, stage.kv_bytes)
 
 
 def blocks_that_fit(use: MemoryUse, block_bytes: int, utilization: float, num_works: int) -> int:
@@ -166,8 +166,12 @@ def make_kv(
 class TrialStage(Protocol):
     """A stage that can run trial steps."""
 
-    kv: PagedKv
     block_size: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of its KV cache."""
+        ...
 
     @property
     def is_first(self) -> bool:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ...core.arrays import Int32
-from ...core.steps import StepInput, StepOutput, TopTokens, VerificationResult
+from ...core.steps import HeadDrafts, StepInput, StepOutput, TopTokens, VerificationResult
 from ...core.verify.accepted_rows import accepted_rows
 from ..device import HostCopy, to_device
 from ..sampling import Sampler
 from ..verify.apply import verification_results, with_verification_results
+from .stage_heads import StageHeads
 
 # Waits for the answer of a step that was launched; called once, in any thread.
 PendingOutput = Callable[[], StepOutput]
@@ -28,16 +29,17 @@ def wanted_rows(step: StepInput) -> Int32:
 
 
 def launch_answer(
-    step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler,
-    features: Callable[[Int32], Tensor] | None = None,
+    step: StepInput, rows: Int32, logits: Tensor, sampler: Sampler, *,
+    features: Callable[[Int32], Tensor] | None = None, heads: StageHeads | None = None,
 ) -> PendingOutput:  # fmt: skip
     """Enqueue all that the answer needs, and one copy of it to the host.
 
     logits    float32 [rows, vocabulary], unprocessed, of `wanted_rows`
     features  float32 [n, width] of rows int32 [n]
+    heads     of the stage, which draft behind what is committed
 
     Waits for the device only where an acceptance rule is decided on the host, and where features of
-    accepted rows are wanted.
+    accepted rows or drafts of heads are wanted.
     """
 
     def logits_of(wanted: Int32) -> Tensor:
@@ -53,16 +55,16 @@ def launch_answer(
     parts = {
         "target_tokens": targets,
         "probe_ids": _probed(logits_of(step.probe_rows), step.probe_top_k),
+        **_scored(step, logits_of(step.scored_rows), sampler),
+        **_told(step, target_logits, targets, sampler),
     }
-    if len(step.scored_rows):
-        distributions = sampler.log_softmax(logits_of(step.scored_rows))
-        parts["scores"] = _of_tokens(distributions, to_device(step.scored_tokens, logits.device))
-        parts |= _top("scored_top", distributions, step.num_top)
-    if step.with_log_probs or step.with_entropies:
-        parts |= _told(step, sampler.log_softmax(target_logits), targets)
     if step.feature_requests:
         assert features is not None
         parts["features"] = features(accepted_rows(step, targets.cpu().numpy(), results))
+    drafts: tuple[HeadDrafts, ...] = ()
+    if heads is not None and features is not None:
+        # Before the next step, which moves what heads keep of these rows.
+        drafts = heads.draft(step, targets.cpu().numpy(), results, features)
     copy = HostCopy(list(parts.values()))
 
     def wait() -> StepOutput:
@@ -71,7 +73,7 @@ def launch_answer(
             step.step_id, arrays["target_tokens"], arrays["probe_ids"],
             arrays.get("scores", np.empty(0, dtype=np.float32)),
             log_probs=arrays.get("log_probs"), entropies=arrays.get("entropies"),
-            verification_results=results, features=arrays.get("features"),
+            verification_results=results, features=arrays.get("features"), head_drafts=drafts,
             top=_top_tokens("top", arrays), scored_top=_top_tokens("scored_top", arrays),
         )  # fmt: skip
 
@@ -94,15 +96,26 @@ def _chosen(
     return to_device(committed, logits.device).to(torch.int32), results
 
 
-def _told(step: StepInput, distributions: Tensor, targets: Tensor) -> dict[str, Tensor]:
+def _told(step: StepInput, logits: Tensor, targets: Tensor, sampler: Sampler) -> dict[str, Tensor]:
     """Log-probabilities and entropies of `logits_rows`, by name, as far as the step wants them."""
-    parts = {}
+    if not step.with_log_probs and not step.with_entropies:
+        return {}
+    parts, distributions = {}, sampler.log_softmax(logits)
     if step.with_log_probs:
         parts["log_probs"] = _of_tokens(distributions, targets.long())
         parts |= _top("top", distributions, step.num_top)
     if step.with_entropies:
         parts["entropies"] = torch.special.entr(distributions.exp()).sum(dim=-1)
     return parts
+
+
+def _scored(step: StepInput, logits: Tensor, sampler: Sampler) -> dict[str, Tensor]:
+    """Log-probabilities of `scored_tokens`, by the logits of their rows."""
+    if not len(step.scored_rows):
+        return {}
+    distributions = sampler.log_softmax(logits)
+    scores = _of_tokens(distributions, to_device(step.scored_tokens, distributions.device))
+    return {"scores": scores, **_top("scored_top", distributions, step.num_top)}
 
 
 def _probed(logits: Tensor, count: int) -> Tensor:

@@ -31,6 +31,7 @@ from .multi_step import MultiStepDecoder
 from .operator_switch import OperatorSwitch, begin_switch
 from .options import GraphOptions, StageOptions
 from .pending_output import PendingOutput, launch_answer, wanted_rows
+from .stage_heads import LastStageParts, MakeHeads, StageHeads
 from .warm_up import capture, warm_up
 
 if TYPE_CHECKING:
@@ -42,13 +43,14 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     model_path: str | Path, span: LayerSpan, num_blocks: int | None, block_size: int,
     dtype: str = "float32", *, device: str = "cpu",
     attention: str = "auto", options: StageOptions | None = None,
+    make_heads: MakeHeads | None = None,
 ) -> Stage:  # fmt: skip
     """Load the layers of `span` from a Hugging Face folder or hub id, with an empty KV cache.
 
     Without `num_blocks` the cache fills a GPU as far as the options say. `attention` is short for
     options that say nothing else. With `compile: on` the layers become one compiled graph with
     attention of its own, and run once; with `auto` own operators run them where they can, from
-    the first step if they are built, else as soon as they are.
+    the first step if they are built, else as soon as they are. `make_heads` of the last stage.
     Raises `CheckpointError` for a folder that cannot be used, `ConfigError` for a wrong setting.
     """
     options = options or StageOptions(attention=attention)
@@ -68,6 +70,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         kv = make_kv(part, num_blocks, block_size)
         stage = Stage(part, kv, block_size, CompiledLayers(part))
         stage.use_taps(options.feature_layers, span)
+        stage.use_heads(make_heads)
         warm_up(stage)
         return stage
 
@@ -83,6 +86,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         )
         stage = Stage(part, kv, block_size, attention=backend)
         stage.use_taps(options.feature_layers, span)
+        stage.use_heads(make_heads)
         return stage
 
     if num_blocks is None:
@@ -133,12 +137,31 @@ class Stage:
         self._own: OwnLayers | None = None
         self._multi_step: MultiStepDecoder | None = None
         self._switch: OperatorSwitch | None = None
+        self._heads: StageHeads | None = None
         num_layers = len(part.layers)
         self.use_taps((), LayerSpan(0, num_layers, num_layers))
 
     def use_taps(self, layers: Sequence[int], span: LayerSpan) -> None:
         """Note the outputs of these layers of the model, of which the stage holds `span`."""
         self.taps = FeatureTaps(layers, span, self._part.config.hidden_size)
+
+    def use_heads(self, make: MakeHeads | None) -> None:
+        """These draft at the end of its steps, from features of its taps; None: nobody does.
+
+        Raises what `make` raises.
+        """
+        part = self._part
+        if make is not None:
+            parts = LastStageParts(
+                part.embed, self._normed, self._projected, self._softcap, part.dtype, part.device,
+                self.kv.num_slots, self.block_size,
+            )  # fmt: skip
+            self._heads = StageHeads(make(parts))
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache, with that of its heads."""
+        return self.kv.data.nbytes + (0 if self._heads is None else self._heads.kv_bytes)
 
     def use_own_operators(self, switch: OperatorSwitch) -> None:
         """Own operators run the layers from the step on before which `switch` has them ready."""
@@ -153,7 +176,8 @@ class Stage:
     @property
     def decodes_several(self) -> bool:
         """Whether it takes steps of several tokens a request (`StepInput.num_decode_steps`)."""
-        return self._multi_step is not None
+        # A head would not read what is decoded without it.
+        return self._multi_step is not None and self._heads is None
 
     def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
         """The runner of steps that fit, from now on; the caller captures its graphs."""
@@ -184,6 +208,8 @@ class Stage:
     def reset(self) -> None:
         """Forget all steps: the KV cache is as empty as at the start."""
         self.kv.data.zero_()
+        if self._heads is not None:
+            self._heads.reset()
 
     @property
     def is_last(self) -> bool:
@@ -219,7 +245,9 @@ class Stage:
             return self.taps.features(states[to_device(wanted, states.device)], self._normed)
 
         logits = self._logits(self._own_states(hidden), rows)
-        return launch_answer(step, rows, logits, self._sampler, features)
+        return launch_answer(
+            step, rows, logits, self._sampler, features=features, heads=self._heads
+        )
 
     @torch.inference_mode()
     def logits(self, step: StepInput, hidden: Tensor | None, rows: Int32) -> Tensor:
@@ -238,6 +266,12 @@ class Stage:
         assert self._part.norm is not None
         return self._part.norm(hidden)
 
+    def _projected(self, normed: Tensor) -> Tensor:
+        if self._own is not None:
+            return self._own.project(normed.contiguous())
+        assert self._part.head is not None
+        return self._part.head(normed)
+
     def _switch_if_ready(self) -> None:
         if self._switch is not None and self._switch.is_ready:
             self._own = self._switch.make(self._part)
@@ -251,7 +285,7 @@ class Stage:
         self._switch_if_ready()
         part = self._part
         if len(step.moves):
-            self._attention.move(to_device(step.moves, part.device))
+            self._move(step.moves)
         if self._graphs is not None:
             replayed = self._graphs.run(step, hidden)
             if replayed is not None:
@@ -280,6 +314,11 @@ class Stage:
                 part, states, positions, rotations, attention, span=span
             ),
         )
+
+    def _move(self, moves: Int32) -> None:
+        self._attention.move(to_device(moves, self._part.device))
+        if self._heads is not None:
+            self._heads.move(moves)
 
     def _decode(self, step: StepInput) -> StepOutput:
         assert self._multi_step is not None

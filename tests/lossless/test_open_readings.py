@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.cluster.drafting.head_features import is_in_last_stage
+from draftline.core.errors import ConfigError
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
@@ -59,8 +61,9 @@ def test_an_engine_finds_the_layout_out(
 ) -> None:
     drafter = DrafterConfig(kind="head", model=str(unsaid))
     config = EngineConfig(
-        model="demo", drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages
-    )
+        model="demo", drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages,
+        draft_deadline_ms=5000,
+    )  # fmt: skip
     prompts = [prompt.text for prompt in held_out_prompts()[:6]]
     with Engine(config) as engine, caplog.at_level(logging.WARNING):
         for temperature in (0.0, 0.7):
@@ -71,6 +74,16 @@ def test_an_engine_finds_the_layout_out(
         [record] = [one for one in caplog.records if "event=probed" in one.getMessage()]
         check_found(unsaid, record.getMessage())
         assert not engine.stats().drafters[0].left_out
+
+
+def test_the_last_stage_reads_heads_in_one_way(unsaid: Path) -> None:
+    """Drafters hear the text that tells, so such a head is one, whatever is not said."""
+    drafter = DrafterConfig(kind="head", model=str(unsaid))
+    assert not is_in_last_stage(drafter)
+    assert is_in_last_stage(DrafterConfig(kind="head", model="demo-dflash"))
+    with pytest.raises(ConfigError, match="leaves open how") as caught:
+        is_in_last_stage(DrafterConfig(kind="head", model=str(unsaid), placement="last_stage"))
+    assert caught.value.field == "placement"
 
 
 def test_doctor_finds_the_layout_out(unsaid: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from ...arrays import Bool, Float64, Int64
 from ...proposals import AskPlan, DraftCost
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
+from .draft_orders import DraftOrders
 from .kernels import (
     ASKED,
     GAIN,
@@ -34,6 +34,7 @@ from .kernels import (
 from .known import BY_ROW, BY_ROW_AND_DRAFTER, nothing_known, padded
 from .learning import calibrate, charge_trials, credit_nodes, note, ratios
 from .quiet import Quiet
+from .wishes import DraftWish
 
 # Lower ends of the classes of temperatures; 0 is greedy.
 TEMPERATURES = (1e-6, 0.5, 0.9)
@@ -52,22 +53,6 @@ MOST_CREDIT = 8.0
 FIRST_NODES = 8
 # Weight of the newest probe in the mean number of its rows.
 PROBE_WEIGHT = 0.1
-
-
-class DraftWish(NamedTuple):
-    """A request that takes drafts.
-
-    drafters     that it takes; None: all
-    num_tokens   of its text
-    tokens_left  that its answer may still have
-    """
-
-    request_id: str
-    temperature: float
-    namespace: str
-    drafters: tuple[str, ...] | None
-    num_tokens: int
-    tokens_left: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,8 +103,8 @@ class DrafterChoice:
     """Estimates for every drafter and request, and what follows from them for a step."""
 
     __slots__ = (
-        "_classes", "_first_credit_s", "_free", "_host_s", "_known", "_names", "_quiet",
-        "_regime", "_requests", "_row_s", "_shares",
+        "_classes", "_first_credit_s", "_free", "_host_s", "_known", "_names", "_orders",
+        "_quiet", "_regime", "_requests", "_row_s", "_shares",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -138,6 +123,7 @@ class DrafterChoice:
         # The host's own work for a step with drafts and a request, as of the last plan.
         self._host_s: Float64 = np.zeros(2)
         self._quiet = Quiet()
+        self._orders = DraftOrders()
 
     def use(self, names: Sequence[str]) -> None:
         """Know these drafters, of which the ones known already come first."""
@@ -183,13 +169,17 @@ class DrafterChoice:
         )  # fmt: skip
         choices, self._row_s = decide(self._known, step)
         choices[allowed & self._new(costs) & (choices == LEFT_OUT)] = ASKED
-        if not choices.any():
+        orders = choices * self._ahead(costs)
+        choices = self._orders.exchange(ids, choices, orders)
+        if not choices.any() and not orders.any():
             self._quiet.go_on(ids)
             return AskPlan({}, {}, ids=ids)
         self._quiet.end()
         by_drafter, probing = self._by_drafter(ids, choices)
+        ahead, _ = self._by_drafter(ids, orders)
         return AskPlan(
-            by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, self._regime
+            by_drafter, probing, ids, choices, sizes, self._row_s, prices.token_s, self._regime,
+            ahead,
         )  # fmt: skip
 
     def is_quiet(self, ids: Iterable[str], num_tokens: int = 1) -> bool:
@@ -213,6 +203,7 @@ class DrafterChoice:
         pays &= self._allowed([wish], costs)[0]
         if not pays.any():
             self._quiet.join(wish.request_id)
+        self._orders.begin(wish.request_id, np.where(pays & self._ahead(costs), ASKED, LEFT_OUT))
         return frozenset(self._names[index] for index in pays.nonzero()[0].tolist())
 
     def pass_time(self, seconds: float, plain_s: float) -> None:
@@ -288,6 +279,7 @@ class DrafterChoice:
     def forget(self, request_id: str) -> None:
         """The request has ended; an unknown id is ignored."""
         self._quiet.leave(request_id)
+        self._orders.forget(request_id)
         row = self._requests.pop(request_id, None)
         if row is not None:
             self._free.append(row)
@@ -337,6 +329,11 @@ class DrafterChoice:
         new = [name in costs and costs[name].is_new for name in self._names]
         return np.array(new, dtype=np.bool_)
 
+    def _ahead(self, costs: Mapping[str, DraftCost]) -> Bool:
+        """bool [drafters]: who drafts at the end of a step for the next one."""
+        ahead = [name in costs and costs[name].is_ahead for name in self._names]
+        return np.array(ahead, dtype=np.bool_)
+
     def _row(self, wish: DraftWish) -> int:
         row = self._requests.get(wish.request_id)
         if row is None:
@@ -377,13 +374,3 @@ class DrafterChoice:
             asked[name] = tuple(one for one, choice in pairs if choice)
             probing[name] = frozenset(one for one, choice in pairs if choice % TRIED == PROBING)
         return asked, probing
-
-
-def everyone(wishes: Sequence[DraftWish], names: Iterable[str]) -> AskPlan:
-    """Every drafter that they take is asked for all requests, and may probe for them."""
-    by_drafter: dict[str, tuple[str, ...]] = {}
-    for name in names:
-        takers = [wish for wish in wishes if wish.drafters is None or name in wish.drafters]
-        if takers:
-            by_drafter[name] = tuple(wish.request_id for wish in takers)
-    return AskPlan(by_drafter, {name: frozenset(ids) for name, ids in by_drafter.items()})

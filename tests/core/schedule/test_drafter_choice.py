@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from draftline.core.proposals import DraftCost, chain_proposal
 from draftline.core.schedule.budget import NodeBudget
-from draftline.core.schedule.choice.drafter_choice import EXPLORED_SHARE, DraftWish
+from draftline.core.schedule.choice.drafter_choice import EXPLORED_SHARE
+from draftline.core.schedule.choice.wishes import DraftWish
 from draftline.core.schedule.step_cost import StepCost
 from support.fakes.budget_simulation import CURVE, Guess, Loops, Simulation
 

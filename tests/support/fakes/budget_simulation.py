@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from draftline.core.proposals import AskPlan, DraftBatch, DraftCost, Proposal, chain_proposal
 from draftline.core.schedule.budget import NodeBudget, StepOutcome
-from draftline.core.schedule.choice.drafter_choice import DraftWish
+from draftline.core.schedule.choice.wishes import DraftWish
 from draftline.core.schedule.multi_step import MultiStep
 from draftline.core.schedule.step_cost import StepCost
 from draftline.core.tree.merge import merge_all

@@ -28,6 +28,7 @@ class FakeLink:
     max_nodes = 256
     keeps_answers = True
     reads_features = False
+    ahead = None
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.name

@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...core.arrays import ROOT
-from ...models.heads.feature_head import FeatureHead
-from ...models.heads.shared_parts import SharedParts
-from ...models.heads.spec_former import SpecFormer
-from ..model.tree_job import TreeJob
+from ....core.arrays import ROOT
+from ....models.heads.feature_head import FeatureHead
+from ....models.heads.shared_parts import SharedParts
+from ....models.heads.spec_former import SpecFormer
+from ...model.tree_job import TreeJob
 from .kept_keys import KeptKeys, Segment, SegmentAttention, causal_mask
 
 

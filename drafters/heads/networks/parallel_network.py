@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...models.heads.parallel_heads import Blockwise, Medusa
-from ...models.heads.shared_parts import SharedParts
+from ....models.heads.parallel_heads import Blockwise, Medusa
+from ....models.heads.shared_parts import SharedParts
+from .head_network import HeadTree, level_of_all
 from .kept_keys import KeptKeys
-from .networks import HeadTree, level_of_all
 
 
 class ParallelNetwork:

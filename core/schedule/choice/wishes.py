@@ -1,0 +1,36 @@
+"""Requests that take drafts, and the plan that asks every drafter for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ...proposals import AskPlan, DraftCost
+
+
+class DraftWish(NamedTuple):
+    """A request that takes drafts.
+
+    drafters     that it takes; None: all
+    num_tokens   of its text
+    tokens_left  that its answer may still have
+    """
+
+    request_id: str
+    temperature: float
+    namespace: str
+    drafters: tuple[str, ...] | None
+    num_tokens: int
+    tokens_left: int
+
+
+def everyone(wishes: Sequence[DraftWish], costs: Mapping[str, DraftCost]) -> AskPlan:
+    """Every drafter that they take is asked for all requests, and may probe for them."""
+    by_drafter: dict[str, tuple[str, ...]] = {}
+    for name in costs:
+        takers = [wish for wish in wishes if wish.drafters is None or name in wish.drafters]
+        if takers:
+            by_drafter[name] = tuple(wish.request_id for wish in takers)
+    probing = {name: frozenset(ids) for name, ids in by_drafter.items()}
+    ahead = {name: ids for name, ids in by_drafter.items() if costs[name].is_ahead}
+    return AskPlan(by_drafter, probing, ahead=ahead)

@@ -1,0 +1,67 @@
+"""What heads of the last stage are told in a step, and what they drafted, by request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..arrays import Int32, lengths_of
+from ..proposals import Drafted
+from ..request.request import RequestState
+from ..steps import HeadTask, StepInput, StepOutput
+from ..verify.walk import Paths
+from .prompt_chunk import PromptChunk
+
+
+def head_tasks(
+    heads: Sequence[str], states: Sequence[RequestState], chunks: Sequence[PromptChunk]
+) -> tuple[HeadTask, ...]:
+    """A task for each head, of the requests that want drafts of it.
+
+    `states` have trees; a prompt chunk is drafted behind if it is the last one.
+    """
+    wanting = [(state.head_nodes, True) for state in states]
+    wanting += [(chunk.state.head_nodes, chunk.wants_token) for chunk in chunks]
+    tasks = []
+    for head in heads:
+        wanted = [
+            (place, own[head] * drafts)
+            for place, (own, drafts) in enumerate(wanting)
+            if own.get(head)
+        ]
+        places, max_nodes = zip(*wanted, strict=True) if wanted else ((), ())
+        tasks.append(HeadTask(head, places, max_nodes))
+    return tuple(tasks)
+
+
+def following_tokens(chunks: Sequence[PromptChunk]) -> Int32:
+    """int32 [chunks]: `StepInput.following_tokens`."""
+    texts = [(chunk.state.token_ids, chunk.end) for chunk in chunks]
+    behind = [tokens[end] if end < len(tokens) else -1 for tokens, end in texts]
+    return np.array(behind, dtype=np.int32)
+
+
+def drafted_of(
+    step: StepInput, request_ids: Sequence[str], paths: Paths, output: StepOutput
+) -> list[Drafted]:
+    """What the step's heads drafted. `paths`: through its trees, which come first in it."""
+    if not output.head_drafts:
+        return []
+    num_committed = lengths_of(paths.ends).tolist()
+    starts, contexts = step.request_starts.tolist(), step.context_lens.tolist()
+    drafted = []
+    for task, drafts in zip(step.head_tasks, output.head_drafts, strict=True):
+        proposals = []
+        # None at all of a head that failed.
+        parts = zip(task.places, task.max_nodes, drafts.proposals, strict=bool(drafts.proposals))
+        for place, max_nodes, proposal in parts:
+            if not max_nodes:
+                continue
+            is_tree = place < len(num_committed)
+            count = num_committed[place] if is_tree else starts[place + 1] - starts[place]
+            # Behind the rows stands the token that follows them.
+            length = contexts[place] + count + 1
+            proposals.append((request_ids[place], length, proposal))
+        drafted.append(Drafted(drafts.source, drafts.seconds, tuple(proposals)))
+    return drafted

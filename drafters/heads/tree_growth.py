@@ -1,0 +1,117 @@
+"""Grows trees by a head's network, all requests in one pass a level."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from ...core.proposals import Proposal, empty_proposal
+from ...core.sampling.rows import sampling_rows
+from ...core.steps import StepOutput, TopTokens
+from ...models.sampling import choose_sampler
+from ..model.text_distribution import TextDistribution, draft_rng, stacked
+from ..model.tree_draws import WITH_REPLACEMENT, TreeDraws
+from ..model.tree_job import TreeJob
+from .networks.head_network import HeadNetwork, HeadTree
+from .networks.kept_keys import KeptKeys
+from .options import HeadOptions
+
+
+class TreeGrowth:
+    """Trees of one head.
+
+    name     the `source` of its proposals
+    options  as they are given; `auto` is decided here
+    """
+
+    def __init__(
+        self, network: HeadNetwork, vocab_size: int, name: str, options: HeadOptions
+    ) -> None:
+        """Raises `ConfigError` (`tree`)."""
+        self._network = network
+        self._vocab_size = vocab_size
+        self._name = name
+        self._options = options.of_head(says_all_levels=network.says_all_levels)
+        self._sampler = choose_sampler(network.device)
+
+    def begin(  # noqa: PLR0917 - the parts of a text
+        self, text: KeptKeys, last_token: int, said: Tensor, length: int,
+        distribution: TextDistribution, max_nodes: int,
+    ) -> HeadTree | None:  # fmt: skip
+        """A tree behind a text of `length` tokens, whose last row said [1, width].
+
+        None where it may have no node.
+        """
+        most = self._network.most_levels or self._options.num_tokens
+        levels = min(most, max_nodes, self._options.num_tokens)
+        expansion = self._options.expansion(levels, max_nodes)
+        if not expansion.frontier:
+            return None
+        draws = self._draws(distribution, length)
+        job = TreeJob(expansion, length, (), distribution, draws)
+        kept = KeptKeys(self._network.num_layers)
+        return HeadTree(job, last_token, text, said, levels, kept)
+
+    def grow(self, trees: Sequence[HeadTree], deadline: float | None = None) -> None:
+        """Grow them level by level, until they are complete or the deadline passes."""
+        growing = trees
+        while growing and (deadline is None or time.monotonic() < deadline):
+            output = self._chosen(growing, self._network.level(growing))
+            first = 0
+            for tree in growing:
+                count = len(tree.job.expansion.frontier)
+                tree.job.take(output, first)
+                first += count
+            growing = [tree for tree in growing if tree.job.expansion.frontier]
+
+    def proposal(self, tree: HeadTree | None, max_nodes: int) -> Proposal:
+        """At most so many of a tree's nodes; none of no tree."""
+        if tree is None:
+            return empty_proposal(self._name)
+        nodes = tree.job.proposed(max_nodes)
+        declared = stacked(tree.job.declared[: len(nodes[0])])
+        return Proposal(self._name, *nodes, distributions=declared)
+
+    def _draws(self, distribution: TextDistribution, length: int) -> TreeDraws | None:
+        """None where candidates are no draws."""
+        options = self._options
+        if not options.is_drawn or distribution.temperature == 0:
+            return None
+        return TreeDraws(
+            min(options.distribution_size, self._vocab_size),
+            distribution.temperature,
+            options.draws == WITH_REPLACEMENT,
+            draft_rng(self._name, distribution.seed, length),
+        )
+
+    def _chosen(self, trees: Sequence[HeadTree], logits: Tensor) -> StepOutput:
+        """What the requests would choose after each node, by the head's logits."""
+        jobs = [tree.job for tree in trees]
+        counts = [len(job.expansion.frontier) for job in jobs]
+        positions = [
+            job.committed_len + job.expansion.depth(node)
+            for job in jobs
+            for node in job.expansion.frontier
+        ]
+        sampling = sampling_rows(
+            [job.distribution.temperature for job in jobs],
+            [job.distribution.logits_params for job in jobs],
+            [job.distribution.seed for job in jobs],
+            np.array(positions, dtype=np.int64),
+            np.array(counts, dtype=np.int32),
+        )
+        targets = self._sampler.choose(logits, sampling)
+        log_probs = self._sampler.log_softmax(logits)
+        best = log_probs.topk(min(max(job.num_top for job in jobs), self._vocab_size), dim=-1)
+        none = np.empty(0, dtype=np.int32)
+        return StepOutput(
+            0,
+            targets.cpu().numpy(),
+            none.reshape(0, 0),
+            none.astype(np.float32),
+            log_probs=log_probs.gather(-1, targets.long()[:, None])[:, 0].cpu().numpy(),
+            top=TopTokens(best.indices.int().cpu().numpy(), best.values.cpu().numpy()),
+        )
