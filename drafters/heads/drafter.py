@@ -117,6 +117,7 @@ class HeadDrafter:
         self._name = name
         self._max_tokens = options.max_tokens
         self._growth = TreeGrowth(network, target.vocab_size, name, options)
+        self._measured = self._growth.measured
         self._requests: OpenRequests[HeadText] = OpenRequests(name)
 
     @property
@@ -142,6 +143,8 @@ class HeadDrafter:
     def close(self, request_id: str) -> None:
         """Forget a request; an unknown id is ignored."""
         self._requests.drop(request_id)
+        if self._measured is not None:
+            self._measured.forget(request_id)
 
     def observe_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features for the next `propose`; those of unknown requests are ignored."""
@@ -154,6 +157,9 @@ class HeadDrafter:
         """Follow the committed tokens. Raises `DrafterError` for a commit that does not fit."""
         for commit in commits:
             self._requests.of_commit(commit).extend(commit.tokens)
+            if self._measured is not None:
+                said = commit.tokens.tolist()
+                self._measured.followed(commit.request_id, commit.base_len, said)
 
     @torch.inference_mode()
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
@@ -162,13 +168,23 @@ class HeadDrafter:
         Empty for a text whose last token but one has no features.
         """
         texts = [self._requests.of_query(query) for query in queries]
+        if self._measured is not None:
+            self._measured.started([query.request_id for query in queries])
         self._read(texts)
         trees = [self._begin(text, query) for text, query in zip(texts, queries, strict=True)]
         self._growth.grow([tree for tree in trees if tree is not None], deadline)
-        return [
+        proposals = [
             self._growth.proposal(tree, query.max_nodes)
             for tree, query in zip(trees, queries, strict=True)
         ]
+        if self._measured is not None:
+            self._measured.finished(
+                {
+                    query.request_id: (query.committed_len, proposal)
+                    for query, proposal in zip(queries, proposals, strict=True)
+                }
+            )
+        return proposals
 
     def _read(self, texts: Sequence[HeadText]) -> None:
         """Take the features that wait into the texts' keys and values."""

@@ -12,7 +12,7 @@ long is not read at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts
 from ..model.text_distribution import TextDistribution
 from .drafter import feature_layers, network_of
+from .measured_shapes import MeasuredShapes
 from .networks.head_network import HeadNetwork, HeadTree
 from .networks.paged_keys import PagedKeys, paged_kv_of
 from .options import HeadOptions
@@ -58,6 +59,7 @@ class LastStageHead:
         self._network = network
         self._max_tokens = spec.options.max_tokens
         self._growth = TreeGrowth(network, spec.target.vocab_size, spec.name, spec.options)
+        self._measured = self._growth.measured
         given, width = spec.given.layers, spec.given.width
         firsts = [given.index(layer) * width for layer in layers]
         self._columns = [slice(first, first + width) for first in firsts]
@@ -99,6 +101,8 @@ class LastStageHead:
         own = torch.cat([features[:, part] for part in self._columns], dim=-1)
         new = _rows_of(step, committed, own.to(self._kv.data.dtype))
         wanted = dict(zip(task.places, task.max_nodes, strict=True))
+        if self._measured is not None:
+            self._note_texts(self._measured, step, new, wanted)
         for place, rows in new.items():
             if place not in wanted:
                 self._waiting.add(step.request_keys[place], rows)
@@ -115,7 +119,30 @@ class LastStageHead:
             self._growth.proposal(trees.get(place), min(size, self._max_nodes))
             for place, size in wanted.items()
         )
+        if self._measured is not None:
+            # A tree stands behind the token that follows its text's last row.
+            lengths = {text.place: int(text.rows.positions[-1]) + 2 for text in texts}
+            self._measured.finished(
+                {
+                    step.request_keys[place]: (lengths[place], proposal)
+                    for place, proposal in zip(wanted, proposals, strict=True)
+                    if place in lengths
+                }
+            )
         return HeadDrafts(self.name, time.perf_counter() - start, proposals)
+
+    def _note_texts(
+        self,
+        measured: MeasuredShapes,
+        step: StepInput,
+        new: Mapping[int, Rows],
+        wanted: Collection[int],
+    ) -> None:
+        """A step tells what followed the drafts before it, whose roots are its first rows."""
+        for place, rows in new.items():
+            said = rows.following.tolist()
+            measured.followed(step.request_keys[place], int(rows.positions[0]) + 1, said)
+        measured.started([step.request_keys[place] for place in wanted])
 
     def _text(self, step: StepInput, committed: CommittedRows, place: int, new: Rows) -> _Text:
         """A request's text: what is known of it, what waits, and the step's own rows."""
