@@ -88,6 +88,11 @@ class LastStageHead:
         self._is_known[slots] = False
 
     @torch.inference_mode()
+    def read_later(self, key: int, features: Tensor, following: Int32, positions: Int32) -> None:
+        """Keep rows of a request: features [n, width], following tokens and positions int32 [n]."""
+        self._waiting.add(key, Rows(self._own(features), following, positions))
+
+    @torch.inference_mode()
     def draft(
         self, step: StepInput, committed: CommittedRows, features: Tensor, task: HeadTask
     ) -> HeadDrafts:
@@ -96,8 +101,7 @@ class LastStageHead:
         features  float32 [rows, width]  of the committed rows
         """
         start = time.perf_counter()
-        own = torch.cat([features[:, part] for part in self._columns], dim=-1)
-        new = _rows_of(step, committed, own.to(self._kv.data.dtype))
+        new = _rows_of(step, committed, self._own(features))
         wanted = dict(zip(task.places, task.max_nodes, strict=True))
         for place, rows in new.items():
             if place not in wanted:
@@ -116,6 +120,11 @@ class LastStageHead:
             for place, size in wanted.items()
         )
         return HeadDrafts(self.name, time.perf_counter() - start, proposals)
+
+    def _own(self, features: Tensor) -> Tensor:
+        """The columns that it reads, [n, width]."""
+        own = torch.cat([features[:, part] for part in self._columns], dim=-1)
+        return own.to(self._kv.data.dtype)
 
     def _text(self, step: StepInput, committed: CommittedRows, place: int, new: Rows) -> _Text:
         """A request's text: what is known of it, what waits, and the step's own rows."""
