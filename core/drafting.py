@@ -301,9 +301,9 @@ class Drafting:
         states = trees.states
         if not states or len(trees.trees.nodes) or trees.wishes or self._scheduler.is_prefilling:
             return 1
-        if not _want_tokens_alone(states) or any(state.wants_features for state in states):
+        if not _want_tokens_alone(states):
             return 1
-        if self._drafters.stage_heads:
+        if any(state.wants_features or state.head_nodes for state in states):
             return 1
         most = min(state.stop.num_tokens_left for state in states)
         return self._budget.num_decode_steps(len(states), most)

@@ -32,6 +32,7 @@ from ...core.engine import EngineCore
 from ...core.errors import DraftlineError
 from ...core.proposals import (
     DraftCost,
+    Drafted,
     DraftRequest,
     FeatureRows,
     Proposal,
@@ -137,6 +138,12 @@ class CountingDrafters:
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         """Nobody asked for any."""
         assert not rows
+
+    stage_heads: tuple[str, ...] = ()
+
+    def note_drafted(self, drafted: Sequence[Drafted]) -> None:
+        """Nobody drafts there."""
+        assert not drafted
 
     def _tree(self, request_id: str) -> Proposal:
         tokens = self._after[self._last[request_id]]

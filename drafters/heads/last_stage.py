@@ -90,6 +90,14 @@ class LastStageHead:
         self._is_known[slots] = False
 
     @torch.inference_mode()
+    def read_later(self, key: int, features: Tensor, following: Int32, positions: Int32) -> None:
+        """Keep rows of a request: features [n, width], following tokens and positions int32 [n]."""
+        rows = Rows(self._own(features), following, positions)
+        if self._measured is not None:
+            _note_text(self._measured, key, rows)
+        self._waiting.add(key, rows)
+
+    @torch.inference_mode()
     def draft(
         self, step: StepInput, committed: CommittedRows, features: Tensor, task: HeadTask
     ) -> HeadDrafts:
@@ -98,8 +106,7 @@ class LastStageHead:
         features  float32 [rows, width]  of the committed rows
         """
         start = time.perf_counter()
-        own = torch.cat([features[:, part] for part in self._columns], dim=-1)
-        new = _rows_of(step, committed, own.to(self._kv.data.dtype))
+        new = _rows_of(step, committed, self._own(features))
         wanted = dict(zip(task.places, task.max_nodes, strict=True))
         if self._measured is not None:
             self._note_texts(self._measured, step, new, wanted)
@@ -138,11 +145,15 @@ class LastStageHead:
         new: Mapping[int, Rows],
         wanted: Collection[int],
     ) -> None:
-        """A step tells what followed the drafts before it, whose roots are its first rows."""
+        """A step tells what followed the drafts before it."""
         for place, rows in new.items():
-            said = rows.following.tolist()
-            measured.followed(step.request_keys[place], int(rows.positions[0]) + 1, said)
+            _note_text(measured, step.request_keys[place], rows)
         measured.started([step.request_keys[place] for place in wanted])
+
+    def _own(self, features: Tensor) -> Tensor:
+        """The columns that it reads, [n, width]."""
+        own = torch.cat([features[:, part] for part in self._columns], dim=-1)
+        return own.to(self._kv.data.dtype)
 
     def _text(self, step: StepInput, committed: CommittedRows, place: int, new: Rows) -> _Text:
         """A request's text: what is known of it, what waits, and the step's own rows."""
@@ -196,6 +207,11 @@ class _Text(NamedTuple):
     place: int
     rows: Rows
     kept: PagedKeys
+
+
+def _note_text(measured: MeasuredShapes, key: int, rows: Rows) -> None:
+    """New rows of a request begin with the root of its last draft."""
+    measured.followed(key, int(rows.positions[0]) + 1, rows.following.tolist())
 
 
 def _rows_of(step: StepInput, committed: CommittedRows, features: Tensor) -> dict[int, Rows]:

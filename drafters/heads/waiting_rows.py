@@ -63,8 +63,9 @@ class WaitingRows:
             parts = None
         parts = deque() if parts is None else parts
         # A copy: what comes is part of a whole step's. What is too old is let go part by part.
-        newest = Rows(*(part[-MOST_ROWS:] for part in rows))
-        parts.append(newest._replace(features=newest.features.clone()))
+        features, following, positions = rows
+        newest = Rows(features[-MOST_ROWS:].clone(), following[-MOST_ROWS:], positions[-MOST_ROWS:])
+        parts.append(newest)
         self._num_rows += len(newest.positions)
         while _count(parts) > MOST_ROWS:
             self._num_rows -= len(parts.popleft().positions)
@@ -74,7 +75,7 @@ class WaitingRows:
             self._num_rows -= _count(oldest)
 
     def take(self, key: int, end: int) -> list[Rows]:
-        """The rows of a request before a position, oldest first; none of it wait any more."""
+        """The rows of a request before a position, oldest first; none of it waits any more."""
         parts = self._by_request.pop(key, deque())
         self._num_rows -= _count(parts)
         return [own for part in parts if len((own := part.before(end)).positions)]

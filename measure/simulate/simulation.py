@@ -9,8 +9,8 @@ from ...cluster.drafting.head_features import head_folder
 from ...cluster.engine.assembly import MakePipeline
 from ...cluster.links.link import DrafterLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
-from ...models.heads.load_head import read_head_checkpoint
 from .cost_profile import CostProfile
+from .draft_times import head_kind
 from .slowed_link import SlowedLink
 from .slowed_pipeline import SlowedPipeline
 
@@ -65,4 +65,4 @@ def kind_of(drafter: DrafterConfig) -> str:
     """As profiles name it."""
     if drafter.kind != HEAD:
         return drafter.kind
-    return str(read_head_checkpoint(head_folder(drafter)).kind)
+    return head_kind(head_folder(drafter))

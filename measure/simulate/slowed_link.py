@@ -12,11 +12,11 @@ from ...cluster.links.link import (
     DraftSeconds,
     LinkEvents,
 )
-from ...core.arrays import ROOT
 from ...core.errors import DrafterError
 from ...core.interfaces import AheadDrafter
 from ...core.proposals import Proposal
 from .cost_profile import CostProfile
+from .draft_times import draft_seconds
 
 
 class SlowedLink:
@@ -107,8 +107,12 @@ class SlowedLink:
     ) -> None:
         """Wait for the profile's drafter, then pass the answer on."""
         assert self._events is not None
+        if self.ahead is not None:
+            # It was drafted in a step, and took its time there.
+            self._events.answered(proposals, report, seconds)
+            return
         took = time.perf_counter() - self._sent_at
-        waited = self._seconds(proposals, took) - took
+        waited = draft_seconds(self._profile, self._kind, proposals, took) - took
         self.num_drafts += bool(proposals)
         self.num_late += bool(proposals) and waited < 0
         if waited > 0:
@@ -120,26 +124,3 @@ class SlowedLink:
         """See `LinkEvents`."""
         assert self._events is not None
         self._events.failed(error)
-
-    def _seconds(self, proposals: Sequence[Proposal], took: float) -> float:
-        """How long it would take: all requests' trees together, a pass a level."""
-        if self._kind not in self._profile.drafters:
-            return self._profile.slowdown * took
-        levels = [_level_sizes(proposal) for proposal in proposals]
-        depth = max(map(len, levels), default=0)
-        # A level is read with the pass that is behind it.
-        widest = sum(max(sizes, default=0) for sizes in levels)
-        return self._profile.slowdown * self._profile.draft_s(self._kind, depth, widest)
-
-
-def _level_sizes(proposal: Proposal) -> list[int]:
-    """Nodes of each level of a tree."""
-    depths: list[int] = []
-    sizes: list[int] = []
-    for parent in proposal.parents.tolist():
-        depth = 0 if parent == ROOT else depths[parent] + 1
-        depths.append(depth)
-        if depth == len(sizes):
-            sizes.append(0)
-        sizes[depth] += 1
-    return sizes

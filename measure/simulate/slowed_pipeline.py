@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 
 from ...cluster.pipeline.local_pipeline import LocalPipeline
 from ...cluster.transport.stage_spec import StageSpec
 from ...core.steps import StepInput, StepOutput
 from ..replay.tapped_pipeline import PassingPipeline
 from .cost_profile import CostProfile
+from .draft_times import draft_seconds, head_kind
 
 
 class SlowedPipeline(PassingPipeline):
@@ -24,6 +26,8 @@ class SlowedPipeline(PassingPipeline):
         self._max_in_flight = stages + (stages > 1)
         super().__init__(LocalPipeline([spec.build() for spec in specs], self._max_in_flight))
         self._profile = profile
+        heads = specs[-1].heads if specs else ()
+        self._kinds = {head.name: head_kind(head.folder) for head in heads}
         self._free_at = [0.0] * stages
         self.num_steps = self.num_late = 0
 
@@ -42,17 +46,36 @@ class SlowedPipeline(PassingPipeline):
         loop = asyncio.get_running_loop()
         num_read = int(step.context_lens.sum())
         seconds = self._profile.stage_s(len(step.token_ids), num_read) * self._profile.slowdown
-        ready = loop.time()
-        for stage, free_at in enumerate(self._free_at):
-            ready = max(ready, free_at) + seconds
-            self._free_at[stage] = ready
-        return asyncio.ensure_future(self._answered(super().submit(step), ready))
+        arrived = loop.time()
+        for stage, free_at in enumerate(self._free_at[:-1]):
+            arrived = max(arrived, free_at) + seconds
+            self._free_at[stage] = arrived
+        return asyncio.ensure_future(self._answered(super().submit(step), arrived, seconds))
 
-    async def _answered(self, result: Awaitable[StepOutput], ready: float) -> StepOutput:
-        output = await result
+    async def _answered(
+        self, result: Awaitable[StepOutput], arrived: float, seconds: float
+    ) -> StepOutput:
+        output = self._timed(await result)
+        # Answers come in the order of their steps.
+        ahead = sum(drafts.seconds for drafts in output.head_drafts)
+        ready = self._free_at[-1] = max(arrived, self._free_at[-1]) + seconds + ahead
         left = ready - asyncio.get_running_loop().time()
         self.num_steps += 1
         self.num_late += left < 0
         if left > 0:
             await asyncio.sleep(left)
         return output
+
+    def _timed(self, output: StepOutput) -> StepOutput:
+        """With the profile's seconds for what heads drafted."""
+        if not output.head_drafts:
+            return output
+        drafts = [
+            one._replace(
+                seconds=draft_seconds(
+                    self._profile, self._kinds[one.source], one.proposals, one.seconds
+                )
+            )
+            for one in output.head_drafts
+        ]
+        return replace(output, head_drafts=tuple(drafts))

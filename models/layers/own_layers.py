@@ -144,6 +144,7 @@ class OwnLayers:
         sampling: SamplingRows,
         end_ids: Int32,
         tables: Mapping[str | None, Rotation],
+        said: Tensor | None = None,
     ) -> Int32:
         """Tokens after `tokens`, int32 [rows], and behind one another: int32 [passes, rows], or
         fewer once all rows have come to one of their `end_ids`, int32 [rows, n].
@@ -151,6 +152,7 @@ class OwnLayers:
         Within `attending`, of a step of a row a request, whose `sampling` is unfiltered.
 
         slots, positions  int32 [passes, rows]  of the rows of each pass; the first are the step's
+        said  float32 [passes, rows, hidden_size]  is filled with the last layer's states
         """
         assert self._norm is not None
         assert self._head is not None
@@ -160,7 +162,7 @@ class OwnLayers:
             embed.weight, *self._norm, weight, outputs, bias, softcap,
             torch.from_numpy(sampling.temperature), torch.from_numpy(sampling.seed),
             torch.from_numpy(sampling.position), torch.from_numpy(end_ids),
-            self._tensors, self._shapes, self._numbers, self._rotations(tables),
+            self._tensors, self._shapes, self._numbers, self._rotations(tables), said,
         )  # fmt: skip
         return chosen.numpy()
 

@@ -166,11 +166,12 @@ def make_kv(
 class TrialStage(Protocol):
     """A stage that can run trial steps."""
 
+    kv: PagedKv
     block_size: int
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of its KV cache."""
+        """Bytes of its KV cache, with those of heads."""
         ...
 
     @property

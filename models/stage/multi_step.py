@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...core.arrays import Int32
 from ...core.steps import StepInput, StepOutput
@@ -42,24 +42,29 @@ class MultiStepDecoder:
         self._sampler = sampler
 
     def run(
-        self, step: StepInput, block_size: int, tables: Mapping[str | None, Rotation]
+        self,
+        step: StepInput,
+        block_size: int,
+        tables: Mapping[str | None, Rotation],
+        said: Tensor | None = None,
     ) -> StepOutput:
         """The tokens of `step.num_decode_steps` passes, or of fewer that end all answers; within
         `attending`.
 
         Each is the token that a step of its own would have chosen: the positions of the noise rise
         with those of the rows, and the KV of all rows but the last stands in its place when this
-        returns. `tables` are those of a flat `RotaryTable`, of all positions.
+        returns. `tables` are those of a flat `RotaryTable`, of all positions; `said` float32
+        [passes, rows, hidden_size] is filled with the last layer's states.
         """
         assert step.end_ids is not None
         slots, positions = following_rows(step, block_size)
         if is_table(self._embed) and step.sampling.is_unfiltered:
             decoded = self._own.decode(
                 step.token_ids, slots, positions, self._embed, self._softcap, step.sampling,
-                step.end_ids, tables,
+                step.end_ids, tables, said,
             )  # fmt: skip
         else:
-            decoded = self._pass_by_pass(step, slots, positions, tables)
+            decoded = self._pass_by_pass(step, slots, positions, tables, said)
         return StepOutput(
             step.step_id,
             decoded[0],
@@ -74,6 +79,7 @@ class MultiStepDecoder:
         slots: Int32,
         positions: Int32,
         tables: Mapping[str | None, Rotation],
+        said: Tensor | None,
     ) -> Int32:
         """int32 [passes, rows], where tokens are embedded or chosen otherwise."""
         decoded = np.empty(slots.shape, dtype=np.int32)
@@ -85,6 +91,8 @@ class MultiStepDecoder:
                 advance(slots[index], positions[index])
                 sampling = replace(sampling, position=step.sampling.position + index)
             hidden = self._own(embedded(self._embed, to_device(tokens, CPU)), tables)
+            if said is not None:
+                said[index] = hidden
             logits = self._own.logits(hidden, self._softcap)
             tokens = decoded[index] = self._sampler.choose(logits, sampling).numpy()
             has_ended |= (tokens[:, None] == step.end_ids).any(axis=1)

@@ -27,7 +27,7 @@ from .feature_taps import FeatureTaps
 from .graph_runner import Capture, CudaCapture, GraphRunner
 from .invariance import invariant_options, invariant_slice
 from .memory import CudaMemory, fitting_blocks, make_kv
-from .multi_step import MultiStepDecoder
+from .multi_step import MultiStepDecoder, following_rows
 from .operator_switch import OperatorSwitch, begin_switch
 from .options import GraphOptions, StageOptions
 from .pending_output import PendingOutput, launch_answer, wanted_rows
@@ -176,8 +176,7 @@ class Stage:
     @property
     def decodes_several(self) -> bool:
         """Whether it takes steps of several tokens a request (`StepInput.num_decode_steps`)."""
-        # A head would not read what is decoded without it.
-        return self._multi_step is not None and self._heads is None
+        return self._multi_step is not None
 
     def use_graphs(self, options: GraphOptions, capture: Capture) -> GraphRunner:
         """The runner of steps that fit, from now on; the caller captures its graphs."""
@@ -325,8 +324,19 @@ class Stage:
         if len(step.moves):
             self._attention.move(to_device(step.moves, self._part.device))
         tables = self._rotary.tables_of(int(step.positions.max()) + step.num_decode_steps)
+        said = None
+        if self._heads is not None and not self.taps.needs_layers:
+            shape = step.num_decode_steps, len(step.token_ids), self._part.config.hidden_size
+            said = torch.empty(shape)
         with attending(step, self.kv, self.block_size):
-            return self._multi_step.run(step, self.block_size, tables)
+            output = self._multi_step.run(step, self.block_size, tables, said)
+        if self._heads is not None:
+            features = None
+            if said is not None:
+                states = self.taps.features(said.flatten(0, 1), self._normed)
+                features = states.unflatten(0, said.shape[:2])
+            self._heads.decoded(step, following_rows(step, self.block_size), output, features)
+        return output
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
         part = self._part

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...core.arrays import Int32
 from ...core.errors import place_of
-from ...core.steps import HeadDrafts, HeadTask, StepInput, VerificationResult
+from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
 from ...core.verify.accepted_rows import CommittedRows, committed_rows
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,11 @@ class StageHead(Protocol):
 
     def overwritten(self, slots: Int32) -> None:
         """What stood in these slots, int32 [n], is gone."""
+        ...
+
+    def read_later(self, key: int, features: Tensor, following: Int32, positions: Int32) -> None:
+        """Keep rows of a request, by its key, until drafts are wanted: features [n, width], the
+        tokens behind theirs and their positions, int32 [n]."""
         ...
 
     def draft(
@@ -118,6 +123,29 @@ class StageHeads:
         committed = committed_rows(step, target_tokens, results)
         states = features(committed.rows)
         return tuple(self._drafted(step, committed, states, task) for task in step.head_tasks)
+
+    def decoded(
+        self,
+        step: StepInput,
+        rows: tuple[Int32, Int32],
+        output: StepOutput,
+        features: Tensor | None,
+    ) -> None:
+        """Keep what a step of several tokens a request says of them, until drafts are wanted.
+
+        rows      slots and positions of each pass, int32 [passes, requests] each
+        features  float32 [passes, requests, width]; None: the heads do without
+        """
+        slots, positions = rows
+        assert output.decoded is not None
+        count = output.decoded.shape[1]
+        for head in self._heads.values():
+            head.overwritten(slots.ravel())
+            if features is None or not step.request_keys:
+                continue
+            for place, key in enumerate(step.request_keys):
+                own = features[:count, place], output.decoded[place], positions[:count, place]
+                head.read_later(key, *own)
 
     def _drafted(
         self, step: StepInput, committed: CommittedRows, states: Tensor, task: HeadTask

@@ -91,14 +91,15 @@ struct Ends {
 };
 
 // `slots` and `positions` [passes, rows] are of the rows of each pass; the first are those of the
-// thread's step. Gives int32 [passes, rows], or fewer passes once all answers have ended.
+// thread's step. Gives int32 [passes, rows], or fewer passes once all answers have ended. `said`
+// [passes, rows, hidden] is filled with the last layer's states, where they are wanted.
 at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Tensor& positions,
                   const at::Tensor& table, const at::Tensor& norm, double eps,
                   const at::Tensor& weight, int64_t outputs, const std::optional<at::Tensor>& bias,
                   std::optional<double> softcap, const at::Tensor& temperatures,
                   const at::Tensor& seeds, const at::Tensor& sampled, const at::Tensor& end_ids,
                   at::TensorList tensors, at::IntArrayRef shapes, at::ArrayRef<double> numbers,
-                  at::TensorList rotations) {
+                  at::TensorList rotations, const std::optional<at::Tensor>& said) {
   const int64_t passes = slots.size(0), rows = first.size(0), hidden = table.size(1);
   check(first, at::kInt, now.rows());
   check(slots, at::kInt, passes * rows), check(positions, at::kInt, passes * rows);
@@ -110,6 +111,7 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
   TORCH_CHECK(end_ids.dim() == 2 && end_ids.size(0) == rows);
   check(end_ids, at::kInt, end_ids.numel());
   if (bias) check(*bias, at::kFloat, outputs);
+  if (said) check(*said, at::kFloat, passes * rows * hidden);
   const Head head{norm, weight, eps, outputs, bias, softcap};
   Ends ends(end_ids);
   const Sampling sampling{temperatures, seeds, sampled};
@@ -120,7 +122,12 @@ at::Tensor decode(const at::Tensor& first, const at::Tensor& slots, const at::Te
   for (int64_t pass = 0; pass < passes; ++pass) {
     if (pass) advance_step(slots[pass], positions[pass]);
     embed(table, tokens, states);
-    at::Tensor logits = head.logits(layers.run(states));
+    const at::Tensor last = layers.run(states);
+    if (said) {
+      std::memcpy(said->data_ptr<float>() + pass * rows * hidden, last.const_data_ptr<float>(),
+                  rows * hidden * sizeof(float));
+    }
+    at::Tensor logits = head.logits(last);
     int32_t* chosen = out.data_ptr<int32_t>() + pass * rows;
     sampling.choose(logits, pass, chosen);
     if (ends.take(chosen)) return out.slice(0, 0, pass + 1);
@@ -137,7 +144,7 @@ TORCH_LIBRARY_FRAGMENT(draftline, library) {
       "decode(Tensor first, Tensor slots, Tensor positions, Tensor table, Tensor norm, float eps, "
       "Tensor weight, int outputs, Tensor? bias, float? softcap, Tensor temperatures, Tensor "
       "seeds, Tensor sampled, Tensor end_ids, Tensor[] tensors, int[] shapes, float[] numbers, "
-      "Tensor[] rotations) -> Tensor");
+      "Tensor[] rotations, Tensor(a!)? said=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(draftline, CPU, library) {

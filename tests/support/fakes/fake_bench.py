@@ -13,6 +13,7 @@ from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError, StageLost
 from draftline.core.proposals import (
     DraftCost,
+    Drafted,
     DraftRequest,
     FeatureRows,
     Probe,
@@ -53,8 +54,12 @@ class RandomDrafters:
         *,
         top_next_tokens: bool = False,
         features: bool = False,
+        heads: bool = False,
     ) -> None:
         self.rng = rng
+        self.stage_heads = ("ahead",) if heads else ()
+        self.drafted: dict[str, tuple[int, Proposal]] = {}
+        self.num_drafted = self.num_taken = 0
         self.feature_drafters = frozenset({"second"} if features else ())
         self.features: dict[str, list[FeatureRows]] = {}
         self.feature_rows = 0
@@ -70,6 +75,8 @@ class RandomDrafters:
         self.probe_answers = 0
         self.asked: set[tuple[str, str]] = set()
         self.drafter_costs = {"first": DraftCost(), "second": DraftCost()}
+        if heads:
+            self.drafter_costs["ahead"] = DraftCost(is_ahead=True)
 
     def open(self, request: DraftRequest, at_once: Collection[str] | None = None) -> None:
         del at_once
@@ -79,6 +86,7 @@ class RandomDrafters:
 
     def close(self, request_id: str, last: Sequence[StepCommit] = ()) -> None:
         self.features.pop(request_id, None)
+        self.drafted.pop(request_id, None)
         text = self.texts.pop(request_id)
         for commit in last:
             assert len(text) == commit.base_len
@@ -114,6 +122,24 @@ class RandomDrafters:
             if own.request_id in self.texts:
                 self.features.setdefault(own.request_id, []).append(own)
 
+    def note_drafted(self, drafted: Sequence[Drafted]) -> None:
+        for own in drafted:
+            assert own.source in self.stage_heads
+            assert own.seconds == 0.25
+            for request_id, length, proposal in own.proposals:
+                self.num_drafted += 1
+                if request_id in self.texts:
+                    self.drafted[request_id] = length, proposal
+
+    def _taken(self, query: Query) -> list[Proposal]:
+        """What was drafted a step before, which is for just this text."""
+        length, proposal = self.drafted.pop(query.request_id, (None, None))
+        if proposal is None:
+            return []
+        assert length == query.committed_len
+        self.num_taken += 1
+        return [proposal]
+
     def _check_features(self, request_id: str) -> int:
         """They are of the tokens at their positions; the position behind the newest."""
         text, end = self.texts[request_id], 0
@@ -146,11 +172,12 @@ class RandomDrafters:
         assert len(text) == query.committed_len
         assert query.max_nodes >= 1
         names = [name for name in ("first", "second") if query.request_id in asked.get(name, ())]
-        assert names
+        ahead = self._taken(query) if query.request_id in asked.get("ahead", ()) else []
+        assert names or "ahead" in asked
         if not self.feature_drafters.isdisjoint(names):
             # Told at the opening already, so that none is missing.
             assert self._check_features(query.request_id) == len(text) - 1
-        return [self._tree(name, query, text) for name in names]
+        return [*(self._tree(name, query, text) for name in names), *ahead]
 
     def _tree(self, source: str, query: Query, text: list[int]) -> Proposal:
         tokens, parents, paths = [], [], []
@@ -200,6 +227,8 @@ class Bench:
     is_adaptive: bool = True
     # Whether a drafter reads the target's features; of those it is asked for all along.
     features: bool = False
+    # Whether a head of the last stage drafts.
+    heads: bool = False
     # Seconds of a step of several tokens, where a round of one is taken to last a second.
     multi_step_s: float = 0.0
     heard: dict[str, list[Delta | DraftlineError]] = field(default_factory=dict)
@@ -214,6 +243,7 @@ class Bench:
             self.memory,
             top_next_tokens=self.top_next_tokens,
             features=self.features,
+            heads=self.heads,
         )
         limits = SchedulerLimits(
             max_running=self.max_running,

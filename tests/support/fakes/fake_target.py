@@ -13,9 +13,10 @@ import hashlib
 import numpy as np
 from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import StageLost
-from draftline.core.steps import StepInput, StepOutput
+from draftline.core.proposals import Proposal, chain_proposal, empty_proposal
+from draftline.core.steps import HeadDrafts, StepInput, StepOutput
 from draftline.core.tree.kernels import unpack
-from draftline.core.verify.accepted_rows import accepted_rows
+from draftline.core.verify.accepted_rows import accepted_rows, committed_rows
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int, memory: int | None = 2) -> int:
@@ -60,6 +61,9 @@ class FakeTarget:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._cache: dict[int, tuple[int, int]] = {}
+        # By slot: the token behind the one that stands there, as a head reads it.
+        self._behind: dict[int, int] = {}
+        self.num_behind = 0
         self.steps: list[StepInput] = []
         self.lost = False
 
@@ -74,14 +78,18 @@ class FakeTarget:
 
     def _run(self, step: StepInput) -> StepOutput:
         moved = [(self._cache[source], target) for source, target in step.moves.tolist()]
+        behind = [(self._behind.get(source), target) for source, target in step.moves.tolist()]
         for value, target in moved:
             self._cache[target] = value
+        for token, target in behind:
+            self._note_behind(target, token)
         assert len(set(step.slots.tolist())) == len(step.slots), "two rows write one slot"
         rows = zip(
             step.slots.tolist(), step.token_ids.tolist(), step.positions.tolist(), strict=True
         )
         for slot, token, position in rows:
             self._cache[slot] = (token, position)
+            self._note_behind(slot, None)
         texts = [self._visible(step, row) for row in range(len(step.token_ids))]
         wanted = [texts[row] for row in step.logits_rows.tolist()]
         assert [len(text) for text in wanted] == step.sampling.position.tolist()
@@ -94,6 +102,7 @@ class FakeTarget:
             scores=np.empty(0, dtype=np.float32),
             decoded=self._decode(step, wanted, targets) if step.num_decode_steps > 1 else None,
             features=self._features(step, targets) if step.feature_requests else None,
+            head_drafts=self._head_drafts(step, targets, texts) if step.head_tasks else (),
         )
 
     def _features(self, step: StepInput, targets: Int32) -> Float32:
@@ -101,6 +110,48 @@ class FakeTarget:
         rows = accepted_rows(step, targets)
         values = [self._cache[slot] for slot in step.slots[rows].tolist()]
         return np.array(values, dtype=np.float32).reshape(-1, 2)
+
+    def _note_behind(self, slot: int, token: int | None) -> None:
+        self._behind.pop(slot, None)
+        if token is not None:
+            self._behind[slot] = token
+
+    def _head_drafts(
+        self, step: StepInput, targets: Int32, texts: list[list[int]]
+    ) -> tuple[HeadDrafts, ...]:
+        """What the target will say, a few tokens of it."""
+        committed = committed_rows(step, targets)
+        for row, token in zip(committed.rows.tolist(), committed.following.tolist(), strict=True):
+            self._note_behind(int(step.slots[row]), token)
+        (task,) = step.head_tasks
+        proposals = []
+        for place, max_nodes in zip(task.places, task.max_nodes, strict=True):
+            last = int(committed.starts[place + 1]) - 1
+            text = [*texts[committed.rows[last]], int(committed.following[last])]
+            self._check_behind(step, place, text)
+            proposals.append(self._draft(step, place, text, max_nodes))
+        return (HeadDrafts(task.source, 0.25, tuple(proposals)),)
+
+    def _check_behind(self, step: StepInput, place: int, text: list[int]) -> None:
+        """Each cached token of the text was read with the token behind it.
+
+        Those of a shared prefix may not, and its last one may have been with another.
+        """
+        for position in range(int(step.context_lens[place])):
+            block = int(step.block_tables[place, position // self._block_size])
+            token = self._behind.get(block * self._block_size + position % self._block_size)
+            is_last = position % self._block_size == self._block_size - 1
+            assert token is None or token == text[position + 1] or is_last
+            self.num_behind += token == text[position + 1]
+
+    def _draft(self, step: StepInput, place: int, text: list[int], max_nodes: int) -> Proposal:
+        if not max_nodes:
+            return empty_proposal("ahead")
+        row = int(np.searchsorted(step.logits_rows, step.request_starts[place]))
+        seed, path = int(step.sampling.seed[row]), list(text)
+        for _ in range(min(max_nodes, 3)):
+            path.append(next_token(path, seed, self._vocab_size, self.memory))
+        return chain_proposal("ahead", np.array(path[len(text) :], dtype=np.int32))
 
     def _decode(self, step: StepInput, texts: list[list[int]], targets: Int32) -> Int32:
         """The tokens after the roots and after one another, all but the last of them cached."""

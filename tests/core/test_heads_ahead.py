@@ -1,0 +1,101 @@
+"""Drafts of heads of the last stage: told a step ahead, taken by the next one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+from draftline.core.schedule.choice.draft_orders import DraftOrders
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fakes.fake_bench import Bench
+from support.fakes.fake_target import plain_answer
+
+
+@given(
+    seed=st.integers(0, 2**20), num_blocks=st.sampled_from([9, 16, 64]), probes=st.booleans(),
+    rows=st.sampled_from([16, 40]), num_groups=st.integers(1, 2),
+)  # fmt: skip
+def test_heads_read_what_is_committed_and_their_drafts_fit(
+    seed: int, num_blocks: int, probes: bool, rows: int, num_groups: int
+) -> None:
+    """Through trees, probes, chunked prompts, shared prefixes and preemption."""
+    bench = Bench(
+        num_blocks=num_blocks, rows=rows, seed=seed, probes=probes, heads=True,
+        is_adaptive=False, num_groups=num_groups,
+    )  # fmt: skip
+    rng = np.random.default_rng(seed)
+    prompts = {name: rng.integers(0, 7, 3 + 7 * place).tolist() for place, name in enumerate("abc")}
+    for name, prompt in prompts.items():
+        bench.add(name, prompt, 9)
+    asyncio.run(bench.run())
+    for name, prompt in prompts.items():
+        assert bench.tokens(name) == plain_answer(prompt, 9, len(name), 7)
+    assert bench.drafters.num_taken > 3
+    assert bench.target.num_behind > 20
+    bench.check_empty()
+
+
+def test_drafts_are_right_and_accepted_from_the_first_token_on() -> None:
+    bench = Bench(heads=True, is_adaptive=False)
+    del bench.drafters.drafter_costs["first"], bench.drafters.drafter_costs["second"]
+    bench.add("a", [1, 2, 3], 13)
+    asyncio.run(bench.run())
+    # The prompt's step, then three drafts and a bonus token a step.
+    assert len(bench.target.steps) == 1 + 3
+    assert bench.drafters.num_drafted == len(bench.target.steps)
+
+
+def test_a_request_without_drafts_has_no_task() -> None:
+    bench = Bench(heads=True, is_adaptive=False)
+    bench.add("a", [1, 2, 3], 9, speculative=False)
+    asyncio.run(bench.run())
+    assert all(task.places == () for step in bench.target.steps for task in step.head_tasks)
+
+
+def test_a_chunk_that_is_not_the_last_is_read_and_not_drafted_behind() -> None:
+    bench = Bench(heads=True, is_adaptive=False, rows=8)
+    bench.add("a", [*range(6)] * 4, 5)
+    asyncio.run(bench.run())
+    tasks = [step.head_tasks[0] for step in bench.target.steps]
+    assert [task.max_nodes for task in tasks[:3]] == [(0,), (0,), tasks[2].max_nodes]
+    assert tasks[2].max_nodes[0] > 0
+    first = bench.target.steps[0]
+    assert first.following_tokens is not None
+    assert first.following_tokens.tolist() == [8 % 6]
+    assert bench.target.steps[2].following_tokens.tolist() == [-1]
+
+
+def test_steps_of_several_tokens_come_where_nobody_wants_drafts() -> None:
+    bench = Bench(heads=True, multi_step_s=100.0)
+    bench.drafters.drafter_costs = {"ahead": bench.drafters.drafter_costs["ahead"]}
+    bench.add("a", [1, 2, 3], 30, speculative=False)
+    asyncio.run(bench.run())
+    assert any(step.num_decode_steps > 1 for step in bench.target.steps)
+
+
+@given(seed=st.integers(0, 2**20))
+def test_a_budget_that_chooses_learns_that_a_head_pays(seed: int) -> None:
+    """What its drafts brought counts for the plan that ordered them."""
+    bench = Bench(heads=True, seed=seed, num_blocks=512, nodes=4)
+    bench.drafters.drafter_costs = {"ahead": bench.drafters.drafter_costs["ahead"]}
+    for name in "abcdef":
+        bench.add(name, [1, 2, 3, len(name)], 60)
+    asyncio.run(bench.run())
+    late = bench.target.steps[len(bench.target.steps) // 2 :]
+    ordered = [len(step.head_tasks[0].places) / len(step.trees) for step in late]
+    assert np.mean(ordered) > 0.8
+    assert bench.drafters.num_taken > 30
+
+
+def test_orders_come_a_step_later() -> None:
+    orders = DraftOrders()
+    orders.begin("b", np.array([0, 1]))
+    choices, ahead = np.array([[1, 2], [1, 0]]), np.array([[0, 2], [0, 0]])
+    # Nothing was ordered for a; for b, at its opening.
+    assert orders.exchange(["a", "b"], choices, ahead).tolist() == [[1, 0], [1, 1]]
+    more = np.array([[0, 0, 0], [0, 0, 1]])
+    assert orders.exchange(["a", "b"], more, more * [0, 1, 0]).tolist() == [[0, 2, 0], [0, 0, 1]]
+    orders.begin("a", np.array([0, 1]))
+    orders.forget("a")
+    assert orders.exchange(["a"], more[:1], more[:1]).tolist() == [[0, 0, 0]]
