@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.core.arrays import Int32
+from draftline.core.proposals import Proposal
 from draftline.core.request.sampling_params import RequestOptions
+from draftline.core.tree.proposal_batch import num_right
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.drafters.model.sequoia import SequoiaShapes
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each draft that the text judged, how many tokens were right."""
+    found: list[int] = []
+    judge = SequoiaShapes.judge
+
+    def noted(self: SequoiaShapes, tokens: Int32, parents: Int32, said: Sequence[int]) -> None:
+        draft = Proposal("head", tokens, parents, np.zeros(len(tokens), dtype=np.float32))
+        found.append(num_right(draft, np.array(said, dtype=np.int32)))
+        judge(self, tokens, parents, said)
+
+    monkeypatch.setattr(SequoiaShapes, "judge", noted)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -21,7 +41,7 @@ from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
     ],
 )
 def test_trees_of_measured_shapes_change_no_token(
-    model: str, options: dict[str, Any], stages: int
+    model: str, options: dict[str, Any], stages: int, judged: list[int]
 ) -> None:
     drafter = DrafterConfig(kind="head", model=model, tree="sequoia", **options)
     config = EngineConfig(
@@ -38,3 +58,7 @@ def test_trees_of_measured_shapes_change_no_token(
             lengths = [length for one in drafted for length in one.metrics.accepted_lengths]
             # How wide and deep trees are follows the machine's times.
             assert np.mean(lengths) > 0.2
+            # Every draft is judged by the text behind it, as the walk judged it.
+            assert len(judged) > 0.7 * len(lengths)
+            assert np.mean(judged) == pytest.approx(np.mean(lengths), rel=0.2)
+            judged.clear()
