@@ -397,5 +397,6 @@ class DraftBatch:
     @property
     def ahead_s(self) -> float:
         """Seconds that the step will last longer for what is drafted at its end."""
-        ahead = self.plan.ahead.items()
-        return sum(self.costs[name].seconds(len(ids)) for name, ids in ahead if ids)
+        # One of them may have been left out since the plan.
+        ahead = [(self.costs.get(name), ids) for name, ids in self.plan.ahead.items()]
+        return sum(cost.seconds(len(ids)) for cost, ids in ahead if cost is not None)
