@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+from .ask_plan import DraftBatch, nobody_asked
 from .committing import Committing
 from .drafting import Drafting, DraftingGroup
 from .errors import (
@@ -23,7 +24,6 @@ from .errors import (
 )
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
-from .proposals import AskPlan, DraftBatch
 from .request.draft_tally import DraftTally
 from .request.outbox import Outbox
 from .request.output import Delta
@@ -333,12 +333,11 @@ class EngineCore:
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
         num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
-        num_passes = results.num_passes
-        num_in_flight, pass_s = 1 + len(self._in_flight), seconds / num_passes
-        self._scheduler.note_step(in_flight.num_rows, in_flight.chunks, pass_s, num_in_flight)
-        draft_batch = in_flight.draft_batch
-        if draft_batch is None:
-            draft_batch = DraftBatch({}, in_flight.sent_at, 0.0, AskPlan({}, {}), {})
+        num_in_flight, num_passes = 1 + len(self._in_flight), results.num_passes
+        self._scheduler.note_step(
+            in_flight.num_rows, in_flight.chunks, seconds / num_passes, num_in_flight
+        )
+        draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
         ahead_s = sum(drafted.seconds for drafted in results.drafted)
         return StepOutcome(
             in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, ahead_s

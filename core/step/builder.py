@@ -60,7 +60,6 @@ def build_step(  # noqa: PLR0913, PLR0917 - the parts of a step
     the requests' last commits left.
     """
     states = [*trees.states, *(chunk.state for chunk in chunks)]
-    num_tops = {state.num_tops for state in states}
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]
     contexts = np.array(context_lens, dtype=np.int32)
@@ -93,10 +92,10 @@ def build_step(  # noqa: PLR0913, PLR0917 - the parts of a step
         probe_top_k=_probe_top_k(trees),
         scored_rows=_scored_rows(chunks, starts_of_chunks),
         scored_tokens=_scored_tokens(chunks),
-        with_log_probs=any(num is not None for num, _ in num_tops),
+        with_log_probs=any(state.num_tops[0] is not None for state in states),
         verification=_verification(trees, context_lens),
         edits=placed_edits(chosen, edits),
-        num_top=max(max(num or 0, of_prompt or 0) for num, of_prompt in num_tops),
+        num_top=max(num or 0 for state in states for num in state.num_tops),
         num_decode_steps=num_decode_steps,
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
         # Numbers of arrival.

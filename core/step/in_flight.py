@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..proposals import DraftBatch, Drafted, FeatureRows
+from ..ask_plan import DraftBatch
+from ..proposals import Drafted, FeatureRows
 from ..request.request import RequestState
 from ..steps import StepInput, StepOutput
 from ..verify.walk import Paths, RowSlots, paths_of
