@@ -87,6 +87,7 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
     yield Finding("features", f"{what}, of {config.feature_size}")
     reasons = misfits(config, target)
     yield Finding(f"fits {model}", "; ".join(reasons) or "its sizes are the target's", not reasons)
+    yield from _weights(model)
 
 
 def _system() -> Iterator[Finding]:

@@ -41,15 +41,13 @@ class AwqLayout:
         scales = parts["scales"].float()
         size = num_inputs if self.group_size == -1 else self.group_size
         return QuantizedWeight(
-            codes=_unpacked(parts["qweight"]).T,
+            codes=_unpacked(parts["qweight"]),
             scales=scales.T,
-            zeros=_unpacked(parts["qzeros"]).float().T,
+            zeros=_unpacked(parts["qzeros"]).float(),
             group_of=groups_in_order(num_inputs, size, scales),
         )
 
 
 def _unpacked(packed: Tensor) -> Tensor:
-    """uint8 [rows, outputs] of words [rows, outputs / 8]."""
-    in_fields = unpacked(packed, BITS, packed.shape[1] * len(ORDER))
-    words = in_fields.view(len(packed), -1, len(ORDER))
-    return words[..., [ORDER.index(output) for output in range(len(ORDER))]].flatten(1)
+    """uint8 [outputs, rows] of words [rows, outputs / 8]."""
+    return unpacked(packed, BITS, packed.shape[1] * len(ORDER), ORDER).T.contiguous()

@@ -121,6 +121,8 @@ def _compressed_tensors(fields: Mapping[str, Any]) -> Quantization:
     sparsity = (fields.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         raise ValueError(f"that are sparse ({sparsity}) are not read")
+    if (fields.get("transform_config") or {}).get("config_groups"):
+        raise ValueError("with a transform_config (rotated weights) are not read")
     # Of mixed precision each group has a format of its own.
     formats = {str(group.get("format") or fields.get("format")) for group in groups.values()}
     for name in sorted(formats - SCALED_FORMATS - {PACKED_FORMAT}):
@@ -172,6 +174,9 @@ def _group_size(fields: Mapping[str, Any], *names: str) -> int:
 
 
 def _block(name: str, value: Any) -> tuple[int, int]:
+    if isinstance(value, str):
+        # As older versions of compressed-tensors write it: 128x128.
+        value = [int(side) if side.isdecimal() else side for side in value.split("x")]
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ValueError(f"whose {name} is {value!r} are not read")
     if not all(isinstance(size, int) and size > 0 for size in value):

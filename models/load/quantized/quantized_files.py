@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from ..checkpoint import TensorFiles, WeightFiles, listed
 from .layout import WEIGHT, Layout
 from .quantization_config import Quantization, read_quantization
 from .scaled import is_one_byte
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,10 @@ def open_weights(
     """
     quantization = read_quantization(folder, config)
     files = TensorFiles(folder)
-    return files if quantization is None else QuantizedFiles(files, quantization, dtype, device)
+    if quantization is None:
+        return files
+    logger.info("event=dequantizing stored_as=%r dtype=%s", quantization.description, dtype)
+    return QuantizedFiles(files, quantization, dtype, device)
 
 
 class QuantizedFiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,19 +49,36 @@ class QuantizedWeight:
         outputs, inputs = self.codes.shape
         values = torch.empty(outputs, inputs, dtype=dtype, device=self.codes.device)
         step = max(1, CHUNK_VALUES // inputs)
+        shape = self._shape_by_group()
         for first in range(0, outputs, step):
             rows = slice(first, first + step)
-            chunk = self.codes[rows].to(torch.float32)
+            chunk = self.codes[rows].to(torch.float32, memory_format=torch.contiguous_format)
+            chunk = chunk.view(-1, *shape)
             if self.zeros is not None:
-                chunk -= self.zeros[rows][:, self.group_of]
-            values[rows] = chunk.mul_(self.scales[rows][:, self.group_of])
+                chunk -= self._of_inputs(self.zeros[rows], shape)
+            chunk *= self._of_inputs(self.scales[rows], shape)
+            values[rows] = chunk.view(-1, inputs)
         return values
 
+    def _shape_by_group(self) -> tuple[int, ...]:
+        """(groups, inputs of each) where groups lie in order, which is quicker; else (inputs,)."""
+        num_inputs, num_groups = self.codes.shape[1], self.scales.shape[1]
+        if num_inputs % num_groups:
+            return (num_inputs,)
+        size = num_inputs // num_groups
+        in_order = torch.equal(self.group_of, groups_in_order(num_inputs, size, self.codes))
+        return (num_groups, size) if in_order else (num_inputs,)
 
-def unpacked(packed: Tensor, bits: int, count: int) -> Tensor:
+    def _of_inputs(self, by_group: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """[outputs, groups] so that it broadcasts over [outputs, *shape]."""
+        return by_group[:, self.group_of] if len(shape) == 1 else by_group[..., None]
+
+
+def unpacked(packed: Tensor, bits: int, count: int, order: Sequence[int] | None = None) -> Tensor:
     """uint8 [..., count]: the fields of `bits` bits in int32 words [..., words], lowest first.
 
-    `bits` divides 32. Raises `ValueError` where the words are not int32, or are too few.
+    `bits` divides 32. `order`: which of its word's values each field is; None: they lie in order.
+    Raises `ValueError` where the words are not int32, or are too few.
     """
     if packed.dtype != torch.int32:
         raise ValueError(f"packed words are {packed.dtype}, not torch.int32")
@@ -70,7 +88,8 @@ def unpacked(packed: Tensor, bits: int, count: int) -> Tensor:
     values = torch.empty(*packed.shape, fields, dtype=torch.uint8, device=packed.device)
     for field in range(fields):
         # The shift copies the sign, of which the mask leaves nothing.
-        values[..., field] = (packed >> (bits * field)) & ((1 << bits) - 1)
+        place = field if order is None else order[field]
+        values[..., place] = (packed >> (bits * field)) & ((1 << bits) - 1)
     return values.flatten(-2)[..., :count]
 
 

@@ -190,6 +190,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "sparse-24-bitmask",
     ),
+    "rotated": (
+        {
+            "quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {},
+            "transform_config": {"config_groups": {"R1": {}}},
+        },
+        "rotated weights",
+    ),
     "no groups": ({"quant_method": "compressed-tensors", "format": "x"}, "without config_groups"),
 }  # fmt: skip
 
@@ -203,6 +210,21 @@ def test_what_is_not_read_is_refused_by_name(case: str, tmp_path: Path) -> None:
     assert "compressed-tensors (FP8, int8" in str(caught.value)
     with pytest.raises(CheckpointError, match=message):
         read_weight_memory(pair.quantized)
+
+
+def test_sizes_of_blocks_may_be_a_text(tmp_path: Path) -> None:
+    form = FORMATS["compressed fp8 block"]
+    config = json.loads(json.dumps(form.config))
+    config["config_groups"]["group_0"]["weights"]["block_structure"] = "32x32"
+    pair = save_pair("llama", Format(config, form.write), tmp_path)
+    found, expected = (load_whole_model(one).state_dict() for one in (pair.quantized, pair.plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    config["config_groups"]["group_0"]["weights"]["block_structure"] = "32xall"
+    edited = json.loads((pair.quantized / "config.json").read_text())
+    edited["quantization_config"] = config
+    (pair.quantized / "config.json").write_text(json.dumps(edited))
+    with pytest.raises(CheckpointError, match=r"whose block_structure is \[32, 'all'\]"):
+        load_slice(pair.quantized, WHOLE)
 
 
 def test_modelopt_without_a_config_of_its_own(tmp_path: Path) -> None:

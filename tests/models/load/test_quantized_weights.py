@@ -17,9 +17,10 @@ from draftline.models.load.partition import LayerSpan
 from draftline.models.load.quantized import quantized_weight
 from draftline.models.load.quantized.awq import AwqLayout
 from draftline.models.load.quantized.gptq import GptqLayout
+from draftline.models.load.quantized.packed import PackedLayout
 from draftline.models.stage.stage import load_stage
 from safetensors.torch import load_file
-from support.inputs.quantized_checkpoints import FORMATS, native_fp8, save_pair
+from support.inputs.quantized_checkpoints import FORMATS, compressed_packed, native_fp8, save_pair
 from support.inputs.steps import BLOCK_SIZE, PagedRequest, make_step
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -183,3 +184,13 @@ def test_gptqmodel_may_give_modules_other_bits(tmp_path: Path) -> None:
         parts, values = form.write(inputs, np.random.default_rng(0))
         found = layout.weight(parts).dequantized(torch.float32)
         assert torch.equal(found, torch.from_numpy(values))
+
+
+@pytest.mark.parametrize("form", ["packed 4, asymmetric", "packed 8, one group"])
+def test_words_behind_the_last_input_are_cut(form: str) -> None:
+    inputs = np.random.default_rng(1).normal(size=(11, 48 + 3)).astype(np.float32)
+    form_of = {"packed 4, asymmetric": compressed_packed(4, symmetric=False, group=17)}
+    parts, values = form_of.get(form, FORMATS[form]).write(inputs, np.random.default_rng(0))
+    assert parts["weight_packed"].shape[1] == -(-51 // (8 if "4" in form else 4))
+    found = PackedLayout((4, 8)).weight(parts).dequantized(torch.float32)
+    assert torch.equal(found, torch.from_numpy(values))
