@@ -59,7 +59,7 @@ def read_quantization(folder: Path, config: PretrainedConfig) -> Quantization | 
         stored = getattr(config, "compression_config", None)
     if stored is None and (folder / MODELOPT_FILE).is_file():
         stored = {"quant_method": "modelopt"}
-    if stored is None:
+    if not stored:
         return None
     fields = stored if isinstance(stored, dict) else stored.to_dict()
     method = str(fields.get("quant_method", "")).lower()
@@ -77,6 +77,7 @@ def _gptq(fields: Mapping[str, Any]) -> Quantization:
     version = fields.get("checkpoint_format") or fields.get("format") or "gptq"
     if fields.get("is_marlin_format"):
         version = "marlin"
+    version = str(version).lower()
     if version not in ("gptq", "gptq_v2"):
         raise ValueError(f"in the format {version!r} are not read")
     if fields.get("pack_dtype", "int32") != "int32":
@@ -118,16 +119,16 @@ def _compressed_tensors(fields: Mapping[str, Any]) -> Quantization:
     groups = fields.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(one, dict) for one in groups.values()):
         raise ValueError("without config_groups are not read")
-    sparsity = (fields.get("sparsity_config") or {}).get("format", "dense")
+    sparsity = _fields(fields, "sparsity_config").get("format", "dense")
     if sparsity != "dense":
         raise ValueError(f"that are sparse ({sparsity}) are not read")
-    if (fields.get("transform_config") or {}).get("config_groups"):
+    if _fields(fields, "transform_config").get("config_groups"):
         raise ValueError("with a transform_config (rotated weights) are not read")
     # Of mixed precision each group has a format of its own.
     formats = {str(group.get("format") or fields.get("format")) for group in groups.values()}
     for name in sorted(formats - SCALED_FORMATS - {PACKED_FORMAT}):
         raise ValueError(f"in the format {name!r} are not read")
-    weights = [group["weights"] for group in groups.values() if group.get("weights")]
+    weights = [_fields(group, "weights") for group in groups.values() if group.get("weights")]
     bits = {_number(weight, "num_bits") for weight in weights}
     text = f"compressed-tensors, {' and '.join(sorted(formats))}, {_listed(bits)} bits"
     return Quantization(text, _layouts(formats, bits, weights), ACTIVATIONS)
@@ -156,6 +157,13 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
 }
+
+
+def _fields(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"whose {name} is {value!r} are not read")
+    return value
 
 
 def _number(fields: Mapping[str, Any], *names: str) -> int:

@@ -197,6 +197,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "rotated weights",
     ),
+    "weights that are no fields": (
+        {
+            "quant_method": "compressed-tensors", "format": "float-quantized",
+            "config_groups": {"group_0": {"weights": "FP8"}},
+        },
+        "whose weights is 'FP8' are not read",
+    ),
     "no groups": ({"quant_method": "compressed-tensors", "format": "x"}, "without config_groups"),
 }  # fmt: skip
 
@@ -229,6 +236,7 @@ def test_sizes_of_blocks_may_be_a_text(tmp_path: Path) -> None:
 
 def test_modelopt_without_a_config_of_its_own(tmp_path: Path) -> None:
     assert read_quantization(tmp_path, LlamaConfig()) is None
+    assert read_quantization(tmp_path, LlamaConfig(quantization_config={})) is None
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {}}))
     with pytest.raises(CheckpointError, match="'modelopt'"):
         read_quantization(tmp_path, LlamaConfig())
