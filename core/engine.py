@@ -33,6 +33,7 @@ from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
 from .step.builder import build_step
 from .step.edits import edits_of_parts
+from .step.head_drafts import with_head_tasks
 from .step.in_flight import StepDeadline, StepInFlight, StepResults
 from .step.outputs import TreeOutput
 from .step.prompt_chunk import PromptChunk
@@ -251,10 +252,10 @@ class EngineCore:
         if not fitting.states and not chunks:
             return fitting, chunks, None
         step = build_step(
-            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps,
-            self._drafting.stage_heads,
-        )  # fmt: skip
-        return fitting, chunks, step
+            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
+        )
+        heads = self._drafting.stage_heads
+        return fitting, chunks, with_head_tasks(step, heads, fitting.states, chunks)
 
     def _submit(
         self,
@@ -338,9 +339,8 @@ class EngineCore:
             in_flight.num_rows, in_flight.chunks, seconds / num_passes, num_in_flight
         )
         draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
-        ahead_s = sum(drafted.seconds for drafted in results.drafted)
         return StepOutcome(
-            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, ahead_s
+            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s
         )
 
     def _finish(self, state: RequestState, last: Delta) -> None:

@@ -19,7 +19,6 @@ from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
 from ..verify.walk import Paths, RowSlots, walk_all
 from .edits import placed_edits
-from .head_drafts import following_tokens, head_tasks
 from .layout import fill_tables, lay_out
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeStep, TreeSteps
@@ -42,19 +41,17 @@ def end_ids_of(states: Sequence[RequestState]) -> Int32:
     return table
 
 
-def build_step(  # noqa: PLR0913, PLR0917 - the parts of a step
+def build_step(  # noqa: PLR0917 - the parts of a step
     step_id: int,
     chunks: Sequence[PromptChunk],
     trees: TreeSteps,
     block_size: int,
     edits: Sequence[LogitEdits | None],
     num_decode_steps: int = 1,
-    heads: Sequence[str] = (),
 ) -> StepInput:
     """One step of all the given chunks and trees; trees come first.
 
     `edits`: `edits_for` of each part; none at all where nobody's logits are changed.
-    `heads`: of the last stage, by name.
 
     Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
     the requests' last commits left.
@@ -101,8 +98,6 @@ def build_step(  # noqa: PLR0913, PLR0917 - the parts of a step
         # Numbers of arrival.
         request_keys=tuple(state.order[1] for state in states),
         feature_requests=tuple(place for place, state in enumerate(states) if state.wants_features),
-        head_tasks=head_tasks(heads, trees.states, chunks) if heads else (),
-        following_tokens=following_tokens(chunks) if heads else None,
     )
 
 

@@ -46,6 +46,11 @@ class StepResults(NamedTuple):
     features: Sequence[FeatureRows]
     drafted: Sequence[Drafted]
 
+    @property
+    def ahead_s(self) -> float:
+        """Seconds of the step that went into these."""
+        return sum(drafted.seconds for drafted in self.drafted)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
