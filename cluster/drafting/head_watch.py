@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from ...core.arrays import ROOT, Int32
+from ...core.arrays import Int32
 from ...core.proposals import Proposal, Query, StepCommit
+from ...core.tree.proposal_batch import num_right
 from ..config import HEAD, EngineConfig
 from .head_features import head_folder
 
@@ -95,17 +96,6 @@ class HeadWatch:
             name, num_drafts, num_accepted, self._origins.get(name, ""),
         )  # fmt: skip
         return True
-
-
-def num_right(draft: Proposal, tokens: Int32) -> int:
-    """How many of the tokens int32 [n] that followed the text are a path of the draft."""
-    at, count = ROOT, 0
-    for token in tokens.tolist():
-        following = (draft.parents == at) & (draft.tokens == token)
-        if not following.any():
-            break
-        at, count = int(following.argmax()), count + 1
-    return count
 
 
 def head_origins(config: EngineConfig) -> dict[str, str]:

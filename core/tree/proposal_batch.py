@@ -95,3 +95,14 @@ def fault_of(
                 return BAD_LOG_PROB
         first = end
     return FITS
+
+
+def num_right(draft: Proposal, tokens: Int32) -> int:
+    """How many of the tokens int32 [n] that followed the text are a path of the draft."""
+    at, count = ROOT, 0
+    for token in tokens.tolist():
+        following = (draft.parents == at) & (draft.tokens == token)
+        if not following.any():
+            break
+        at, count = int(following.argmax()), count + 1
+    return count

@@ -87,7 +87,24 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
     yield Finding("features", f"{what}, of {config.feature_size}")
     reasons = misfits(config, target)
     yield Finding(f"fits {model}", "; ".join(reasons) or "its sizes are the target's", not reasons)
+    if len(checkpoint.readings) > 1:
+        yield _reading(checkpoint.folder, model, can_draft=not reasons)
     yield from _weights(model)
+
+
+def _reading(folder: Path, model: str, *, can_draft: bool) -> Finding:
+    """What its config.json leaves open, and what a few answers of the target say to that."""
+    from .probe_head import probe_head  # noqa: PLC0415
+
+    if not can_draft:
+        return Finding("config.json", "leaves open how it is read; give its target", ok=False)
+    acceptance = probe_head(folder, model)
+    [best, *_] = acceptance
+    tokens = ", ".join(f"{name} {right:.2f}" for name, right in acceptance.items())
+    return Finding(
+        "config.json",
+        f"leaves open how it is read; take {best} (right tokens of a draft: {tokens})",
+    )
 
 
 def _system() -> Iterator[Finding]:

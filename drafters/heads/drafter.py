@@ -1,7 +1,7 @@
 """A trained head as drafter: its tree goes on from the target's hidden states.
 
-EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, SpecFormer, Medusa, blockwise heads, DFlash, DSpark
-(`models/heads/`). See docs/algorithms/heads.md, "Drafting".
+EAGLE-1 and 2, HASS, FSPAD, GRIFFIN, EAGLE-3, P-EAGLE, SpecFormer, Medusa, blockwise heads, DFlash,
+DSpark (`models/heads/`). See docs/algorithms/heads.md, "Drafting".
 """
 
 from __future__ import annotations
@@ -26,17 +26,21 @@ from ...models.device import choose_device, choose_dtype
 from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
-from ...models.heads.load_head import Head, load_head, misfits, read_head_checkpoint
+from ...models.heads.formats.readings import reading_text
+from ...models.heads.load_head import Head, load_readings, misfits, read_head_checkpoint
+from ...models.heads.p_eagle import PEagle
 from ...models.heads.shared_parts import SharedParts, load_shared_parts
 from ...models.heads.spec_former import SpecFormer
 from ...models.load.model_info import ModelInfo
 from ..open_requests import OpenRequests
-from .block_network import DFlashNetwork
 from .head_text import HeadText
-from .markov_network import DSparkNetwork
-from .networks import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
+from .networks.block_network import DFlashNetwork
+from .networks.head_network import FeatureNetwork, HeadNetwork, HeadTree, SpecFormerNetwork
+from .networks.markov_network import DSparkNetwork
+from .networks.mask_network import PEagleNetwork
+from .networks.parallel_network import ParallelNetwork
 from .options import HeadOptions
-from .parallel_network import ParallelNetwork
+from .probing import ProbingDrafter
 from .tree_growth import TreeGrowth
 
 
@@ -56,19 +60,31 @@ def feature_layers(folder: Path, target: ModelInfo) -> tuple[int, ...]:
 
 def load_head_drafter(
     folder: Path, target: ModelInfo, name: str = "head", options: HeadOptions | None = None
-) -> HeadDrafter:
-    """The drafter of a checkpoint's folder. Raises `CheckpointError` or `ConfigError`."""
+) -> HeadDrafter | ProbingDrafter:
+    """The drafter of a checkpoint's folder. Raises `CheckpointError` or `ConfigError`.
+
+    Where its config leaves open how it is read, the first drafts tell.
+    """
     options = options or HeadOptions()
     layers = feature_layers(folder, target)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device, target.dtype)
-    head = load_head(folder, getattr(torch, dtype), device)
+    heads = load_readings(folder, getattr(torch, dtype), device)
     shared = load_shared_parts(target, dtype, device)
-    return HeadDrafter(network_of(head, shared), target, layers, name, options)
+    drafters = {
+        reading_text(reading): HeadDrafter(network_of(head, shared), target, layers, name, options)
+        for reading, head in heads
+    }
+    if len(drafters) > 1:
+        return ProbingDrafter(drafters, options.num_tokens, str(folder), name)
+    [drafter] = drafters.values()
+    return drafter
 
 
 def network_of(head: Head, shared: SharedParts) -> HeadNetwork:
     """How a head reads and grows trees, with what it shares with its target."""
+    if isinstance(head, PEagle):
+        return PEagleNetwork(head, shared)
     if isinstance(head, FeatureHead):
         return FeatureNetwork(head, shared)
     if isinstance(head, SpecFormer):
@@ -101,6 +117,7 @@ class HeadDrafter:
         self._name = name
         self._max_tokens = options.max_tokens
         self._growth = TreeGrowth(network, target.vocab_size, name, options)
+        self._measured = self._growth.measured
         self._requests: OpenRequests[HeadText] = OpenRequests(name)
 
     @property
@@ -126,6 +143,8 @@ class HeadDrafter:
     def close(self, request_id: str) -> None:
         """Forget a request; an unknown id is ignored."""
         self._requests.drop(request_id)
+        if self._measured is not None:
+            self._measured.forget(request_id)
 
     def observe_features(self, rows: Sequence[FeatureRows]) -> None:
         """Keep features for the next `propose`; those of unknown requests are ignored."""
@@ -138,6 +157,9 @@ class HeadDrafter:
         """Follow the committed tokens. Raises `DrafterError` for a commit that does not fit."""
         for commit in commits:
             self._requests.of_commit(commit).extend(commit.tokens)
+            if self._measured is not None:
+                said = commit.tokens.tolist()
+                self._measured.followed(commit.request_id, commit.base_len, said)
 
     @torch.inference_mode()
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
@@ -146,13 +168,23 @@ class HeadDrafter:
         Empty for a text whose last token but one has no features.
         """
         texts = [self._requests.of_query(query) for query in queries]
+        if self._measured is not None:
+            self._measured.started([query.request_id for query in queries])
         self._read(texts)
         trees = [self._begin(text, query) for text, query in zip(texts, queries, strict=True)]
         self._growth.grow([tree for tree in trees if tree is not None], deadline)
-        return [
+        proposals = [
             self._growth.proposal(tree, query.max_nodes)
             for tree, query in zip(trees, queries, strict=True)
         ]
+        if self._measured is not None:
+            self._measured.finished(
+                {
+                    query.request_id: (query.committed_len, proposal)
+                    for query, proposal in zip(queries, proposals, strict=True)
+                }
+            )
+        return proposals
 
     def _read(self, texts: Sequence[HeadText]) -> None:
         """Take the features that wait into the texts' keys and values."""

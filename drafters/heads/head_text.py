@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.arrays import Float32, Int32
 from ...core.proposals import DraftRequest, FeatureRows
 from ..model.text_distribution import TextDistribution
-from .kept_keys import KeptKeys
+from .networks.kept_keys import KeptKeys
 
 # A Python number and a place in a list.
 TOKEN_BYTES = 36

@@ -12,7 +12,7 @@ long is not read at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -33,9 +33,10 @@ from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts
 from ..model.text_distribution import TextDistribution
 from .drafter import feature_layers, network_of
-from .networks import HeadNetwork, HeadTree
+from .measured_shapes import MeasuredShapes
+from .networks.head_network import HeadNetwork, HeadTree
+from .networks.paged_keys import PagedKeys, paged_kv_of
 from .options import HeadOptions
-from .paged_keys import PagedKeys, paged_kv_of
 from .tree_growth import TreeGrowth
 from .waiting_rows import Rows, WaitingRows, joined
 
@@ -58,6 +59,7 @@ class LastStageHead:
         self._network = network
         self._max_tokens = spec.options.max_tokens
         self._growth = TreeGrowth(network, spec.target.vocab_size, spec.name, spec.options)
+        self._measured = self._growth.measured
         given, width = spec.given.layers, spec.given.width
         firsts = [given.index(layer) * width for layer in layers]
         self._columns = [slice(first, first + width) for first in firsts]
@@ -90,7 +92,10 @@ class LastStageHead:
     @torch.inference_mode()
     def read_later(self, key: int, features: Tensor, following: Int32, positions: Int32) -> None:
         """Keep rows of a request: features [n, width], following tokens and positions int32 [n]."""
-        self._waiting.add(key, Rows(self._own(features), following, positions))
+        rows = Rows(self._own(features), following, positions)
+        if self._measured is not None:
+            _note_text(self._measured, key, rows)
+        self._waiting.add(key, rows)
 
     @torch.inference_mode()
     def draft(
@@ -103,6 +108,8 @@ class LastStageHead:
         start = time.perf_counter()
         new = _rows_of(step, committed, self._own(features))
         wanted = dict(zip(task.places, task.max_nodes, strict=True))
+        if self._measured is not None:
+            self._note_texts(self._measured, step, new, wanted)
         for place, rows in new.items():
             if place not in wanted:
                 self._waiting.add(step.request_keys[place], rows)
@@ -119,7 +126,29 @@ class LastStageHead:
             self._growth.proposal(trees.get(place), min(size, self._max_nodes))
             for place, size in wanted.items()
         )
+        if self._measured is not None:
+            # A tree stands behind the token that follows its text's last row.
+            lengths = {text.place: int(text.rows.positions[-1]) + 2 for text in texts}
+            self._measured.finished(
+                {
+                    step.request_keys[place]: (lengths[place], proposal)
+                    for place, proposal in zip(wanted, proposals, strict=True)
+                    if place in lengths
+                }
+            )
         return HeadDrafts(self.name, time.perf_counter() - start, proposals)
+
+    def _note_texts(
+        self,
+        measured: MeasuredShapes,
+        step: StepInput,
+        new: Mapping[int, Rows],
+        wanted: Collection[int],
+    ) -> None:
+        """A step tells what followed the drafts before it."""
+        for place, rows in new.items():
+            _note_text(measured, step.request_keys[place], rows)
+        measured.started([step.request_keys[place] for place in wanted])
 
     def _own(self, features: Tensor) -> Tensor:
         """The columns that it reads, [n, width]."""
@@ -178,6 +207,11 @@ class _Text(NamedTuple):
     place: int
     rows: Rows
     kept: PagedKeys
+
+
+def _note_text(measured: MeasuredShapes, key: int, rows: Rows) -> None:
+    """New rows of a request begin with the root of its last draft."""
+    measured.followed(key, int(rows.positions[0]) + 1, rows.following.tolist())
 
 
 def _rows_of(step: StepInput, committed: CommittedRows, features: Tensor) -> dict[int, Rows]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ...core.errors import ConfigError
 from ..model.expansion import BestFirstExpansion, DynamicExpansion, Expansion, StaticExpansion
-from ..model.options import DEVICES, DTYPES
+from ..model.options import DEVICES, DTYPES, FASTEST, FULL, SEQUOIA
 from ..model.tree_draws import DRAWS, NO_DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from ..option_checks import require_one_of, require_whole
-from ..tree_shape import TreeShape, read_tree_shape, shape_of_widths
+from ..tree_shape import TreeShape, read_acceptance, read_tree_shape, shape_of_widths
 
 AUTO, CHAIN, DYNAMIC, BEST_FIRST = "auto", "chain", "dynamic", "best_first"
 # Trees whose nodes are chosen for what they are, and so are no draws.
@@ -27,7 +27,11 @@ class HeadOptions:
 
     tree        dynamic, EAGLE-2's tree of `top_k` nodes a level; best_first, of heads that say all
                 levels at once, the most probable nodes of all; auto, the second where it can be;
-                chain; or a JSON file of a static tree (`drafters/tree_shape.py`)
+                chain; sequoia, the static tree that brings most tokens a second by what was
+                accepted so far; or a JSON file of a static tree (`drafters/tree_shape.py`)
+    tree_size   of sequoia: fastest, the nodes and levels that bring most tokens a second; or full,
+                the most probable ones of as many as are allowed
+    tree_acceptance  of sequoia: a JSON file of the acceptance by rank, which is not learned then
     top_k       children of a node and width of a level in a dynamic tree
     num_tokens  levels of the tree, tokens of the chain; kinds that say all drafts at once have no
                 more than they were trained to
@@ -42,6 +46,8 @@ class HeadOptions:
     """
 
     tree: str = AUTO
+    tree_size: str = FASTEST
+    tree_acceptance: str = ""
     top_k: int = 4
     num_tokens: int = 5
     distribution_size: int = 0
@@ -65,8 +71,22 @@ class HeadOptions:
                 )
             if not self.distribution_size:
                 raise ConfigError("draws", "need distribution_size, which tokens are drawn among")
-        if self.tree not in CHOSEN:
+        require_one_of("tree_size", self.tree_size, (FASTEST, FULL))
+        if self.tree == SEQUOIA:
+            _ = self.acceptance
+        elif self.tree_size != FASTEST or self.tree_acceptance:
+            field = "tree_size" if self.tree_size != FASTEST else "tree_acceptance"
+            raise ConfigError(field, f"is of tree: {SEQUOIA}, and tree is {self.tree}")
+        elif self.tree not in CHOSEN:
             _shape_of(self.tree, self.num_tokens)
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Acceptance by rank that was measured beforehand; empty: it is learned.
+
+        Raises `ConfigError` (`tree_acceptance`).
+        """
+        return _acceptance_of(self.tree_acceptance) if self.tree_acceptance else ()
 
     @property
     def is_drawn(self) -> bool:
@@ -84,7 +104,7 @@ class HeadOptions:
         return replace(self, tree=BEST_FIRST if says_all_levels else DYNAMIC)
 
     def expansion(self, depth: int, max_nodes: int) -> Expansion:
-        """A tree of at most so many levels and nodes; `auto` is none."""
+        """A tree of at most so many levels and nodes; `auto` and `sequoia` are none."""
         depth = min(depth, max_nodes, self.num_tokens)
         if self.tree == BEST_FIRST:
             return BestFirstExpansion(min(max_nodes, MOST_CHILDREN), depth)
@@ -96,3 +116,8 @@ class HeadOptions:
 @cache
 def _shape_of(tree: str, num_tokens: int) -> TreeShape:
     return shape_of_widths([1] * num_tokens) if tree == CHAIN else read_tree_shape(Path(tree))
+
+
+@cache
+def _acceptance_of(path: str) -> tuple[float, ...]:
+    return read_acceptance(Path(path))

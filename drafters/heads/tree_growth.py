@@ -12,11 +12,13 @@ from ...core.proposals import Proposal, empty_proposal
 from ...core.sampling.rows import sampling_rows
 from ...core.steps import StepOutput, TopTokens
 from ...models.sampling import choose_sampler
+from ..model.options import SEQUOIA
 from ..model.text_distribution import TextDistribution, draft_rng, stacked
 from ..model.tree_draws import WITH_REPLACEMENT, TreeDraws
 from ..model.tree_job import TreeJob
-from .kept_keys import KeptKeys
-from .networks import HeadNetwork, HeadTree
+from .measured_shapes import MeasuredShapes
+from .networks.head_network import HeadNetwork, HeadTree
+from .networks.kept_keys import KeptKeys
 from .options import HeadOptions
 
 
@@ -25,6 +27,8 @@ class TreeGrowth:
 
     name     the `source` of its proposals
     options  as they are given; `auto` is decided here
+
+    `measured` is there for Sequoia's trees alone, and wants to hear of drafts and texts.
     """
 
     def __init__(
@@ -36,6 +40,9 @@ class TreeGrowth:
         self._name = name
         self._options = options.of_head(says_all_levels=network.says_all_levels)
         self._sampler = choose_sampler(network.device)
+        self.measured: MeasuredShapes | None = None
+        if self._options.tree == SEQUOIA:
+            self.measured = MeasuredShapes(self._options, is_one_pass=network.says_all_levels)
 
     def begin(  # noqa: PLR0917 - the parts of a text
         self, text: KeptKeys, last_token: int, said: Tensor, length: int,
@@ -46,16 +53,21 @@ class TreeGrowth:
         None where it may have no node.
         """
         most = self._network.most_levels or self._options.num_tokens
-        expansion = self._options.expansion(most, max_nodes)
+        levels = min(most, max_nodes, self._options.num_tokens)
+        choose = self._options if self.measured is None else self.measured
+        expansion = choose.expansion(levels, max_nodes)
         if not expansion.frontier:
             return None
         draws = self._draws(distribution, length)
         job = TreeJob(expansion, length, (), distribution, draws)
-        return HeadTree(job, last_token, text, said, KeptKeys(self._network.num_layers))
+        kept = KeptKeys(self._network.num_layers)
+        return HeadTree(job, last_token, text, said, levels, kept)
 
     def grow(self, trees: Sequence[HeadTree], deadline: float | None = None) -> None:
         """Grow them level by level, until they are complete or the deadline passes."""
         growing = trees
+        if self.measured is not None and growing:
+            self.measured.grows()
         while growing and (deadline is None or time.monotonic() < deadline):
             output = self._chosen(growing, self._network.level(growing))
             first = 0
@@ -64,6 +76,8 @@ class TreeGrowth:
                 tree.job.take(output, first)
                 first += count
             growing = [tree for tree in growing if tree.job.expansion.frontier]
+            if self.measured is not None:
+                self.measured.level_done(is_last=not growing)
 
     def proposal(self, tree: HeadTree | None, max_nodes: int) -> Proposal:
         """At most so many of a tree's nodes; none of no tree."""

@@ -32,13 +32,24 @@ KEPT_FOR = 32
 class SequoiaShapes:
     """Learns acceptance by rank and what a verification takes, and gives the shape to draft."""
 
-    def __init__(self, costs: DraftCosts, *, is_full: bool = False) -> None:
+    def __init__(
+        self,
+        costs: DraftCosts,
+        *,
+        is_full: bool = False,
+        is_one_pass: bool = False,
+        acceptance: Sequence[float] = (),
+    ) -> None:
         """`costs`: the drafter's own means, of the seconds of a pass.
 
-        is_full  trees have all nodes that they may, whatever these take
+        is_full      trees have all nodes that they may, whatever these take
+        is_one_pass  a pass drafts all levels, however many
+        acceptance   by rank, where it was measured beforehand; else it is learned
         """
         self._costs = costs
         self._is_full = is_full
+        self._is_one_pass = is_one_pass
+        self._fixed = np.array(acceptance, dtype=np.float64)
         ranks = np.arange(1, NUM_RANKS + 1, dtype=np.float64)
         self._judged: Float64 = np.full(NUM_RANKS, PRIOR_JUDGED)
         self._accepted: Float64 = self._judged * FIRST_ACCEPTANCE / np.power(ranks, FALL)
@@ -51,7 +62,7 @@ class SequoiaShapes:
     @property
     def acceptance(self) -> Float64:
         """float64 [ranks]: how often the child of each rank is right where its parent is."""
-        return self._accepted / self._judged
+        return self._fixed if len(self._fixed) else self._accepted / self._judged
 
     def shape(self, max_nodes: int, max_depth: int) -> TreeShape:
         """The tree of at most so many nodes and levels, one node at least."""
@@ -96,7 +107,8 @@ class SequoiaShapes:
         draw_s = self._costs.draw_s
 
         def seconds(nodes: int, depth: int) -> float:
-            return alone_s + node_s * nodes + draw_s * depth
+            passes = min(depth, 1) if self._is_one_pass else depth
+            return alone_s + node_s * nodes + draw_s * passes
 
         shape = fastest_shape_of_sequoia(acceptance, max_nodes, max_depth, seconds)
         # Who never drafts never learns that it would pay.

@@ -13,13 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import CheckpointError
 from .dflash import DFlash
 from .formats.checkpoint_kind import Shapes
 from .formats.dflash_config import DFlashConfig, dflash_config
+from .formats.readings import SHIFTED
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
-SHIFTED = "sample_from_anchor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +38,12 @@ class DSparkConfig(DFlashConfig):
 
 
 def dspark_config(shapes: Shapes, config: Mapping[str, Any]) -> DSparkConfig:
-    """The config of a checkpoint.
+    """The config of a checkpoint, whose rows say the next token where it does not tell.
 
-    Raises `CheckpointError` as `dflash_config` does, and for a file of speculators that does not
-    say which token its rows are of: older ones fill in, newer ones say the next.
+    Raises `CheckpointError` as `dflash_config` does.
     """
     own = config.get("dflash_config") or {}
     if SHIFTED not in config and SHIFTED not in own:
-        if config.get("speculators_model_type") is not None:
-            raise CheckpointError(
-                f"the DSpark drafter's config does not say {SHIFTED}: true where a row says the "
-                "token behind its own, false where it fills in its own; set it"
-            )
         config = {**config, SHIFTED: True}
     base = dflash_config(shapes, config)
     rank = shapes.get("markov_head.markov_w1.weight", (0, 0))[1]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import init_empty_weights
@@ -20,12 +21,14 @@ from .formats.checkpoint_kind import CheckpointKind, Shapes, checkpoint_kind
 from .formats.dflash_config import DFlashConfig, dflash_config
 from .formats.feature_head_config import FUSIONS, FeatureHeadConfig, feature_head_config
 from .formats.head_tensors import HeadTensors
+from .formats.readings import Reading, possible_readings
 from .medusa_checkpoint import (
     blockwise_config,
     check_medusa_map,
     medusa_config,
     medusa_names,
 )
+from .p_eagle import PEagle, PEagleConfig, p_eagle_config
 from .parallel_heads import Blockwise, BlockwiseConfig, Medusa, MedusaConfig, ParallelConfig
 from .spec_former import SpecFormer, SpecFormerConfig, spec_former_config
 
@@ -35,30 +38,55 @@ TOKEN_MASK, TOKEN_MAP = "t2d", "d2t"
 
 HeadConfig = FeatureHeadConfig | SpecFormerConfig | MedusaConfig | BlockwiseConfig | DFlashConfig
 Head = FeatureHead | SpecFormer | Medusa | Blockwise | DFlash
-# Kinds that there is a network for.
-NETWORKS = (
-    *FUSIONS,
-    CheckpointKind.SPECFORMER,
-    CheckpointKind.MEDUSA,
-    CheckpointKind.BLOCKWISE,
-    CheckpointKind.DFLASH,
-    CheckpointKind.DSPARK,
+# The first that a config is an instance of; what is none of them is a `FeatureHead`.
+MODULES: tuple[tuple[type, Callable[[Any], Head]], ...] = (
+    (SpecFormerConfig, SpecFormer),
+    (MedusaConfig, Medusa),
+    (BlockwiseConfig, Blockwise),
+    (DSparkConfig, DSpark),
+    (DFlashConfig, DFlash),
+    (PEagleConfig, PEagle),
 )
+# How the config of a kind is read, of those that are no plain feature heads.
+CONFIGS: dict[CheckpointKind, Callable[[Shapes, Mapping[str, Any]], HeadConfig]] = {
+    CheckpointKind.P_EAGLE: p_eagle_config,
+    CheckpointKind.SPECFORMER: spec_former_config,
+    CheckpointKind.MEDUSA: medusa_config,
+    CheckpointKind.BLOCKWISE: lambda shapes, _: blockwise_config(shapes),
+    CheckpointKind.DFLASH: dflash_config,
+    CheckpointKind.DSPARK: dspark_config,
+}
+# Kinds that there is a network for.
+NETWORKS = (*FUSIONS, *CONFIGS)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadCheckpoint:
-    """What a drafter's folder holds; `config` only of kinds that draftline has the network of."""
+    """What a drafter's folder holds.
+
+    fields    its config.json
+    readings  what that may mean, the likeliest first (`formats/readings.py`)
+    config    of the first; None of a kind that draftline has no network of
+    """
 
     folder: Path
     kind: CheckpointKind
     tensors: HeadTensors
+    fields: Mapping[str, Any]
+    readings: tuple[Reading, ...]
     config: HeadConfig | None
 
     @property
     def num_parameters(self) -> int:
         """Numbers in all its tensors."""
         return sum(torch.Size(shape).numel() for shape in self.tensors.shapes.values())
+
+
+class ReadHead(NamedTuple):
+    """A head, and the reading of its config.json that it was built by."""
+
+    reading: Reading
+    head: Head
 
 
 def read_head_checkpoint(folder: Path) -> HeadCheckpoint:
@@ -73,50 +101,68 @@ def read_head_checkpoint(folder: Path) -> HeadCheckpoint:
     kind = checkpoint_kind(tensors.shapes, fields)
     if kind is CheckpointKind.MEDUSA:
         tensors.rename(medusa_names(tensors.shapes))
-    return HeadCheckpoint(folder, kind, tensors, _config(kind, tensors.shapes, fields))
+    readings = possible_readings(kind, tensors.shapes, fields)
+    config = _config(kind, tensors.shapes, {**fields, **readings[0]})
+    return HeadCheckpoint(folder, kind, tensors, fields, readings, config)
 
 
 def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Head:
-    """The head of a checkpoint, in inference mode.
+    """The head of a checkpoint by the first of its readings, in inference mode.
 
     Raises `CheckpointError` for a kind without a network here, and lists tensors that are missing,
     unknown or of another shape.
     """
+    return load_readings(folder, dtype, device)[0].head
+
+
+def load_readings(
+    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> list[ReadHead]:
+    """A head for each reading of a checkpoint, which share their tensors; raises as `load_head`."""
     checkpoint = read_head_checkpoint(folder)
     if checkpoint.config is None:
         raise CheckpointError(
             f"{folder} holds a drafter of kind {checkpoint.kind}, which draftline has no network "
             f"for; it has those of {', '.join(NETWORKS)}"
         )
+    heads = [ReadHead(reading, _empty_head(checkpoint, reading)) for reading in checkpoint.readings]
+    _check_names(heads[0].head, checkpoint)
+    placed = _placed_tensors(checkpoint, checkpoint.config, dtype, device)
+    for _, head in heads:
+        head.load_state_dict(placed, assign=True)
+        head.to(device).eval().requires_grad_(False)
+    return heads
+
+
+def _empty_head(checkpoint: HeadCheckpoint, reading: Reading) -> Head:
+    fields = {**checkpoint.fields, **reading}
+    config = _config(checkpoint.kind, checkpoint.tensors.shapes, fields)
+    assert config is not None
     with init_empty_weights(include_buffers=False):
-        head = build_head(checkpoint.config)
-    _check_names(head, checkpoint)
+        return build_head(config)
+
+
+def _placed_tensors(
+    checkpoint: HeadCheckpoint, config: HeadConfig, dtype: torch.dtype, device: str
+) -> dict[str, Tensor]:
     tensors = dict(checkpoint.tensors.read())
-    if isinstance(checkpoint.config, FeatureHeadConfig | DFlashConfig):
-        _check_token_map(checkpoint.config, tensors, folder)
+    if isinstance(config, FeatureHeadConfig | DFlashConfig):
+        _check_token_map(config, tensors, checkpoint.folder)
         tensors.pop(TOKEN_MASK, None)
-    if isinstance(checkpoint.config, MedusaConfig):
-        check_medusa_map(checkpoint.config, tensors)
-    placed = {
+    if isinstance(config, MedusaConfig):
+        check_medusa_map(config, tensors)
+    return {
         name: tensor.to(device, dtype if tensor.is_floating_point() else None)
         for name, tensor in tensors.items()
     }
-    head.load_state_dict(placed, assign=True)
-    return head.to(device).eval().requires_grad_(False)
 
 
 def build_head(config: HeadConfig) -> Head:
     """A head with random weights."""
-    if isinstance(config, SpecFormerConfig):
-        return SpecFormer(config)
-    if isinstance(config, MedusaConfig):
-        return Medusa(config)
-    if isinstance(config, BlockwiseConfig):
-        return Blockwise(config)
-    if isinstance(config, DSparkConfig):
-        return DSpark(config)
-    if isinstance(config, DFlashConfig):
-        return DFlash(config)
+    for kind, network in MODULES:
+        if isinstance(config, kind):
+            return network(config)
+    assert isinstance(config, FeatureHeadConfig)
     return FeatureHead(config)
 
 
@@ -159,15 +205,8 @@ def misfits(config: HeadConfig, target: ModelInfo) -> list[str]:
 def _config(kind: CheckpointKind, shapes: Shapes, fields: dict[str, Any]) -> HeadConfig | None:
     if kind in FUSIONS:
         return feature_head_config(kind, shapes, fields)
-    if kind is CheckpointKind.MEDUSA:
-        return medusa_config(shapes, fields)
-    if kind is CheckpointKind.BLOCKWISE:
-        return blockwise_config(shapes)
-    if kind is CheckpointKind.DFLASH:
-        return dflash_config(shapes, fields)
-    if kind is CheckpointKind.DSPARK:
-        return dspark_config(shapes, fields)
-    return spec_former_config(shapes, fields) if kind is CheckpointKind.SPECFORMER else None
+    read = CONFIGS.get(kind)
+    return None if read is None else read(shapes, fields)
 
 
 def _check_names(head: Head, checkpoint: HeadCheckpoint) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
 from draftline.models.heads.dspark import DSparkConfig
 from draftline.models.heads.formats.dflash_config import DFlashConfig
 from draftline.models.heads.load_head import build_head
+from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.training.heads.export import export_head
 
 LAYERS = (-1, 2, 5)
@@ -30,10 +32,18 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )  # fmt: skip
     own = {field.name: getattr(sizes, field.name) for field in fields(sizes)} | {"is_shifted": True}
     configs = {"dflash": sizes, "dspark": DSparkConfig(**own, markov_kind="rnn", markov_rank=16)}
+    masked = PEagleConfig(
+        fusion="pair", hidden_size=256, intermediate_size=64, num_heads=4, num_kv_heads=2,
+        head_dim=16, vocab_size=4096, num_layers=2, num_features=3, feature_size=256,
+        feature_layers=LAYERS, mask_token=4095, rope=sizes.rope,
+    )  # fmt: skip
     folder = tmp_path_factory.mktemp("heads")
     for kind, config in configs.items():
         export_head(build_head(config), folder / kind, {}, {})
-    return {kind: folder / kind for kind in configs}
+    ids = [layer + 1 for layer in LAYERS]
+    said = {"mask_token_id": masked.mask_token, "eagle_aux_hidden_state_layer_ids": ids}
+    export_head(build_head(masked), folder / "p_eagle", said, {})
+    return {kind: folder / kind for kind in (*configs, "p_eagle")}
 
 
 @pytest.mark.parametrize(
@@ -44,16 +54,27 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("dflash", "chain", 2),
         ("dflash", "dynamic", 1),
         ("dspark", "dynamic", 2),
+        ("p_eagle", "best_first", 1),
+        ("p_eagle", "chain", 3),
     ],
 )
 def test_block_drafts_change_no_token(
     untrained: dict[str, Path], kind: str, tree: str, stages: int
 ) -> None:
     drafter = DrafterConfig(kind="head", model=str(untrained[kind]), tree=tree, top_k=2)
+    check_equal(drafter, pipeline_parallel_size=stages)
+
+
+@pytest.mark.net
+def test_masked_drafts_of_another_process_change_no_token(untrained: dict[str, Path]) -> None:
+    head = DrafterConfig(kind="head", model=str(untrained["p_eagle"]), transport="grpc")
+    check_equal(head, pipeline_parallel_size=2, draft_deadline_ms=5000)
+
+
+def check_equal(drafter: DrafterConfig, **settings: Any) -> None:
     config = EngineConfig(
-        model="demo", drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages,
-        max_num_batched_tokens=48,
-    )  # fmt: skip
+        model="demo", drafters=(drafter,), node_budget="full", max_num_batched_tokens=48, **settings
+    )
     prompts = [prompt.text for prompt in held_out_prompts()[:4]]
     with Engine(config) as engine:
         for temperature in (0.0, 0.8):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from draftline.drafters.heads.block_network import BlockAttention
-from draftline.drafters.heads.kept_keys import KeptKeys
+from draftline.drafters.heads.networks.block_network import BlockAttention
+from draftline.drafters.heads.networks.kept_keys import KeptKeys
 from draftline.models.heads.dflash import DFlash
 from draftline.models.heads.formats.dflash_config import DFlashConfig
 from draftline.training.heads.anchored_blocks import (

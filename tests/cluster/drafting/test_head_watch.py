@@ -14,7 +14,6 @@ from draftline.cluster.drafting.head_watch import (
     NUM_DRAFTS,
     HeadWatch,
     head_origins,
-    num_right,
 )
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.link import InprocLink
@@ -27,6 +26,7 @@ from draftline.core.proposals import (
     chain_proposal,
     empty_proposal,
 )
+from draftline.core.tree.proposal_batch import num_right
 from support.fakes.fake_drafters import CountingDrafter
 from support.servers.hub_session import LIMITS, HubSession
 

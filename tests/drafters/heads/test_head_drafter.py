@@ -28,6 +28,7 @@ from draftline.drafters.heads.options import HeadOptions
 from draftline.models.heads.dflash import DFlash
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.load_head import load_head
+from draftline.models.heads.p_eagle import PEagle
 from draftline.models.heads.parallel_heads import Blockwise, Medusa
 from draftline.models.heads.spec_former import SpecFormer
 from draftline.models.load.model_info import ModelInfo, read_model_info
@@ -35,6 +36,7 @@ from support.inputs import head_checkpoints as published
 from support.inputs import parallel_checkpoints
 from support.inputs.block_logits import block_logits
 from support.inputs.head_attention import causal
+from support.inputs.masked_logits import masked_logits
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -45,6 +47,8 @@ KINDS: dict[str, Callable[[], published.Shapes]] = {
     "griffin": published.griffin,
     "eagle3": published.eagle3,
     "deep_eagle3": published.deep_eagle3,
+    "p_eagle": published.p_eagle,
+    "own_p_eagle": published.p_eagle_of_speculators,
     "specformer": published.spec_former,
     "medusa": parallel_checkpoints.medusa,
     "blockwise": parallel_checkpoints.blockwise,
@@ -57,6 +61,8 @@ KINDS: dict[str, Callable[[], published.Shapes]] = {
 }
 CONFIGS = {
     "deep_eagle3": published.DEEP,
+    "p_eagle": published.P_EAGLE,
+    "own_p_eagle": published.SPECULATORS_P_EAGLE,
     "dflash": published.DFLASH,
     "mixed_dflash": published.MIXED_DFLASH,
     "own_dflash": published.SPECULATORS_DFLASH,
@@ -100,6 +106,8 @@ class Pair:
         if isinstance(head, DFlash):
             said = block_logits(self.model, head, features, [tokens[-1], *drafted])
             return said[len(drafted)]
+        if isinstance(head, PEagle):
+            return masked_logits(self.model, head, features, tokens[1:], len(drafted))
         return self._feature_logits(head, tokens, drafted, head.project(features))
 
     def _feature_logits(
@@ -201,7 +209,10 @@ def test_every_path_of_a_tree_is_what_the_whole_network_says(pair: Pair) -> None
         assert log_prob == pytest.approx(float(log_probs[path[-1]]), abs=2e-4)
 
 
-ALL_AT_ONCE = {"specformer", "medusa", "blockwise", "dflash", "mixed_dflash", "own_dflash"}
+ALL_AT_ONCE = {
+    "p_eagle", "own_p_eagle", "specformer", "medusa", "blockwise", "dflash", "mixed_dflash",
+    "own_dflash",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

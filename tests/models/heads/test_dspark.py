@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draftline.core.errors import CheckpointError
 from draftline.models.heads.dspark import DSpark, DSparkConfig
-from draftline.models.heads.load_head import load_head, read_head_checkpoint
+from draftline.models.heads.load_head import load_head, load_readings
 from support.inputs import head_checkpoints as published
 
 SPECULATORS: dict[str, Any] = published.SPECULATORS_DFLASH | {"speculators_model_type": "dspark"}
@@ -49,9 +49,16 @@ def test_a_file_of_speculators_says_its_layout(tmp_path: Path, *, is_shifted: bo
     )
     config = load_head(said).config
     assert (config.draft_length, config.block_size) == (3, 3 if is_shifted else 4)
-    unsaid = published.save(tmp_path / "unsaid", shapes, SPECULATORS)
-    with pytest.raises(CheckpointError, match="does not say sample_from_anchor"):
-        read_head_checkpoint(unsaid)
+    unsaid = load_readings(published.save(tmp_path / "unsaid", shapes, SPECULATORS))
+    assert [one.reading for one in unsaid] == [
+        {"sample_from_anchor": True},
+        {"sample_from_anchor": False},
+    ]
+    assert [one.head.config.draft_length for one in unsaid] == [3, 3]
+    assert [one.head.config.block_size for one in unsaid] == [3, 4]
+    # One set of weights serves both.
+    weights = [one.head.fc.weight for one in unsaid]
+    assert weights[0].data_ptr() == weights[1].data_ptr()
 
 
 @pytest.mark.parametrize(

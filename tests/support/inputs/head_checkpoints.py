@@ -65,6 +65,24 @@ DSPARK: dict[str, Any] = {
     "target_layer_ids": [-1, 3],
     "markov_rank": RANK,
 }
+# As speculators write it; the embedding was trained, too.
+SPECULATORS_P_EAGLE: dict[str, Any] = {
+    "speculators_model_type": "peagle",
+    "transformer_layer_config": {**LLAMA, "num_hidden_layers": 2},
+    "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
+    "norm_before_residual": True,
+    "draft_vocab_size": DRAFT_VOCAB,
+    "embed_requires_grad": True,
+    "mask_token_id": VOCAB - 1,
+    "speculators_config": {"proposal_methods": [{"speculative_tokens": 4}]},
+}
+# As its authors' files have it for vLLM, one layer with norms of each feature.
+P_EAGLE: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "ptd_token_id": VOCAB - 2,
+    "parallel_drafting": True,
+}
 SPECULATORS_DFLASH: dict[str, Any] = {
     "speculators_model_type": "dflash",
     "transformer_layer_config": LLAMA,
@@ -159,6 +177,23 @@ def deep_eagle3() -> Shapes:
         "lm_head.weight": (VOCAB, HIDDEN),
     }
     return {name: shape for name, shape in shapes.items() if name not in {"d2t", "t2d"}}
+
+
+def p_eagle_of_speculators() -> Shapes:
+    """P-EAGLE of two layers, the second an ordinary one."""
+    layer = "layers.1."
+    return eagle3("layers.0.") | attention(layer) | mlp(layer) | {
+        f"{layer}input_layernorm.weight": (HIDDEN,),
+        f"{layer}post_attention_layernorm.weight": (HIDDEN,),
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "mask_hidden": (1, 1, 3 * HIDDEN),
+    }  # fmt: skip
+
+
+def p_eagle() -> Shapes:
+    """P-EAGLE of one layer that shares the target's embedding."""
+    norms = {f"fc_norm.{index}.weight": (HIDDEN,) for index in range(3)}
+    return eagle3() | norms | {"mask_hidden": (1, 1, 3 * HIDDEN)}
 
 
 def dflash(num_layers: int = 2) -> Shapes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models.attention.step_attention import PagedKv
+from ....models.attention.step_attention import PagedKv
+from .head_network import HeadNetwork
 from .kept_keys import KeptKeys
-from .networks import HeadNetwork
 
 
 class PagedKeys(KeptKeys):

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...core.arrays import ROOT
-from ...models.heads.dspark import DSpark
-from ...models.heads.shared_parts import SharedParts
+from ....core.arrays import ROOT
+from ....models.heads.dspark import DSpark
+from ....models.heads.shared_parts import SharedParts
 from .block_network import DFlashNetwork
-from .networks import HeadTree
+from .head_network import HeadTree
 
 
 class DSparkNetwork(DFlashNetwork):

@@ -1,22 +1,22 @@
 """How the networks of heads read features and grow trees.
 
-Those of Medusa, DFlash and DSpark are files of their own.
+Those of P-EAGLE, Medusa, DFlash and DSpark are files of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ...core.arrays import ROOT
-from ...models.heads.feature_head import FeatureHead
-from ...models.heads.shared_parts import SharedParts
-from ...models.heads.spec_former import SpecFormer
-from ..model.tree_job import TreeJob
+from ....core.arrays import ROOT
+from ....models.heads.feature_head import FeatureHead
+from ....models.heads.shared_parts import SharedParts
+from ....models.heads.spec_former import SpecFormer
+from ...model.tree_job import TreeJob
 from .kept_keys import KeptKeys, Segment, SegmentAttention, causal_mask
 
 
@@ -28,6 +28,7 @@ class HeadTree:
     token   the last one of the text, which is its root
     text    keys and values of the text that it stands behind
     root    what the text's last row said, [1, width]
+    levels  of the tree, at most
     kept    keys and values of the nodes that were read
     said    what these rows said, [1, width] each, by node
     """
@@ -36,6 +37,7 @@ class HeadTree:
     token: int
     text: KeptKeys
     root: Tensor
+    levels: int
     kept: KeptKeys
     said: dict[int, Tensor] = field(default_factory=dict)
 
@@ -85,7 +87,7 @@ class HeadNetwork(Protocol):
 class FeatureNetwork:
     """A feature head: drafts go on from what it said of their parents."""
 
-    most_levels = None
+    most_levels: int | None = None
     says_all_levels = False
 
     def __init__(self, head: FeatureHead, shared: SharedParts) -> None:
@@ -187,17 +189,30 @@ class SpecFormerNetwork:
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """All levels are drafted with the first."""
-        new = [tree for tree in trees if ROOT not in tree.said]
-        if new:
-            drafts = self._head.drafts(torch.cat([tree.root for tree in new]))
-            logits = self._shared.logits(self._shared.norm(drafts.flatten(0, 1)))
-            for tree, own in zip(new, logits.split(drafts.shape[1]), strict=True):
-                tree.said[ROOT] = own
-        rows = []
-        for tree in trees:
-            expansion = tree.job.expansion
-            rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
-        return torch.stack(rows)
+        return level_of_all(trees, self._all_levels)
+
+    def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
+        drafts = self._head.drafts(torch.cat([tree.root for tree in trees]))
+        logits = self._shared.logits(self._shared.norm(drafts.flatten(0, 1)))
+        return logits.split(drafts.shape[1])
+
+
+def level_of_all(
+    trees: Sequence[HeadTree], all_levels: Callable[[Sequence[HeadTree]], Iterable[Tensor]]
+) -> Tensor:
+    """`HeadNetwork.level` of a head whose levels have one distribution each.
+
+    all_levels  of trees, float32 [levels, vocabulary] each; it is asked once for each tree
+    """
+    new = [tree for tree in trees if ROOT not in tree.said]
+    if new:
+        for tree, own in zip(new, all_levels(new), strict=True):
+            tree.said[ROOT] = own
+    rows = []
+    for tree in trees:
+        expansion = tree.job.expansion
+        rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
+    return torch.stack(rows)
 
 
 def causal_segments(

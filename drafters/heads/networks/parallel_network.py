@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...core.arrays import ROOT
-from ...models.heads.parallel_heads import Blockwise, Medusa
-from ...models.heads.shared_parts import SharedParts
+from ....models.heads.parallel_heads import Blockwise, Medusa
+from ....models.heads.shared_parts import SharedParts
+from .head_network import HeadTree, level_of_all
 from .kept_keys import KeptKeys
-from .networks import HeadTree
 
 
 class ParallelNetwork:
@@ -42,15 +41,7 @@ class ParallelNetwork:
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """All levels are told with the first."""
-        new = [tree for tree in trees if ROOT not in tree.said]
-        if new:
-            for tree, own in zip(new, self._all_levels(new), strict=True):
-                tree.said[ROOT] = own
-        rows = []
-        for tree in trees:
-            expansion = tree.job.expansion
-            rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
-        return torch.stack(rows)
+        return level_of_all(trees, self._all_levels)
 
     def _all_levels(self, trees: Sequence[HeadTree]) -> Tensor:
         """float32 [trees, levels, vocabulary]."""

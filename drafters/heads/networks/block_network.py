@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...core.arrays import ROOT
-from ...models.heads.dflash import DFlash
-from ...models.heads.formats.dflash_config import DFlashConfig
-from ...models.heads.shared_parts import SharedParts
+from ....models.heads.dflash import DFlash
+from ....models.heads.formats.dflash_config import DFlashConfig
+from ....models.heads.shared_parts import SharedParts
+from .head_network import HeadTree, level_of_all
 from .kept_keys import KeptKeys
-from .networks import HeadTree
 
 
 class DFlashNetwork:
@@ -51,17 +50,12 @@ class DFlashNetwork:
 
     def level(self, trees: Sequence[HeadTree]) -> Tensor:
         """All levels are drafted with the first."""
-        new = [tree for tree in trees if ROOT not in tree.said]
-        if new:
-            drafts = self.drafts(new)
-            logits = self.on_target(self.raw_logits(drafts.flatten(0, 1)))
-            for tree, own in zip(new, logits.split(drafts.shape[1]), strict=True):
-                tree.said[ROOT] = own
-        rows = []
-        for tree in trees:
-            expansion = tree.job.expansion
-            rows += [tree.said[ROOT][expansion.depth(node)] for node in expansion.frontier]
-        return torch.stack(rows)
+        return level_of_all(trees, self._all_levels)
+
+    def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
+        drafts = self.drafts(trees)
+        logits = self.on_target(self.raw_logits(drafts.flatten(0, 1)))
+        return logits.split(drafts.shape[1])
 
     def drafts(self, trees: Sequence[HeadTree]) -> Tensor:
         """[trees, draft_length, hidden_size]: normed states of the drafts' rows."""

@@ -1,0 +1,4 @@
+"""How heads of each kind read features, keep what they know of a text, and grow trees.
+
+Start with `head_network.py`.
+"""

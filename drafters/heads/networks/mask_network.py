@@ -1,0 +1,61 @@
+"""How P-EAGLE drafts: masks behind the text, one for each draft but the first, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ....models.heads.p_eagle import PEagle
+from ....models.heads.shared_parts import SharedParts
+from .head_network import FeatureNetwork, HeadTree, level_of_all
+from .kept_keys import Segment, SegmentAttention, causal_mask
+
+
+class PEagleNetwork(FeatureNetwork):
+    """A P-EAGLE drafter: all nodes of a level have one distribution, told by the text alone.
+
+    Rows of the text are read as EAGLE-3 reads them, and kept; masks are thrown away with the tree.
+    """
+
+    says_all_levels = True
+
+    def __init__(self, head: PEagle, shared: SharedParts) -> None:
+        super().__init__(head, shared)
+        self.most_levels = head.config.draft_length or None
+        with torch.inference_mode():
+            # Both are the same for every mask.
+            self._features = head.masks(1)
+            mask = torch.tensor([head.config.mask_token], device=self.device)
+            self._embedding = self._embeddings(mask)
+
+    def level(self, trees: Sequence[HeadTree]) -> Tensor:
+        """All levels are drafted with the first."""
+        return level_of_all(trees, self._all_levels)
+
+    def _all_levels(self, trees: Sequence[HeadTree]) -> Iterable[Tensor]:
+        """The text's last row says the first draft, masks say the others."""
+        counts = [tree.levels - 1 for tree in trees]
+        masks = self._masks(trees, counts).split(counts)
+        rows = [torch.cat(pair) for pair in zip((t.root for t in trees), masks, strict=True)]
+        return self._logits(torch.cat(rows)).split([tree.levels for tree in trees])
+
+    def _masks(self, trees: Sequence[HeadTree], counts: Sequence[int]) -> Tensor:
+        """[masks, width]: what so many masks behind each text say."""
+        segments, places = [], []
+        ends = list(accumulate(counts))
+        for tree, count, end in zip(trees, counts, ends, strict=True):
+            mask = causal_mask(0, count, self.device)
+            if count:
+                segments.append(Segment(slice(end - count, end), tree.text, tree.kept, mask))
+            # The text's last row is that of its last token but one.
+            first = tree.job.committed_len - 1
+            places.append(torch.arange(first, first + count, device=self.device))
+        return self._said(
+            self._features.expand(ends[-1], -1),
+            self._embedding.expand(ends[-1], -1),
+            torch.cat(places),
+            SegmentAttention(segments),
+        )
