@@ -9,17 +9,9 @@ from itertools import chain
 from types import MappingProxyType
 
 from .arrays import UInt32
+from .ask_plan import AskPlan, DraftBatch, nobody_asked
 from .interfaces import ProposalSource
-from .proposals import (
-    AskPlan,
-    DraftBatch,
-    Drafted,
-    FeatureRows,
-    Probe,
-    Proposal,
-    Query,
-    StepCommit,
-)
+from .proposals import Drafted, FeatureRows, Probe, Proposal, Query, StepCommit
 from .request.constraint import TreeForm, rows_in
 from .request.request import RequestState
 from .schedule.budget import NodeBudget
@@ -125,7 +117,7 @@ class Drafting:
         began_at = self._clock()
         if self._budget.is_quiet(state.request_id for state in states if state.is_open):
             self._order(states, AskPlan({}, {}))
-            return DraftBatch({}, began_at, 0.0, AskPlan({}, {}), {})
+            return nobody_asked(began_at)
         most = self._scheduler.nodes_each(len(states))
         sizes = [
             (state, size)

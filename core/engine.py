@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+from .ask_plan import DraftBatch, nobody_asked
 from .committing import Committing
 from .drafting import Drafting, DraftingGroup
 from .errors import (
@@ -23,7 +24,6 @@ from .errors import (
 )
 from .form_queue import FormQueue
 from .interfaces import ProposalSource, StepPipeline
-from .proposals import AskPlan, DraftBatch
 from .request.draft_tally import DraftTally
 from .request.outbox import Outbox
 from .request.output import Delta
@@ -33,6 +33,7 @@ from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
 from .step.builder import build_step
 from .step.edits import edits_of_parts
+from .step.head_drafts import with_head_tasks
 from .step.in_flight import StepDeadline, StepInFlight, StepResults
 from .step.outputs import TreeOutput
 from .step.prompt_chunk import PromptChunk
@@ -251,10 +252,10 @@ class EngineCore:
         if not fitting.states and not chunks:
             return fitting, chunks, None
         step = build_step(
-            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps,
-            self._drafting.stage_heads,
-        )  # fmt: skip
-        return fitting, chunks, step
+            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
+        )
+        heads = self._drafting.stage_heads
+        return fitting, chunks, with_head_tasks(step, heads, fitting.states, chunks)
 
     def _submit(
         self,
@@ -333,15 +334,13 @@ class EngineCore:
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
         num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
-        num_passes = results.num_passes
-        num_in_flight, pass_s = 1 + len(self._in_flight), seconds / num_passes
-        self._scheduler.note_step(in_flight.num_rows, in_flight.chunks, pass_s, num_in_flight)
-        draft_batch = in_flight.draft_batch
-        if draft_batch is None:
-            draft_batch = DraftBatch({}, in_flight.sent_at, 0.0, AskPlan({}, {}), {})
-        ahead_s = sum(drafted.seconds for drafted in results.drafted)
+        num_in_flight, num_passes = 1 + len(self._in_flight), results.num_passes
+        self._scheduler.note_step(
+            in_flight.num_rows, in_flight.chunks, seconds / num_passes, num_in_flight
+        )
+        draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
         return StepOutcome(
-            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, ahead_s
+            in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s
         )
 
     def _finish(self, state: RequestState, last: Delta) -> None:

@@ -130,7 +130,7 @@ def _following(choice: ChoiceDifference, num_requests: int) -> Int32 | None:
 
 def _places(places: tuple[int, ...], num_requests: int) -> tuple[int, ...]:
     rising = all(first < second for first, second in pairwise((-1, *places, num_requests)))
-    expect(rising, "features are of no request")
+    expect(rising, "features or drafts are of no request")
     return places
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..arrays import Float64
-from ..proposals import AskPlan, DraftBatch, DraftCost, chain_proposal
+from ..ask_plan import AskPlan, DraftBatch, DraftCost
+from ..proposals import chain_proposal
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.hazards import values_under
 from ..tree.merge import merge

@@ -19,7 +19,6 @@ from ..tree.merge import merge_all
 from ..tree.proposal_batch import ProposalBatch
 from ..verify.walk import Paths, RowSlots, walk_all
 from .edits import placed_edits
-from .head_drafts import following_tokens, head_tasks
 from .layout import fill_tables, lay_out
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeStep, TreeSteps
@@ -42,25 +41,22 @@ def end_ids_of(states: Sequence[RequestState]) -> Int32:
     return table
 
 
-def build_step(  # noqa: PLR0913, PLR0917 - the parts of a step
+def build_step(  # noqa: PLR0917 - the parts of a step
     step_id: int,
     chunks: Sequence[PromptChunk],
     trees: TreeSteps,
     block_size: int,
     edits: Sequence[LogitEdits | None],
     num_decode_steps: int = 1,
-    heads: Sequence[str] = (),
 ) -> StepInput:
     """One step of all the given chunks and trees; trees come first.
 
     `edits`: `edits_for` of each part; none at all where nobody's logits are changed.
-    `heads`: of the last stage, by name.
 
     Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
     the requests' last commits left.
     """
     states = [*trees.states, *(chunk.state for chunk in chunks)]
-    num_tops = {state.num_tops for state in states}
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]
     contexts = np.array(context_lens, dtype=np.int32)
@@ -93,17 +89,15 @@ def build_step(  # noqa: PLR0913, PLR0917 - the parts of a step
         probe_top_k=_probe_top_k(trees),
         scored_rows=_scored_rows(chunks, starts_of_chunks),
         scored_tokens=_scored_tokens(chunks),
-        with_log_probs=any(num is not None for num, _ in num_tops),
+        with_log_probs=any(state.num_tops[0] is not None for state in states),
         verification=_verification(trees, context_lens),
         edits=placed_edits(chosen, edits),
-        num_top=max(max(num or 0, of_prompt or 0) for num, of_prompt in num_tops),
+        num_top=max(num or 0 for state in states for num in state.num_tops),
         num_decode_steps=num_decode_steps,
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
         # Numbers of arrival.
         request_keys=tuple(state.order[1] for state in states),
         feature_requests=tuple(place for place, state in enumerate(states) if state.wants_features),
-        head_tasks=head_tasks(heads, trees.states, chunks) if heads else (),
-        following_tokens=following_tokens(chunks) if heads else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,13 +15,25 @@ from ..verify.walk import Paths
 from .prompt_chunk import PromptChunk
 
 
-def head_tasks(
-    heads: Sequence[str], states: Sequence[RequestState], chunks: Sequence[PromptChunk]
-) -> tuple[HeadTask, ...]:
-    """A task for each head, of the requests that want drafts of it.
+def with_head_tasks(
+    step: StepInput,
+    heads: Sequence[str],
+    states: Sequence[RequestState],
+    chunks: Sequence[PromptChunk],
+) -> StepInput:
+    """The step with a task for each head, of the requests that want drafts of it.
 
     `states` have trees; a prompt chunk is drafted behind if it is the last one.
     """
+    if not heads:
+        return step
+    tasks = _tasks(heads, states, chunks)
+    return replace(step, head_tasks=tasks, following_tokens=_following_tokens(chunks))
+
+
+def _tasks(
+    heads: Sequence[str], states: Sequence[RequestState], chunks: Sequence[PromptChunk]
+) -> tuple[HeadTask, ...]:
     wanting = [(state.head_nodes, True) for state in states]
     wanting += [(chunk.state.head_nodes, chunk.wants_token) for chunk in chunks]
     tasks = []
@@ -35,7 +48,7 @@ def head_tasks(
     return tuple(tasks)
 
 
-def following_tokens(chunks: Sequence[PromptChunk]) -> Int32:
+def _following_tokens(chunks: Sequence[PromptChunk]) -> Int32:
     """int32 [chunks]: `StepInput.following_tokens`."""
     texts = [(chunk.state.token_ids, chunk.end) for chunk in chunks]
     behind = [tokens[end] if end < len(tokens) else -1 for tokens, end in texts]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..proposals import DraftBatch, Drafted, FeatureRows
+from ..ask_plan import DraftBatch
+from ..proposals import Drafted, FeatureRows
 from ..request.request import RequestState
 from ..steps import StepInput, StepOutput
 from ..verify.walk import Paths, RowSlots, paths_of
@@ -44,6 +45,11 @@ class StepResults(NamedTuple):
     chunks: Sequence[Chosen]
     features: Sequence[FeatureRows]
     drafted: Sequence[Drafted]
+
+    @property
+    def ahead_s(self) -> float:
+        """Seconds of the step that went into these."""
+        return sum(drafted.seconds for drafted in self.drafted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..arrays import Span
-from ..proposals import DraftBatch
+from ..ask_plan import DraftBatch
 from ..steps import StepInput, StepOutput
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeSteps

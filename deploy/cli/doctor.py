@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -35,10 +36,10 @@ class Finding:
     needed: bool = True
 
 
-def run_doctor(console: Console) -> int:
-    """Print all findings; 1 if something that is needed is missing, else 0."""
+def run_doctor(console: Console, model: str) -> int:
+    """Print all findings, of the target `model` too; 1 if something needed is missing, else 0."""
     quiet_libraries()
-    checks = (_system, _packages, _devices, _services, _models, _choices)
+    checks = (_system, _packages, _devices, _services, _models, partial(_weights, model), _choices)
     return _print(console, [finding for check in checks for finding in check()])
 
 
@@ -88,6 +89,7 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
     yield Finding(f"fits {model}", "; ".join(reasons) or "its sizes are the target's", not reasons)
     if len(checkpoint.readings) > 1:
         yield _reading(checkpoint.folder, model, can_draft=not reasons)
+    yield from _weights(model)
 
 
 def _reading(folder: Path, model: str, *, can_draft: bool) -> Finding:
@@ -166,6 +168,32 @@ def _models() -> Iterator[Finding]:
                 f"{info.num_layers} layers, vocabulary {info.vocab_size}, "
                 f"context {info.max_context_len}",
             )
+
+
+def _weights(model: str) -> Iterator[Finding]:
+    from ...models.device import choose_device, choose_dtype  # noqa: PLC0415
+    from ...models.layers.weight_memory import read_weight_memory  # noqa: PLC0415
+    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+
+    subject = f"weights of {model}"
+    try:
+        memory, info = read_weight_memory(model), read_model_info(model)
+    except CheckpointError as error:
+        yield Finding(subject, str(error), ok=False)
+        return
+    dtype = choose_dtype("auto", choose_device("auto"), info.dtype)
+    stored_as = f"plain {info.dtype}" if memory.stored_as == "plain" else memory.stored_as
+    sizes = (memory.stored_bytes, memory.num_bytes(dtype), memory.num_bytes(dtype, "int8"))
+    stored, loaded, rounded = map(_size, sizes)
+    yield Finding(
+        subject,
+        f"stored as {stored_as}, {stored}; loaded they take {loaded} in {dtype} over all stages, "
+        f"{rounded} with quantization: int8",
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _choices() -> Iterator[Finding]:

@@ -177,12 +177,15 @@ def doctor(
             help="Say what this trained head is instead: a folder, hub id or bundled name."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="The target that the drafter should fit.")] = "demo",
+    model: Annotated[
+        str,
+        typer.Option(help="The target: what its weights take, or what the drafter should fit."),
+    ] = "demo",
 ) -> None:
     """Check this machine: versions, devices, services, models, and what would be picked."""
     from .doctor import run_doctor, run_drafter_doctor
 
-    sys.exit(run_drafter_doctor(console, drafter, model) if drafter else run_doctor(console))
+    sys.exit(run_drafter_doctor(console, drafter, model) if drafter else run_doctor(console, model))
 
 
 def _hide_keys() -> None:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import plan_model
@@ -20,7 +20,7 @@ from ...core.sampling.choose import edit_logits, process_logits
 from ...core.sampling.noise import gumbel
 from ...core.sampling.rows import build_edits, sampling_rows
 from ...core.tree.tree import NO_TREE
-from ...models.load.checkpoint import resolve_model_path
+from ...models.layers.whole_model import load_whole_model
 from ..clients.engine_endpoint import prompt_ids
 from ..records.record import Record
 from .equality import Explain
@@ -130,12 +130,9 @@ def explain_by_model(model: str, temperature: float, tokenizer: PreTrainedTokeni
 
     @cache
     def judge() -> Judge:
-        path = resolve_model_path(model)
         # SDPA knows no soft cap, which transformers 5.17 overlooks in Gemma 2.
-        target = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
-        )
-        return Judge(target.eval(), plan_model(EngineConfig(model=model)).request_factory())
+        target = load_whole_model(model, attention="eager")
+        return Judge(target, plan_model(EngineConfig(model=model)).request_factory())
 
     def explain(expected: Record, found: Record) -> tuple[str, bool]:
         assert expected.token_ids is not None

@@ -20,14 +20,13 @@ from ...kernels.elementwise.dispatch import load_elementwise
 from ..attention.backend import NAME as ATTENTION
 from ..attention.kernel_attention import StepKernels
 from ..attention.step_attention import StepAttention
-from ..load.checkpoint import TensorFiles, read_config, resolve_model_path
+from ..load.checkpoint import WeightFiles, listed, read_config, resolve_model_path
 from ..load.partition import LayerSpan
+from ..load.quantized.quantized_files import open_weights
 from .fast_modules import FastLinear, Rotation, can_be_fast, make_fast
 from .fused_modules import can_be_fused, make_fused
 from .int8_linear import check_quantization, is_quantized, put_quantized
 
-# Recomputed from the config; checkpoints of old exporters still carry it.
-DERIVED = "rotary_emb.inv_freq"
 # Models whose forward is: embed, layers, norm, head. Each is tested against transformers; others
 # may scale or add something between the parts, which calling the layers alone would lose.
 SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
@@ -36,14 +35,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_tensors(
-    model: PreTrainedModel, span: LayerSpan, files: TensorFiles,
+    model: PreTrainedModel, span: LayerSpan, files: WeightFiles,
     dtype: torch.dtype, device: torch.device, *, int8: bool = False,
 ) -> None:  # fmt: skip
     """Fill the parameters that `span` needs; all others stay on the meta device.
 
-    Tensor by tensor: the host never holds more than one beside what `device` holds. With `int8`
-    the linear layers within the decoder layers become `Int8Linear`.
-    Raises `CheckpointError` naming the tensor that is missing, unexpected, of another shape or
+    Tensor by tensor: the host never holds more than one beside what `device` holds, and of a
+    quantised checkpoint `device` holds the parts of one weight beside. With `int8` the linear
+    layers within the decoder layers become `Int8Linear`.
+    Raises `CheckpointError` naming tensors that are missing, unexpected, of another shape or
     corrupt.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -51,7 +51,7 @@ def load_tensors(
     source_of = {name: _source(name, model) for name in parameters if _belongs(name, model, span)}
     missing = sorted(set(source_of.values()) - files.names)
     if missing:
-        raise CheckpointError(f"{files.folder}: tensor {missing[0]} is missing; fetch it again")
+        raise CheckpointError(f"{files.folder}: {listed(missing)} missing; fetch it again")
     loaded = {}
     for name, tensor in files.read(sorted(set(source_of.values()))):
         _check_tensor(name, tensor, parameters[name], files)
@@ -82,16 +82,17 @@ def _source(name: str, model: PreTrainedModel) -> str:
     return f"{model.base_model_prefix}.embed_tokens.weight" if tied else name
 
 
-def _check_unexpected(model: PreTrainedModel, known: Iterable[str], files: TensorFiles) -> None:
-    for name in sorted(files.names.difference(known)):
-        if not name.endswith(DERIVED):
-            raise CheckpointError(
-                f"{files.folder}: tensor {name} is unexpected in a "
-                f"{model.config.model_type} model; config and weights do not belong together"
-            )
+def _check_unexpected(model: PreTrainedModel, known: Iterable[str], files: WeightFiles) -> None:
+    extra = sorted(files.names.difference(known))
+    unexpected = [name for name in extra if not files.is_incidental(name)]
+    if unexpected:
+        raise CheckpointError(
+            f"{files.folder}: {listed(unexpected)} unexpected in a "
+            f"{model.config.model_type} model; config and weights do not belong together"
+        )
 
 
-def _check_tensor(name: str, tensor: Tensor, wanted: Tensor, files: TensorFiles) -> None:
+def _check_tensor(name: str, tensor: Tensor, wanted: Tensor, files: WeightFiles) -> None:
     if tensor.shape != wanted.shape:
         raise CheckpointError(
             f"{files.folder}: tensor {name} has shape {tuple(tensor.shape)}, the config says "
@@ -99,7 +100,8 @@ def _check_tensor(name: str, tensor: Tensor, wanted: Tensor, files: TensorFiles)
         )
     if not tensor.is_floating_point():
         raise CheckpointError(
-            f"{files.folder}: tensor {name} is {tensor.dtype}; give an unquantised checkpoint"
+            f"{files.folder}: tensor {name} is {tensor.dtype}, and config.json has no "
+            "quantization_config that says what it means; fetch both again"
         )
 
 
@@ -130,6 +132,9 @@ def load_slice(
 ) -> ModelSlice:  # fmt: skip
     """Load a stage's modules; with `fused`, those of `fused_modules.py` where it knows them.
 
+    The weights of a quantised checkpoint are taken back to `dtype`, whatever `quantization` (the
+    stage's own rounding) then makes of them. Activations are not quantised.
+
     Raises `CheckpointError`, or `ConfigError` (`dtype`, `span`, `quantization`).
     """
     check_quantization(quantization)
@@ -144,10 +149,10 @@ def load_slice(
         )
     with init_empty_weights(include_buffers=False):
         whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+    files = open_weights(folder, config, DTYPES[dtype], torch.device(device))
     load_tensors(
-        whole, span, TensorFiles(folder), DTYPES[dtype], torch.device(device),
-        int8=quantization == "int8",
-    )  # fmt: skip
+        whole, span, files, DTYPES[dtype], torch.device(device), int8=quantization == "int8"
+    )
     return cut_slice(whole.eval(), span, DTYPES[dtype], torch.device(device), fused=fused)
 
 
@@ -192,10 +197,6 @@ def _check_supported(config: Any, folder: Path) -> None:
         raise CheckpointError(
             f"{folder}: model_type {config.model_type!r} is not supported; "
             f"supported are {', '.join(sorted(SUPPORTED))}"
-        )
-    if getattr(config, "quantization_config", None) is not None:
-        raise CheckpointError(
-            f"{folder}: quantised checkpoints are not supported; give the unquantised model"
         )
     if getattr(config, "use_bidirectional_attention", None):
         raise CheckpointError(f"{folder}: use_bidirectional_attention is not a causal model")

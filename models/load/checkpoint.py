@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -17,6 +18,10 @@ from .bundled import BUNDLED_HEADS, BUNDLED_NAMES, demo_path
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# Recomputed from the config; checkpoints of old exporters still carry it.
+DERIVED = "rotary_emb.inv_freq"
+# Most names that an error lists.
+MAX_LISTED = 8
 
 
 def resolve_model_path(model: str | Path) -> Path:
@@ -71,6 +76,36 @@ def read_json(path: Path) -> dict:
     return content
 
 
+class WeightFiles(Protocol):
+    """The tensors of a model folder by their names in a plain checkpoint."""
+
+    @property
+    def folder(self) -> Path:
+        """Of the checkpoint."""
+        ...
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        ...
+
+    def is_incidental(self, name: str) -> bool:
+        """Whether a tensor that the model has no place for changes nothing."""
+        ...
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """The named tensors, one after the other, in any order. Raises `CheckpointError`."""
+        ...
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of tensors for an error: `tensor a`, or `tensors a, b and 3 more`."""
+    if len(names) == 1:
+        return f"tensor {names[0]}"
+    more = len(names) - MAX_LISTED
+    return f"tensors {', '.join(names[:MAX_LISTED])}" + (f" and {more} more" if more > 0 else "")
+
+
 class TensorFiles:
     """The safetensors of a model folder: one file, or shards with an index.
 
@@ -79,7 +114,7 @@ class TensorFiles:
 
     def __init__(self, folder: Path, single: str = SINGLE_FILE) -> None:
         """`single`: name of the one file, which comes before an index where it is another."""
-        self.folder = folder
+        self._folder = folder
         if (folder / INDEX_FILE).is_file() and single == SINGLE_FILE:
             weight_map = read_json(folder / INDEX_FILE).get("weight_map")
             if not isinstance(weight_map, dict):
@@ -95,15 +130,33 @@ class TensorFiles:
             )
 
     @property
+    def folder(self) -> Path:
+        """Of the checkpoint."""
+        return self._folder
+
+    @property
     def names(self) -> frozenset[str]:
         """Names of all tensors of the checkpoint."""
         return frozenset(self._file_of)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files. Raises `CheckpointError` where one is missing."""
+        paths = [self._folder / file for file in sorted(set(self._file_of.values()))]
+        try:
+            return sum(path.stat().st_size for path in paths)
+        except OSError as error:
+            raise CheckpointError(f"{error.filename} is missing; fetch it again") from error
+
+    def is_incidental(self, name: str) -> bool:
+        """Whether a tensor that the model has no place for changes nothing."""
+        return name.endswith(DERIVED)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all tensors, by name, without reading them."""
         found: dict[str, tuple[int, ...]] = {}
         for file in sorted(set(self._file_of.values())):
-            with _opened(self.folder / file) as tensors:
+            with _opened(self._folder / file) as tensors:
                 names = list(tensors.keys())
                 found.update((name, tuple(tensors.get_slice(name).get_shape())) for name in names)
         return found
@@ -114,9 +167,9 @@ class TensorFiles:
         for name in names:
             by_file.setdefault(self._file_of[name], []).append(name)
         for file, wanted in by_file.items():
-            with _opened(self.folder / file) as tensors:
+            with _opened(self._folder / file) as tensors:
                 for name in wanted:
-                    yield name, _read_tensor(tensors, name, self.folder / file)
+                    yield name, _read_tensor(tensors, name, self._folder / file)
 
 
 def _opened(path: Path) -> safe_open:

@@ -16,7 +16,8 @@ class ModelInfo:
 
     max_context_len  most tokens of a request, prompt included
     eos_token_ids    every token that ends an answer; may be empty
-    dtype            of the checkpoint's weights, as torch names it
+    dtype            of the checkpoint's weights, as torch names it; of a quantised checkpoint that
+                     of the model that was quantised
     """
 
     path: Path

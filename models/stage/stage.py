@@ -63,12 +63,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
     if is_compiled:
         assert num_blocks is not None
-        # torch's compiler takes seconds to import.
-        from ..layers.compiled_layers import CompiledLayers, prepare  # noqa: PLC0415
-
-        part = prepare(part, options.compile_cache)
-        kv = make_kv(part, num_blocks, block_size)
-        stage = Stage(part, kv, block_size, CompiledLayers(part))
+        stage = _compiled_stage(part, num_blocks, block_size, options)
         stage.use_taps(options.feature_layers, span)
         stage.use_heads(make_heads)
         warm_up(stage)
@@ -100,6 +95,16 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         assert options.graphs is not None
         capture(stage.use_graphs(options.graphs, CudaCapture(part.device)))
     return stage
+
+
+def _compiled_stage(
+    part: ModelSlice, num_blocks: int, block_size: int, options: StageOptions
+) -> Stage:
+    # torch's compiler takes seconds to import.
+    from ..layers.compiled_layers import CompiledLayers, prepare  # noqa: PLC0415
+
+    part = prepare(part, options.compile_cache)
+    return Stage(part, make_kv(part, num_blocks, block_size), block_size, CompiledLayers(part))
 
 
 def _check_taps(options: StageOptions, span: LayerSpan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,13 @@ from draftline.core.errors import ConfigError
 from draftline.core.request.output import RequestOutput
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.drafters.heads.last_stage import LastStageHead
 from draftline.models.load.bundled import BUNDLED_HEADS
+from draftline.models.stage.stage_heads import MOST_FAILURES
 
 HEAD = DrafterConfig(kind="head", model="demo-griffin")
+# One of the engine's process, which states are sent to.
+NEAR = DrafterConfig(kind="head", model="demo-griffin", placement="actor")
 # One whose answers a busy machine would hold back past the step's patience.
 REMOTE = DrafterConfig(kind="head", name="far", model="demo-griffin", transport="grpc")
 PATIENT = {"draft_deadline_ms": 5000}
@@ -51,19 +56,75 @@ def accepted_of(outputs: Sequence[RequestOutput], source: str) -> int:
     return sum(one.metrics.accepted_by_source.get(source, 0) for one in outputs)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
-def test_heads_change_no_token(stages: int) -> None:
-    outputs = check_equal((HEAD,), pipeline_parallel_size=stages)
+@pytest.mark.parametrize(
+    ("stages", "head"), [(1, HEAD), (2, HEAD), (3, HEAD), (1, NEAR), (3, NEAR)]
+)
+def test_heads_change_no_token(stages: int, head: DrafterConfig) -> None:
+    outputs = check_equal((head,), pipeline_parallel_size=stages)
     lengths = [length for one in outputs for length in one.metrics.accepted_lengths]
     # One that got wrong states would be right now and then, by chance.
     assert np.mean(lengths) > 0.6
 
 
 @pytest.mark.parametrize("name", BUNDLED_HEADS)
-def test_every_bundled_head_drafts(name: str) -> None:
-    outputs = check_equal((DrafterConfig(kind="head", model=name),), pipeline_parallel_size=2)
-    lengths = [length for one in outputs for length in one.metrics.accepted_lengths]
-    assert np.mean(lengths) > 0.4
+def test_every_bundled_head_drafts_alike_wherever_it_is(name: str) -> None:
+    lengths = []
+    for placement in ("last_stage", "actor"):
+        head = DrafterConfig(kind="head", model=name, placement=placement)
+        outputs = check_equal((head,), pipeline_parallel_size=2, enable_prefix_caching=False)
+        lengths.append([one.metrics.accepted_lengths for one in outputs])
+    # The drafts are the same, but for near-ties: products of another kind round otherwise.
+    same = [mine == theirs for mine, theirs in zip(*lengths, strict=True)]
+    assert np.mean(same) > 0.5
+    means = [np.mean([length for own in each for length in own]) for each in lengths]
+    assert means[0] == pytest.approx(means[1], rel=0.02)
+    assert means[0] > 0.4
+
+
+def test_a_head_that_raises_ends_no_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def raising(*_: object) -> None:
+        calls.append(1)
+        raise ValueError("a secret of the request")
+
+    monkeypatch.setattr(LastStageHead, "draft", raising)
+    with caplog.at_level(logging.WARNING):
+        outputs = check_equal((HEAD, DrafterConfig(kind="suffix")))
+    assert accepted_of(outputs, "suffix")
+    assert not accepted_of(outputs, "head")
+    assert len(calls) == MOST_FAILURES
+    said = [one.getMessage() for one in caplog.records if "event=head_failed" in one.getMessage()]
+    assert len(said) == MOST_FAILURES
+    assert not any("secret" in one for one in said)
+
+
+def test_what_waited_is_read_when_drafts_are_wanted() -> None:
+    """Nobody drafts for the first answer; the second goes on from it, over a shared prefix."""
+    config = EngineConfig(model="demo", drafters=(HEAD,), node_budget="full")
+    with Engine(config) as engine:
+        text = held_out_prompts()[0].text
+        params = SamplingParams(temperature=0, seed=3, max_tokens=60, ignore_eos=True)
+        [plain] = engine.generate([text], params, PLAIN)
+        [drafted] = engine.generate([text + plain.text], params)
+        [again] = engine.generate([text + plain.text], params, PLAIN)
+    assert drafted.token_ids == again.token_ids
+    assert np.mean(drafted.metrics.accepted_lengths) > 0.6
+
+
+def test_a_shared_prefix_is_known_to_a_head_of_the_last_stage() -> None:
+    config = EngineConfig(model="demo", drafters=(HEAD,), node_budget="full")
+    with Engine(config) as engine:
+        first, again = answers(engine, 0.0), answers(engine, 0.0)
+    assert max(one.metrics.cached_tokens for one in again) > 0
+    means = [
+        np.mean([length for one in outputs for length in one.metrics.accepted_lengths])
+        for outputs in (first, again)
+    ]
+    # But for the row at the end of the prefix, it reads the same.
+    assert means[1] == pytest.approx(means[0], rel=0.03)
 
 
 def test_heads_beside_other_drafters() -> None:
@@ -115,7 +176,7 @@ def test_with_little_kv_and_short_chunks() -> None:
 
 
 def test_a_prefix_that_is_shared_has_no_states() -> None:
-    config = EngineConfig(model="demo", drafters=(HEAD,), node_budget="full")
+    config = EngineConfig(model="demo", drafters=(NEAR,), node_budget="full")
     with Engine(config) as engine:
         first, again = answers(engine, 0.0), answers(engine, 0.0)
     assert [one.token_ids for one in first] == [one.token_ids for one in again]
@@ -134,9 +195,10 @@ def test_greedy_answers_under_other_rules(acceptance: str) -> None:
         assert [one.token_ids for one in answers(engine, 0.0)] == [one.token_ids for one in plain]
 
 
-def test_a_budget_that_chooses_asks_for_states_where_heads_are_asked() -> None:
+@pytest.mark.parametrize("head", [HEAD, NEAR])
+def test_a_budget_that_chooses_asks_for_states_where_heads_are_asked(head: DrafterConfig) -> None:
     """Steps of several tokens come and go between those that hand states out."""
-    config = EngineConfig(model="demo", drafters=(HEAD,))
+    config = EngineConfig(model="demo", drafters=(head,))
     with Engine(config) as engine:
         for _ in range(3):
             plain = answers(engine, 0.8, options=PLAIN)
@@ -151,6 +213,13 @@ def test_a_budget_that_chooses_asks_for_states_where_heads_are_asked() -> None:
         ({"transport": "grpc"}, "model"),
         ({}, "model"),
         ({"model": "demo-griffin", "tree": "nowhere.json"}, "tree"),
+        ({"model": "demo-griffin", "tree": "nowhere.json", "placement": "actor"}, "tree"),
+        ({"model": "demo-griffin", "placement": "somewhere"}, "placement"),
+        (
+            {"model": "demo-griffin", "placement": "last_stage", "transport": "grpc"},
+            "placement",
+        ),
+        ({"model": "demo-griffin", "dtype": "bfloat16"}, "dtype"),
     ],
 )
 def test_wrong_settings_name_the_field(fields: dict[str, Any], field: str) -> None:

@@ -34,12 +34,12 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def handed_out(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each step, whether it hands out states."""
+    """Of each step, whether it hands out states, or a head reads them in the last stage."""
     steps: list[bool] = []
     submit = LocalPipeline.submit
 
     def noted(self: LocalPipeline, step: StepInput) -> Any:
-        steps.append(bool(step.feature_requests))
+        steps.append(bool(step.feature_requests) or bool(step.head_tasks))
         return submit(self, step)
 
     monkeypatch.setattr(LocalPipeline, "submit", noted)
@@ -54,14 +54,16 @@ def answer(engine: Engine, *, is_plain: bool = False) -> list[tuple[int, ...]]:
     return [one.token_ids for one in outputs]
 
 
+@pytest.mark.parametrize("placement", ["last_stage", "actor"])
 def test_a_random_head_is_left_out(
-    strange: Path, handed_out: list[bool], caplog: pytest.LogCaptureFixture
+    strange: Path, handed_out: list[bool], caplog: pytest.LogCaptureFixture, placement: str
 ) -> None:
-    drafters = (DrafterConfig(kind="head", model=str(strange)), DrafterConfig(kind="suffix"))
+    head = DrafterConfig(kind="head", model=str(strange), placement=placement)
+    drafters = (head, DrafterConfig(kind="suffix"))
     config = EngineConfig(model="demo", drafters=drafters, node_budget="full")
     with Engine(config) as engine, caplog.at_level(logging.WARNING):
         plain = answer(engine, is_plain=True)
-        assert not any(handed_out)
+        assert not any(handed_out) or placement == "last_stage"
         assert answer(engine) == plain
         [head, suffix] = engine.stats().drafters
         assert (head.left_out, suffix.left_out) == (True, False)

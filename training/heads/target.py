@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
+from ...models.layers.whole_model import load_whole_model
 from .distilled_texts import DistilledText, text_batch
 from .passes import TextBatch
 
@@ -25,7 +25,7 @@ class Target:
         """`layers`: whose outputs its features are, side by side; -1: the embeddings, and the last
         one's are normed. Empty: the last normed state alone.
         """
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = load_whole_model(folder)
         self._model: nn.Module = model.base_model.eval().requires_grad_(False).to(device)
         self._device, self._layers = device, tuple(layers)
         self.embed: nn.Module = model.get_input_embeddings()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...arrays import Bool, Float64, Int64
-from ...proposals import AskPlan, DraftCost
+from ...ask_plan import AskPlan, DraftCost
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
 from .draft_orders import DraftOrders

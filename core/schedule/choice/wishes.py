@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...proposals import AskPlan, DraftCost
+from ...ask_plan import AskPlan, DraftCost
 
 
 class DraftWish(NamedTuple):

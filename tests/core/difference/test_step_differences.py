@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from draftline.core.difference.step_decoder import NO_CHOICE, StepDecoder
 from draftline.core.difference.step_encoder import StepEncoder
 from draftline.core.errors import ProtocolError
-from draftline.core.steps import StepInput
+from draftline.core.steps import HeadTask, StepInput
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inputs.step_sequences import StepWorld
@@ -18,6 +19,7 @@ from support.tools.same_values import assert_same
 EVENTS = ("step", "step", "step", "arrive", "end", "preempt", "grammar", "failed", "replaced")
 REST = {
     "with_log_probs": False, "with_entropies": False, "num_top": 0, "feature_requests": (),
+    "head_tasks": (), "following_tokens": None,
 }  # fmt: skip
 
 
@@ -140,8 +142,25 @@ def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
     difference = StepEncoder(1).encode(busy_step(StepWorld(7)))
     assert difference.choice is not None
     wrong = replace(difference, choice=replace(difference.choice, feature_requests=places))
-    with pytest.raises(ProtocolError, match="features are of no request"):
+    with pytest.raises(ProtocolError, match="features or drafts are of no request"):
         StepDecoder().decode(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"head_tasks": (HeadTask("a", (99,), (1,)),)}, "are of no request"),
+        ({"head_tasks": (HeadTask("a", (0,), (-1,)),)}, "a head is to draft no tree"),
+        ({"head_tasks": (HeadTask("a", (0,), ()),)}, "a head is to draft no tree"),
+        ({"head_tasks": (HeadTask("a", (), ()),), "following_tokens": None}, "not told"),
+        ({"following_tokens": np.zeros(99, dtype=np.int32)}, "tokens follow no prompt"),
+    ],
+)
+def test_tasks_of_heads_are_of_requests_of_the_step(wrong: dict[str, Any], said: str) -> None:
+    difference = StepEncoder(1).encode(busy_step(StepWorld(7)))
+    assert difference.choice is not None
+    with pytest.raises(ProtocolError, match=said):
+        StepDecoder().decode(replace(difference, choice=replace(difference.choice, **wrong)))
 
 
 def test_a_message_that_is_broken_ends_the_run() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.core.proposals import AskPlan, DraftBatch, chain_proposal
+from draftline.core.ask_plan import AskPlan, DraftBatch
+from draftline.core.proposals import chain_proposal
 from draftline.core.schedule.budget import NodeBudget, StepOutcome
 from draftline.core.schedule.multi_step import MOST_STEPS, MultiStep
 from draftline.core.schedule.step_cost import StepCost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,8 +16,10 @@ import torch
 from draftline import __version__
 from draftline.deploy.cli import main as cli
 from draftline.kernels.cpu import build as cpu_build
+from draftline.models.load.bundled import demo_path
 from support.contracts.client_contract import check_client
 from support.inputs import head_checkpoints as published
+from support.inputs.quantized_checkpoints import FORMATS, quantize
 from support.servers.served_model import COMMAND, served_model
 from typer.testing import CliRunner
 
@@ -92,6 +95,7 @@ def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
         "ray",
         "redis-server",
         "model demo",
+        "weights of demo",
         "dtype: auto",
         "attention: auto",
         "compile: auto",
@@ -121,6 +125,27 @@ def test_doctor_says_what_a_drafter_is_and_whether_it_fits(
     )  # fmt: skip
     assert result.returncode == exit_code, result.stderr
     assert all(part in result.stdout + result.stderr for part in said), result.stdout
+
+
+def test_doctor_says_how_weights_are_stored_and_what_they_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pair = quantize(demo_path(), FORMATS["awq"], tmp_path)
+
+    def line(model: Path) -> str:
+        output = runner.invoke(cli.app, ["doctor", "--model", str(model)]).output
+        return next(one for one in output.splitlines() if f"weights of {model}" in one)
+
+    assert "stored as plain bfloat16, 10.3 MiB; loaded they take 20.6 MiB" in line(demo_path())
+    assert "stored as AWQ, 4 bits, groups of 16, " in line(pair.quantized)
+    assert "loaded they take 20.6 MiB in float32 over all stages, 8.2" in line(pair.quantized)
+    config = json.loads((pair.quantized / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "hqq"}
+    (pair.quantized / "config.json").write_text(json.dumps(config))
+    assert line(pair.quantized).startswith("missing")
+    assert "quant_method 'hqq' are not read" in line(pair.quantized)
 
 
 def test_doctor_knows_the_bundled_head() -> None:

@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing tensor": (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), NORM),
     "unexpected tensor": (
         lambda f: edit_tensors(f, lambda t: t.update({"model.extra": torch.ones(2)})),
-        "model.extra is unexpected",
+        "tensor model.extra unexpected",
     ),
     "shape": (
         lambda f: edit_tensors(f, lambda t: t.update({NORM: torch.ones(5)})),
@@ -123,7 +123,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "integers": (
         lambda f: edit_tensors(f, lambda t: t.update({NORM: torch.ones(32, dtype=torch.int8)})),
-        "unquantised",
+        "no quantization_config",
     ),
     "truncated": (truncate, "model.safetensors is missing or corrupt"),
     "garbage": (lambda f: (f / "model.safetensors").write_bytes(b"garbage" * 9), "corrupt"),
@@ -137,10 +137,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "bad config": (lambda f: (f / "config.json").write_text("{"), "config.json"),
     "config of nothing": (lambda f: (f / "config.json").write_text("{}"), "config.json"),
     "unknown type": (lambda f: edit_config(f, model_type="gpt2"), "'gpt2' is not supported"),
-    "quantised": (
-        lambda f: edit_config(f, quantization_config={"quant_method": "awq"}),
-        "quantised",
-    ),
     "batch-dependent rope": (
         lambda f: edit_config(
             f, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from draftline.core.proposals import AskPlan, DraftBatch, DraftCost, Proposal, chain_proposal
+from draftline.core.ask_plan import AskPlan, DraftBatch, DraftCost
+from draftline.core.proposals import Proposal, chain_proposal
 from draftline.core.schedule.budget import NodeBudget, StepOutcome
 from draftline.core.schedule.choice.wishes import DraftWish
 from draftline.core.schedule.multi_step import MultiStep

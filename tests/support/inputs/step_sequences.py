@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from draftline.core.arrays import Int32
 from draftline.core.steps import (
+    HeadTask,
     LogitEdits,
     Penalties,
     SamplingRows,
@@ -115,7 +116,14 @@ class StepWorld:
             is_traced=bool(rng.integers(2)),
             request_keys=(keys, keys, (), (0,) * count)[int(rng.integers(4))],
             feature_requests=tuple(np.flatnonzero(rng.random(count) < 0.3).tolist()),
+            head_tasks=tuple(self._task(name, count) for name in "ab"[: rng.integers(3)]),
+            following_tokens=self._int32(count)[:count],
         )  # fmt: skip
+
+    def _task(self, head: str, num_requests: int) -> HeadTask:
+        places = np.flatnonzero(self._rng.random(num_requests) < 0.5).tolist()
+        sizes = self._rng.integers(0, 9, len(places)).tolist()
+        return HeadTask(head, tuple(places), tuple(sizes))
 
     def _go_on(self, request: _Request) -> None:
         rng = self._rng

@@ -1,0 +1,90 @@
+"""Who is asked for drafts in a step, what drafters take, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .arrays import Float64, Int64
+from .proposals import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds of the engine's time that a drafter takes, running means; 0 before it was asked.
+
+    message_s     of a message to it, whatever it asks for
+    query_s       of each request that it is asked for, beside that; it hears then what was
+                  committed since
+    open_token_s  of opening a request, for each token of its text
+    is_new        it is asked whatever it brings, until its first drafts have told what it is
+    is_ahead      it drafts at the end of a step for the next one
+    """
+
+    message_s: float = 0.0
+    query_s: float = 0.0
+    open_token_s: float = 0.0
+    is_new: bool = False
+    is_ahead: bool = False
+
+    def seconds(self, num_queries: int) -> float:
+        """Of a message that asks for so many requests."""
+        return self.message_s + num_queries * self.query_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskPlan:
+    """Who is asked for what in a step.
+
+    by_drafter  ids of the requests that each drafter is asked for; none that is asked for nothing
+    probing     of these, the ones whose probes go into the step
+    ahead       likewise, of drafters that draft at the end of this step for the next one; in
+                `by_drafter` they are asked for what they were told to draft in the step before
+    ids         of the requests that take drafts; the rest is about them, for what is learned of it:
+    choices     int64 [requests, drafters]  what was decided (`core/schedule/choice/kernels.py`)
+    sizes       float64 [requests, 2]  tokens of the text, steps that its opening may be paid in
+    row_s       seconds that a row takes at the margin
+    token_s     seconds that an accepted token saves
+    regime      of the step's prices
+    """
+
+    by_drafter: Mapping[str, tuple[str, ...]]
+    probing: Mapping[str, frozenset[str]]
+    ids: tuple[str, ...] = ()
+    choices: Int64 = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+    sizes: Float64 = field(default_factory=lambda: np.empty((0, 2)))
+    row_s: float = 0.0
+    token_s: float = 0.0
+    regime: int = 0
+    ahead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftBatch:
+    """What drafters proposed, by request id.
+
+    began_at  when the planning of the step began, seconds of the engine's clock
+    seconds   how long they were waited for
+    plan      who was asked for what
+    costs     of each drafter, by name
+    """
+
+    by_request: Mapping[str, Sequence[Proposal]]
+    began_at: float
+    seconds: float
+    plan: AskPlan
+    costs: Mapping[str, DraftCost]
+
+    @property
+    def ahead_s(self) -> float:
+        """Seconds that the step will last longer for what is drafted at its end."""
+        # One of them may have been left out since the plan.
+        ahead = [(self.costs.get(name), ids) for name, ids in self.plan.ahead.items()]
+        return sum(cost.seconds(len(ids)) for cost, ids in ahead if cost is not None)
+
+
+def nobody_asked(began_at: float) -> DraftBatch:
+    """The batch of a step that was planned then, and asked nobody."""
+    return DraftBatch({}, began_at, 0.0, AskPlan({}, {}), {})

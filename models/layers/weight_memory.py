@@ -1,0 +1,64 @@
+"""What a target's weights are stored as, and the memory that they take once they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import init_empty_weights
+from transformers import AutoModelForCausalLM
+
+from ..load.checkpoint import TensorFiles, read_config, resolve_model_path
+from ..load.quantized.quantization_config import read_quantization
+from .int8_linear import is_quantized
+from .model_slice import DTYPES
+
+SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMemory:
+    """Sizes of a target's weights, a tied output head counted once.
+
+    stored_as      for people: `plain`, or the quantisation, its bits and groups
+    stored_bytes   of the checkpoint's files
+    num_weights    all of them
+    num_linear     those that `quantization: int8` keeps in a byte
+    num_scales     that it keeps beside
+    """
+
+    stored_as: str
+    stored_bytes: int
+    num_weights: int
+    num_linear: int
+    num_scales: int
+
+    def num_bytes(self, dtype: str, quantization: str = "none") -> int:
+        """Bytes of the weights of all stages, computed in `dtype`, however they are stored."""
+        size = DTYPES[dtype].itemsize
+        if quantization == "none":
+            return self.num_weights * size
+        kept = (self.num_weights - self.num_linear) * size
+        return kept + self.num_linear + self.num_scales * SCALE_BYTES
+
+
+def read_weight_memory(model: str | Path) -> WeightMemory:
+    """Of a model folder or hub id; no weight is read. Raises `CheckpointError`."""
+    folder = resolve_model_path(model)
+    config = read_config(folder)
+    quantization = read_quantization(folder, config)
+    stored_bytes = TensorFiles(folder).num_bytes
+    with init_empty_weights():
+        whole: Any = AutoModelForCausalLM.from_config(config)
+    parameters = dict(whole.named_parameters(remove_duplicate=False))
+    if config.tie_word_embeddings:
+        parameters.pop("lm_head.weight", None)
+    linear = [weight for name, weight in parameters.items() if is_quantized(whole, name)]
+    return WeightMemory(
+        stored_as="plain" if quantization is None else quantization.description,
+        stored_bytes=stored_bytes,
+        num_weights=sum(parameter.numel() for parameter in parameters.values()),
+        num_linear=sum(weight.numel() for weight in linear),
+        num_scales=sum(len(weight) for weight in linear),
+    )

@@ -1,0 +1,157 @@
+"""The tensors of a quantised checkpoint, read as if it were a plain one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from ....core.errors import CheckpointError
+from ..checkpoint import TensorFiles, WeightFiles, listed
+from .layout import WEIGHT, Layout
+from .quantization_config import Quantization, read_quantization
+from .scaled import is_one_byte
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModule:
+    """A module whose weight is quantised: its layout, and the checkpoint's names of its parts."""
+
+    layout: Layout
+    parts: dict[str, str]  # last part of the name -> name
+
+
+def open_weights(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device
+) -> WeightFiles:
+    """The weights of a model folder, quantised or not; quantised ones come in `dtype`.
+
+    Raises `CheckpointError`.
+    """
+    quantization = read_quantization(folder, config)
+    files = TensorFiles(folder)
+    if quantization is None:
+        return files
+    logger.info("event=dequantizing stored_as=%r dtype=%s", quantization.description, dtype)
+    return QuantizedFiles(files, quantization, dtype, device)
+
+
+class QuantizedFiles:
+    """Plain names over quantised tensors: `x.qweight`, `x.scales`, ... are read as `x.weight`.
+
+    A weight's parts are read and dequantised on `device` when it is asked for, one weight at a
+    time. Modules that the quantiser left out have plain weights, which are read as they are.
+    """
+
+    def __init__(
+        self, files: TensorFiles, quantization: Quantization,
+        dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        self._files = files
+        self._dtype = dtype
+        self._device = device
+        self._extra_biases = quantization.extra_biases
+        self._modules = _stored_modules(files.names, quantization)
+        hidden = {name for module in self._modules.values() for name in module.parts.values()}
+        self._names = frozenset(
+            name for name in files.names - hidden if _suffix(name) not in quantization.ignored
+        ) | frozenset(self._modules)
+
+    @property
+    def folder(self) -> Path:
+        """Of the checkpoint."""
+        return self._files.folder
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors, as a plain checkpoint would have them."""
+        return self._names
+
+    @property
+    def quantized_names(self) -> frozenset[str]:
+        """Those of them that are stored quantised."""
+        return frozenset(self._modules)
+
+    def is_incidental(self, name: str) -> bool:
+        """Whether a tensor that the model has no place for changes nothing.
+
+        GPTQ's tools write a bias of zeros for modules that have none.
+        """
+        if self._files.is_incidental(name):
+            return True
+        module, _, attribute = name.rpartition(".")
+        if not self._extra_biases or attribute != "bias" or f"{module}.weight" not in self._modules:
+            return False
+        return not dict(self._files.read([name]))[name].any()
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """The named tensors, plain ones as they are stored. All names must be in `names`.
+
+        Raises `CheckpointError` naming the parts that are missing or do not fit each other.
+        """
+        wanted = list(names)
+        quantized = [name for name in wanted if name in self._modules]
+        self._check_parts(quantized)
+        for name, tensor in self._files.read([one for one in wanted if one not in self._modules]):
+            if is_one_byte(tensor):
+                raise CheckpointError(
+                    f"{self.folder}: tensor {name} is {tensor.dtype} and has no scale; "
+                    "fetch the checkpoint again"
+                )
+            yield name, tensor
+        for name in quantized:
+            yield name, self._dequantized(name)
+
+    def _check_parts(self, names: Iterable[str]) -> None:
+        missing = [
+            f"{name.removesuffix(WEIGHT)}{part}"
+            for name in names
+            for part in sorted(self._modules[name].layout.names.required)
+            if part not in self._modules[name].parts
+        ]
+        if missing:
+            raise CheckpointError(f"{self.folder}: {listed(missing)} missing; fetch it again")
+
+    def _dequantized(self, name: str) -> Tensor:
+        module = self._modules[name]
+        last_part = {stored: part for part, stored in module.parts.items()}
+        stored = self._files.read(module.parts.values())
+        parts = {last_part[one]: tensor.to(self._device) for one, tensor in stored}
+        try:
+            return module.layout.weight(parts).dequantized(self._dtype)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.folder}: tensors of {name.removesuffix('.weight')} do not fit each other: "
+                f"{error}; fetch the checkpoint again"
+            ) from error
+
+
+def _stored_modules(names: frozenset[str], quantization: Quantization) -> dict[str, StoredModule]:
+    """By the plain name of their weight."""
+    parts: dict[str, dict[str, str]] = {}
+    for name in names:
+        module, _, suffix = name.rpartition(".")
+        parts.setdefault(module, {})[suffix] = name
+    found = {}
+    for module, by_suffix in parts.items():
+        for layout in quantization.layouts:
+            if layout.names.own.isdisjoint(by_suffix):
+                continue
+            known = layout.names.required | layout.names.optional
+            if WEIGHT in by_suffix and WEIGHT not in known:
+                raise CheckpointError(f"{module} has a plain weight beside a quantised one")
+            kept = {suffix: name for suffix, name in by_suffix.items() if suffix in known}
+            found[f"{module}.{WEIGHT}"] = StoredModule(layout, kept)
+            break
+    return found
+
+
+def _suffix(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -1,0 +1,54 @@
+"""Answers of a quantised target with drafts are its plain decoding's, and those of its values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.core.request.output import RequestOutput
+from draftline.core.request.sampling_params import RequestOptions
+from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.models.load.bundled import demo_path
+from support.inputs.quantized_checkpoints import FORMATS, quantize
+
+# The head reads the target's embeddings and output head, and was trained on unquantised states.
+DRAFTERS = (DrafterConfig(kind="head", model="demo-griffin"), DrafterConfig(kind="prompt_lookup"))
+PLAIN = RequestOptions(speculative=False)
+
+
+def answers(engine: Engine, options: RequestOptions | None = None) -> list[RequestOutput]:
+    """Greedy and sampled ones."""
+    prompts = [prompt.text for prompt in held_out_prompts()[:4]]
+    return [
+        output
+        for temperature in (0.0, 0.8)
+        for output in engine.generate(
+            prompts, SamplingParams(temperature=temperature, seed=3, max_tokens=40), options
+        )
+    ]
+
+
+def token_ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
+    return [tuple(one.token_ids) for one in outputs]
+
+
+@pytest.mark.parametrize(
+    ("form", "stages"), [("gptq 4, act order", 1), ("fp8 blocks", 2), ("packed 4, asymmetric", 1)]
+)
+def test_drafts_change_no_token_of_a_quantized_target(
+    form: str, stages: int, tmp_path: Path
+) -> None:
+    pair = quantize(demo_path(), FORMATS[form], tmp_path)
+    settings = {"drafters": DRAFTERS, "node_budget": "full", "pipeline_parallel_size": stages}
+    with Engine(EngineConfig(model=str(pair.quantized), **settings)) as engine:
+        plain = answers(engine, PLAIN)
+        drafted = answers(engine)
+    assert token_ids(drafted) == token_ids(plain)
+    lengths = [length for one in drafted for length in one.metrics.accepted_lengths]
+    assert np.mean(lengths) > 0.5
+    with Engine(EngineConfig(model=str(pair.plain), pipeline_parallel_size=stages)) as engine:
+        assert token_ids(answers(engine)) == token_ids(plain)
+    with Engine(EngineConfig(model="demo", pipeline_parallel_size=stages)) as engine:
+        assert token_ids(answers(engine)) != token_ids(plain)
