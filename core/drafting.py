@@ -9,7 +9,6 @@ from itertools import chain
 from types import MappingProxyType
 
 from .arrays import UInt32
-from .ask_plan import AskPlan, DraftBatch, nobody_asked
 from .interfaces import ProposalSource
 from .proposals import Drafted, FeatureRows, Probe, Proposal, Query, StepCommit
 from .request.constraint import TreeForm, rows_in
@@ -17,6 +16,7 @@ from .request.request import RequestState
 from .schedule.budget import NodeBudget
 from .schedule.choice.wishes import DraftWish
 from .schedule.scheduler import Scheduler
+from .step.ask_plan import AskPlan, DraftBatch, nobody_asked
 from .step.drafted_trees import DraftedTree, DraftedTrees
 from .step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
 from .tree.merge import merge_all

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from .ask_plan import DraftBatch, nobody_asked
 from .committing import Committing
 from .drafting import Drafting, DraftingGroup
 from .errors import (
@@ -31,6 +30,7 @@ from .request.request import Request, RequestState
 from .request.stop import StopRule
 from .schedule.budget import NodeBudget, StepOutcome
 from .schedule.scheduler import Scheduler
+from .step.ask_plan import DraftBatch, nobody_asked
 from .step.builder import build_step
 from .step.edits import edits_of_parts
 from .step.head_drafts import with_head_tasks

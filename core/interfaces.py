@@ -9,9 +9,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from .arrays import Float32, Int32
-from .ask_plan import DraftCost
 from .proposals import (
     Commit,
+    DraftCost,
     Drafted,
     DraftRequest,
     FeatureLayers,

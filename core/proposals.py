@@ -326,3 +326,26 @@ class Drafted(NamedTuple):
     source: str
     seconds: float
     proposals: tuple[tuple[str, int, Proposal], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds of the engine's time that a drafter takes, running means; 0 before it was asked.
+
+    message_s     of a message to it, whatever it asks for
+    query_s       of each request that it is asked for, beside that; it hears then what was
+                  committed since
+    open_token_s  of opening a request, for each token of its text
+    is_new        it is asked whatever it brings, until its first drafts have told what it is
+    is_ahead      it drafts at the end of a step for the next one
+    """
+
+    message_s: float = 0.0
+    query_s: float = 0.0
+    open_token_s: float = 0.0
+    is_new: bool = False
+    is_ahead: bool = False
+
+    def seconds(self, num_queries: int) -> float:
+        """Of a message that asks for so many requests."""
+        return self.message_s + num_queries * self.query_s

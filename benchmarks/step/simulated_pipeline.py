@@ -28,10 +28,17 @@ from rich.console import Console
 from rich.table import Table
 
 from ...core.arrays import ROOT
-from ...core.ask_plan import DraftCost
 from ...core.engine import EngineCore
 from ...core.errors import DraftlineError
-from ...core.proposals import Drafted, DraftRequest, FeatureRows, Proposal, Query, StepCommit
+from ...core.proposals import (
+    DraftCost,
+    Drafted,
+    DraftRequest,
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from ...core.request.output import Delta
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import SamplingParams

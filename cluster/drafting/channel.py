@@ -8,9 +8,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...core.ask_plan import DraftCost
 from ...core.errors import DrafterError, ProtocolError
-from ...core.proposals import Drafted, FeatureRows, Proposal, Query, StepCommit
+from ...core.proposals import DraftCost, Drafted, FeatureRows, Proposal, Query, StepCommit
 from ...core.tree.merge import reroot
 from ...core.tree.proposal_batch import ProposalBatch
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.ask_plan import DraftCost
-from ...core.proposals import DraftRequest
+from ...core.proposals import DraftCost, DraftRequest
 from ...core.schedule.line_fit import LineFit
 from ..links.link import DraftSeconds
 

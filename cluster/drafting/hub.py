@@ -8,8 +8,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ...core.ask_plan import DraftCost
-from ...core.proposals import Drafted, DraftRequest, FeatureRows, Proposal, Query, StepCommit
+from ...core.proposals import (
+    DraftCost,
+    Drafted,
+    DraftRequest,
+    FeatureRows,
+    Proposal,
+    Query,
+    StepCommit,
+)
 from ..links.link import DrafterLink
 from .backlog import CommittedText
 from .channel import DrafterChannel, DrafterLimits

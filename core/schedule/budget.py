@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..arrays import Float64
-from ..ask_plan import AskPlan, DraftBatch, DraftCost
-from ..proposals import chain_proposal
+from ..proposals import DraftCost, chain_proposal
+from ..step.ask_plan import AskPlan, DraftBatch
 from ..tree.acceptance_table import AcceptanceTable
 from ..tree.hazards import values_under
 from ..tree.merge import merge

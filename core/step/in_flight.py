@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..ask_plan import DraftBatch
 from ..proposals import Drafted, FeatureRows
 from ..request.request import RequestState
 from ..steps import StepInput, StepOutput
 from ..verify.walk import Paths, RowSlots, paths_of
+from .ask_plan import DraftBatch
 from .features import features_of
 from .head_drafts import drafted_of
 from .outputs import Chosen, StepOutputReader, TreeOutput

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..arrays import Span
-from ..ask_plan import DraftBatch
 from ..steps import StepInput, StepOutput
+from .ask_plan import DraftBatch
 from .prompt_chunk import PromptChunk
 from .tree_steps import TreeSteps
 

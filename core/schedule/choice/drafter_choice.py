@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...arrays import Bool, Float64, Int64
-from ...ask_plan import AskPlan, DraftCost
+from ...proposals import DraftCost
+from ...step.ask_plan import AskPlan
 from ...tree.tree import TokenTree, TreeBatch
 from ...verify.walk import Paths
 from .draft_orders import DraftOrders

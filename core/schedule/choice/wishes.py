@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...ask_plan import AskPlan, DraftCost
+from ...proposals import DraftCost
+from ...step.ask_plan import AskPlan
 
 
 class DraftWish(NamedTuple):

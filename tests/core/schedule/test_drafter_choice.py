@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from draftline.core.ask_plan import DraftCost
-from draftline.core.proposals import chain_proposal
+from draftline.core.proposals import DraftCost, chain_proposal
 from draftline.core.schedule.budget import NodeBudget
 from draftline.core.schedule.choice.drafter_choice import EXPLORED_SHARE
 from draftline.core.schedule.choice.wishes import DraftWish

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from draftline.core.ask_plan import AskPlan, DraftBatch, DraftCost
-from draftline.core.proposals import Proposal, chain_proposal
+from draftline.core.proposals import DraftCost, Proposal, chain_proposal
 from draftline.core.schedule.budget import NodeBudget, StepOutcome
 from draftline.core.schedule.choice.wishes import DraftWish
 from draftline.core.schedule.multi_step import MultiStep
 from draftline.core.schedule.step_cost import StepCost
+from draftline.core.step.ask_plan import AskPlan, DraftBatch
 from draftline.core.tree.merge import merge_all
 from draftline.core.verify.walk import Paths
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from draftline.core.arrays import ROOT
-from draftline.core.ask_plan import DraftCost
 from draftline.core.engine import EngineCore
 from draftline.core.errors import DraftlineError, StageLost
 from draftline.core.proposals import (
+    DraftCost,
     Drafted,
     DraftRequest,
     FeatureRows,

@@ -1,4 +1,4 @@
-"""Who is asked for drafts in a step, what drafters take, and what came of it."""
+"""Who is asked for drafts in a step, and what came of it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .arrays import Float64, Int64
-from .proposals import Proposal
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCost:
-    """Seconds of the engine's time that a drafter takes, running means; 0 before it was asked.
-
-    message_s     of a message to it, whatever it asks for
-    query_s       of each request that it is asked for, beside that; it hears then what was
-                  committed since
-    open_token_s  of opening a request, for each token of its text
-    is_new        it is asked whatever it brings, until its first drafts have told what it is
-    is_ahead      it drafts at the end of a step for the next one
-    """
-
-    message_s: float = 0.0
-    query_s: float = 0.0
-    open_token_s: float = 0.0
-    is_new: bool = False
-    is_ahead: bool = False
-
-    def seconds(self, num_queries: int) -> float:
-        """Of a message that asks for so many requests."""
-        return self.message_s + num_queries * self.query_s
+from ..arrays import Float64, Int64
+from ..proposals import DraftCost, Proposal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
