@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from draftline.drafters.heads import waiting_rows
-from draftline.drafters.heads.kept_keys import KeptKeys
-from draftline.drafters.heads.paged_keys import PagedKeys
+from draftline.drafters.heads.networks.kept_keys import KeptKeys
+from draftline.drafters.heads.networks.paged_keys import PagedKeys
 from draftline.drafters.heads.waiting_rows import Rows, WaitingRows, joined
 from draftline.models.attention.step_attention import PagedKv
 from torch import Tensor
