@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import ConfigError
@@ -21,9 +21,10 @@ from ...drafters.spectra.options import SpectraOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
 from ...models.text.fingerprint import tokenizer_hash
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule
-from ..config import HEAD, DrafterConfig, EngineConfig, unknown_key
+from ..config import HEAD, DrafterConfig, EngineConfig
 from ..links.tokens import read_token
-from .head_features import PLACEMENT, head_folder
+from .drafter_options import drafter_options
+from .head_features import HEAD_KEYS, head_folder
 
 if TYPE_CHECKING:
     from ...drafters.heads.options import HeadOptions
@@ -34,9 +35,6 @@ import numpy as np
 from ...core.proposals import Commit, DraftRequest, Query
 
 REQUEST_ID = "warm-up"
-# A key of every drafter: which defaults its options have.
-PROFILE = "profile"
-DEFAULT, PAPER = "draftline", "paper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,40 +76,12 @@ def build_drafter(config: DrafterConfig, engine: EngineConfig | None = None) -> 
     tokenizer is not noticed here.
     Raises `ConfigError` naming the key; `CheckpointError` or `StoreError` for what it loads.
     """
-    options = drafter_options(config)
-    kind = KINDS[config.kind]
-    values = {key: config.options.get(key) for key in kind.own_keys}
-    return kind.build(_Recipe(config.source, config.transport, options, values, engine, config))
-
-
-def drafter_options(config: DrafterConfig) -> Any:
-    """The options of its kind, with those of its profile. Raises `ConfigError` naming the key."""
     kind = KINDS.get(config.kind)
     if kind is None:
         raise ConfigError("kind", f"unknown drafter {config.kind!r}; known: {', '.join(KINDS)}")
-    options = kind.options()
-    names = {field.name for field in fields(options)}
-    given = config.options
-    known = [*names, *kind.own_keys, PROFILE]
-    for key in given:
-        if key not in known:
-            raise unknown_key(key, key, [*known, *DrafterConfig.model_fields])
-    chosen = dict(_profile(config, kind))
-    chosen |= {key: value for key, value in given.items() if key in names}
-    if "max_nodes" in names:
-        chosen["max_nodes"] = config.max_nodes
-    return options(**chosen)
-
-
-def _profile(config: DrafterConfig, kind: _Kind) -> Mapping[str, Any]:
-    """Options that the profile has in place of the defaults."""
-    profile = config.options.get(PROFILE, DEFAULT)
-    if profile == DEFAULT:
-        return {}
-    profiles = DEFAULT if kind.paper is None else f"{DEFAULT} or {PAPER}"
-    if profile != PAPER or kind.paper is None:
-        raise ConfigError(PROFILE, f"of {config.kind} must be {profiles}, not {profile!r}")
-    return kind.paper
+    options = drafter_options(config, kind.options(), kind.own_keys, kind.paper)
+    values = {key: config.options.get(key) for key in kind.own_keys}
+    return kind.build(_Recipe(config.source, config.transport, options, values, engine, config))
 
 
 def keeps_answers(config: DrafterConfig) -> bool:
@@ -241,7 +211,7 @@ KINDS: Mapping[str, _Kind] = {
     "suffix": _plain(SuffixOptions, SuffixDrafter),
     "token_recycling": _plain(TokenRecyclingOptions, TokenRecyclingDrafter),
     "model": _Kind(_model_options, _model, ("model",)),
-    HEAD: _Kind(_head_options, _head, ("model", PLACEMENT)),
+    HEAD: _Kind(_head_options, _head, HEAD_KEYS),
     "retrieval": _Kind(
         lambda: RetrievalOptions, _retrieval, ("store", "server", "learn_off"), REST_PAPER
     ),

@@ -14,6 +14,7 @@ from ..config import HEAD, DrafterConfig, EngineConfig
 # A key of head drafters: where they run.
 PLACEMENT = "placement"
 LAST_STAGE, ACTOR = "last_stage", "actor"
+HEAD_KEYS = ("model", PLACEMENT)
 
 
 def feature_layers_of(config: EngineConfig, target: ModelInfo) -> tuple[int, ...]:

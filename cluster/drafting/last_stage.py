@@ -9,8 +9,8 @@ from ...core.errors import ConfigError
 from ...core.proposals import FeatureLayers
 from ...models.load.model_info import ModelInfo
 from ..config import EngineConfig
-from .factory import drafter_options
-from .head_features import ACTOR, PLACEMENT, head_folder, is_in_last_stage
+from .drafter_options import drafter_options
+from .head_features import ACTOR, HEAD_KEYS, PLACEMENT, head_folder, is_in_last_stage
 
 if TYPE_CHECKING:
     from ...drafters.heads.last_stage import LastStageHeadSpec
@@ -30,8 +30,9 @@ def last_stage_heads(
                 continue
             # As other drafters' code that needs torch.
             from ...drafters.heads.last_stage import LastStageHeadSpec  # noqa: PLC0415
+            from ...drafters.heads.options import HeadOptions  # noqa: PLC0415
 
-            options = drafter_options(drafter)
+            options = drafter_options(drafter, HeadOptions, HEAD_KEYS)
             for key in ("device", "dtype"):
                 if getattr(options, key) != "auto":
                     raise ConfigError(
