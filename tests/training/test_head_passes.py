@@ -9,10 +9,11 @@ import torch
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.formats.checkpoint_kind import CheckpointKind
 from draftline.models.heads.formats.feature_head_config import feature_head_config
-from draftline.training.heads.alignment import is_aligned, pass_mask
-from draftline.training.heads.context_replacement import ContextReplacement
-from draftline.training.heads.losses import LossWeights, head_loss
-from draftline.training.heads.passes import PassPlan, TextBatch, train_passes
+from draftline.training.heads.feature_passes.alignment import is_aligned, pass_mask
+from draftline.training.heads.feature_passes.context_replacement import ContextReplacement
+from draftline.training.heads.feature_passes.losses import LossWeights, head_loss
+from draftline.training.heads.feature_passes.passes import PassPlan, train_passes
+from draftline.training.heads.target import TextBatch
 from support.inputs import head_checkpoints as published
 from torch import Tensor, nn
 from torch.nn import functional
@@ -147,7 +148,7 @@ def target() -> tuple[nn.Embedding, nn.Linear, TextBatch]:
                 tokens[:, place + 1] = lm_head(features[:, place]).argmax(-1)
     answers = torch.ones_like(tokens, dtype=torch.bool)
     answers[:, :4] = False
-    return embed, lm_head, TextBatch(tokens, features, answers)
+    return embed, lm_head, TextBatch(tokens, features, answers, features)
 
 
 @pytest.mark.parametrize(("kind", "num_aligned"), [("eagle", 0), ("griffin", 3)])

@@ -22,7 +22,7 @@ from draftline.training.heads.distilled_texts import (
     text_batch,
 )
 from draftline.training.heads.export import export_head
-from draftline.training.heads.passes import PassPlan
+from draftline.training.heads.feature_passes.passes import PassPlan
 from draftline.training.heads.trainer import HeadPlan, read_log, train_head
 from support.tools.tiny_models import save_tiny_model
 

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ...models.heads.dflash import DFlash
+from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head, HeadConfig, build_head
 from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.load.model_info import read_model_info
 from ..progress import progress_bar
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
+from .feature_passes.draft_vocabulary import begin_vocabulary, frequent_tokens
+from .feature_passes.passes import PassPlan
 from .objectives import Objective, objective_of
-from .passes import PassPlan, TextBatch
-from .target import Target
+from .target import Target, TextBatch
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.csv"
 # Texts that a checkpoint is judged by.
@@ -76,7 +78,7 @@ def train_head(
     num_layers = read_model_info(target_folder).num_layers
     target = Target(target_folder, accelerator.device, config.layers_of(num_layers))
     head = build_head(config).to(accelerator.device)
-    _initialize(head, target)
+    _initialize(head, target, texts)
     objective = objective_of(head, plan.passes, plan.blocks)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
@@ -147,13 +149,15 @@ def _mean(accelerator: Accelerator, gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _initialize(head: Head, target: Target) -> None:
+def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> None:
     """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing.
 
-    Not of DFlash: its masks have nothing of their own that a layer could leave as it is.
+    Not of DFlash: its masks have nothing of their own that a layer could leave as it is. Output
+    heads begin as the target's.
     """
+    output = target.lm_head.get_parameter("weight")
     if isinstance(head, Medusa | Blockwise):
-        head.begin_as(target.lm_head.get_parameter("weight"))
+        head.begin_as(output)
         return
     share = 1.0 if isinstance(head, DFlash) else 0.1
     for name, parameter in head.named_parameters():
@@ -161,8 +165,13 @@ def _initialize(head: Head, target: Target) -> None:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.mul_(share)
-        if name.endswith("bias"):
+        # A token adds nothing to a DSpark drafter's logits at first.
+        if name.endswith(("bias", "markov_w2.weight")):
             parameter.zero_()
+    if isinstance(head, FeatureHead) and head.config.draft_vocab_size:
+        config = head.config
+        tokens = frequent_tokens(texts, config.vocab_size, config.draft_vocab_size)
+        begin_vocabulary(head, tokens, output)
 
 
 def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> int:

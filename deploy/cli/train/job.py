@@ -10,11 +10,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ....core.errors import ConfigError
+from ....models.heads.dspark import MarkovKind
 from ....models.heads.formats.feature_head_config import Fusion
-from ....training.heads.alignment import MaskForm
 from ....training.heads.anchored_blocks import BlockPlan
-from ....training.heads.losses import LossWeights
-from ....training.heads.passes import PassPlan
+from ....training.heads.feature_passes.alignment import MaskForm
+from ....training.heads.feature_passes.losses import LossWeights
+from ....training.heads.feature_passes.passes import PassPlan
 from ....training.heads.trainer import HeadPlan
 from ..flags import FlagGroup
 
@@ -85,10 +86,44 @@ class HeadJob:
             description="drafts of a step, of kinds that say them all at once; by the kind",
         ),
     ] = None
-    num_layers: Annotated[int, Field(ge=1, description="layers of a DFlash drafter")] = 2
+    num_layers: Annotated[int, Field(ge=1, description="layers of a DFlash or DSpark drafter")] = 2
     num_anchors: Annotated[
-        int, Field(ge=1, description="places in a text where a DFlash drafter drafts, of a step")
+        int,
+        Field(
+            ge=1,
+            description="places in a text where a DFlash or DSpark drafter drafts, of a step",
+        ),
     ] = 32
+    markov_kind: Annotated[
+        MarkovKind,
+        Field(
+            description="what the token before adds to a DSpark drafter's logits: by itself, gated "
+            "by the draft's state, or by a memory of the drafts before"
+        ),
+    ] = "vanilla"
+    markov_rank: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="width between that token and the logits; default: a quarter of the "
+            "target's width, at most 256",
+        ),
+    ] = None
+    feature_layers: Annotated[
+        str | None,
+        Field(
+            description="layers of the target whose outputs an EAGLE-3 head or a DFlash or DSpark "
+            "drafter reads, separated by commas; -1: the embeddings; default: by the target's depth"
+        ),
+    ] = None
+    draft_vocab_size: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="tokens that an EAGLE-3 head can draft, the most frequent ones of the "
+            "texts; default: all of the target's",
+        ),
+    ] = None
     mixed_precision: Annotated[
         Literal["no", "bf16"], Field(description="precision of the passes; weights are float32")
     ] = "no"
@@ -123,10 +158,12 @@ RECIPES = {
     "griffin": HeadRecipe("GriffinModel", "guided", True, 3, 3, is_staged=True),
     "hass": HeadRecipe("EagleModel", "linear", False, 3, 0, lambda: LossWeights(best_tokens=1.0)),
     "eagle2": HeadRecipe("EagleModel", "linear", False, 1, 0, lambda: LossWeights(best_tokens=0.0)),
+    "eagle3": HeadRecipe("LlamaForCausalLMEagle3", "pair", num_passes=7, noise=0.0),
     "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0, draft_length=8),
     "medusa": HeadRecipe("MedusaModel", None, noise=0.0, draft_length=5),
     "blockwise": HeadRecipe("BlockwiseModel", None, noise=0.0, draft_length=5),
     "dflash": HeadRecipe("DFlashDraftModel", None, noise=0.0, draft_length=7),
+    "dspark": HeadRecipe("Qwen3DSparkModel", None, noise=0.0, draft_length=7),
     "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
 }
 
