@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from math import nan
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +28,7 @@ from .feature_passes.passes import PassPlan
 from .objectives import Objective, objective_of
 from .target import Target, TextBatch
 
-CHECKPOINT, LOG = "checkpoint.pt", "log.csv"
+CHECKPOINT, LOG, LOSSES = "checkpoint.pt", "log.csv", "losses.csv"
 # Texts that a checkpoint is judged by.
 HELD_OUT_TEXTS = 32
 
@@ -70,8 +71,8 @@ def train_head(
     """Train from scratch, or from the last checkpoint in `run_dir`, where it also logs.
 
     The last texts are held out: every checkpoint adds a row of its step, its loss and the share of
-    drafts that are accepted at each depth of a greedy chain on them to `log.csv`. Raises
-    `ConfigError` if the checkpoint is of another head.
+    drafts that are accepted at each depth of a greedy chain on them to `log.csv`, and writes the
+    losses of all steps to `losses.csv`. Raises `ConfigError` if the checkpoint is of another head.
     """
     accelerator = Accelerator(mixed_precision=plan.mixed_precision)
     torch.manual_seed(plan.seed)
@@ -82,7 +83,8 @@ def train_head(
     objective = objective_of(head, plan.passes, plan.blocks)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
-    step = _resume(run_dir, head, optimizer)
+    losses = _resume(run_dir, head, optimizer)
+    step = len(losses)
     with progress_bar("steps") as progress:
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
         while step < plan.num_steps:
@@ -91,12 +93,13 @@ def train_head(
                 batch = _noisy(target.batch(chosen, plan.window), plan)
                 loss = objective.learn(target, batch, step / plan.num_steps)
             _step(head, optimizer, plan, step, accelerator)
+            losses.append(loss)
             step += 1
             progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
             is_due = step % plan.checkpoint_every == 0 or step == plan.num_steps
             if is_due and accelerator.is_main_process:
                 shares = _shares(objective, target, held_out, plan.window)
-                _checkpoint(run_dir, head, optimizer, [step, loss, *shares])
+                _checkpoint(run_dir, head, optimizer, losses, shares)
     return head
 
 
@@ -174,10 +177,11 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
         begin_vocabulary(head, tokens, output)
 
 
-def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> int:
+def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> list[float]:
+    """The losses of the steps that are done."""
     path = run_dir / CHECKPOINT
     if not path.exists():
-        return 0
+        return []
     state = torch.load(path, weights_only=True)
     if state["config"] != asdict(head.config):
         raise ConfigError(
@@ -186,25 +190,30 @@ def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> int:
     head.load_state_dict(state["head"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"])
-    return state["step"]
+    # Checkpoints of earlier versions have none.
+    return state.get("losses", [nan] * int(state["step"]))
 
 
 def _checkpoint(
-    run_dir: Path, head: Head, optimizer: torch.optim.Optimizer, row: Sequence[float]
-) -> None:
+    run_dir: Path, head: Head, optimizer: torch.optim.Optimizer, losses: list[float],
+    shares: Sequence[float],
+) -> None:  # fmt: skip
     run_dir.mkdir(parents=True, exist_ok=True)
     state = {
         "config": asdict(head.config),
         "head": head.state_dict(),
         "optimizer": optimizer.state_dict(),
         "rng": torch.get_rng_state(),
-        "step": row[0],
+        "step": len(losses),
+        "losses": losses,
     }
     # Written aside and renamed, so that a kill never leaves half a checkpoint.
     torch.save(state, run_dir / f"{CHECKPOINT}.new")
     (run_dir / f"{CHECKPOINT}.new").rename(run_dir / CHECKPOINT)
     with (run_dir / LOG).open("a", newline="") as file:
-        csv.writer(file).writerow(row)
+        csv.writer(file).writerow([len(losses), losses[-1], *shares])
+    with (run_dir / LOSSES).open("w", newline="") as file:
+        csv.writer(file).writerows(enumerate(losses, start=1))
 
 
 def read_log(run_dir: Path) -> Iterator[list[float]]:
@@ -212,3 +221,12 @@ def read_log(run_dir: Path) -> Iterator[list[float]]:
     with (run_dir / LOG).open(newline="") as file:
         for row in csv.reader(file):
             yield [float(value) for value in row]
+
+
+def read_losses(run_dir: Path) -> list[float]:
+    """Of each step so far; none where an earlier version wrote no file of them."""
+    path = run_dir / LOSSES
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [float(loss) for _, loss in csv.reader(file)]

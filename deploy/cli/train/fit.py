@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import platform
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from ....core.errors import ConfigError
+from ....measure.report.plots import require_matplotlib
 from ....models.load.checkpoint import resolve_model_path
+from ....training.heads.curves import CURVES, draw_curves
 from ....training.heads.distilled_texts import read_texts
 from ....training.heads.export import export_head
-from ....training.heads.trainer import HELD_OUT_TEXTS, read_log, train_head
+from ....training.heads.trainer import HELD_OUT_TEXTS, read_log, read_losses, train_head
 from .head_config import head_config
 from .job import HeadJob, head_plan, head_recipe
 
@@ -48,6 +51,17 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
         "torch": torch.__version__,
     }
     export_head(head, job.output, {"architectures": [recipe.architecture]}, record)
+    _draw(run_dir, job.output, f"{kind} head of {job.model}", console)
     depths = ", ".join(f"{share:.2f}" for share in shares)
     console.print(f"accepted at each depth of a greedy chain: {depths}")
     console.print(f"{kind} head in {job.output}")
+
+
+def _draw(run_dir: Path, output: Path, title: str, console: Console) -> None:
+    """Curves beside the head. A run is not lost for want of them."""
+    try:
+        require_matplotlib("curves")
+    except ConfigError as error:
+        console.print(f"no {CURVES}: {error}")
+        return
+    draw_curves(read_losses(run_dir), list(read_log(run_dir)), output / CURVES, title)

@@ -65,6 +65,7 @@ def test_a_head_is_trained_and_fits_its_target(
     assert (record["kind"], record["steps"], record["texts"]) == (kind, 3, 40)
     config = load_head(output).config
     assert getattr(config, "fusion", None) == RECIPES[kind].fusion
+    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
     doctor = runner.invoke(app, ["doctor", "--drafter", str(output), "--model", str(checkpoint)])
     assert doctor.exit_code == 0, doctor.output
     # Nothing is left to do: it is written again.
