@@ -185,9 +185,13 @@ class HeadDrafter:
         if text.last is None or not text.is_draftable or not expansion.frontier:
             return None
         draws = self._draws(text)
-        job = TreeJob(expansion, text.committed_len, (), text.distribution, draws)
+        sure: dict[int, float] = {}
+        job = TreeJob(
+            expansion, text.committed_len, (), text.distribution, draws, sure,
+            self._options.weighs_confidence, self._options.stop_below,
+        )  # fmt: skip
         kept = KeptKeys(self._network.num_layers)
-        return HeadTree(job, text.tokens[-1], text.kept, text.last, kept)
+        return HeadTree(job, text.tokens[-1], text.kept, text.last, kept, sure=sure)
 
     def _draws(self, text: HeadText) -> TreeDraws | None:
         """None where candidates are no draws."""

@@ -30,6 +30,8 @@ class HeadTree:
     root    what the text's last row said, [1, width]
     kept    keys and values of the nodes that were read
     said    what these rows said, [1, width] each, by node
+    sure    log-probability that what is drafted behind a node is accepted if that is, by node, of
+            networks that tell it
     """
 
     job: TreeJob
@@ -38,6 +40,7 @@ class HeadTree:
     root: Tensor
     kept: KeptKeys
     said: dict[int, Tensor] = field(default_factory=dict)
+    sure: dict[int, float] = field(default_factory=dict)
 
 
 class HeadNetwork(Protocol):
