@@ -16,6 +16,8 @@ from draftline.training.heads.export import export_head
 from draftline.training.heads.trainer import HELD_OUT_TEXTS, train_head
 
 STEPS = 12
+# Of a prompt, tokens that are trained with.
+PROMPT = 24
 PROMPTS = [prompt.text for prompt in held_out_prompts()[:6]]
 KINDS = {
     "eagle3": {"draft_vocab_size": 300, "num_passes": 2},

@@ -44,7 +44,9 @@ def head_config(
     if kind in {"dflash", "dspark"}:
         return _block_config(config, kind, job, draft_length, texts)
     if kind == "specformer":
-        return SpecFormerConfig(draft_length=draft_length, **_layer_sizes(config))
+        return SpecFormerConfig(
+            draft_length=draft_length, is_bidirectional=job.bidirectional, **_layer_sizes(config)
+        )
     if kind == "eagle3":
         return _pair_config(config, job)
     assert recipe.fusion is not None

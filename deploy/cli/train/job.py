@@ -86,6 +86,20 @@ class HeadJob:
             description="drafts of a step, of kinds that say them all at once; by the kind",
         ),
     ] = None
+    self_distillation: Annotated[
+        bool,
+        Field(
+            description="trained on what the target says; else on what follows the same prompts in "
+            "the files that they were cut from, an ablation of SpecFormer's paper"
+        ),
+    ] = True
+    bidirectional: Annotated[
+        bool,
+        Field(
+            description="a SpecFormer's drafts see each other both ways; else each those before it "
+            "alone"
+        ),
+    ] = True
     num_layers: Annotated[int, Field(ge=1, description="layers of a DFlash or DSpark drafter")] = 2
     num_anchors: Annotated[
         int,
@@ -174,13 +188,15 @@ HEAD = FlagGroup(title="Training", kind=HeadJob)
 def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
     """The recipe of a kind with the job's own fusion and output: an ablation, where it has some.
 
-    Raises `ConfigError` (`fusion`) for a kind that has neither.
+    Raises `ConfigError` for a kind that has no such part.
     """
     recipe = RECIPES[kind]
     given = {"fusion": job.fusion, "splits_output": job.splits_output}
     changes = {name: value for name, value in given.items() if value is not None}
     if changes and recipe.fusion is None:
         raise ConfigError("fusion", f"and splits-output are of feature heads; {kind} is none")
+    if not job.bidirectional and kind != "specformer":
+        raise ConfigError("bidirectional", f"is of SpecFormers; {kind} is none")
     return replace(recipe, **changes)
 
 
