@@ -18,14 +18,14 @@ from draftline.training.heads.feature_passes.draft_vocabulary import (
     frequent_tokens,
     vocabulary_of,
 )
-from draftline.training.heads.feature_passes.passes import depth_acceptance, text_rows
+from draftline.training.heads.feature_passes.passes import depth_acceptance
 from draftline.training.heads.feature_passes.training_time_test import (
     PASS_DECAY,
     train_as_tested,
 )
 from draftline.training.heads.target import TextBatch
+from support.inputs.head_drafts import drafted_behind
 from torch import Tensor, nn
-from torch.nn import functional
 
 TEXTS, LENGTH, HIDDEN, VOCAB, PASSES = 3, 12, 16, 40, 3
 # Tokens that the small vocabulary has.
@@ -64,41 +64,6 @@ def parts(*, is_small: bool = True, norm_output: bool = False) -> tuple[
     return head, embed, lm_head, TextBatch(tokens, features, answers, states)
 
 
-class DraftedKeys:
-    """What a drafter attends: the rows that it was given one by one."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, _layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        keys, values = (torch.cat(own) for own in zip(*self.kept, (keys, values), strict=True))
-        heads = (part.transpose(0, 1) for part in (queries, keys, values))
-        return functional.scaled_dot_product_attention(*heads, enable_gqa=True).transpose(0, 1)
-
-    def keep(self, head: FeatureHead, *row: Tensor) -> None:
-        self.kept.append(head.keys_values(*row))
-
-
-def drafted(head: FeatureHead, batch: TextBatch, embed: nn.Module, text: int, row: int) -> Tensor:
-    """[PASSES, hidden_size]: what a drafter says that knows the states up to `row`, one by one,
-    fed with the text's own tokens.
-    """
-    rows = text_rows(embed, batch)
-    embeddings, known = rows.embeddings[text], head.project(rows.features[text])
-    keys, places = DraftedKeys(), torch.arange(len(known))
-    for place in range(row):
-        one = slice(place, place + 1)
-        keys.keep(head, embeddings[one], known[one], places[one])
-    found, state = [], known[row : row + 1]
-    for place in range(row, row + PASSES):
-        one = slice(place, place + 1)
-        said = head(embeddings[one], state, places[one], keys)
-        keys.keep(head, embeddings[one], state, places[one])
-        found.append(said.predict[0])
-        state = said.regress
-    return torch.stack(found)
-
-
 @pytest.mark.parametrize("norm_output", [False, True])
 @pytest.mark.parametrize("is_small", [True, False])
 def test_gradients_are_those_of_drafts_made_one_by_one(
@@ -113,7 +78,9 @@ def test_gradients_are_those_of_drafts_made_one_by_one(
     terms: list[list[Tensor]] = [[] for _ in range(PASSES)]
     for text in range(TEXTS):
         for row in range(LENGTH - 2):
-            for index, predict in enumerate(_drafts(head, batch, embed, text, row)):
+            count = min(PASSES, LENGTH - 2 - row)
+            drafts = drafted_behind(head, embed, batch, text=text, row=row, count=count)
+            for index, predict in enumerate(drafts):
                 place = row + index
                 logits = lm_head(batch.states[text, place + 1])
                 if not batch.answers[text, place + 2] or logits.argmax() not in kept:
@@ -127,17 +94,6 @@ def test_gradients_are_those_of_drafts_made_one_by_one(
         assert parameter.grad.abs().max() > 0, name
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-4)
     assert (reports[0].trained == 1.0) is not is_small
-
-
-def _drafts(head: FeatureHead, batch: TextBatch, embed: nn.Module, text: int, row: int) -> Tensor:
-    """As many as there are tokens behind `row` to compare them with."""
-    count = min(PASSES, LENGTH - 2 - row)
-    longer = TextBatch(*(functional.pad(part, _padding(part)) for part in batch))
-    return drafted(head, longer, embed, text, row)[:count]
-
-
-def _padding(part: Tensor) -> tuple[int, ...]:
-    return (0, PASSES) if part.ndim == 2 else (0, 0, 0, PASSES)
 
 
 def test_a_small_vocabulary_has_the_tokens_that_are_said_most() -> None:
@@ -154,17 +110,13 @@ def test_drafts_are_counted_as_tokens_of_the_target() -> None:
     with torch.no_grad():
         for text in range(TEXTS):
             for row in range(LENGTH - 2):
-                best = head.lm_head(drafted(head, _longer(batch), embed, text, row)[0]).argmax()
-                batch.tokens[text, row + 2] = KEPT[best]
+                [draft] = drafted_behind(head, embed, batch, text=text, row=row, count=1)
+                batch.tokens[text, row + 2] = KEPT[head.lm_head(draft).argmax()]
         batch.tokens[0, 6] = 1
     first, *_ = depth_acceptance(head, embed, lm_head, batch, 2)
     assert first[0] == int(batch.answers[:, 2:].sum())
     # Another token changes what is read with the next state, and so the draft behind it.
     assert first[0] - 2 <= first[1] <= first[0] - 1
-
-
-def _longer(batch: TextBatch) -> TextBatch:
-    return TextBatch(*(functional.pad(part, _padding(part)) for part in batch))
 
 
 @pytest.mark.parametrize("is_small", [True, False])
