@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -181,6 +181,15 @@ RECIPES = {
     "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
 }
 
+# Flags that mean nothing to other kinds.
+OWN_FLAGS = {
+    "bidirectional": ("specformer",),
+    "feature_layers": ("eagle3", "dflash", "dspark"),
+    "draft_vocab_size": ("eagle3",),
+    "markov_kind": ("dspark",),
+    "markov_rank": ("dspark",),
+}
+
 DATA = FlagGroup(title="Texts", kind=DataJob)
 HEAD = FlagGroup(title="Training", kind=HeadJob)
 
@@ -193,10 +202,12 @@ def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
     recipe = RECIPES[kind]
     given = {"fusion": job.fusion, "splits_output": job.splits_output}
     changes = {name: value for name, value in given.items() if value is not None}
-    if changes and recipe.fusion is None:
-        raise ConfigError("fusion", f"and splits-output are of feature heads; {kind} is none")
-    if not job.bidirectional and kind != "specformer":
-        raise ConfigError("bidirectional", f"is of SpecFormers; {kind} is none")
+    if changes and recipe.fusion in (None, "pair"):
+        raise ConfigError("fusion", f"and splits-output are of EAGLE-style heads; {kind} is none")
+    for name, kinds in OWN_FLAGS.items():
+        default = next(one.default for one in fields(HeadJob) if one.name == name)
+        if kind not in kinds and getattr(job, name) != default:
+            raise ConfigError(name, f"is of {', '.join(kinds)}; leave it out of train {kind}")
     return replace(recipe, **changes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draftline.core.errors import ConfigError
@@ -155,17 +156,27 @@ def test_a_low_a_middle_and_a_high_layer() -> None:
     assert pair_layers(1) == (-1, 0)
 
 
-@pytest.mark.parametrize("kind", ["griffin", "dflash"])
-def test_only_a_spec_former_sees_drafts_behind(kind: str) -> None:
-    job = HeadJob(texts=Path(), output=Path(), bidirectional=False)
-    with pytest.raises(ConfigError, match=f"{kind} is none"):
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("griffin", "bidirectional", False),
+        ("specformer", "feature_layers", "1,2"),
+        ("dflash", "draft_vocab_size", 10),
+        ("dflash", "markov_rank", 10),
+        ("eagle3", "markov_kind", "rnn"),
+    ],
+)
+def test_flags_of_other_kinds_are_refused(kind: str, field: str, value: Any) -> None:
+    job = HeadJob(texts=Path(), output=Path(), **{field: value})
+    with pytest.raises(ConfigError, match=f"{field}.*leave it out of train {kind}"):
         head_recipe(kind, job)
 
 
-def test_a_spec_former_has_no_fusion() -> None:
+@pytest.mark.parametrize("kind", ["specformer", "eagle3"])
+def test_other_heads_have_no_fusion(kind: str) -> None:
     job = HeadJob(texts=Path(), output=Path(), fusion="linear")
-    with pytest.raises(ConfigError, match="specformer is none"):
-        head_recipe("specformer", job)
+    with pytest.raises(ConfigError, match=f"{kind} is none"):
+        head_recipe(kind, job)
 
 
 def test_a_recipe_is_followed_where_nothing_is_said() -> None:
