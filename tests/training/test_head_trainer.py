@@ -11,6 +11,7 @@ import pytest
 import torch
 from draftline.core.errors import ConfigError
 from draftline.models.heads.dspark import DSparkConfig
+from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.formats.dflash_config import DFlashConfig
 from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head, misfits
@@ -23,9 +24,11 @@ from draftline.training.heads.distilled_texts import (
     text_batch,
 )
 from draftline.training.heads.export import export_head
+from draftline.training.heads.feature_passes.draft_vocabulary import vocabulary_of
 from draftline.training.heads.feature_passes.passes import PassPlan
 from draftline.training.heads.trainer import HeadPlan, read_log, read_losses, train_head
 from support.tools.tiny_models import save_tiny_model
+from transformers import AutoModelForCausalLM
 
 PLAN = HeadPlan(
     num_steps=6, texts_per_step=2, window=12, peak_lr=1e-3, checkpoint_every=3,
@@ -152,6 +155,21 @@ def test_an_exported_head_loads_and_fits_its_target(
         assert torch.equal(loaded.state_dict()[name], expected), name
     assert misfits(loaded.config, info) == []
     assert json.loads((folder / "training.json").read_text())["num_steps"] == 6
+
+
+def test_an_eagle3_head_begins_with_the_targets_output(checkpoint: Path, tmp_path: Path) -> None:
+    """Rows of the tokens that it can draft, and the norm that they are used to."""
+    said = texts(read_model_info(checkpoint).vocab_size)
+    # So small a rate that nothing is learned.
+    plan = replace(PLAN, num_steps=1, peak_lr=1e-12)
+    head = train_head(eagle3(checkpoint), checkpoint, said, plan, tmp_path)
+    assert isinstance(head, FeatureHead)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    output = model.get_output_embeddings().weight
+    tokens = vocabulary_of(head)
+    assert len(tokens.unique()) == 50
+    torch.testing.assert_close(head.lm_head.weight, output[tokens], atol=1e-6, rtol=0)
+    torch.testing.assert_close(head.norm.weight, model.model.norm.weight, atol=1e-4, rtol=0)
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

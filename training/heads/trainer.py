@@ -175,6 +175,8 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
         config = head.config
         tokens = frequent_tokens(texts, config.vocab_size, config.draft_vocab_size)
         begin_vocabulary(head, tokens, output)
+        # What its rows are used to read. Of ones the norm makes its factors, however it keeps them.
+        head.norm.weight.copy_(target.norm(torch.ones_like(head.norm.weight)))
 
 
 def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> list[float]:
