@@ -26,7 +26,7 @@ from torch.nn import functional
 from ...measure.records.record import machine
 from ...models.heads.spec_former import SpecFormer, SpecFormerConfig
 from ...training.heads.draft_positions import train_positions
-from ...training.heads.passes import TextBatch
+from ...training.heads.target import TextBatch
 from ..step.peak_memory import peak_bytes, restart_peak
 
 RESULTS = Path(__file__).parents[1] / "results" / "gradient_memory.json"
@@ -75,10 +75,12 @@ class Setup:
         self.lm_head.requires_grad_(requires_grad=False)
         width = HIDDEN_SIZE * len(config.layers_of(6))
         shape = (num_texts, length)
+        features = torch.randn(*shape, width)
         self.batch = TextBatch(
             torch.randint(vocab_size, shape),
-            torch.randn(*shape, width),
+            features,
             torch.ones(shape, dtype=torch.bool),
+            features[..., -HIDDEN_SIZE:],
         )
 
     def gradients(self, learn: Learn) -> Tensor:

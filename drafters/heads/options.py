@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf, log
 from pathlib import Path
 
 from ...core.errors import ConfigError
 from ..model.expansion import BestFirstExpansion, DynamicExpansion, Expansion, StaticExpansion
 from ..model.options import DEVICES, DTYPES, FASTEST, FULL, SEQUOIA
 from ..model.tree_draws import DRAWS, NO_DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
-from ..option_checks import require_one_of, require_whole
+from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
 from ..tree_shape import TreeShape, read_acceptance, read_tree_shape, shape_of_widths
 
 AUTO, CHAIN, DYNAMIC, BEST_FIRST = "auto", "chain", "dynamic", "best_first"
@@ -40,6 +41,9 @@ class HeadOptions:
                 acceptance rules other than `coupled` need it
     draws       of siblings: with_replacement (as SpecInfer) or without_replacement (as Sequoia);
                 none: they are the most probable tokens; auto: without_replacement
+    weighs_confidence  of heads that say how sure they are of each draft (DSpark): nodes are worth
+                their probability times that, except drawn ones
+    min_confidence  of such heads: no nodes behind one where it is less; 0: as many as the tree has
     max_tokens  most tokens of a text that keys and values are kept of; the oldest are let go
     device      auto (a GPU where one is), cpu or cuda
     dtype       as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
@@ -52,6 +56,8 @@ class HeadOptions:
     num_tokens: int = 5
     distribution_size: int = 0
     draws: str = "auto"
+    weighs_confidence: bool = False
+    min_confidence: float = 0.0
     max_tokens: int = 8192
     device: str = "auto"
     dtype: str = "auto"
@@ -61,6 +67,8 @@ class HeadOptions:
         require_whole("num_tokens", self.num_tokens, 1, 64)
         require_whole("distribution_size", self.distribution_size, 0, 4096)
         require_whole("max_tokens", self.max_tokens, 64)
+        require_switches(self, "weighs_confidence")
+        require_fraction("min_confidence", self.min_confidence)
         require_one_of("draws", self.draws, DRAWS)
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
@@ -92,6 +100,11 @@ class HeadOptions:
     def is_drawn(self) -> bool:
         """Whether nodes are drawn where there is a temperature."""
         return bool(self.distribution_size) and self.tree not in CHOSEN and self.draws != NO_DRAWS
+
+    @property
+    def stop_below(self) -> float:
+        """The logarithm of `min_confidence`."""
+        return log(self.min_confidence) if self.min_confidence else -inf
 
     def of_head(self, *, says_all_levels: bool) -> HeadOptions:
         """Of a head, without `auto`. Raises `ConfigError` (`tree`)."""

@@ -59,9 +59,13 @@ class TreeGrowth:
         if not expansion.frontier:
             return None
         draws = self._draws(distribution, length)
-        job = TreeJob(expansion, length, (), distribution, draws)
+        sure: dict[int, float] = {}
+        job = TreeJob(
+            expansion, length, (), distribution, draws, sure,
+            self._options.weighs_confidence, self._options.stop_below,
+        )  # fmt: skip
         kept = KeptKeys(self._network.num_layers)
-        return HeadTree(job, last_token, text, said, levels, kept)
+        return HeadTree(job, last_token, text, said, levels, kept, sure=sure)
 
     def grow(self, trees: Sequence[HeadTree], deadline: float | None = None) -> None:
         """Grow them level by level, until they are complete or the deadline passes."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 
 import numpy as np
 
@@ -30,6 +31,10 @@ class TreeJob:
     committed_len  tokens of the text, all in the cache
     blocks         KV blocks of the request, with room for every node that is fed
     draws          None: candidates are the most probable tokens, and no draws
+    sure           log-probability that what is drafted after a node is accepted, by node, where
+                   the model tells it beside its distribution
+    weighs_sure    candidates are worth so much less
+    stop_below     no candidates are taken after a node of less
     fed            nodes whose KV stands behind the text's, in the order of their slots
     declared       what each node was drawn from
     """
@@ -39,6 +44,9 @@ class TreeJob:
     blocks: Sequence[int]
     distribution: TextDistribution
     draws: TreeDraws | None = None
+    sure: Mapping[int, float] = field(default_factory=dict)
+    weighs_sure: bool = False
+    stop_below: float = -inf
     fed: list[int] = field(default_factory=list)
     declared: list[DraftDistribution] = field(default_factory=list)
 
@@ -58,9 +66,14 @@ class TreeJob:
             return
         ids, log_probs = [], []
         for row, node in enumerate(self.expansion.frontier, first):
+            if self._stops(node):
+                ids.append([])
+                log_probs.append([])
+                continue
             tokens, given = self._candidates(output, row, self.expansion.depth(node))
             ids.append(tokens.tolist())
-            log_probs.append(given.tolist())
+            weight = self.sure.get(node, 0.0) if self.weighs_sure else 0.0
+            log_probs.append((given + np.float32(weight)).tolist())
         self.expansion.grow(ids, log_probs)
 
     def proposed(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
@@ -74,7 +87,11 @@ class TreeJob:
     def _draw(self, draws: TreeDraws, output: StepOutput, first: int) -> None:
         expansion = self.expansion
         ranks = [expansion.ranks(node) for node in expansion.frontier]
-        drawn = [draws.candidates(output, row, own[-1] + 1) for row, own in enumerate(ranks, first)]
+        # Whether there are draws is told by those before, never by the draws themselves.
+        drawn = [
+            [] if self._stops(node) else draws.candidates(output, row, own[-1] + 1)
+            for row, (node, own) in enumerate(zip(expansion.frontier, ranks, strict=True), first)
+        ]
         expansion.grow(
             [[one.token for one in tokens] for tokens in drawn],
             [[one.log_prob for one in tokens] for tokens in drawn],
@@ -87,6 +104,9 @@ class TreeJob:
             if rank < len(tokens)
         ]
         assert len(self.declared) == len(expansion.tokens)
+
+    def _stops(self, node: int) -> bool:
+        return self.sure.get(node, 0.0) < self.stop_below
 
     def _candidates(self, output: StepOutput, row: int, depth: int) -> tuple[Int32, Float32]:
         """The candidates after a node, ranked with the request's noise, and their log-probability.

@@ -28,8 +28,8 @@ class DSparkConfig(DFlashConfig):
     markov_kind      what a token adds: by itself (vanilla), gated by its row's state, or by a
                      memory of all drafts before it (rnn)
     markov_rank      width between tokens and logits; 0: nothing is added
-    confidence_size  what its confidence head reads; 0: there is none. It is loaded and not asked:
-                     the engine values drafts by those that it has seen accepted
+    confidence_size  what its confidence head reads: a draft's state, and the token before, where it
+                     is as wide; 0: there is none
     """
 
     markov_kind: MarkovKind = "vanilla"
@@ -60,6 +60,16 @@ def dspark_config(shapes: Shapes, config: Mapping[str, Any]) -> DSparkConfig:
     )
 
 
+def published_markov_fields(config: DSparkConfig) -> dict[str, object]:
+    """What config.json says of a DSpark drafter beside a DFlash one's, as DeepSpec writes it."""
+    return {
+        "markov_rank": config.markov_rank,
+        "markov_head_type": config.markov_kind,
+        "enable_confidence_head": bool(config.confidence_size),
+        "confidence_head_with_markov": config.confidence_size > config.hidden_size,
+    }
+
+
 class MarkovHead(nn.Module):
     """What a token adds to the logits of the next draft."""
 
@@ -81,6 +91,11 @@ class MarkovHead(nn.Module):
         tokens  int64 [...]  before the drafts, as the target numbers them
         memory  [..., rank]  behind the draft before; zeros at first
         """
+        said, memory = self.said(states, tokens, memory)
+        return self.markov_w2(said), memory
+
+    def said(self, states: Tensor, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """What `markov_w2` makes logits of, [..., rank], and the memory behind."""
         said = self.markov_w1(tokens)
         if self._kind == "gated":
             said = self.gate_proj(torch.cat([states, said], dim=-1)).sigmoid() * said
@@ -89,7 +104,7 @@ class MarkovHead(nn.Module):
             gate, candidate, output = joint.chunk(3, dim=-1)
             memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
             said = output.tanh()
-        return self.markov_w2(said), memory
+        return said, memory
 
 
 class ConfidenceHead(nn.Module):
@@ -99,9 +114,20 @@ class ConfidenceHead(nn.Module):
         super().__init__()
         self.proj = nn.Linear(size, 1)
 
+    def forward(self, states: Tensor, embedded: Tensor) -> Tensor:
+        """Logits [...] of that probability.
+
+        states    [..., hidden_size]  of the drafts' rows
+        embedded  [..., rank]  `markov_w1` of the tokens before; read where the head is as wide
+        """
+        inputs = torch.cat([states, embedded], dim=-1)
+        return self.proj(inputs[..., : self.proj.in_features]).squeeze(-1)
+
 
 class DSpark(DFlash):
     """The drafter; its tensors have the published names."""
+
+    config: DSparkConfig
 
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__(config)

@@ -105,8 +105,10 @@ class FeatureHead(nn.Module):
         """Keys and values [..., rows, kv_heads, head_dim] of rows in the first layer."""
         layer = self.layers[0]
         assert isinstance(layer, HeadLayer)
+        is_pair = self.config.fusion == "pair"
+        states = features if is_pair else self.fuse(embeddings, features)
         rotation = self.rotation(embeddings, positions)
-        return layer.self_attn.keys_values(self.fuse(embeddings, features), rotation)
+        return layer.self_attn.keys_values(layer.inputs(states, embeddings), rotation)
 
     def target_tokens(self, tokens: Tensor) -> Tensor:
         """Token ids of the target, of the head's own output."""

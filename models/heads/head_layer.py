@@ -135,13 +135,17 @@ class HeadLayer(nn.Module):
         attend: Attend,
     ) -> Tensor:
         """[..., rows, hidden_size] of as many, or both features side by side."""
-        inputs, residual = states, states
-        if self._is_pair:
-            normed = self.hidden_norm(states)
-            inputs = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
-            residual = normed if self._config.norm_before_residual else states
-        elif self._index:
-            inputs = self.input_layernorm(states)
+        residual = states
+        if self._is_pair and self._config.norm_before_residual:
+            residual = self.hidden_norm(states)
+        inputs = self.inputs(states, embeddings)
         state = residual + self.self_attn(self._index, inputs, rotation, attend)
         change = self.mlp(self.post_attention_layernorm(state))
         return (torch.cat([state, state], dim=-1) if self._is_split else state) + change
+
+    def inputs(self, states: Tensor, embeddings: Tensor) -> Tensor:
+        """What its attention reads, [..., rows, hidden_size], or twice as wide of a pair."""
+        if self._is_pair:
+            pair = [self.input_layernorm(embeddings), self.hidden_norm(states)]
+            return torch.cat(pair, dim=-1)
+        return self.input_layernorm(states) if self._index else states

@@ -18,7 +18,7 @@ from draftline.training.heads.anchored_blocks import (
     random_blocks,
     train_blocks,
 )
-from draftline.training.heads.passes import TextBatch
+from draftline.training.heads.target import TextBatch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -40,9 +40,9 @@ def parts(config: DFlashConfig = PLAIN) -> tuple[DFlash, Tensor, nn.Module, Text
     answers = torch.ones(TEXTS, LENGTH, dtype=torch.bool)
     answers[:, :3] = False
     answers[1, 9:] = False
-    batch = TextBatch(
-        torch.randint(0, VOCAB, (TEXTS, LENGTH)), torch.randn(TEXTS, LENGTH, 2 * HIDDEN), answers
-    )
+    tokens = torch.randint(0, VOCAB, (TEXTS, LENGTH))
+    features = torch.randn(TEXTS, LENGTH, 2 * HIDDEN)
+    batch = TextBatch(tokens, features, answers, features[..., HIDDEN:])
     return drafter, embedding, lm_head, batch
 
 
@@ -78,7 +78,7 @@ def test_blocks_see_nothing_from_their_first_token_on(kind: str) -> None:
     place = 6
     with torch.no_grad():
         before = block_states(drafter, embedding, batch, every_block(batch))
-        later = TextBatch(batch.tokens.clone(), batch.features.clone(), batch.answers)
+        later = batch._replace(tokens=batch.tokens.clone(), features=batch.features.clone())
         later.tokens[:, place + 1 :] = (later.tokens[:, place + 1 :] + 1) % VOCAB
         later.features[:, place:] += 1.0
         after = block_states(drafter, embedding, later, every_block(batch))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from draftline.models.heads.spec_former import SpecFormer, SpecFormerConfig
 from draftline.training.heads.draft_positions import position_acceptance, train_positions
-from draftline.training.heads.passes import TextBatch
+from draftline.training.heads.target import TextBatch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,9 +19,9 @@ def parts() -> tuple[SpecFormer, nn.Module, nn.Module, TextBatch]:
     norm.requires_grad_(False)
     answers = torch.ones(TEXTS, LENGTH, dtype=torch.bool)
     answers[:, :3] = False
-    batch = TextBatch(
-        torch.randint(0, VOCAB, (TEXTS, LENGTH)), torch.randn(TEXTS, LENGTH, 4 * HIDDEN), answers
-    )
+    features = torch.randn(TEXTS, LENGTH, 4 * HIDDEN)
+    tokens = torch.randint(0, VOCAB, (TEXTS, LENGTH))
+    batch = TextBatch(tokens, features, answers, features[..., -HIDDEN:])
     return drafter, norm, lm_head, batch
 
 

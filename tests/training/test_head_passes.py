@@ -9,10 +9,16 @@ import torch
 from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.formats.checkpoint_kind import CheckpointKind
 from draftline.models.heads.formats.feature_head_config import feature_head_config
-from draftline.training.heads.alignment import is_aligned, pass_mask
-from draftline.training.heads.context_replacement import ContextReplacement
-from draftline.training.heads.losses import LossWeights, head_loss
-from draftline.training.heads.passes import PassPlan, TextBatch, train_passes
+from draftline.training.heads.feature_passes.alignment import is_aligned, pass_mask
+from draftline.training.heads.feature_passes.context_replacement import ContextReplacement
+from draftline.training.heads.feature_passes.losses import LossWeights, head_loss
+from draftline.training.heads.feature_passes.passes import (
+    PassPlan,
+    drafting_passes,
+    text_rows,
+    train_passes,
+)
+from draftline.training.heads.target import TextBatch
 from support.inputs import head_checkpoints as published
 from torch import Tensor, nn
 from torch.nn import functional
@@ -147,7 +153,7 @@ def target() -> tuple[nn.Embedding, nn.Linear, TextBatch]:
                 tokens[:, place + 1] = lm_head(features[:, place]).argmax(-1)
     answers = torch.ones_like(tokens, dtype=torch.bool)
     answers[:, :4] = False
-    return embed, lm_head, TextBatch(tokens, features, answers)
+    return embed, lm_head, TextBatch(tokens, features, answers, features)
 
 
 @pytest.mark.parametrize(("kind", "num_aligned"), [("eagle", 0), ("griffin", 3)])
@@ -173,6 +179,23 @@ def test_heads_learn_all_passes(kind: str, num_aligned: int) -> None:
     else:
         assert all(report.trained == 1.0 for report in reports[-1])
     assert embed.weight.grad is None
+
+
+def test_noise_is_read_and_not_learned() -> None:
+    """Features that are moved a little stand for the target's own, and so do their logits."""
+    embed, lm_head, batch = target()
+    noisy = batch._replace(features=batch.features + torch.randn_like(batch.features))
+    plan = PassPlan(num_passes=1, num_aligned=0, weights=LossWeights(1.0, 0.0, 0.0))
+    drafter = head("eagle")
+    [report] = train_passes(drafter, embed, lm_head, noisy, plan)
+    rows = text_rows(embed, noisy)
+    [said] = drafting_passes(drafter, rows, 1)
+    mask = rows.answers
+    expected = functional.smooth_l1_loss(said.regress[mask], batch.features[:, 1:-1][mask])
+    assert report.loss == pytest.approx(expected.item())
+    wanted = lm_head(batch.features[:, 1:-1]).argmax(-1)
+    is_right = lm_head(said.predict).argmax(-1) == wanted
+    assert report.accuracy == pytest.approx(is_right[mask].float().mean().item())
 
 
 def test_a_staged_run_begins_with_one_pass() -> None:

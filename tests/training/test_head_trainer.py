@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 from draftline.core.errors import ConfigError
+from draftline.models.heads.dspark import DSparkConfig
+from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.formats.dflash_config import DFlashConfig
 from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head, misfits
@@ -22,9 +24,11 @@ from draftline.training.heads.distilled_texts import (
     text_batch,
 )
 from draftline.training.heads.export import export_head
-from draftline.training.heads.passes import PassPlan
-from draftline.training.heads.trainer import HeadPlan, read_log, train_head
+from draftline.training.heads.feature_passes.draft_vocabulary import vocabulary_of
+from draftline.training.heads.feature_passes.passes import PassPlan
+from draftline.training.heads.trainer import HeadPlan, read_log, read_losses, train_head
 from support.tools.tiny_models import save_tiny_model
+from transformers import AutoModelForCausalLM
 
 PLAN = HeadPlan(
     num_steps=6, texts_per_step=2, window=12, peak_lr=1e-3, checkpoint_every=3,
@@ -52,8 +56,32 @@ def dflash(checkpoint: Path) -> DFlashConfig:
     )  # fmt: skip
 
 
-CONFIGS = {"griffin": griffin, "dflash": dflash}
-PUBLISHED = {"griffin": "GriffinModel", "dflash": "DFlashDraftModel"}
+def dspark(checkpoint: Path) -> DSparkConfig:
+    sizes = dflash(checkpoint)
+    own = {field.name: getattr(sizes, field.name) for field in fields(sizes)}
+    width = sizes.hidden_size + 4
+    return DSparkConfig(
+        **own | {"is_shifted": True}, markov_kind="rnn", markov_rank=4, confidence_size=width
+    )
+
+
+def eagle3(checkpoint: Path) -> FeatureHeadConfig:
+    info = read_model_info(checkpoint)
+    return FeatureHeadConfig(
+        fusion="pair", hidden_size=info.hidden_size, intermediate_size=24, num_heads=2,
+        num_kv_heads=1, head_dim=8, vocab_size=info.vocab_size, num_features=3,
+        feature_size=info.hidden_size, feature_layers=(0, 1, 3), draft_vocab_size=50,
+        has_token_map=True, rope={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+
+
+CONFIGS = {"griffin": griffin, "dflash": dflash, "dspark": dspark, "eagle3": eagle3}
+PUBLISHED = {
+    "griffin": "GriffinModel",
+    "dflash": "DFlashDraftModel",
+    "dspark": "Qwen3DSparkModel",
+    "eagle3": "LlamaForCausalLMEagle3",
+}
 
 
 def texts(vocab_size: int, count: int = 40) -> list[DistilledText]:
@@ -96,6 +124,9 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
     log = list(read_log(tmp_path / "whole"))
     assert log == list(read_log(tmp_path / "killed"))
     assert [row[0] for row in log] == [3, 6]
+    losses = read_losses(tmp_path / "whole")
+    assert losses == read_losses(tmp_path / "killed")
+    assert (len(losses), losses[2], losses[5]) == (6, log[0][1], log[1][1])
     assert all(0 <= share <= 1 for row in log for share in row[2:])
 
 
@@ -120,9 +151,25 @@ def test_an_exported_head_loads_and_fits_its_target(
     assert loaded.config == replace(head.config, rope=loaded.config.rope)
     assert loaded.config.rope["rope_theta"] == 10000.0
     for name, tensor in head.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor.bfloat16().float()), name
+        expected = tensor.bfloat16().float() if tensor.is_floating_point() else tensor
+        assert torch.equal(loaded.state_dict()[name], expected), name
     assert misfits(loaded.config, info) == []
     assert json.loads((folder / "training.json").read_text())["num_steps"] == 6
+
+
+def test_an_eagle3_head_begins_with_the_targets_output(checkpoint: Path, tmp_path: Path) -> None:
+    """Rows of the tokens that it can draft, and the norm that they are used to."""
+    said = texts(read_model_info(checkpoint).vocab_size)
+    # So small a rate that nothing is learned.
+    plan = replace(PLAN, num_steps=1, peak_lr=1e-12)
+    head = train_head(eagle3(checkpoint), checkpoint, said, plan, tmp_path)
+    assert isinstance(head, FeatureHead)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    output = model.get_output_embeddings().weight
+    tokens = vocabulary_of(head)
+    assert len(tokens.unique()) == 50
+    torch.testing.assert_close(head.lm_head.weight, output[tokens], atol=1e-6, rtol=0)
+    torch.testing.assert_close(head.norm.weight, model.model.norm.weight, atol=1e-4, rtol=0)
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

@@ -15,7 +15,7 @@ from draftline.training.heads.distilled_texts import DistilledText
 from draftline.training.heads.draft_positions import head_acceptance, train_heads
 from draftline.training.heads.export import export_head
 from draftline.training.heads.objectives import ParallelObjective
-from draftline.training.heads.passes import TextBatch
+from draftline.training.heads.target import TextBatch
 from draftline.training.heads.trainer import HeadPlan, train_head
 from support.tools.tiny_models import save_tiny_model
 from torch import Tensor, nn
@@ -48,7 +48,8 @@ def batch() -> TextBatch:
     answers = torch.ones(TEXTS, LENGTH, dtype=torch.bool)
     answers[:, :3] = False
     tokens = torch.randint(0, VOCAB, (TEXTS, LENGTH))
-    return TextBatch(tokens, torch.randn(TEXTS, LENGTH, HIDDEN), answers)
+    features = torch.randn(TEXTS, LENGTH, HIDDEN)
+    return TextBatch(tokens, features, answers, features)
 
 
 def said(heads: Medusa | Blockwise, lm_head: nn.Module, features: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Training of feature heads: EAGLE, HASS and GRIFFIN, by one loop of several passes.
+"""Training of the heads that read a target's features, from texts that it said.
 
-Start with `passes.py`.
+Start with `trainer.py`; what a step does is told by `objectives.py`.
 """

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ...models.heads.dflash import DFlash
 from ...models.heads.formats.dflash_config import DFlashConfig
-from .draft_positions import backpropagate, count_accepted
-from .passes import TextBatch
+from .draft_positions import backpropagate, count_accepted, token_losses
+from .target import TextBatch
 
 # What a draft counts beside the one before it: exp(-1 / g), with g = 7 for blocks of 16 rows.
 DECAY_ROWS = 7 / 16
@@ -75,8 +75,10 @@ def train_blocks(
     """
     states = drafter.drafts(block_states(drafter, embedding, batch, blocks))
     wanted = [wanted_drafts(batch, blocks, draft) for draft in range(states.shape[-2])]
-    shares = _shares(drafter.config, [int(mask.sum()) for _, mask in wanted])
-    return backpropagate(states, lambda _, state: drafter.logits(lm_head(state)), wanted, shares)
+    decay = DECAY_ROWS * drafter.config.block_size
+    shares = draft_shares([int(mask.sum()) for _, mask in wanted], decay)
+    losses = token_losses(lambda _, state: drafter.logits(lm_head(state)), wanted)
+    return backpropagate(states, losses, shares)
 
 
 @torch.no_grad()
@@ -169,8 +171,10 @@ def _starts(batch: TextBatch) -> Tensor:
     return starts
 
 
-def _shares(config: DFlashConfig, counts: Sequence[int]) -> list[float]:
-    """What each draft's mean loss counts in that of all: by its weight and its rows."""
-    decay = DECAY_ROWS * config.block_size
+def draft_shares(counts: Sequence[int], decay: float) -> list[float]:
+    """What each draft's mean loss counts in that of all, by its weight and its rows.
+
+    decay  draft k, from 0, has the weight exp(-k / decay)
+    """
     weights = torch.arange(len(counts)).div(-decay).exp() * torch.tensor(counts)
     return (weights / weights.sum().clamp(min=1e-9)).tolist()

@@ -7,7 +7,7 @@ one position's logits are in memory at a time, not all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -16,13 +16,15 @@ from torch.nn import functional
 
 from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.heads.spec_former import SpecFormer
-from .alignment import is_aligned
-from .passes import TextBatch
+from .feature_passes.alignment import is_aligned
+from .target import TextBatch
 
 # Medusa's weight of a head's loss, against that of the head before it (arXiv 2401.10774, 2.2.1).
 HEAD_DECAY = 0.8
 # Of a draft's place and the drafter's states of it, [rows, width], their logits [rows, vocabulary].
 PositionLogits = Callable[[int, Tensor], Tensor]
+# The loss of a draft's place, of the drafter's states of it.
+PositionLoss = Callable[[Tensor], Tensor]
 
 
 def train_positions(
@@ -39,7 +41,8 @@ def train_positions(
     count = states.shape[-2]
     wanted = [_wanted(batch, index) for index in range(count)]
     # A mean over all positions.
-    return backpropagate(states, lambda _, state: lm_head(norm(state)), wanted, [1 / count] * count)
+    losses = token_losses(lambda _, state: lm_head(norm(state)), wanted)
+    return backpropagate(states, losses, [1 / count] * count)
 
 
 def train_heads(
@@ -54,32 +57,41 @@ def train_heads(
     """
     states = heads.drafts(batch.features[:, :-1])
     wanted = [_wanted(batch, index) for index in range(states.shape[-2])]
-    return backpropagate(
-        states, lambda place, own: heads.logits(place, own, lm_head), wanted, weights
-    )
+    losses = token_losses(lambda place, own: heads.logits(place, own, lm_head), wanted)
+    return backpropagate(states, losses, weights)
+
+
+def token_losses(
+    logits_of: PositionLogits, wanted: Iterable[tuple[Tensor, Tensor]]
+) -> Iterator[PositionLoss]:
+    """Of each position, the cross-entropy of its states' drafts.
+
+    logits_of  of a position and its states, logits [..., vocabulary]
+    wanted     of each position, the right tokens int64 [...] and those that count, bool [...]
+    """
+    for place, (tokens, mask) in enumerate(wanted):
+        yield partial(_loss, partial(logits_of, place), tokens=tokens, mask=mask)
 
 
 def backpropagate(
-    states: Tensor, logits_of: PositionLogits, wanted: Iterable[tuple[Tensor, Tensor]],
-    shares: Sequence[float],
-) -> list[float]:  # fmt: skip
+    states: Tensor, losses: Iterable[PositionLoss], shares: Sequence[float]
+) -> list[float]:
     """Add the gradients of all positions' losses; these, nats a token.
 
-    states     [..., positions, width]  with a graph behind them
-    logits_of  of a position and its states, logits [..., vocabulary]
-    wanted     of each position, the right tokens int64 [...] and those that count, bool [...]
-    shares     of each position's loss in that of all
+    states  [..., positions, width]  with a graph behind them
+    losses  of each position
+    shares  of each position's loss in that of all
     """
     # Apart, so that a position's gradient is no larger than the position.
     leaves = [part.detach().requires_grad_() for part in states.unbind(-2)]
-    losses = []
-    for place, (leaf, own, share) in enumerate(zip(leaves, wanted, shares, strict=True)):
-        loss = _loss(partial(logits_of, place), leaf, *own)
+    found = []
+    for leaf, loss_of, share in zip(leaves, losses, shares, strict=True):
+        loss = loss_of(leaf)
         (share * loss).backward()
-        losses.append(loss.item())
+        found.append(loss.item())
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     torch.autograd.backward(states, torch.stack(gradients, dim=-2))
-    return losses
+    return found
 
 
 @torch.no_grad()
@@ -108,7 +120,7 @@ def head_acceptance(
 def count_accepted(
     states: Tensor, logits_of: PositionLogits, wanted: Iterable[tuple[Tensor, Tensor]]
 ) -> list[tuple[int, int]]:
-    """As `position_acceptance` tells it, of arguments as those of `backpropagate`."""
+    """As `position_acceptance` tells it, of arguments as those of `token_losses`."""
     follows = None
     counts = []
     for place, (state, own) in enumerate(zip(states.unbind(-2), wanted, strict=True)):

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
+from ...models.heads.dspark import DSparkConfig, published_markov_fields
+from ...models.heads.feature_head import FeatureHead
 from ...models.heads.formats.dflash_config import DFlashConfig, published_fields
+from ...models.heads.formats.feature_head_config import FeatureHeadConfig, published_pair_fields
 from ...models.heads.formats.head_tensors import MEDUSA_FILE
-from ...models.heads.load_head import Head, HeadConfig
+from ...models.heads.load_head import TOKEN_MASK, Head, HeadConfig
 from ...models.heads.parallel_heads import Medusa, MedusaConfig, ParallelConfig
 from ...models.heads.spec_former import SpecFormerConfig
 from ...models.load.checkpoint import SINGLE_FILE
+from .feature_passes.draft_vocabulary import vocabulary_of
 
 RECORD = "training.json"
+# EAGLE-3's one layer, as its project names it.
+PAIR_LAYER = "midlayer."
 
 
 def export_head(
@@ -26,11 +34,29 @@ def export_head(
     record  how it was trained, for training.json
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.bfloat16().contiguous() for name, tensor in head.state_dict().items()}
-    save_file(tensors, folder / (MEDUSA_FILE if isinstance(head, Medusa) else SINGLE_FILE))
+    save_file(_tensors(head), folder / (MEDUSA_FILE if isinstance(head, Medusa) else SINGLE_FILE))
     written = {**_sizes(head.config), **fields}
     (folder / "config.json").write_text(json.dumps(written, indent=1) + "\n")
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _tensors(head: Head) -> dict[str, Tensor]:
+    """Numbers as bfloat16; token maps as they are."""
+    tensors = {
+        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in head.state_dict().items()
+    }
+    if not isinstance(head, FeatureHead) or head.config.fusion != "pair":
+        return tensors
+    if head.config.has_token_map:
+        is_drafted = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+        is_drafted[vocabulary_of(head).cpu()] = True
+        tensors[TOKEN_MASK] = is_drafted
+    first = "layers.0."
+    return {
+        PAIR_LAYER + name.removeprefix(first) if name.startswith(first) else name: tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _sizes(config: HeadConfig) -> dict[str, object]:
@@ -63,4 +89,8 @@ def _sizes(config: HeadConfig) -> dict[str, object]:
         sizes |= {"num_hidden_layers": config.num_layers, "vocab_size": config.vocab_size}
     if isinstance(config, DFlashConfig):
         sizes |= published_fields(config)
+    if isinstance(config, DSparkConfig):
+        sizes |= published_markov_fields(config)
+    if isinstance(config, FeatureHeadConfig) and config.fusion == "pair":
+        sizes |= published_pair_fields(config)
     return sizes

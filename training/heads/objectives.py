@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...models.heads.dflash import DFlash
+from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head
 from ...models.heads.parallel_heads import Blockwise, Medusa
@@ -17,8 +18,10 @@ from .draft_positions import (
     train_heads,
     train_positions,
 )
-from .passes import PassPlan, TextBatch, depth_acceptance, train_passes
-from .target import Target
+from .feature_passes.passes import PassPlan, depth_acceptance, train_passes
+from .feature_passes.training_time_test import train_as_tested
+from .markov_blocks import markov_acceptance, train_markov_blocks
+from .target import Target, TextBatch
 
 # Depth of the greedy chains that feature heads are judged by.
 DEPTH = 6
@@ -37,7 +40,7 @@ class Objective(Protocol):
 
 
 class PassObjective:
-    """Several passes of a feature head (`passes.py`); the loss is that of the first."""
+    """Passes of a feature head (`feature_passes/passes.py`); the loss is that of the first."""
 
     def __init__(self, head: FeatureHead, plan: PassPlan) -> None:
         self._head, self._plan = head, plan
@@ -48,6 +51,22 @@ class PassObjective:
             self._head, target.embed, target.lm_head, batch, self._plan, done=done
         )
         return reports[0].loss
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
+        """As of `Objective`."""
+        return depth_acceptance(self._head, target.embed, target.lm_head, batch, DEPTH)
+
+
+class TestedObjective:
+    """Passes of an EAGLE-3 head as one graph; the loss is that of the first."""
+
+    def __init__(self, head: FeatureHead, plan: PassPlan) -> None:
+        self._head, self._plan = head, plan
+
+    def learn(self, target: Target, batch: TextBatch, done: float) -> float:
+        """As of `Objective`."""
+        num_passes = self._plan.passes_at(done)
+        return train_as_tested(self._head, target.embed, target.lm_head, batch, num_passes)[0].loss
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
         """As of `Objective`."""
@@ -108,12 +127,33 @@ class BlockObjective:
         return block_acceptance(self._drafter, target.embedding, target.lm_head, batch)
 
 
+class MarkovObjective:
+    """Blocks of a DSpark drafter at random tokens (`markov_blocks.py`)."""
+
+    def __init__(self, drafter: DSpark, plan: BlockPlan) -> None:
+        self._drafter, self._plan = drafter, plan
+
+    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+        """As of `Objective`."""
+        blocks = random_blocks(batch, self._plan.num_anchors)
+        losses = train_markov_blocks(self._drafter, target.embedding, target.lm_head, batch, blocks)
+        return sum(losses) / len(losses)
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
+        """As of `Objective`."""
+        return markov_acceptance(self._drafter, target.embedding, target.lm_head, batch)
+
+
 def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan) -> Objective:
-    """How a head is trained; `passes` are of feature heads, `blocks` of DFlash."""
+    """How a head is trained; `passes` are of feature heads, `blocks` of DFlash and DSpark."""
+    if isinstance(head, DSpark):
+        return MarkovObjective(head, blocks)
     if isinstance(head, DFlash):
         return BlockObjective(head, blocks)
     if isinstance(head, SpecFormer):
         return PositionObjective(head)
     if isinstance(head, Medusa | Blockwise):
         return ParallelObjective(head)
+    if head.config.fusion == "pair":
+        return TestedObjective(head, passes)
     return PassObjective(head, passes)

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...models.layers.whole_model import load_whole_model
 from .distilled_texts import DistilledText, text_batch
-from .passes import TextBatch
+
+
+class TextBatch(NamedTuple):
+    """Texts of a step.
+
+    tokens    int64 [texts, length]
+    features  [texts, length, features' width]  of the target, that a head reads
+    answers   bool [texts, length]  the tokens that the target said
+    states    [texts, length, hidden_size]  the normed last ones, whose logits are the target's
+    """
+
+    tokens: Tensor
+    features: Tensor
+    answers: Tensor
+    states: Tensor
 
 
 class Target:
@@ -48,8 +63,9 @@ class Target:
         states = self._model(
             input_ids=tokens, use_cache=False, output_hidden_states=bool(self._layers)
         )
+        last = states.last_hidden_state.float()
         if not self._layers:
-            return TextBatch(tokens, states.last_hidden_state.float(), said)
+            return TextBatch(tokens, last, said, last)
         # What enters layer k is the output of layer k - 1.
         features = torch.cat([states.hidden_states[layer + 1] for layer in self._layers], dim=-1)
-        return TextBatch(tokens, features.float(), said)
+        return TextBatch(tokens, features.float(), said, last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from math import nan
 from pathlib import Path
 from typing import Literal
 
@@ -15,17 +16,19 @@ from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ...models.heads.dflash import DFlash
+from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head, HeadConfig, build_head
 from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.load.model_info import read_model_info
 from ..progress import progress_bar
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
+from .feature_passes.draft_vocabulary import begin_vocabulary, frequent_tokens
+from .feature_passes.passes import PassPlan
 from .objectives import Objective, objective_of
-from .passes import PassPlan, TextBatch
-from .target import Target
+from .target import Target, TextBatch
 
-CHECKPOINT, LOG = "checkpoint.pt", "log.csv"
+CHECKPOINT, LOG, LOSSES = "checkpoint.pt", "log.csv", "losses.csv"
 # Texts that a checkpoint is judged by.
 HELD_OUT_TEXTS = 32
 
@@ -68,19 +71,20 @@ def train_head(
     """Train from scratch, or from the last checkpoint in `run_dir`, where it also logs.
 
     The last texts are held out: every checkpoint adds a row of its step, its loss and the share of
-    drafts that are accepted at each depth of a greedy chain on them to `log.csv`. Raises
-    `ConfigError` if the checkpoint is of another head.
+    drafts that are accepted at each depth of a greedy chain on them to `log.csv`, and writes the
+    losses of all steps to `losses.csv`. Raises `ConfigError` if the checkpoint is of another head.
     """
     accelerator = Accelerator(mixed_precision=plan.mixed_precision)
     torch.manual_seed(plan.seed)
     num_layers = read_model_info(target_folder).num_layers
     target = Target(target_folder, accelerator.device, config.layers_of(num_layers))
     head = build_head(config).to(accelerator.device)
-    _initialize(head, target)
+    _initialize(head, target, texts)
     objective = objective_of(head, plan.passes, plan.blocks)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
-    step = _resume(run_dir, head, optimizer)
+    losses = _resume(run_dir, head, optimizer)
+    step = len(losses)
     with progress_bar("steps") as progress:
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
         while step < plan.num_steps:
@@ -89,12 +93,13 @@ def train_head(
                 batch = _noisy(target.batch(chosen, plan.window), plan)
                 loss = objective.learn(target, batch, step / plan.num_steps)
             _step(head, optimizer, plan, step, accelerator)
+            losses.append(loss)
             step += 1
             progress.update(task, completed=step, description=f"{run_dir.name} loss {loss:.3f}")
             is_due = step % plan.checkpoint_every == 0 or step == plan.num_steps
             if is_due and accelerator.is_main_process:
                 shares = _shares(objective, target, held_out, plan.window)
-                _checkpoint(run_dir, head, optimizer, [step, loss, *shares])
+                _checkpoint(run_dir, head, optimizer, losses, shares)
     return head
 
 
@@ -147,13 +152,15 @@ def _mean(accelerator: Accelerator, gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _initialize(head: Head, target: Target) -> None:
+def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> None:
     """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing.
 
-    Not of DFlash: its masks have nothing of their own that a layer could leave as it is.
+    Not of DFlash: its masks have nothing of their own that a layer could leave as it is. Output
+    heads begin as the target's.
     """
+    output = target.lm_head.get_parameter("weight")
     if isinstance(head, Medusa | Blockwise):
-        head.begin_as(target.lm_head.get_parameter("weight"))
+        head.begin_as(output)
         return
     share = 1.0 if isinstance(head, DFlash) else 0.1
     for name, parameter in head.named_parameters():
@@ -161,14 +168,22 @@ def _initialize(head: Head, target: Target) -> None:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.mul_(share)
-        if name.endswith("bias"):
+        # A token adds nothing to a DSpark drafter's logits at first.
+        if name.endswith(("bias", "markov_w2.weight")):
             parameter.zero_()
+    if isinstance(head, FeatureHead) and head.config.draft_vocab_size:
+        config = head.config
+        tokens = frequent_tokens(texts, config.vocab_size, config.draft_vocab_size)
+        begin_vocabulary(head, tokens, output)
+        # What its rows are used to read. Of ones the norm makes its factors, however it keeps them.
+        head.norm.weight.copy_(target.norm(torch.ones_like(head.norm.weight)))
 
 
-def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> int:
+def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> list[float]:
+    """The losses of the steps that are done."""
     path = run_dir / CHECKPOINT
     if not path.exists():
-        return 0
+        return []
     state = torch.load(path, weights_only=True)
     if state["config"] != asdict(head.config):
         raise ConfigError(
@@ -177,25 +192,30 @@ def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> int:
     head.load_state_dict(state["head"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"])
-    return state["step"]
+    # Checkpoints of earlier versions have none.
+    return state.get("losses", [nan] * int(state["step"]))
 
 
 def _checkpoint(
-    run_dir: Path, head: Head, optimizer: torch.optim.Optimizer, row: Sequence[float]
-) -> None:
+    run_dir: Path, head: Head, optimizer: torch.optim.Optimizer, losses: list[float],
+    shares: Sequence[float],
+) -> None:  # fmt: skip
     run_dir.mkdir(parents=True, exist_ok=True)
     state = {
         "config": asdict(head.config),
         "head": head.state_dict(),
         "optimizer": optimizer.state_dict(),
         "rng": torch.get_rng_state(),
-        "step": row[0],
+        "step": len(losses),
+        "losses": losses,
     }
     # Written aside and renamed, so that a kill never leaves half a checkpoint.
     torch.save(state, run_dir / f"{CHECKPOINT}.new")
     (run_dir / f"{CHECKPOINT}.new").rename(run_dir / CHECKPOINT)
     with (run_dir / LOG).open("a", newline="") as file:
-        csv.writer(file).writerow(row)
+        csv.writer(file).writerow([len(losses), losses[-1], *shares])
+    with (run_dir / LOSSES).open("w", newline="") as file:
+        csv.writer(file).writerows(enumerate(losses, start=1))
 
 
 def read_log(run_dir: Path) -> Iterator[list[float]]:
@@ -203,3 +223,12 @@ def read_log(run_dir: Path) -> Iterator[list[float]]:
     with (run_dir / LOG).open(newline="") as file:
         for row in csv.reader(file):
             yield [float(value) for value in row]
+
+
+def read_losses(run_dir: Path) -> list[float]:
+    """Of each step so far; none where an earlier version wrote no file of them."""
+    path = run_dir / LOSSES
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [float(loss) for _, loss in csv.reader(file)]

@@ -26,10 +26,12 @@ KINDS = {
     "hass": "Train an EAGLE head with replaced context (HASS).",
     "eagle2": "Train an EAGLE head.",
     "fspad": "Train an FSPAD head.",
+    "eagle3": "Train an EAGLE-3 head.",
     "specformer": "Train a SpecFormer.",
     "medusa": "Train Medusa's heads.",
     "blockwise": "Train heads for blockwise parallel decoding.",
     "dflash": "Train a DFlash drafter.",
+    "dspark": "Train a DSpark drafter.",
 }
 
 

@@ -10,8 +10,10 @@ from rich.console import Console
 from ....cluster.config import DrafterConfig, EngineConfig
 from ....core.errors import ConfigError
 from ....core.request.sampling_params import SamplingParams
+from ....training.corpus import training_files
 from ....training.heads.distilled_texts import DistilledText, TextFolder
 from ....training.progress import progress_bar
+from ....training.prompts import cut_prompts
 from ...engine.engine import Engine
 from ...settings.settings import DEFAULT_DRAFTERS
 from ..bench.prompts import bench_prompts
@@ -44,9 +46,6 @@ def make_texts(job: DataJob, console: Console) -> None:
 def _prompts(path: Path | None) -> list[str]:
     if path is not None:
         return [prompt.text for prompt in bench_prompts(path)]
-    from ....training.corpus import training_files  # noqa: PLC0415 - it reads a thousand files
-    from ....training.prompts import cut_prompts  # noqa: PLC0415
-
     found = [
         prompt.prompt
         for file in training_files(more=True)

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedConfig
 
+from ....core.errors import ConfigError
+from ....models.heads.dspark import DSparkConfig
 from ....models.heads.formats.dflash_config import DFlashConfig
 from ....models.heads.formats.feature_head_config import FeatureHeadConfig
 from ....models.heads.load_head import HeadConfig
@@ -20,25 +23,48 @@ from .job import HeadJob, head_recipe
 
 # Targets with fewer layers than this are read up to their last state.
 FEW_LAYERS = 12
+# Width between a token and what it adds to logits, as DSpark publishes it; less for small targets.
+MARKOV_RANK = 256
 
 
 def head_config(
     target: Path, kind: str, job: HeadJob, texts: Sequence[DistilledText]
 ) -> HeadConfig:
-    """A head with the widths and rotations of its target."""
+    """A head with the widths and rotations of its target. Raises `ConfigError`."""
     config = read_config(target)
-    hidden = config.hidden_size
     recipe = head_recipe(kind, job)
+    hidden, rows = config.hidden_size, config.vocab_size
     draft_length = job.draft_length or recipe.draft_length
     if kind == "medusa":
-        rows = config.vocab_size
         return MedusaConfig(hidden, draft_length, rows, draft_vocab_size=rows)
     if kind == "blockwise":
         # The paper's layer has the target's inner width for each head.
         inner = draft_length * config.intermediate_size
         return BlockwiseConfig(hidden, draft_length, inner_size=inner)
-    common: dict[str, Any] = {
-        "hidden_size": hidden,
+    if kind in {"dflash", "dspark"}:
+        return _block_config(config, kind, job, draft_length, texts)
+    if kind == "specformer":
+        return SpecFormerConfig(
+            draft_length=draft_length, is_bidirectional=job.bidirectional, **_layer_sizes(config)
+        )
+    if kind == "eagle3":
+        return _pair_config(config, job)
+    assert recipe.fusion is not None
+    return FeatureHeadConfig(
+        fusion=recipe.fusion,
+        vocab_size=rows,
+        fusion_size=0 if recipe.fusion == "linear" else config.intermediate_size,
+        splits_output=recipe.splits_output,
+        has_fusion_bias=True,
+        feature_size=hidden,
+        **_layer_sizes(config),
+    )
+
+
+def _layer_sizes(config: PreTrainedConfig) -> dict[str, Any]:
+    """Of a layer of the target."""
+    return {
+        "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_heads": config.num_attention_heads,
         "num_kv_heads": num_kv_heads(config),
@@ -47,24 +73,73 @@ def head_config(
         "max_positions": config.max_position_embeddings,
         "rope": dict(config.rope_parameters),
     }
-    if kind == "dflash":
-        layers = tapped_layers(config.num_hidden_layers)
-        return DFlashConfig(
-            block_size=draft_length + 1, num_layers=job.num_layers, num_features=len(layers),
-            feature_size=hidden, feature_layers=layers, vocab_size=config.vocab_size,
-            mask_token=mask_token(texts, config.vocab_size, config.eos_token_id), **common,
-        )  # fmt: skip
-    if recipe.fusion is None:
-        return SpecFormerConfig(draft_length=draft_length, **common)
+
+
+def _pair_config(config: PreTrainedConfig, job: HeadJob) -> FeatureHeadConfig:
+    layers = read_layers(job.feature_layers) or pair_layers(config.num_hidden_layers)
+    rows = config.vocab_size
+    draft_rows = job.draft_vocab_size or rows
+    if draft_rows > rows:
+        raise ConfigError(
+            "draft_vocab_size", f"is {draft_rows}, more than the target's {rows} tokens"
+        )
     return FeatureHeadConfig(
-        fusion=recipe.fusion,
-        vocab_size=config.vocab_size,
-        fusion_size=0 if recipe.fusion == "linear" else config.intermediate_size,
-        splits_output=recipe.splits_output,
-        has_fusion_bias=True,
-        feature_size=hidden,
-        **common,
+        fusion="pair",
+        vocab_size=rows,
+        feature_size=config.hidden_size,
+        num_features=len(layers),
+        feature_layers=layers,
+        draft_vocab_size=draft_rows,
+        has_token_map=draft_rows < rows,
+        **_layer_sizes(config),
     )
+
+
+def _block_config(
+    config: PreTrainedConfig, kind: str, job: HeadJob, draft_length: int,
+    texts: Sequence[DistilledText],
+) -> DFlashConfig:  # fmt: skip
+    layers = read_layers(job.feature_layers) or tapped_layers(config.num_hidden_layers)
+    hidden = config.hidden_size
+    sizes: dict[str, Any] = {
+        "num_layers": job.num_layers, "num_features": len(layers), "feature_size": hidden,
+        "feature_layers": layers, "vocab_size": config.vocab_size,
+        "mask_token": mask_token(texts, config.vocab_size, config.eos_token_id),
+        **_layer_sizes(config),
+    }  # fmt: skip
+    if kind == "dflash":
+        return DFlashConfig(block_size=draft_length + 1, **sizes)
+    rank = job.markov_rank or min(MARKOV_RANK, max(1, hidden // 4))
+    return DSparkConfig(
+        block_size=draft_length,
+        is_shifted=True,
+        markov_kind=job.markov_kind,
+        markov_rank=rank,
+        confidence_size=hidden + rank,
+        **sizes,
+    )
+
+
+def read_layers(text: str | None) -> tuple[int, ...]:
+    """Layers of `--feature-layers`; empty where it is not given. Raises `ConfigError`."""
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ConfigError(
+            "feature_layers", f"are numbers separated by commas, such as 1,3,5; not {text!r}"
+        ) from None
+
+
+def pair_layers(num_target_layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer of a target, whose outputs an EAGLE-3 head reads.
+
+    Those of its project; up to the last one of targets that have few, where all tell something.
+    """
+    if num_target_layers >= FEW_LAYERS:
+        return 1, num_target_layers // 2 - 1, num_target_layers - 4
+    low = max(-1, min(1, num_target_layers - 3))
+    spread = np.linspace(low, num_target_layers - 1, 3).round()
+    return tuple(sorted({int(layer) for layer in spread}))
 
 
 def tapped_layers(num_target_layers: int) -> tuple[int, ...]:

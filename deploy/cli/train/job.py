@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ....core.errors import ConfigError
+from ....models.heads.dspark import MarkovKind
 from ....models.heads.formats.feature_head_config import Fusion
-from ....training.heads.alignment import MaskForm
 from ....training.heads.anchored_blocks import BlockPlan
-from ....training.heads.losses import LossWeights
-from ....training.heads.passes import PassPlan
+from ....training.heads.feature_passes.alignment import MaskForm
+from ....training.heads.feature_passes.losses import LossWeights
+from ....training.heads.feature_passes.passes import PassPlan
 from ....training.heads.trainer import HeadPlan
 from ..flags import FlagGroup
 
@@ -85,10 +86,58 @@ class HeadJob:
             description="drafts of a step, of kinds that say them all at once; by the kind",
         ),
     ] = None
-    num_layers: Annotated[int, Field(ge=1, description="layers of a DFlash drafter")] = 2
+    self_distillation: Annotated[
+        bool,
+        Field(
+            description="trained on what the target says; else on what follows the same prompts in "
+            "the files that they were cut from, an ablation of SpecFormer's paper"
+        ),
+    ] = True
+    bidirectional: Annotated[
+        bool,
+        Field(
+            description="a SpecFormer's drafts see each other both ways; else each those before it "
+            "alone"
+        ),
+    ] = True
+    num_layers: Annotated[int, Field(ge=1, description="layers of a DFlash or DSpark drafter")] = 2
     num_anchors: Annotated[
-        int, Field(ge=1, description="places in a text where a DFlash drafter drafts, of a step")
+        int,
+        Field(
+            ge=1,
+            description="places in a text where a DFlash or DSpark drafter drafts, of a step",
+        ),
     ] = 32
+    markov_kind: Annotated[
+        MarkovKind,
+        Field(
+            description="what the token before adds to a DSpark drafter's logits: by itself, gated "
+            "by the draft's state, or by a memory of the drafts before"
+        ),
+    ] = "vanilla"
+    markov_rank: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="width between that token and the logits; default: a quarter of the "
+            "target's width, at most 256",
+        ),
+    ] = None
+    feature_layers: Annotated[
+        str | None,
+        Field(
+            description="layers of the target whose outputs an EAGLE-3 head or a DFlash or DSpark "
+            "drafter reads, separated by commas; -1: the embeddings; default: by the target's depth"
+        ),
+    ] = None
+    draft_vocab_size: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="tokens that an EAGLE-3 head can draft, the most frequent ones of the "
+            "texts; default: all of the target's",
+        ),
+    ] = None
     mixed_precision: Annotated[
         Literal["no", "bf16"], Field(description="precision of the passes; weights are float32")
     ] = "no"
@@ -123,11 +172,22 @@ RECIPES = {
     "griffin": HeadRecipe("GriffinModel", "guided", True, 3, 3, is_staged=True),
     "hass": HeadRecipe("EagleModel", "linear", False, 3, 0, lambda: LossWeights(best_tokens=1.0)),
     "eagle2": HeadRecipe("EagleModel", "linear", False, 1, 0, lambda: LossWeights(best_tokens=0.0)),
+    "eagle3": HeadRecipe("LlamaForCausalLMEagle3", "pair", num_passes=7, noise=0.0),
     "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0, draft_length=8),
     "medusa": HeadRecipe("MedusaModel", None, noise=0.0, draft_length=5),
     "blockwise": HeadRecipe("BlockwiseModel", None, noise=0.0, draft_length=5),
     "dflash": HeadRecipe("DFlashDraftModel", None, noise=0.0, draft_length=7),
+    "dspark": HeadRecipe("Qwen3DSparkModel", None, noise=0.0, draft_length=7),
     "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
+}
+
+# Flags that mean nothing to other kinds.
+OWN_FLAGS = {
+    "bidirectional": ("specformer",),
+    "feature_layers": ("eagle3", "dflash", "dspark"),
+    "draft_vocab_size": ("eagle3",),
+    "markov_kind": ("dspark",),
+    "markov_rank": ("dspark",),
 }
 
 DATA = FlagGroup(title="Texts", kind=DataJob)
@@ -137,13 +197,17 @@ HEAD = FlagGroup(title="Training", kind=HeadJob)
 def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
     """The recipe of a kind with the job's own fusion and output: an ablation, where it has some.
 
-    Raises `ConfigError` (`fusion`) for a kind that has neither.
+    Raises `ConfigError` for a kind that has no such part.
     """
     recipe = RECIPES[kind]
     given = {"fusion": job.fusion, "splits_output": job.splits_output}
     changes = {name: value for name, value in given.items() if value is not None}
-    if changes and recipe.fusion is None:
-        raise ConfigError("fusion", f"and splits-output are of feature heads; {kind} is none")
+    if changes and recipe.fusion in (None, "pair"):
+        raise ConfigError("fusion", f"and splits-output are of EAGLE-style heads; {kind} is none")
+    for name, kinds in OWN_FLAGS.items():
+        default = next(one.default for one in fields(HeadJob) if one.name == name)
+        if kind not in kinds and getattr(job, name) != default:
+            raise ConfigError(name, f"is of {', '.join(kinds)}; leave it out of train {kind}")
     return replace(recipe, **changes)
 
 

@@ -31,6 +31,8 @@ class HeadTree:
     levels  of the tree, at most
     kept    keys and values of the nodes that were read
     said    what these rows said, [1, width] each, by node
+    sure    log-probability that what is drafted behind a node is accepted if that is, by node, of
+            networks that tell it
     """
 
     job: TreeJob
@@ -40,6 +42,7 @@ class HeadTree:
     levels: int
     kept: KeptKeys
     said: dict[int, Tensor] = field(default_factory=dict)
+    sure: dict[int, float] = field(default_factory=dict)
 
 
 class HeadNetwork(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from ....core.arrays import ROOT
 from ....models.heads.dspark import DSpark
@@ -18,6 +19,7 @@ class DSparkNetwork(DFlashNetwork):
     """A DSpark drafter: nodes of a level have logits of their own, by the tokens on their paths."""
 
     says_all_levels = False
+    _head: DSpark
 
     def __init__(self, head: DSpark, shared: SharedParts) -> None:
         super().__init__(head, shared)
@@ -48,7 +50,16 @@ class DSparkNetwork(DFlashNetwork):
         nodes = [(tree, node) for tree in trees for node in tree.job.expansion.frontier]
         for (tree, node), own in zip(nodes, memory, strict=True):
             tree.said[node] = own
+        if self._head.config.confidence_size:
+            sure = self._log_confidences(states, before)
+            for (tree, node), own in zip(nodes, sure, strict=True):
+                tree.sure[node] = own
         return self.on_target(raw + added)
+
+    def _log_confidences(self, states: Tensor, before: Tensor) -> list[float]:
+        """How sure the confidence head is of the drafts of rows behind the tokens `before`."""
+        said = self._head.confidence_head(states, self._markov.markov_w1(before))
+        return logsigmoid(said.float()).tolist()
 
     def _memory(self, tree: HeadTree, node: int) -> Tensor:
         """What the row before a node's left behind: that of its parent."""

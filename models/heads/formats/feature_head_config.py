@@ -124,6 +124,20 @@ def feature_head_config(
     )
 
 
+def published_pair_fields(config: FeatureHeadConfig) -> dict[str, object]:
+    """What config.json says of an EAGLE-3 head beside its sizes; ids are of layers' inputs."""
+    return {
+        "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
+        "target_hidden_size": config.feature_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_output": config.norm_output,
+        "eagle_config": {
+            "use_aux_hidden_state": config.has_fusion,
+            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.feature_layers],
+        },
+    }
+
+
 def _fusion(kind: CheckpointKind, shapes: Shapes) -> Fusion:
     """FSPAD's two features are also had without its fusion."""
     is_plain = kind is CheckpointKind.FSPAD and "fc.mlp.gate_proj.weight" not in shapes

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli.main import app
+from draftline.deploy.cli.train import fit
 from draftline.deploy.cli.train.command import KINDS
-from draftline.deploy.cli.train.head_config import mask_token, tapped_layers
+from draftline.deploy.cli.train.head_config import mask_token, pair_layers, tapped_layers
 from draftline.deploy.cli.train.job import RECIPES, HeadJob, head_plan, head_recipe
 from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head
+from draftline.models.heads.spec_former import SpecFormerConfig
+from draftline.training.corpus import SourceFile
 from draftline.training.heads.distilled_texts import DistilledText, TextFolder, read_texts
 from typer.testing import CliRunner
 
@@ -65,6 +69,7 @@ def test_a_head_is_trained_and_fits_its_target(
     assert (record["kind"], record["steps"], record["texts"]) == (kind, 3, 40)
     config = load_head(output).config
     assert getattr(config, "fusion", None) == RECIPES[kind].fusion
+    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
     doctor = runner.invoke(app, ["doctor", "--drafter", str(output), "--model", str(checkpoint)])
     assert doctor.exit_code == 0, doctor.output
     # Nothing is left to do: it is written again.
@@ -93,10 +98,85 @@ def test_parts_of_a_griffin_are_left_out(
     assert (config.fusion, config.splits_output) == wanted
 
 
-def test_a_spec_former_has_no_fusion() -> None:
+def test_a_spec_formers_drafts_see_those_before_them_alone(
+    texts: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "head"
+    command = [
+        "train", "specformer", "--texts", str(texts), "--output", str(output), "--model",
+        str(checkpoint), "--num-steps", "1", "--texts-per-step", "1", "--no-bidirectional",
+    ]  # fmt: skip
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    config = load_head(output).config
+    assert isinstance(config, SpecFormerConfig)
+    assert not config.is_bidirectional
+
+
+def test_texts_of_own_prompts_have_no_file_to_go_on_from(
+    texts: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [SourceFile("stdlib/one.py", "x = 1\n")]
+    monkeypatch.setattr(fit, "training_files", lambda *, more: files)
+    command = [
+        "train", "specformer", "--texts", str(texts), "--output", str(tmp_path), "--model",
+        str(checkpoint), "--num-steps", "1", "--no-self-distillation",
+    ]  # fmt: skip
+    result = runner.invoke(app, command)
+    assert isinstance(result.exception, ConfigError)
+    assert "self_distillation" in str(result.exception)
+
+
+def test_layers_and_vocabulary_of_an_eagle3_head(
+    texts: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "head"
+    command = [
+        "train", "eagle3", "--texts", str(texts), "--output", str(output), "--model",
+        str(checkpoint), "--num-steps", "1", "--texts-per-step", "1", "--draft-vocab-size", "20",
+        "--feature-layers", "-1,0",
+    ]  # fmt: skip
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    config = load_head(output).config
+    assert isinstance(config, FeatureHeadConfig)
+    assert (config.feature_layers, config.draft_vocab_size) == ((-1, 0), 20)
+    assert config.has_token_map
+    wrong = runner.invoke(app, [*command[:-1], "low"])
+    assert "feature_layers" in str(wrong.exception)
+    more = runner.invoke(app, [*command, "--draft-vocab-size", "100000"])
+    assert "draft_vocab_size" in str(more.exception)
+
+
+def test_a_low_a_middle_and_a_high_layer() -> None:
+    assert pair_layers(32) == (1, 15, 28)
+    assert pair_layers(6) == (1, 3, 5)
+    assert pair_layers(3) == (0, 1, 2)
+    assert pair_layers(2) == (-1, 0, 1)
+    assert pair_layers(1) == (-1, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("griffin", "bidirectional", False),
+        ("specformer", "feature_layers", "1,2"),
+        ("dflash", "draft_vocab_size", 10),
+        ("dflash", "markov_rank", 10),
+        ("eagle3", "markov_kind", "rnn"),
+    ],
+)
+def test_flags_of_other_kinds_are_refused(kind: str, field: str, value: Any) -> None:
+    job = HeadJob(texts=Path(), output=Path(), **{field: value})
+    with pytest.raises(ConfigError, match=f"{field}.*leave it out of train {kind}"):
+        head_recipe(kind, job)
+
+
+@pytest.mark.parametrize("kind", ["specformer", "eagle3"])
+def test_other_heads_have_no_fusion(kind: str) -> None:
     job = HeadJob(texts=Path(), output=Path(), fusion="linear")
-    with pytest.raises(ConfigError, match="specformer is none"):
-        head_recipe("specformer", job)
+    with pytest.raises(ConfigError, match=f"{kind} is none"):
+        head_recipe(kind, job)
 
 
 def test_a_recipe_is_followed_where_nothing_is_said() -> None:

@@ -19,7 +19,7 @@ def block_logits(model: Any, head: DFlash, features: Tensor, tokens: Sequence[in
     Of a draft behind more tokens than there are, the logits are not told.
     """
     config = head.config
-    states = _states(model, head, features, tokens[0])[config.first_row :]
+    states = block_states(model, head, features, tokens[0])[config.first_row :]
     raw = head.lm_head(states) if config.draft_vocab_size else model.lm_head(states)
     if isinstance(head, DSpark) and head.markov_head is not None:
         count = min(len(tokens), len(raw))
@@ -32,7 +32,8 @@ def block_logits(model: Any, head: DFlash, features: Tensor, tokens: Sequence[in
     return logits
 
 
-def _states(model: Any, head: DFlash, features: Tensor, root: int) -> Tensor:
+def block_states(model: Any, head: DFlash, features: Tensor, root: int) -> Tensor:
+    """[block_size, hidden_size]: normed, of a block behind all features."""
     config, count = head.config, len(features)
     embed = head.embed_tokens if config.has_embedding else model.base_model.embed_tokens
     kept = list(head.context_keys(head.context(features), torch.arange(count)))

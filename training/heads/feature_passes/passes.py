@@ -14,9 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...models.heads.feature_head import FeatureHead, HeadOutput
+from ....models.heads.feature_head import FeatureHead, HeadOutput
+from ..target import TextBatch
 from .alignment import MaskForm, is_aligned, pass_mask
 from .context_replacement import ContextReplacement
+from .draft_vocabulary import best_tokens, draft_logits
 from .losses import LossWeights, head_loss
 
 
@@ -44,19 +46,6 @@ class PassPlan:
         return min(int(done * self.num_passes) + 1, self.num_passes)
 
 
-class TextBatch(NamedTuple):
-    """Texts of a step.
-
-    tokens    int64 [texts, length]
-    features  [texts, length, hidden_size]  of the target, the normed last state of each token
-    answers   bool [texts, length]  the tokens that the target said
-    """
-
-    tokens: Tensor
-    features: Tensor
-    answers: Tensor
-
-
 class PassReport(NamedTuple):
     """Of one pass: its loss, the share of answer rows that it trained on, and in how many of those
     the best draft was the target's own token.
@@ -67,14 +56,19 @@ class PassReport(NamedTuple):
     accuracy: float
 
 
-class _Rows(NamedTuple):
-    """What rows read and learn, [texts, rows, ...]: row t pairs feature t with token t + 1, and
-    learns feature t + 1, whose logits are of token t + 2.
+class TextRows(NamedTuple):
+    """What rows read and learn, [texts, rows, ...]: row t pairs what the target says of token t
+    with token t + 1, and learns its state t + 1, whose logits are of token t + 2.
+
+    embeddings  of the tokens that are read
+    features    that are read with them; several of EAGLE-3, side by side
+    states      to learn, the normed last ones
+    tokens      int64, to draft; `answers`: whether the target said them
     """
 
     embeddings: Tensor
-    known: Tensor
-    wanted: Tensor
+    features: Tensor
+    states: Tensor
     places: Tensor
     tokens: Tensor
     answers: Tensor
@@ -90,16 +84,16 @@ def train_passes(
     lm_head  features to logits, the target's own
     done     how much of the run lies behind, 0 to 1
     """
-    rows = _rows(embed, batch)
+    rows = text_rows(embed, batch)
     with torch.no_grad():
-        target_logits = lm_head(rows.wanted)
+        target_logits = lm_head(rows.states)
     aligned: list[Tensor] = []
     reports = []
-    for said in _passes(head, rows, plan.passes_at(done)):
+    for said in drafting_passes(head, rows, plan.passes_at(done)):
         logits = lm_head(said.predict)
         mask = pass_mask(aligned, rows.answers, plan.mask_form)
         loss = head_loss(
-            said.regress, rows.wanted, logits, target_logits, mask=mask, weights=plan.weights
+            said.regress, rows.states, logits, target_logits, mask=mask, weights=plan.weights
         )
         loss.backward()
         is_right = logits.argmax(-1) == target_logits.argmax(-1)
@@ -118,31 +112,40 @@ def depth_acceptance(
 
     Texts are taken for greedy ones: a draft is accepted where it is the text's next token.
     """
-    rows = _rows(embed, batch)
+    rows = text_rows(embed, batch)
     accepted: list[Tensor] = []
     counts = []
-    for said in _passes(head, rows, depth):
-        is_right = is_aligned(lm_head(said.predict), rows.tokens, 1)
+    for said in drafting_passes(head, rows, depth):
+        best = best_tokens(head, draft_logits(head, lm_head, said.predict))
+        is_right = best == rows.tokens
         follows = pass_mask(accepted, rows.answers)
         counts.append((int(follows.sum()), int((is_right & follows).sum())))
         accepted.append(is_right)
     return counts
 
 
-def _rows(embed: nn.Module, batch: TextBatch) -> _Rows:
-    known = batch.features[:, :-2]
+def text_rows(embed: nn.Module, batch: TextBatch) -> TextRows:
+    """The rows of a batch; the last two tokens of a text have nothing to learn."""
+    features = batch.features[:, :-2]
     with torch.no_grad():
         embeddings = embed(batch.tokens[:, 1:-1])
-    places = torch.arange(known.shape[1], device=known.device).expand(known.shape[:2])
-    return _Rows(
-        embeddings, known, batch.features[:, 1:-1], places, batch.tokens[:, 2:],
+    places = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
+    return TextRows(
+        embeddings, features, batch.states[:, 1:-1], places, batch.tokens[:, 2:],
         batch.answers[:, 2:],
     )  # fmt: skip
 
 
-def _passes(head: FeatureHead, rows: _Rows, count: int) -> Iterator[HeadOutput]:
-    """What the head says in each pass, which may be backpropagated before the next is asked for."""
-    streams = [rows.known]
+def drafting_passes(
+    head: FeatureHead, rows: TextRows, count: int, *, is_constant: bool = True
+) -> Iterator[HeadOutput]:
+    """What the head says in each pass.
+
+    is_constant  what was said is a constant to the passes behind it, so that each may be
+                 backpropagated before the next is asked for
+    """
+    known = head.project(rows.features)
+    streams = [known]
     for _ in range(count):
         # The projections of earlier streams are trained in every pass.
         context = ContextReplacement(
@@ -150,8 +153,9 @@ def _passes(head: FeatureHead, rows: _Rows, count: int) -> Iterator[HeadOutput]:
         )
         said = head(rows.embeddings, streams[-1], rows.places, context)
         yield said
+        before = said.regress.detach() if is_constant else said.regress
         # One row later: what was said of a row is read by the next; the first has nothing before.
-        streams.append(torch.cat([rows.known[:, :1], said.regress.detach()[:, :-1]], dim=1))
+        streams.append(torch.cat([known[:, :1], before[:, :-1]], dim=1))
 
 
 def _share(rows: Tensor, of: Tensor) -> float:

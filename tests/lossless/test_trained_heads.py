@@ -1,0 +1,69 @@
+"""Heads that were trained for a few steps draft through an engine, and change no token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.core.request.sampling_params import RequestOptions
+from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.deploy.cli.train.head_config import head_config
+from draftline.deploy.cli.train.job import HeadJob, head_plan, head_recipe
+from draftline.models.load.bundled import demo_path
+from draftline.training.heads.distilled_texts import DistilledText
+from draftline.training.heads.export import export_head
+from draftline.training.heads.trainer import HELD_OUT_TEXTS, train_head
+
+STEPS = 12
+# Of a prompt, tokens that are trained with.
+PROMPT = 24
+PROMPTS = [prompt.text for prompt in held_out_prompts()[:6]]
+KINDS = {
+    "eagle3": {"draft_vocab_size": 300, "num_passes": 2},
+    "dspark": {"num_anchors": 8, "num_layers": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[DistilledText]:
+    """What the demo target says."""
+    with Engine(EngineConfig(model="demo")) as engine:
+        params = SamplingParams(temperature=0.0, max_tokens=24)
+        said = engine.generate(PROMPTS, params)
+    return [
+        DistilledText(
+            (*one.prompt_token_ids[-24:], *one.token_ids), len(one.prompt_token_ids[-24:])
+        )
+        for one in said
+    ] * (HELD_OUT_TEXTS // len(PROMPTS) + 2)
+
+
+@pytest.mark.parametrize(("kind", "stages"), [("eagle3", 1), ("dspark", 2)])
+def test_trained_drafts_are_accepted_and_change_nothing(
+    texts: list[DistilledText], tmp_path: Path, kind: str, stages: int
+) -> None:
+    """A few prompts learned by heart, so that some drafts are right and others are not."""
+    job = HeadJob(
+        texts=Path(), output=tmp_path / "head", num_steps=STEPS, texts_per_step=6, peak_lr=3e-3,
+        **KINDS[kind],
+    )  # fmt: skip
+    target, recipe = demo_path("demo"), head_recipe(kind, job)
+    config = head_config(target, kind, job, texts)
+    head = train_head(config, target, texts, head_plan(job, recipe), tmp_path / "run")
+    export_head(head, job.output, {"architectures": [recipe.architecture]}, {})
+    options = {"weighs_confidence": True, "min_confidence": 0.05} if kind == "dspark" else {}
+    drafter = DrafterConfig(kind="head", model=str(job.output), top_k=3, **options)
+    engine_config = EngineConfig(
+        model="demo", drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages
+    )
+    with Engine(engine_config) as engine:
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(temperature=temperature, seed=3, max_tokens=24)
+            plain = engine.generate(PROMPTS, params, options=RequestOptions(speculative=False))
+            drafted = engine.generate(PROMPTS, params)
+            assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+            tokens = sum(len(one.token_ids) for one in drafted)
+            steps = sum(len(one.metrics.accepted_lengths) for one in drafted)
+            assert steps < tokens, "some drafts were accepted"
+            assert sum(one.metrics.num_draft_tokens for one in drafted) > tokens - steps

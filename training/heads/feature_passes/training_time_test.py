@@ -1,0 +1,65 @@
+"""One training step of EAGLE-3: the passes that a drafter makes, as one graph (arXiv 2503.01840).
+
+Its "training-time test": pass 1 reads the target's features, each later one what the pass before
+said in their place, as a drafter does. Nothing is learned of features; the only loss is of tokens,
+and it goes back through what was said to the passes before (SafeAILab/EAGLE, traineagle3).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ....models.heads.feature_head import FeatureHead
+from ..target import TextBatch
+from .alignment import pass_mask
+from .draft_vocabulary import best_tokens, draft_logits, vocabulary_of
+from .passes import PassReport, drafting_passes, text_rows
+
+# What a pass counts beside the one before it.
+PASS_DECAY = 0.8
+
+
+def train_as_tested(
+    head: FeatureHead, embed: nn.Module, lm_head: nn.Module, batch: TextBatch, num_passes: int
+) -> list[PassReport]:
+    """Add the gradients of `num_passes` passes to the head's parameters.
+
+    embed, lm_head  the target's, whose weights are left alone
+
+    A row counts where the target's most probable token is one that the head can draft. The loss is
+    the cross-entropy with the target's distribution over those tokens, sum 1. Logits of one pass
+    are in memory at a time.
+    """
+    rows = text_rows(embed, batch)
+    vocabulary = vocabulary_of(head)
+    with torch.no_grad():
+        target_logits = lm_head(rows.states)
+        wanted = target_logits.argmax(-1)
+        target_logits = target_logits[..., vocabulary]
+    is_known = rows.answers & torch.isin(wanted, vocabulary)
+    every_row = torch.ones_like(rows.answers)
+    said_states, gradients, reports = [], [], []
+    for index, said in enumerate(drafting_passes(head, rows, num_passes, is_constant=False)):
+        leaf = said.predict.detach().requires_grad_()
+        # The first rows have no drafts before them to go on from.
+        mask = pass_mask([every_row] * index, is_known)
+        logits = draft_logits(head, lm_head, leaf[mask])
+        loss = _cross_entropy(logits, target_logits[mask])
+        (PASS_DECAY**index * loss).backward()
+        said_states.append(said.predict)
+        gradients.append(leaf.grad)
+        is_right = best_tokens(head, logits) == wanted[mask]
+        trained = int(mask.sum()) / max(int(rows.answers.sum()), 1)
+        accuracy = int(is_right.sum()) / max(len(is_right), 1)
+        reports.append(PassReport(loss.item(), trained, accuracy))
+    torch.autograd.backward(said_states, gradients)
+    return reports
+
+
+def _cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Mean over rows, nats; 0 where there is none."""
+    if not len(logits):
+        return logits.sum() * 0.0
+    target_probs = target_logits.float().softmax(-1)
+    return -(target_probs * logits.float().log_softmax(-1)).sum(-1).mean()

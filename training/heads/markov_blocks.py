@@ -1,0 +1,136 @@
+"""One training step of DSpark: DFlash's blocks with what each token adds to the next draft.
+
+arXiv 2607.05147; DeepSpec. A row's draft follows the text's own token before it, not what the head
+would have drafted there. The confidence head learns how far the draft's distribution is the
+target's: of a sampled draft 1 - |q - p| / 2 is the probability that it is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...models.heads.dspark import DSpark
+from .anchored_blocks import Blocks, block_states, draft_shares, every_block, wanted_drafts
+from .draft_positions import backpropagate, count_accepted
+from .target import TextBatch
+
+# Of the three losses, and of a draft beside the one before it: exp(-1 / 4).
+TOKEN_WEIGHT, DISTANCE_WEIGHT, CONFIDENCE_WEIGHT = 0.1, 0.9, 1.0
+DECAY_DRAFTS = 4.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draft:
+    """What the drafts of one place in their blocks should be.
+
+    tokens  int64 [texts, blocks]
+    mask    bool [texts, blocks]  those that count
+    states  [texts, blocks, hidden_size]  of the target, whose logits are of these tokens
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    states: Tensor
+
+
+def train_markov_blocks(
+    drafter: DSpark, embedding: Tensor, lm_head: nn.Module, batch: TextBatch, blocks: Blocks
+) -> list[float]:
+    """Add gradients to the drafter's parameters; the mean loss of each draft.
+
+    Arguments as of `train_blocks`. The loss is 0.1 of the tokens' cross-entropy, 0.9 of the
+    distance |q - p| between the drafter's distribution and the target's, and the confidence head's
+    cross-entropy with 1 - |q - p| / 2, a constant there.
+    """
+    rows = markov_rows(drafter, embedding, batch, blocks)
+    drafts = list(_drafts(drafter, batch, blocks))
+    shares = draft_shares([int(draft.mask.sum()) for draft in drafts], DECAY_DRAFTS)
+    losses = (partial(_loss, drafter, lm_head, draft) for draft in drafts)
+    return backpropagate(rows, losses, shares)
+
+
+@torch.no_grad()
+def markov_acceptance(
+    drafter: DSpark, embedding: Tensor, lm_head: nn.Module, batch: TextBatch, stride: int = 4
+) -> list[tuple[int, int]]:
+    """Of each draft: how often it follows accepted ones, and how often it is accepted then.
+
+    As `block_acceptance`. Behind accepted drafts the text's tokens are the drafted ones.
+    """
+    blocks = every_block(batch, stride)
+    rows = markov_rows(drafter, embedding, batch, blocks)
+    wanted = ((draft.tokens, draft.mask) for draft in _drafts(drafter, batch, blocks))
+    return count_accepted(rows, lambda _, own: markov_logits(drafter, lm_head, own), wanted)
+
+
+def markov_rows(drafter: DSpark, embedding: Tensor, batch: TextBatch, blocks: Blocks) -> Tensor:
+    """[texts, blocks, drafts, hidden_size + 2 rank]: of each draft its state, what the token before
+    says, and that token's embedding in the Markov head, side by side.
+    """
+    markov = drafter.markov_head
+    assert markov is not None
+    states = drafter.drafts(block_states(drafter, embedding, batch, blocks))
+    memory = states.new_zeros((*states.shape[:-2], markov.markov_w1.embedding_dim))
+    rows = []
+    for draft, state in enumerate(states.unbind(-2)):
+        before = _tokens_at(batch, blocks.anchors + draft)
+        said, memory = markov.said(state, before, memory)
+        rows.append(torch.cat([state, said, markov.markov_w1(before)], dim=-1))
+    return torch.stack(rows, dim=-2)
+
+
+def markov_logits(drafter: DSpark, lm_head: nn.Module, rows: Tensor) -> Tensor:
+    """float32 [..., vocabulary] of rows of one draft."""
+    state, said, _ = _parts(drafter, rows)
+    assert drafter.markov_head is not None
+    return drafter.logits(lm_head(state) + drafter.markov_head.markov_w2(said))
+
+
+def _drafts(drafter: DSpark, batch: TextBatch, blocks: Blocks) -> Iterator[_Draft]:
+    """Those of a block that count are its first ones, up to the first that the target did not
+    say."""
+    is_reached = blocks.is_real
+    for index in range(drafter.config.draft_length):
+        tokens, mask = wanted_drafts(batch, blocks, index)
+        is_reached = is_reached & mask
+        places = (blocks.anchors + index).clamp(max=batch.states.shape[1] - 1)
+        width = batch.states.shape[-1]
+        states = batch.states.gather(1, places.unsqueeze(-1).expand(-1, -1, width))
+        yield _Draft(tokens, is_reached, states)
+
+
+def _loss(drafter: DSpark, lm_head: nn.Module, draft: _Draft, rows: Tensor) -> Tensor:
+    if not draft.mask.any():
+        return rows.sum() * 0.0
+    own = rows[draft.mask]
+    logits = markov_logits(drafter, lm_head, own)
+    with torch.no_grad():
+        target_probs = lm_head(draft.states[draft.mask]).float().softmax(-1)
+    distance = (logits.softmax(-1) - target_probs).abs().sum(-1)
+    loss = TOKEN_WEIGHT * functional.cross_entropy(logits, draft.tokens[draft.mask])
+    loss = loss + DISTANCE_WEIGHT * distance.mean()
+    if not drafter.config.confidence_size:
+        return loss
+    state, _, embedded = _parts(drafter, own)
+    confidence = drafter.confidence_head(state, embedded).float()
+    is_accepted = 1 - distance.detach() / 2
+    return loss + CONFIDENCE_WEIGHT * functional.binary_cross_entropy_with_logits(
+        confidence, is_accepted
+    )
+
+
+def _parts(drafter: DSpark, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rank = drafter.config.markov_rank
+    state, said, embedded = rows.split([drafter.config.hidden_size, rank, rank], dim=-1)
+    return state, said, embedded
+
+
+def _tokens_at(batch: TextBatch, places: Tensor) -> Tensor:
+    """int64 [texts, blocks]; beyond a text, where nothing counts, its last."""
+    return batch.tokens.gather(1, places.clamp(max=batch.tokens.shape[1] - 1))
