@@ -2,8 +2,9 @@
 
     python -m draftline.benchmarks.heads.tables
 
-Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, and those of cost profiles,
-`heads-PROMPTS-TEMPERATURE-PROFILE.json`, as many as are there, and replaces the tables between two
+Reads `heads-PROMPTS-TEMPERATURE.json` of `benchmarks/results/`, those of cost profiles,
+`heads-PROMPTS-TEMPERATURE-PROFILE.json`, and those of chains of so many nodes under load,
+`heads-load-REQUESTS-PROFILE.json`, as many as are there, and replaces the tables between two
 marks in docs/results.md.
 """
 
@@ -29,6 +30,7 @@ PART = "heads"
 PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
 TEMPERATURES = {"t0": "greedy", "t1": "T = 1"}
 SHOWN_DEPTHS = 6
+LOADS = (1, 8, 32)
 
 # What a file says, by what its column is headed.
 Columns = Mapping[str, Mapping[str, Any]]
@@ -45,6 +47,16 @@ def read_columns(folder: Path, profile: str = "") -> dict[str, Mapping[str, Any]
     return found
 
 
+def read_loads(folder: Path, profile: str) -> dict[str, Mapping[str, Any]]:
+    """The files of so many requests at once."""
+    paths = {count: folder / f"heads-load-{count}-{profile}.json" for count in LOADS}
+    return {
+        f"{count} at once": json.loads(path.read_text("utf-8"))
+        for count, path in paths.items()
+        if path.exists()
+    }
+
+
 def tables(folder: Path) -> str:
     """tau; acceptance by depth and time of the first file; speeds of each profile."""
     real = read_columns(folder)
@@ -56,6 +68,10 @@ def tables(folder: Path) -> str:
         if simulated:
             title = f"simulated speed: {read_cost_profile(profile).name}"
             parts.append(_table(title, simulated, _speed))
+        loads = read_loads(folder, profile)
+        if loads:
+            title = f"chains under load, kappa, speed-up, theta: {read_cost_profile(profile).name}"
+            parts.append(_table(title, loads, _kappa))
     return "\n\n".join(parts)
 
 
@@ -82,6 +98,17 @@ def _tau(content: Mapping[str, Any], name: str) -> str:
 def _speed(content: Mapping[str, Any], name: str) -> str:
     setting = content["settings"].get(name)
     return "-" if setting is None else f"{setting['speedup']:.2f}x"
+
+
+def _kappa(content: Mapping[str, Any], name: str) -> str:
+    """SpecFormer's measures: kappa, tokens a step for each node that a draft of its length may
+    have, which of a chain is tau; the speed-up; and how much of kappa a speed-up of 1 takes."""
+    setting = content["settings"].get(name)
+    if setting is None:
+        return "-"
+    [kappa] = [row["tau"]["value"] for row in content["taus"] if row["name"] == name]
+    speedup = setting["speedup"]
+    return f"{kappa:.2f}, {speedup:.2f}x, {kappa / speedup:.2f}"
 
 
 def _depth_table(head: str, content: Mapping[str, Any]) -> str:

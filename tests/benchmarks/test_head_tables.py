@@ -41,6 +41,18 @@ def test_rows_depths_and_speeds(tmp_path: Path) -> None:
     assert lines[13:] == ["| tree | 1.50x |"]
 
 
+def test_kappa_and_theta_under_load(tmp_path: Path) -> None:
+    (tmp_path / "heads-bundled-t0.json").write_text(content(chain=2.0))
+    (tmp_path / "heads-load-8-8b-h100.json").write_text(content(griffin=2.2))
+    lines = tables(tmp_path).splitlines()
+    head = "chains under load, kappa, speed-up, theta: 8B on one H100"
+    assert lines[-3:] == [
+        f"| {head} | 8 at once |",
+        "| --- | --- |",
+        "| griffin | 2.20, 1.10x, 2.00 |",
+    ]
+
+
 def test_the_page_has_the_tables_of_the_results(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(PAGE.read_text("utf-8"), encoding="utf-8")
