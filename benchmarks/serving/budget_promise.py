@@ -55,7 +55,7 @@ FIXED_NODES = (4, 8, 16)
 # Prompts that every engine decodes plainly at first, at least; tokens of each.
 WARM_UP, WARM_UP_TOKENS = 2, 64
 # Most tokens of an answer: its prompt and it fit into the model's length.
-MAX_ANSWER = 384
+MAX_ANSWER = 256
 PLAIN, ADAPTIVE = Setting("plain", ()), Setting("adaptive", None)
 CONTROL = Setting("plain again", ())
 # Labels of the ratios of a row.
