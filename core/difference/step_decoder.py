@@ -107,6 +107,7 @@ class StepDecoder:
             "feature_requests": _places(choice.feature_requests, len(rows.context_lens)),
             "head_tasks": _tasks(choice.head_tasks, len(rows.context_lens)),
             "following_tokens": _following(choice, len(rows.context_lens)),
+            "request_keys": _keys(choice, len(rows.context_lens)),
         }
 
 
@@ -116,6 +117,12 @@ def _tasks(tasks: tuple[HeadTask, ...], num_requests: int) -> tuple[HeadTask, ..
         fits = len(task.places) == len(task.max_nodes) and all(n >= 0 for n in task.max_nodes)
         expect(fits, "a head is to draft no tree")
     return tasks
+
+
+def _keys(choice: ChoiceDifference, num_requests: int) -> tuple[int, ...]:
+    wanted = num_requests if choice.head_tasks else 0
+    expect(len(choice.request_keys) == wanted, "keys are of no request")
+    return choice.request_keys
 
 
 def _following(choice: ChoiceDifference, num_requests: int) -> Int32 | None:

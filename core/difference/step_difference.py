@@ -152,6 +152,7 @@ class ChoiceDifference:
     """What the last stage alone needs of a step.
 
     sampling  None: the kept parameters, and each row's position is the one behind its own
+    request_keys  of all requests, where heads have tasks; else none
     """
 
     logits_rows: Int32
@@ -168,6 +169,7 @@ class ChoiceDifference:
     feature_requests: tuple[int, ...]
     head_tasks: tuple[HeadTask, ...]
     following_tokens: Int32 | None
+    request_keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

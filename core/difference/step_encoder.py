@@ -102,4 +102,5 @@ class StepEncoder:
             feature_requests=step.feature_requests,
             head_tasks=step.head_tasks,
             following_tokens=step.following_tokens,
+            request_keys=step.request_keys if step.head_tasks else (),
         )

@@ -87,8 +87,7 @@ def test_the_last_stage_reads_heads_in_one_way(unsaid: Path) -> None:
 
 
 def test_doctor_finds_the_layout_out(unsaid: Path) -> None:
-    result = CliRunner().invoke(
-        cli.app, ["doctor", "--drafter", str(unsaid)], env={"COLUMNS": "300"}
-    )
+    result = CliRunner().invoke(cli.app, ["doctor", "--drafter", str(unsaid)])
     assert result.exit_code == 0
-    assert f"leaves open how it is read; take {LAYOUT}=false (right tokens" in result.output
+    said = " ".join(result.output.split())
+    assert f"leaves open how it is read; take {LAYOUT}=false (right tokens" in said

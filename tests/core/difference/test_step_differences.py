@@ -28,6 +28,11 @@ def rows_of(step: StepInput) -> StepInput:
     return replace(step, **NO_CHOICE, **REST, verification=None, edits=(), request_keys=())
 
 
+def told(step: StepInput) -> StepInput:
+    """What the last stage gets."""
+    return step if step.head_tasks else replace(step, request_keys=())
+
+
 class Link:
     """One sender, a stage that chooses nothing, and the last stage."""
 
@@ -62,7 +67,7 @@ class Link:
     def send(self, step: StepInput) -> None:
         """A step there and back."""
         difference = self.encoder.encode(step)
-        assert_same(self.last.decode(difference), replace(step, request_keys=()))
+        assert_same(self.last.decode(difference), told(step))
         assert_same(self.first.decode(replace(difference, choice=None)), rows_of(step))
 
 
@@ -154,6 +159,7 @@ def test_features_are_of_requests_of_the_step(places: tuple[int, ...]) -> None:
         ({"head_tasks": (HeadTask("a", (0,), ()),)}, "a head is to draft no tree"),
         ({"head_tasks": (HeadTask("a", (), ()),), "following_tokens": None}, "not told"),
         ({"following_tokens": np.zeros(99, dtype=np.int32)}, "tokens follow no prompt"),
+        ({"request_keys": (1,) * 99}, "keys are of no request"),
     ],
 )
 def test_tasks_of_heads_are_of_requests_of_the_step(wrong: dict[str, Any], said: str) -> None:
@@ -175,4 +181,4 @@ def test_a_message_that_is_broken_ends_the_run() -> None:
         decoder.decode(difference)
     encoder.forget()
     step = world.step()
-    assert_same(decoder.decode(encoder.encode(step)), replace(step, request_keys=()))
+    assert_same(decoder.decode(encoder.encode(step)), told(step))

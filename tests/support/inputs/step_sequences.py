@@ -102,6 +102,8 @@ class StepWorld:
             self._tree(slots[first:end], positions[first:end]) for first, end in pairwise(starts)
         ]
         keys = tuple(request.key for request in requests)
+        keys = (keys, keys, (), (0,) * count)[int(rng.integers(4))]
+        tasks = tuple(self._task(name, count) for name in "ab"[: rng.integers(3)])
         return StepInput(
             step_id=self._num_steps, moves=self._int32(4).reshape(-1, 2),
             token_ids=self._int32(num_rows), positions=positions, slots=slots,
@@ -114,9 +116,9 @@ class StepWorld:
             verification=self._verification() if rng.random() < 0.2 else None,
             edits=self._edits(requests, owners), num_top=int(rng.integers(3)),
             is_traced=bool(rng.integers(2)),
-            request_keys=(keys, keys, (), (0,) * count)[int(rng.integers(4))],
+            request_keys=keys,
             feature_requests=tuple(np.flatnonzero(rng.random(count) < 0.3).tolist()),
-            head_tasks=tuple(self._task(name, count) for name in "ab"[: rng.integers(3)]),
+            head_tasks=tasks if keys else (),
             following_tokens=self._int32(count)[:count],
         )  # fmt: skip
 
