@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -15,8 +16,10 @@ import pytest
 import torch
 from draftline import __version__
 from draftline.deploy.cli import main as cli
+from draftline.deploy.cli.doctor import run_doctor
 from draftline.kernels.cpu import build as cpu_build
 from draftline.models.load.bundled import demo_path
+from rich.console import Console
 from support.contracts.client_contract import check_client
 from support.inputs import head_checkpoints as published
 from support.inputs.quantized_checkpoints import FORMATS, quantize
@@ -130,24 +133,25 @@ def test_doctor_says_what_a_drafter_is_and_whether_it_fits(
 def test_doctor_says_how_weights_are_stored_and_what_they_take(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     pair = quantize(demo_path(), FORMATS["awq"], tmp_path)
 
-    def said(model: Path) -> str:
-        """Without spaces, since lines are as wide as the terminal of whoever runs the tests."""
-        output = "".join(runner.invoke(cli.app, ["doctor", "--model", str(model)]).output.split())
-        start, _, rest = output.partition(f"weightsof{model}")
-        return start[-len("missing") :] + rest
+    def line(model: Path) -> str:
+        # Wide enough for a path in a column.
+        console = Console(highlight=False, width=400, file=io.StringIO())
+        with console.capture() as capture:
+            run_doctor(console, str(model))
+        lines = capture.get().splitlines()
+        return next(one for one in lines if f"weights of {model}" in one)
 
-    assert "storedasplainbfloat16,10.3MiB;loadedtheytake20.6MiB" in said(demo_path())
-    assert "storedasAWQ,4bits,groupsof16," in said(pair.quantized)
-    assert "loadedtheytake20.6MiBinfloat32overallstages,8.2" in said(pair.quantized)
+    assert "stored as plain bfloat16, 10.3 MiB; loaded they take 20.6 MiB" in line(demo_path())
+    assert "stored as AWQ, 4 bits, groups of 16, " in line(pair.quantized)
+    assert "loaded they take 20.6 MiB in float32 over all stages, 8.2" in line(pair.quantized)
     config = json.loads((pair.quantized / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "hqq"}
     (pair.quantized / "config.json").write_text(json.dumps(config))
-    assert said(pair.quantized).startswith("missing")
-    assert "quant_method'hqq'arenotread" in said(pair.quantized)
+    assert line(pair.quantized).startswith("missing")
+    assert "quant_method 'hqq' are not read" in line(pair.quantized)
 
 
 def test_doctor_knows_the_bundled_head() -> None:
