@@ -11,7 +11,7 @@ marks in docs/results.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ import typer
 
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
-from ...measure.report.marked_part import replaced
+from ...measure.report.marked_part import markdown_table, replaced
 from ...measure.simulate.cost_profile import bundled_profiles, read_cost_profile
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def tables(folder: Path) -> str:
 def _table(title: str, columns: Columns, cell: Any) -> str:
     names = _names(columns)
     lines = [[name, *(cell(content, name) for content in columns.values())] for name in names]
-    return _markdown([title, *columns], lines)
+    return markdown_table([title, *columns], lines)
 
 
 def _names(columns: Columns) -> list[str]:
@@ -123,12 +123,7 @@ def _depth_table(head: str, content: Mapping[str, Any]) -> str:
         spent = sum(times.get(drafter, 0.0) for drafter in drafters)
         lines.append([name, *(f"{share:.2f}" for share in shares), f"{spent:.1f}"])
     depths = [str(depth) for depth in range(1, SHOWN_DEPTHS + 1)]
-    return _markdown([f"accepted at depth; {head}", *depths, "ms a draft"], lines)
-
-
-def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown_table([f"accepted at depth; {head}", *depths, "ms a draft"], lines)
 
 
 def main(

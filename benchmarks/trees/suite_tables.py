@@ -9,7 +9,7 @@ the tables between two marks in docs/results.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ import typer
 from ...deploy.cli.bench.suite_rows import BETWEEN, DRAFTLINE, PAPER
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
-from ...measure.report.marked_part import replaced
+from ...measure.report.marked_part import markdown_table, replaced
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -87,7 +87,7 @@ def _profile_table(profile: str, columns: Mapping[str, Rows]) -> Iterator[str]:
         [name.partition(": ")[2], *(cell(rows, name) for rows in own.values() for cell in cells)]
         for name in names
     ]
-    yield _markdown([TITLES[profile], *heads], lines)
+    yield markdown_table([TITLES[profile], *heads], lines)
 
 
 def _halves_table(columns: Mapping[str, Rows]) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _halves_table(columns: Mapping[str, Rows]) -> Iterator[str]:
             [label, *(f"{found[name]['accepted'].get(source, 0.0):.0%}" for found in own.values())]
             for label, (name, source) in rows.items()
         ]
-        yield _markdown(["halves of the paper's CORE, of all tokens", *own], lines)
+        yield markdown_table(["halves of the paper's CORE, of all tokens", *own], lines)
 
 
 def _category_table(head: str, rows: Rows) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _category_table(head: str, rows: Rows) -> Iterator[str]:
             for name, row in rows.items()
             if name != TARGET_ONLY
         ]
-        yield _markdown([head, *categories], lines)
+        yield markdown_table([head, *categories], lines)
 
 
 def _names(profile: str, rows: Rows) -> list[str]:
@@ -137,11 +137,6 @@ def _tau(rows: Rows, name: str) -> str:
 
 def _speed(rows: Rows, name: str) -> str:
     return f"{rows[name]['speedup']:.2f}x" if name in rows else "-"
-
-
-def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main(

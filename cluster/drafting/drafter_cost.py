@@ -60,7 +60,7 @@ class CostMeter:
         """
         cost = self.cost()
         if opened:
-            usual = cost.message_s + cost.query_s * num_queries
+            usual = cost.seconds(num_queries)
             extra = max(seconds - usual, 0.0 if parts is None else parts.open_s)
             a_token = extra / max(sum(len(request.token_ids) for request in opened), 1)
             weight = FASTER_WEIGHT if a_token < self._open_token_s else OPEN_WEIGHT
@@ -70,5 +70,5 @@ class CostMeter:
             self._first_s = min(seconds, FIRST_ANSWER_S)
         elif num_queries:
             if self._line.weight:
-                seconds = min(seconds, OUTLIER * (cost.message_s + cost.query_s * num_queries))
+                seconds = min(seconds, OUTLIER * cost.seconds(num_queries))
             self._line.record(num_queries, seconds)

@@ -168,9 +168,9 @@ class LastStageHead:
         before = before[~np.isin(before, late_slots)]
         own = slice(*committed.starts[place : place + 2].tolist())
         read = np.concatenate([late_slots, step.slots[committed.rows[own]]])
-        self._is_known[read] = True
         slots = to_device(np.concatenate([before, read]), self._network.device)
-        return _Text(place, joined([*waiting, new]), PagedKeys(self._kv, slots, len(before)))
+        kept = PagedKeys(self._kv, slots, len(before))
+        return _Text(place, joined([*waiting, new]), read, kept)
 
     def _read(self, texts: Sequence[_Text]) -> Tensor:
         """What the last rows of texts say, [texts, width]."""
@@ -183,6 +183,7 @@ class LastStageHead:
             [text.kept for text in texts],
             counts,
         )
+        self._is_known[np.concatenate([text.slots for text in texts])] = True
         return said[np.cumsum(counts) - 1]
 
     def _trees(
@@ -202,10 +203,12 @@ class LastStageHead:
 
 
 class _Text(NamedTuple):
-    """A request's text with a step: what the head reads now, and all that it knows then."""
+    """A request's text with a step: what the head reads now, into these slots, and all that it
+    knows then."""
 
     place: int
     rows: Rows
+    slots: Int32
     kept: PagedKeys
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ class WaitingRows:
     """
 
     def __init__(self) -> None:
-        self._by_request: OrderedDict[int, deque[Rows]] = OrderedDict()
+        self._by_request: OrderedDict[int, _Waiting] = OrderedDict()
         self._num_rows = 0
 
     def clear(self) -> None:
@@ -57,29 +58,35 @@ class WaitingRows:
     def add(self, key: int, rows: Rows) -> None:
         """Keep rows of a request, which stand behind those that wait, or in place of them where it
         was computed again."""
-        parts = self._by_request.pop(key, None)
-        if parts is not None and parts[-1].positions[-1] >= rows.positions[0]:
-            self._num_rows -= _count(parts)
-            parts = None
-        parts = deque() if parts is None else parts
+        waiting = self._pop(key)
+        if waiting.parts and waiting.parts[-1].positions[-1] >= rows.positions[0]:
+            waiting = _Waiting()
         # A copy: what comes is part of a whole step's. What is too old is let go part by part.
         features, following, positions = rows
         newest = Rows(features[-MOST_ROWS:].clone(), following[-MOST_ROWS:], positions[-MOST_ROWS:])
-        parts.append(newest)
-        self._num_rows += len(newest.positions)
-        while _count(parts) > MOST_ROWS:
-            self._num_rows -= len(parts.popleft().positions)
-        self._by_request[key] = parts
+        waiting.parts.append(newest)
+        waiting.num_rows += len(newest.positions)
+        while waiting.num_rows > MOST_ROWS:
+            waiting.num_rows -= len(waiting.parts.popleft().positions)
+        self._by_request[key] = waiting
+        self._num_rows += waiting.num_rows
         while self._num_rows > MOST_ROWS_OF_ALL:
-            _, oldest = self._by_request.popitem(last=False)
-            self._num_rows -= _count(oldest)
+            self._pop(next(iter(self._by_request)))
 
     def take(self, key: int, end: int) -> list[Rows]:
         """The rows of a request before a position, oldest first; none of it waits any more."""
-        parts = self._by_request.pop(key, deque())
-        self._num_rows -= _count(parts)
+        parts = self._pop(key).parts
         return [own for part in parts if len((own := part.before(end)).positions)]
 
+    def _pop(self, key: int) -> _Waiting:
+        waiting = self._by_request.pop(key, None) or _Waiting()
+        self._num_rows -= waiting.num_rows
+        return waiting
 
-def _count(parts: deque[Rows]) -> int:
-    return sum(len(part.positions) for part in parts)
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """Rows of one request, in the parts that they came in; `num_rows` of all."""
+
+    parts: deque[Rows] = field(default_factory=deque)
+    num_rows: int = 0

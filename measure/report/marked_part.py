@@ -1,6 +1,8 @@
-"""Parts of pages that programs write, between two marks."""
+"""Parts of pages that programs write, between two marks, and the tables in them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ...core.errors import ConfigError
 
@@ -17,3 +19,9 @@ def replaced(page: str, part: str, name: str) -> str:
     if not found_begin or not found_end:
         raise ConfigError("docs", f"the page has no lines {begin} and {end}")
     return f"{before}{begin}\n\n{part}\n\n{end}{after}"
+
+
+def markdown_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table of such columns, in Markdown."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

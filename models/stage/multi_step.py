@@ -44,7 +44,7 @@ class MultiStepDecoder:
     def run(
         self,
         step: StepInput,
-        block_size: int,
+        rows: tuple[Int32, Int32],
         tables: Mapping[str | None, Rotation],
         said: Tensor | None = None,
     ) -> StepOutput:
@@ -53,11 +53,14 @@ class MultiStepDecoder:
 
         Each is the token that a step of its own would have chosen: the positions of the noise rise
         with those of the rows, and the KV of all rows but the last stands in its place when this
-        returns. `tables` are those of a flat `RotaryTable`, of all positions; `said` float32
-        [passes, rows, hidden_size] is filled with the last layer's states.
+        returns.
+
+        rows    `following_rows` of the step
+        tables  of a flat `RotaryTable`, of all positions
+        said    float32 [passes, rows, hidden_size]  is filled with the last layer's states
         """
         assert step.end_ids is not None
-        slots, positions = following_rows(step, block_size)
+        slots, positions = rows
         if is_table(self._embed) and step.sampling.is_unfiltered:
             decoded = self._own.decode(
                 step.token_ids, slots, positions, self._embed, self._softcap, step.sampling,

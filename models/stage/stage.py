@@ -329,18 +329,18 @@ class Stage:
         if len(step.moves):
             self._attention.move(to_device(step.moves, self._part.device))
         tables = self._rotary.tables_of(int(step.positions.max()) + step.num_decode_steps)
-        said = None
+        rows, said = following_rows(step, self.block_size), None
         if self._heads is not None and not self.taps.needs_layers:
             shape = step.num_decode_steps, len(step.token_ids), self._part.config.hidden_size
             said = torch.empty(shape)
         with attending(step, self.kv, self.block_size):
-            output = self._multi_step.run(step, self.block_size, tables, said)
+            output = self._multi_step.run(step, rows, tables, said)
         if self._heads is not None:
             features = None
             if said is not None:
                 states = self.taps.features(said.flatten(0, 1), self._normed)
                 features = states.unflatten(0, said.shape[:2])
-            self._heads.decoded(step, following_rows(step, self.block_size), output, features)
+            self._heads.decoded(step, rows, output, features)
         return output
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:

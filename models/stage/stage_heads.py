@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, Verificat
 from ...core.verify.accepted_rows import CommittedRows, committed_rows
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # So many failures of a head in a row end it.
 MOST_FAILURES = 3
@@ -145,16 +148,26 @@ class StageHeads:
                 continue
             for place, key in enumerate(step.request_keys):
                 own = features[:count, place], output.decoded[place], positions[:count, place]
-                head.read_later(key, *own)
+                self._supervised(head.name, step, partial(head.read_later, key, *own))
 
     def _drafted(
         self, step: StepInput, committed: CommittedRows, states: Tensor, task: HeadTask
     ) -> HeadDrafts:
-        name = task.source
+        head = self._heads[task.source]
+        work = partial(head.draft, step, committed, states, task)
+        drafts = self._supervised(head.name, step, work)
+        if drafts is None:
+            return HeadDrafts(head.name, 0.0, ())
+        # Keeping rows for later does not show that it can draft.
+        self._failures[head.name] = 0
+        return drafts
+
+    def _supervised(self, name: str, step: StepInput, work: Callable[[], T]) -> T | None:
+        """What a head makes of a step; None where it raises, or has raised too often."""
         if self._failures[name] >= MOST_FAILURES:
-            return HeadDrafts(name, 0.0, ())
+            return None
         try:
-            drafts = self._heads[name].draft(step, committed, states, task)
+            return work()
         except Exception as error:
             # Drafts are worth no step: the target's tokens are there already.
             self._failures[name] += 1
@@ -163,6 +176,4 @@ class StageHeads:
                 name, step.step_id, self._failures[name], MOST_FAILURES, place_of(error),
             )  # fmt: skip
             logger.debug("event=head_failed head=%s", name, exc_info=True)
-            return HeadDrafts(name, 0.0, ())
-        self._failures[name] = 0
-        return drafts
+            return None

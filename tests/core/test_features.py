@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
-from support.fakes.fake_target import plain_answer
 
 
 @given(
@@ -23,13 +21,7 @@ def test_drafters_get_those_of_every_committed_token(
         num_blocks=num_blocks, rows=rows, seed=seed, probes=probes, features=True,
         is_adaptive=False, num_groups=num_groups,
     )  # fmt: skip
-    rng = np.random.default_rng(seed)
-    prompts = {name: rng.integers(0, 7, 3 + 7 * place).tolist() for place, name in enumerate("abc")}
-    for name, prompt in prompts.items():
-        bench.add(name, prompt, 9)
-    asyncio.run(bench.run())
-    for name, prompt in prompts.items():
-        assert bench.tokens(name) == plain_answer(prompt, 9, len(name), 7)
+    asyncio.run(bench.run_three(seed))
     assert bench.drafters.feature_rows > 20
 
 

@@ -9,7 +9,6 @@ from draftline.core.schedule.choice.draft_orders import DraftOrders
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes.fake_bench import Bench
-from support.fakes.fake_target import plain_answer
 
 
 @given(
@@ -24,13 +23,7 @@ def test_heads_read_what_is_committed_and_their_drafts_fit(
         num_blocks=num_blocks, rows=rows, seed=seed, probes=probes, heads=True,
         is_adaptive=False, num_groups=num_groups,
     )  # fmt: skip
-    rng = np.random.default_rng(seed)
-    prompts = {name: rng.integers(0, 7, 3 + 7 * place).tolist() for place, name in enumerate("abc")}
-    for name, prompt in prompts.items():
-        bench.add(name, prompt, 9)
-    asyncio.run(bench.run())
-    for name, prompt in prompts.items():
-        assert bench.tokens(name) == plain_answer(prompt, 9, len(name), 7)
+    asyncio.run(bench.run_three(seed))
     assert bench.drafters.num_taken > 3
     assert bench.target.num_behind > 20
     bench.check_empty()

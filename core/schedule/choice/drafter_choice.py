@@ -8,7 +8,7 @@ gets a small share of the time. Formula: docs/algorithms/token_trees.md, "Drafte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -327,13 +327,14 @@ class DrafterChoice:
 
     def _new(self, costs: Mapping[str, DraftCost]) -> Bool:
         """bool [drafters]: whose first drafts are looked at."""
-        new = [name in costs and costs[name].is_new for name in self._names]
-        return np.array(new, dtype=np.bool_)
+        return self._where({name for name, cost in costs.items() if cost.is_new})
 
     def _ahead(self, costs: Mapping[str, DraftCost]) -> Bool:
         """bool [drafters]: who drafts at the end of a step for the next one."""
-        ahead = [name in costs and costs[name].is_ahead for name in self._names]
-        return np.array(ahead, dtype=np.bool_)
+        return self._where({name for name, cost in costs.items() if cost.is_ahead})
+
+    def _where(self, names: Collection[str]) -> Bool:
+        return np.array([name in names for name in self._names], dtype=np.bool_)
 
     def _row(self, wish: DraftWish) -> int:
         row = self._requests.get(wish.request_id)

@@ -31,7 +31,7 @@ from draftline.core.schedule.budget import NodeBudget
 from draftline.core.schedule.multi_step import MultiStep
 from draftline.core.schedule.scheduler import Scheduler, SchedulerLimits
 from draftline.core.step.trace import StepTrace
-from support.fakes.fake_target import FakeTarget, next_token, top_ids
+from support.fakes.fake_target import FakeTarget, next_token, plain_answer, top_ids
 
 
 class NoText:
@@ -297,6 +297,17 @@ class Bench:
     async def run(self) -> None:
         while self.core.has_work:
             await self.core.step()
+
+    async def run_three(self, seed: int) -> None:
+        """Run three random prompts of rising length; their answers are plain decoding's."""
+        rng = np.random.default_rng(seed)
+        lengths = {"a": 3, "b": 10, "c": 17}
+        prompts = {name: rng.integers(0, 7, count).tolist() for name, count in lengths.items()}
+        for name, prompt in prompts.items():
+            self.add(name, prompt, 9)
+        await self.run()
+        for name, prompt in prompts.items():
+            assert self.tokens(name) == plain_answer(prompt, 9, len(name), 7)
 
     async def run_over_a_loss(self, *, replaced: bool) -> None:
         """Run; after a lost stage with another target, or without the requests that ran."""
