@@ -33,7 +33,7 @@ from .kernels import (
     regime_of,
 )
 from .known import BY_ROW, BY_ROW_AND_DRAFTER, nothing_known, padded
-from .learning import calibrate, charge_trials, credit_nodes, note, ratios
+from .learning import calibrate, charge_trials, credit_nodes, note, ratios, worth_alone
 from .quiet import Quiet
 from .wishes import DraftWish
 
@@ -245,15 +245,13 @@ class DrafterChoice:
         self._take_costs(costs)
         rows = self._rows_now(step.ids)
         batch = TreeBatch.of(step.trees)
-        gains, nodes = credit_nodes(
-            batch.attributions,
-            batch.ends[1],
-            step.paths.rows,
-            step.paths.ends,
-            self._known.costs,
+        worth = worth_alone(self._known, rows, plan.token_s, plan.row_s, plan.regime)
+        credits = credit_nodes(
+            batch.attributions, batch.ends[1], step.paths.rows, step.paths.ends, worth
         )
+        gains, nodes = credits[..., GAIN], credits[..., NODES]
         places = {request_id: place for place, request_id in enumerate(plan.ids)}
-        choices = np.zeros(gains.shape, dtype=np.int64)
+        choices = np.zeros(worth.shape, dtype=np.int64)
         sizes = np.zeros((len(step.ids), 2))
         for index, request_id in enumerate(step.ids):
             place = places.get(request_id)
@@ -267,7 +265,7 @@ class DrafterChoice:
             self._known, rows, choices, plan.token_s * gains, row_s * nodes, sizes[:, 0].copy(),
             self._host_s, self._most_debt_s,
         )  # fmt: skip
-        note(self._known, rows, choices, gains, nodes, plan.regime)
+        note(self._known, rows, choices, credits, plan.regime)
 
     def calibrate(self, ids: Sequence[str], judged: Float64) -> None:
         """Learn float64 [requests, 2]: failures, and the hazard that was gone through."""

@@ -25,7 +25,9 @@ LIFT_PRIOR = 16.0
 PROBE_TRIAL = 24
 
 
-WEIGHT, GAIN, NODES = range(3)
+WEIGHT, GAIN, NODES, ALONE_GAIN, ALONE_NODES = range(5)
+# What a mean is taken of.
+MEANS = (GAIN, NODES, ALONE_GAIN, ALONE_NODES)
 MESSAGE, QUERY, OPEN_TOKEN = range(3)
 LEFT_OUT, ASKED, PROBING = range(3)
 # Added to a choice that is a trial.
@@ -74,21 +76,21 @@ def regime_of(row_s: float, token_s: float) -> int:
 
 @compiled
 def means(levels: Float64, path: Int64, regime: int) -> Float64:
-    """float64 [drafters, 3]: what is expected of each at the end of a path of levels.
+    """float64 [drafters, 5]: what is expected of each at the end of a path of levels.
 
-    Of the weight column 0; the others are the expected accepted and bought nodes of a step. What
+    Of the weight column 0; the others are the expected nodes of a step, as in `Known.levels`. What
     the engine expects is drawn to what it knows from the nearest other range of prices.
     """
-    expected = np.zeros((levels.shape[1], 3))
+    expected = np.zeros((levels.shape[1], 5))
     for drafter in range(levels.shape[1]):
         engine = levels[path[0], drafter]
         nearest = _nearest_known(engine, regime)
-        for part in (GAIN, NODES):
+        for part in MEANS:
             expected[drafter, part] = engine[nearest, part] / (engine[nearest, WEIGHT] + PRIORS[0])
         for depth in range(3):
             own = levels[path[depth], drafter, regime]
             total = own[WEIGHT] + PRIORS[depth]
-            for part in (GAIN, NODES):
+            for part in MEANS:
                 before = PRIORS[depth] * expected[drafter, part]
                 expected[drafter, part] = (own[part] + before) / total
     return expected

@@ -10,6 +10,8 @@ from ...arrays import Float64, Int32, Int64
 from ...compiled import compiled
 from ...tree.kernels import DRAFTER, NODE
 from .kernels import (
+    ALONE_GAIN,
+    ALONE_NODES,
     GAIN,
     LEFT_OUT,
     MESSAGE,
@@ -33,20 +35,17 @@ LEAST_RATIO, MOST_RATIO = 0.02, 10.0
 
 
 @compiled
-def note(  # noqa: PLR0917 - compiled functions take no options by name
-    known: Known, rows: Int64, choices: Int64, gains: Float64, nodes: Float64, regime: int
-) -> None:
+def note(known: Known, rows: Int64, choices: Int64, credits: Float64, regime: int) -> None:
     """Learn what every drafter brought every request.
 
-    rows          int64 [requests]  -1 for one that has ended
-    gains, nodes  float64 [requests, drafters]  accepted and bought nodes of each
+    rows     int64 [requests]  -1 for one that has ended
+    credits  float64 [requests, drafters, 5]  as `credit_nodes` has them
     """
     for drafter in range(choices.shape[1]):
         for request in range(len(rows)):
             if rows[request] >= 0:
-                gain, bought = gains[request, drafter], nodes[request, drafter]
                 path, choice = known.paths[rows[request]], choices[request, drafter]
-                _note_one(known, path, drafter, choice, gain, bought, regime)
+                _note_one(known, path, drafter, choice, credits[request, drafter], regime)
 
 
 @compiled
@@ -90,14 +89,8 @@ def charge_trials(  # noqa: PLR0913, PLR0917 - compiled functions take no option
 
 
 @compiled
-def _note_one(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
-    known: Known,
-    path: Int64,
-    drafter: int,
-    choice: int,
-    gain: float,
-    bought: float,
-    regime: int,
+def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
+    known: Known, path: Int64, drafter: int, choice: int, credit: Float64, regime: int
 ) -> None:
     if choice != LEFT_OUT:
         known.is_open[path[2], drafter] = True
@@ -105,10 +98,10 @@ def _note_one(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
         usual = means(known.levels, path, regime)[drafter, GAIN]
         known.lift[drafter] *= LIFT_DECAY
         known.lift[drafter, 0] += 1.0
-        known.lift[drafter, 1] += gain - usual
+        known.lift[drafter, 1] += credit[GAIN] - usual
         return
     # A late proposal brings nodes to a step that did not ask for it.
-    if choice == LEFT_OUT and not bought:
+    if choice == LEFT_OUT and not credit[ALONE_NODES]:
         return
     for depth in range(3):
         # A request of no class has the engine's row twice.
@@ -118,35 +111,56 @@ def _note_one(  # noqa: PLR0913, PLR0917 - compiled functions take no options by
         if choice != LEFT_OUT:
             own *= DECAYS[depth]
             own[WEIGHT] += 1.0
-        own[GAIN] += gain
-        own[NODES] += bought
+        own += credit
+
+
+@compiled
+def worth_alone(known: Known, rows: Int64, token_s: float, row_s: float, regime: int) -> Float64:
+    """float64 [requests, drafters]: seconds that each would save a request if nobody else drafted.
+
+    rows  int64 [requests]  -1 for one that has ended, of which the engine's means are taken
+    """
+    worth = np.zeros((len(rows), len(known.costs)))
+    for request in range(len(rows)):
+        expected = means(known.levels, known.paths[max(rows[request], 0)], regime)
+        for drafter in range(len(known.costs)):
+            taken_s = known.costs[drafter, QUERY] + row_s * expected[drafter, ALONE_NODES]
+            worth[request, drafter] = token_s * expected[drafter, ALONE_GAIN] - taken_s
+    return worth
 
 
 @compiled
 def credit_nodes(
-    attributions: Int32, attribution_ends: Int64, rows: Int32, row_ends: Int64, costs: Float64
-) -> tuple[Float64, Float64]:
-    """float64 [trees, drafters] twice: each drafter's nodes among the `rows` of a tree, and all.
+    attributions: Int32, attribution_ends: Int64, rows: Int32, row_ends: Int64, worth: Float64
+) -> Float64:
+    """float64 [trees, drafters, 5]: nodes of each by the columns of `Known.levels`, of weight 0.
 
-    Of several that proposed a node, the one of the cheapest query, `costs` [drafters, 3], has it.
-    Row 0 is the root, node i is row i + 1.
+    Accepted nodes are the `rows` of a tree; row 0 is the root, node i is row i + 1. Of several
+    drafters that proposed a node, the one of the largest `worth` [trees, drafters] has it: so the
+    best keeps what it would bring by itself, and each other one is known for what it adds.
     """
-    gains = np.zeros((len(row_ends), len(costs)))
-    nodes = np.zeros((len(row_ends), len(costs)))
+    credits = np.zeros((*worth.shape, 5))
     first, first_row = 0, 0
     for tree in range(len(row_ends)):
-        owners = _owners(attributions[first : attribution_ends[tree]], costs)
-        for owner in owners:
-            nodes[tree, owner] += 1
+        said = attributions[first : attribution_ends[tree]]
+        owners = _owners(said, worth[tree])
+        is_accepted = np.zeros(len(owners), dtype=np.bool_)
         for index in range(first_row, row_ends[tree]):
             if rows[index]:
-                gains[tree, owners[rows[index] - 1]] += 1
+                is_accepted[rows[index] - 1] = True
+        for node in range(len(owners)):
+            credits[tree, owners[node], NODES] += 1
+            credits[tree, owners[node], GAIN] += is_accepted[node]
+        for attribution in range(len(said)):
+            node, drafter = said[attribution, NODE], said[attribution, DRAFTER]
+            credits[tree, drafter, ALONE_NODES] += 1
+            credits[tree, drafter, ALONE_GAIN] += is_accepted[node]
         first, first_row = attribution_ends[tree], row_ends[tree]
-    return gains, nodes
+    return credits
 
 
 @compiled
-def _owners(attributions: Int32, costs: Float64) -> Int64:
+def _owners(attributions: Int32, worth: Float64) -> Int64:
     """int64 [nodes]: the drafter that each node of a tree counts for."""
     size = 0
     for attribution in range(len(attributions)):
@@ -154,7 +168,7 @@ def _owners(attributions: Int32, costs: Float64) -> Int64:
     owners = np.full(size, -1, dtype=np.int64)
     for attribution in range(len(attributions)):
         node, drafter = attributions[attribution, NODE], attributions[attribution, DRAFTER]
-        if owners[node] < 0 or costs[drafter, QUERY] < costs[owners[node], QUERY]:
+        if owners[node] < 0 or worth[drafter] > worth[owners[node]]:
             owners[node] = drafter
     return owners
 

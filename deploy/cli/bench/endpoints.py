@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ....cluster.config import EngineConfig
 from ....cluster.engine.assembly import MakePipeline
+from ....cluster.loop_calls import collector_spared
 from ....cluster.transport.stage_spec import Pipeline, StageSpec
 from ....core.errors import ConfigError
 from ....core.request.sampling_params import RequestOptions
@@ -124,6 +125,7 @@ async def open_engines(
                 engines[needed] = AsyncEngine(needed, pipelines=pipelines, links=links)
                 await engines[needed].start()
                 stack.push_async_callback(engines[needed].close)
+        stack.enter_context(collector_spared())
         first = engines[configs[0]]
         prompts = _that_fit(prompts, job, first)
         plan = job.plan(_with_lengths(prompts, first.tokenizer) if job.dataset_lengths else prompts)

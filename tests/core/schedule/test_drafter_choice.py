@@ -94,31 +94,50 @@ def test_a_drafter_that_pays_is_asked_soon_and_nearly_always() -> None:
     assert asked_later > 0.9 * 5.0 / 0.03 * len(REQUESTS) / 2
 
 
-def test_of_two_that_say_the_same_the_dearer_one_is_left_out() -> None:
-    class Echo(Simulation):
-        def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
-            offered, said = super()._propose(requests, by_drafter)
-            for one, found in zip(requests, offered, strict=True):
-                for index, proposal in enumerate(found):
-                    right = np.array(said[one][:3], dtype=np.int32)
-                    found[index] = chain_proposal(proposal.source, right)
-            return offered, said
+class Echo(Simulation):
+    """All drafters are right as far as they look ahead, so that they say the same."""
 
+    def _propose(self, requests: Sequence[str], by_drafter: Mapping[str, Sequence[str]]):
+        offered, said = super()._propose(requests, by_drafter)
+        for one, found in zip(requests, offered, strict=True):
+            for index, proposal in enumerate(found):
+                right = np.array(said[one][: len(proposal.tokens)], dtype=np.int32)
+                found[index] = chain_proposal(proposal.source, right)
+        return offered, said
+
+    def asked_later(self, seconds: float) -> dict[str, int]:
+        """How often each drafter is asked, once they have been known for so many seconds."""
+        self.run(REQUESTS, seconds)
+        asked = self.num_asked.copy()
+        self.run(REQUESTS, seconds)
+        return {
+            name: sum(self.num_asked.get((name, one), 0) - asked.get((name, one), 0)
+                      for one in REQUESTS)
+            for name in self.guesses
+        }  # fmt: skip
+
+
+def test_of_two_that_say_the_same_the_dearer_one_is_left_out() -> None:
     simulation = Echo(
         {
-            "dear": Guess(lambda _request: 1.0, cost=DraftCost(0.0002, 0.0004, 0.0)),
-            "cheap": Guess(lambda _request: 1.0, cost=DraftCost(0.0001, 0.0001, 0.0)),
+            "dear": Guess(lambda _one: 1.0, length=3, cost=DraftCost(0.0002, 0.0004, 0.0)),
+            "cheap": Guess(lambda _one: 1.0, length=3, cost=DraftCost(0.0001, 0.0001, 0.0)),
         }
     )
-    simulation.run(REQUESTS, 8.0)
-    asked = simulation.num_asked.copy()
-    simulation.run(REQUESTS, 8.0)
-    count = {
-        name: sum(simulation.num_asked.get((name, one), 0) - asked.get((name, one), 0)
-                  for one in REQUESTS)
-        for name in simulation.guesses
-    }  # fmt: skip
+    count = simulation.asked_later(8.0)
     assert count["dear"] < 0.1 * count["cheap"]
+
+
+def test_one_that_says_more_takes_the_place_of_a_cheaper_one() -> None:
+    """Beside the cheaper one it brings less than it takes, and by itself it is the better one."""
+    simulation = Echo(
+        {
+            "less": Guess(lambda _one: 1.0, length=3, cost=DraftCost(0.0, 0.0017, 0.0)),
+            "more": Guess(lambda _one: 1.0, length=4, cost=DraftCost(0.0, 0.0018, 0.0)),
+        }
+    )
+    count = simulation.asked_later(8.0)
+    assert count["less"] < 0.1 * count["more"]
 
 
 def test_each_request_has_the_drafters_that_pay_for_it() -> None:
