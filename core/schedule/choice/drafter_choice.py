@@ -33,7 +33,7 @@ from .kernels import (
     regime_of,
 )
 from .known import BY_ROW, BY_ROW_AND_DRAFTER, nothing_known, padded
-from .learning import calibrate, charge_trials, credit_nodes, note, ratios, worth_alone
+from .learning import calibrate, charge_trials, credit_nodes, note, ratios
 from .quiet import Quiet
 from .wishes import DraftWish
 
@@ -245,13 +245,16 @@ class DrafterChoice:
         self._take_costs(costs)
         rows = self._rows_now(step.ids)
         batch = TreeBatch.of(step.trees)
-        worth = worth_alone(self._known, rows, plan.token_s, plan.row_s, plan.regime)
         credits = credit_nodes(
-            batch.attributions, batch.ends[1], step.paths.rows, step.paths.ends, worth
+            batch.attributions,
+            batch.ends[1],
+            step.paths.rows,
+            step.paths.ends,
+            self._known.costs,
         )
         gains, nodes = credits[..., GAIN], credits[..., NODES]
         places = {request_id: place for place, request_id in enumerate(plan.ids)}
-        choices = np.zeros(worth.shape, dtype=np.int64)
+        choices = np.zeros(gains.shape, dtype=np.int64)
         sizes = np.zeros((len(step.ids), 2))
         for index, request_id in enumerate(step.ids):
             place = places.get(request_id)

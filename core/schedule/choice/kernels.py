@@ -21,15 +21,19 @@ RECALL = 0.98
 SURE_SHARE = 0.8
 # Steps that probes are taken to bring nothing for, before they have brought any.
 LIFT_PRIOR = 16.0
+# The best drafter by itself takes the place of several where it is so much better than they are.
+BEST_MARGIN = 1.05
 # Steps in a row that a request's probes are tried for: what they find is proposed later.
 PROBE_TRIAL = 24
 
 
-WEIGHT, GAIN, NODES, ALONE_GAIN, ALONE_NODES = range(5)
-# What a mean is taken of.
-MEANS = (GAIN, NODES, ALONE_GAIN, ALONE_NODES)
+# Steps, then accepted and bought nodes: of those that count for a drafter (`credit_nodes`), of all
+# that it proposed, and of those that nobody else did.
+WEIGHT, GAIN, NODES, ALONE_GAIN, ALONE_NODES, ONLY_GAIN, ONLY_NODES = range(7)
+NUM_COLUMNS = 7
 MESSAGE, QUERY, OPEN_TOKEN = range(3)
-LEFT_OUT, ASKED, PROBING = range(3)
+# In place of what counts for drafters one by one: the best one by itself, and what others add.
+LEFT_OUT, ASKED, PROBING, BEST = range(4)
 # Added to a choice that is a trial.
 TRIED = 4
 
@@ -76,21 +80,21 @@ def regime_of(row_s: float, token_s: float) -> int:
 
 @compiled
 def means(levels: Float64, path: Int64, regime: int) -> Float64:
-    """float64 [drafters, 5]: what is expected of each at the end of a path of levels.
+    """float64 [drafters, 7]: what is expected of each at the end of a path of levels.
 
     Of the weight column 0; the others are the expected nodes of a step, as in `Known.levels`. What
     the engine expects is drawn to what it knows from the nearest other range of prices.
     """
-    expected = np.zeros((levels.shape[1], 5))
+    expected = np.zeros((levels.shape[1], NUM_COLUMNS))
     for drafter in range(levels.shape[1]):
         engine = levels[path[0], drafter]
         nearest = _nearest_known(engine, regime)
-        for part in MEANS:
+        for part in range(GAIN, NUM_COLUMNS):
             expected[drafter, part] = engine[nearest, part] / (engine[nearest, WEIGHT] + PRIORS[0])
         for depth in range(3):
             own = levels[path[depth], drafter, regime]
             total = own[WEIGHT] + PRIORS[depth]
-            for part in MEANS:
+            for part in range(GAIN, NUM_COLUMNS):
                 before = PRIORS[depth] * expected[drafter, part]
                 expected[drafter, part] = (own[part] + before) / total
     return expected
@@ -116,8 +120,10 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
     it adds to those before it. Then each may be tried for further requests, as far as its account
     goes.
     """
-    gains, costs_s, nodes = _expected(known, wishes)
+    expected, costs_s = _expected(known, wishes)
+    gains, nodes = SURE_SHARE * expected[:, :, GAIN], expected[:, :, NODES].copy()
     choices = np.zeros(wishes.allowed.shape, dtype=np.int64)
+    value_s, price_s = np.zeros(len(choices)), wishes.plain_s
     at, row_s, is_drafting = wishes.base_rows, 0.0, False
     worth = gains * wishes.token_s - costs_s
     for drafter in np.argsort(-np.maximum(worth, 0.0).sum(axis=0)):
@@ -132,8 +138,10 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
             if pays or is_drafting:
                 break
         if pays:
+            price_s = price_s if is_drafting else token_s
             is_drafting = True
             choices[:, drafter] = np.where(net > 0, ASKED, LEFT_OUT)
+            value_s += np.maximum(net, 0.0) - (net > 0) * message_s / max((net > 0).sum(), 1)
             at += (nodes[:, drafter] * (net > 0)).sum()
             message_s = host_s = 0.0
         # Not for a few requests only: the host works about as long for one as for many.
@@ -142,8 +150,51 @@ def decide(known: Known, wishes: StepWishes) -> tuple[Int64, float]:
         if known.probe_rows[drafter] > 0:
             single_s = 0.0 if is_drafting else wishes.single_s
             _choose_probes(choices[:, drafter], drafter, known, wishes, at, single_s)
+    _take_best(choices, value_s, expected, costs_s, price_s, known, wishes)
     _recall(choices, known, wishes)
     return choices, row_s
+
+
+@compiled
+def _take_best(  # noqa: PLR0913, PLR0917 - compiled functions take no options by name
+    choices: Int64,
+    value_s: Float64,
+    expected: Float64,
+    costs_s: Float64,
+    token_s: float,
+    known: Known,
+    wishes: StepWishes,
+) -> None:
+    """Let the best drafter by itself take the place of those that were chosen one by one, where it
+    saves more than they: the cheaper ones may have hidden it, each of them with a part of it.
+
+    Others stay with it for what nobody else says. `token_s` is what the first one was chosen by.
+    """
+    if not known.costs.size:
+        return
+    message_s = known.costs[:, MESSAGE] / len(choices)
+    row_s = _row_seconds(wishes, wishes.base_rows, 1.0)
+    for request in range(len(choices)):
+        host_s = wishes.host_s[1] + wishes.host_s[0] / len(choices)
+        means_of = expected[request]
+        alone = _saved(means_of, ALONE_GAIN, token_s, row_s) - costs_s[request] - message_s
+        best = np.argmax(np.where(wishes.allowed[request], alone, -np.inf))
+        only = _saved(means_of, ONLY_GAIN, token_s, row_s) - costs_s[request] - message_s
+        only[best] = 0.0
+        others = wishes.allowed[request] & (only > 0)
+        saved_s = alone[best] - host_s + (only * others).sum()
+        if saved_s <= BEST_MARGIN * max(value_s[request], 0.0):
+            continue
+        for drafter in range(len(alone)):
+            if choices[request, drafter] < TRIED:
+                stays = drafter == best or others[drafter]
+                choices[request, drafter] = BEST if stays else LEFT_OUT
+
+
+@compiled
+def _saved(means_of: Float64, gain: int, token_s: float, row_s: float) -> Float64:
+    """float64 [drafters]: seconds that nodes save beyond their rows; `gain` is their column."""
+    return SURE_SHARE * token_s * means_of[:, gain] - row_s * means_of[:, gain + 1]
 
 
 @compiled
@@ -159,17 +210,16 @@ def _recall(choices: Int64, known: Known, wishes: StepWishes) -> None:
 
 
 @compiled
-def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64, Float64]:
-    """float64 [requests, drafters] three times.
+def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64]:
+    """float64 [requests, drafters, 7] and [requests, drafters].
 
-    Tokens of a drafter that will be accepted, as far as they count; seconds of its query, and of an
-    opening's share; and the nodes that it will have.
+    What `means` expects of a drafter; seconds of its query, and of an opening's share.
     """
-    gains, costs_s = np.zeros(wishes.allowed.shape), np.full(wishes.allowed.shape, 1.0)
-    nodes = np.zeros(wishes.allowed.shape)
+    expected = np.zeros((*wishes.allowed.shape, NUM_COLUMNS))
+    costs_s = np.full(wishes.allowed.shape, 1.0)
     for request in range(len(wishes.rows)):
         row = wishes.rows[request]
-        expected = means(known.levels, known.paths[row], wishes.regime)
+        own = means(known.levels, known.paths[row], wishes.regime)
         for drafter in range(len(known.costs)):
             if not wishes.allowed[request, drafter]:
                 continue
@@ -177,9 +227,8 @@ def _expected(known: Known, wishes: StepWishes) -> tuple[Float64, Float64, Float
             if not known.is_open[row, drafter]:
                 opening_s = known.costs[drafter, OPEN_TOKEN] * wishes.sizes[request, 0]
                 costs_s[request, drafter] += opening_s / max(wishes.sizes[request, 1], 1.0)
-            gains[request, drafter] = SURE_SHARE * expected[drafter, GAIN]
-            nodes[request, drafter] = expected[drafter, NODES]
-    return gains, costs_s, nodes
+            expected[request, drafter] = own[drafter]
+    return expected, costs_s
 
 
 @compiled

@@ -24,9 +24,8 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 class Known(NamedTuple):
     """What is known of drafters; rows are of the engine (0), of classes and of requests.
 
-    levels      float64 [rows, drafters, regimes, 5]  decayed sums of the steps that asked a
-                drafter, of its accepted and bought nodes that count for it (`credit_nodes`), and
-                of all of these that it proposed; by `regime_of` the step
+    levels      float64 [rows, drafters, regimes, 7]  decayed sums of the steps that asked a
+                drafter, and of its nodes by the columns in `kernels.py`; by `regime_of` the step
     failures    float64 [rows, 2]  decayed sums of wrong nodes that were the most probable, and of
                 the hazard gone through
     paths       int64 [rows, 3]  the rows of the engine, the class and the request, of a request
@@ -61,7 +60,7 @@ def nothing_known() -> Known:
     """Room for the first rows, and no drafter."""
     count = FIRST_ROWS
     return Known(
-        levels=np.zeros((count, 0, NUM_REGIMES, 5)),
+        levels=np.zeros((count, 0, NUM_REGIMES, 7)),
         failures=np.zeros((count, 2)),
         paths=np.zeros((count, 3), dtype=np.int64),
         is_open=np.zeros((count, 0), dtype=np.bool_),

@@ -12,10 +12,14 @@ from ...tree.kernels import DRAFTER, NODE
 from .kernels import (
     ALONE_GAIN,
     ALONE_NODES,
+    BEST,
     GAIN,
     LEFT_OUT,
     MESSAGE,
     NODES,
+    NUM_COLUMNS,
+    ONLY_GAIN,
+    ONLY_NODES,
     OPEN_TOKEN,
     PROBING,
     QUERY,
@@ -39,7 +43,7 @@ def note(known: Known, rows: Int64, choices: Int64, credits: Float64, regime: in
     """Learn what every drafter brought every request.
 
     rows     int64 [requests]  -1 for one that has ended
-    credits  float64 [requests, drafters, 5]  as `credit_nodes` has them
+    credits  float64 [requests, drafters, 7]  as `credit_nodes` has them
     """
     for drafter in range(choices.shape[1]):
         for request in range(len(rows)):
@@ -95,11 +99,16 @@ def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
     if choice != LEFT_OUT:
         known.is_open[path[2], drafter] = True
     if choice % TRIED == PROBING:
-        usual = means(known.levels, path, regime)[drafter, GAIN]
+        usual_gain = means(known.levels, path, regime)[drafter, GAIN]
         known.lift[drafter] *= LIFT_DECAY
         known.lift[drafter, 0] += 1.0
-        known.lift[drafter, 1] += credit[GAIN] - usual
+        known.lift[drafter, 1] += credit[GAIN] - usual_gain
         return
+    if choice == BEST:
+        # What would count for it beside cheaper ones is not seen without them.
+        usual = means(known.levels, path, regime)[drafter]
+        credit = credit.copy()
+        credit[GAIN], credit[NODES] = usual[GAIN], usual[NODES]
     # A late proposal brings nodes to a step that did not ask for it.
     if choice == LEFT_OUT and not credit[ALONE_NODES]:
         return
@@ -115,35 +124,20 @@ def _note_one(  # noqa: PLR0917 - compiled functions take no options by name
 
 
 @compiled
-def worth_alone(known: Known, rows: Int64, token_s: float, row_s: float, regime: int) -> Float64:
-    """float64 [requests, drafters]: seconds that each would save a request if nobody else drafted.
-
-    rows  int64 [requests]  -1 for one that has ended, of which the engine's means are taken
-    """
-    worth = np.zeros((len(rows), len(known.costs)))
-    for request in range(len(rows)):
-        expected = means(known.levels, known.paths[max(rows[request], 0)], regime)
-        for drafter in range(len(known.costs)):
-            taken_s = known.costs[drafter, QUERY] + row_s * expected[drafter, ALONE_NODES]
-            worth[request, drafter] = token_s * expected[drafter, ALONE_GAIN] - taken_s
-    return worth
-
-
-@compiled
 def credit_nodes(
-    attributions: Int32, attribution_ends: Int64, rows: Int32, row_ends: Int64, worth: Float64
+    attributions: Int32, attribution_ends: Int64, rows: Int32, row_ends: Int64, costs: Float64
 ) -> Float64:
-    """float64 [trees, drafters, 5]: nodes of each by the columns of `Known.levels`, of weight 0.
+    """float64 [trees, drafters, 7]: nodes of each by the columns of `Known.levels`, of weight 0.
 
     Accepted nodes are the `rows` of a tree; row 0 is the root, node i is row i + 1. Of several
-    drafters that proposed a node, the one of the largest `worth` [trees, drafters] has it: so the
-    best keeps what it would bring by itself, and each other one is known for what it adds.
+    drafters that proposed a node, it counts for the one of the cheapest query, `costs`
+    [drafters, 3].
     """
-    credits = np.zeros((*worth.shape, 5))
+    credits = np.zeros((len(row_ends), len(costs), NUM_COLUMNS))
     first, first_row = 0, 0
     for tree in range(len(row_ends)):
         said = attributions[first : attribution_ends[tree]]
-        owners = _owners(said, worth[tree])
+        owners, counts = _owners(said, costs)
         is_accepted = np.zeros(len(owners), dtype=np.bool_)
         for index in range(first_row, row_ends[tree]):
             if rows[index]:
@@ -151,6 +145,9 @@ def credit_nodes(
         for node in range(len(owners)):
             credits[tree, owners[node], NODES] += 1
             credits[tree, owners[node], GAIN] += is_accepted[node]
+            if counts[node] == 1:
+                credits[tree, owners[node], ONLY_NODES] += 1
+                credits[tree, owners[node], ONLY_GAIN] += is_accepted[node]
         for attribution in range(len(said)):
             node, drafter = said[attribution, NODE], said[attribution, DRAFTER]
             credits[tree, drafter, ALONE_NODES] += 1
@@ -160,17 +157,18 @@ def credit_nodes(
 
 
 @compiled
-def _owners(attributions: Int32, worth: Float64) -> Int64:
-    """int64 [nodes]: the drafter that each node of a tree counts for."""
+def _owners(attributions: Int32, costs: Float64) -> tuple[Int64, Int64]:
+    """int64 [nodes] twice: the drafter that each node counts for, and how many said it."""
     size = 0
     for attribution in range(len(attributions)):
         size = max(size, attributions[attribution, NODE] + 1)
-    owners = np.full(size, -1, dtype=np.int64)
+    owners, counts = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int64)
     for attribution in range(len(attributions)):
         node, drafter = attributions[attribution, NODE], attributions[attribution, DRAFTER]
-        if owners[node] < 0 or worth[drafter] > worth[owners[node]]:
+        counts[node] += 1
+        if owners[node] < 0 or costs[drafter, QUERY] < costs[owners[node], QUERY]:
             owners[node] = drafter
-    return owners
+    return owners, counts
 
 
 @compiled
