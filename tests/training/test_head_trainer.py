@@ -15,6 +15,7 @@ from draftline.models.heads.feature_head import FeatureHead
 from draftline.models.heads.formats.dflash_config import DFlashConfig
 from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head, misfits
+from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads import trainer
 from draftline.training.heads.distilled_texts import (
@@ -75,12 +76,24 @@ def eagle3(checkpoint: Path) -> FeatureHeadConfig:
     )  # fmt: skip
 
 
-CONFIGS = {"griffin": griffin, "dflash": dflash, "dspark": dspark, "eagle3": eagle3}
+def p_eagle(checkpoint: Path) -> PEagleConfig:
+    sizes = eagle3(checkpoint)
+    own = {field.name: getattr(sizes, field.name) for field in fields(sizes)}
+    return PEagleConfig(
+        **own | {"num_layers": 2, "has_embedding": True}, mask_token=sizes.vocab_size - 1,
+        draft_length=3,
+    )  # fmt: skip
+
+
+CONFIGS = {
+    "griffin": griffin, "dflash": dflash, "dspark": dspark, "eagle3": eagle3, "p_eagle": p_eagle,
+}  # fmt: skip
 PUBLISHED = {
     "griffin": "GriffinModel",
     "dflash": "DFlashDraftModel",
     "dspark": "Qwen3DSparkModel",
     "eagle3": "LlamaForCausalLMEagle3",
+    "p_eagle": "LlamaForCausalLMEagle3",
 }
 
 
@@ -170,6 +183,18 @@ def test_an_eagle3_head_begins_with_the_targets_output(checkpoint: Path, tmp_pat
     assert len(tokens.unique()) == 50
     torch.testing.assert_close(head.lm_head.weight, output[tokens], atol=1e-6, rtol=0)
     torch.testing.assert_close(head.norm.weight, model.model.norm.weight, atol=1e-4, rtol=0)
+
+
+def test_a_p_eagle_drafter_begins_with_the_targets_embedding(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    said = texts(read_model_info(checkpoint).vocab_size)
+    plan = replace(PLAN, num_steps=1, peak_lr=1e-12)
+    head = train_head(p_eagle(checkpoint), checkpoint, said, plan, tmp_path)
+    assert isinstance(head, FeatureHead)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    table = model.get_input_embeddings().weight
+    torch.testing.assert_close(head.embed_tokens.weight, table, atol=1e-6, rtol=0)
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

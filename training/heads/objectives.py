@@ -8,6 +8,7 @@ from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head
+from ...models.heads.p_eagle import PEagle
 from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.heads.spec_former import SpecFormer
 from .anchored_blocks import BlockPlan, block_acceptance, random_blocks, train_blocks
@@ -18,6 +19,7 @@ from .draft_positions import (
     train_heads,
     train_positions,
 )
+from .feature_passes.mask_rows import MaskPlan, mask_acceptance, random_rollouts, train_masks
 from .feature_passes.passes import PassPlan, depth_acceptance, train_passes
 from .feature_passes.training_time_test import train_as_tested
 from .markov_blocks import markov_acceptance, train_markov_blocks
@@ -71,6 +73,23 @@ class TestedObjective:
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
         """As of `Objective`."""
         return depth_acceptance(self._head, target.embed, target.lm_head, batch, DEPTH)
+
+
+class MaskObjective:
+    """Masks of a P-EAGLE drafter behind random rows (`feature_passes/mask_rows.py`)."""
+
+    def __init__(self, head: PEagle, plan: MaskPlan) -> None:
+        self._head, self._plan = head, plan
+
+    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+        """As of `Objective`."""
+        rollouts = random_rollouts(batch, self._head.config.draft_length, self._plan)
+        losses = train_masks(self._head, target.embed, target.lm_head, batch, rollouts)
+        return sum(losses) / len(losses)
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
+        """As of `Objective`."""
+        return mask_acceptance(self._head, target.embed, target.lm_head, batch)
 
 
 class PositionObjective:
@@ -144,16 +163,24 @@ class MarkovObjective:
         return markov_acceptance(self._drafter, target.embedding, target.lm_head, batch)
 
 
-def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan) -> Objective:
-    """How a head is trained; `passes` are of feature heads, `blocks` of DFlash and DSpark."""
+def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan, masks: MaskPlan) -> Objective:
+    """How a head is trained; `passes` are of feature heads, `blocks` of DFlash and DSpark, `masks`
+    of P-EAGLE.
+    """
+    if isinstance(head, FeatureHead):
+        return _feature_objective(head, passes, masks)
     if isinstance(head, DSpark):
         return MarkovObjective(head, blocks)
     if isinstance(head, DFlash):
         return BlockObjective(head, blocks)
     if isinstance(head, SpecFormer):
         return PositionObjective(head)
-    if isinstance(head, Medusa | Blockwise):
-        return ParallelObjective(head)
+    return ParallelObjective(head)
+
+
+def _feature_objective(head: FeatureHead, passes: PassPlan, masks: MaskPlan) -> Objective:
+    if isinstance(head, PEagle):
+        return MaskObjective(head, masks)
     if head.config.fusion == "pair":
         return TestedObjective(head, passes)
     return PassObjective(head, passes)

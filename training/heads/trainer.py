@@ -24,6 +24,7 @@ from ..progress import progress_bar
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
 from .feature_passes.draft_vocabulary import begin_vocabulary, frequent_tokens
+from .feature_passes.mask_rows import MaskPlan
 from .feature_passes.passes import PassPlan
 from .objectives import Objective, objective_of
 from .target import Target, TextBatch
@@ -54,6 +55,7 @@ class HeadPlan:
     clip: float = 0.5
     passes: PassPlan = field(default_factory=PassPlan)
     blocks: BlockPlan = field(default_factory=BlockPlan)
+    masks: MaskPlan = field(default_factory=MaskPlan)
     mixed_precision: Literal["no", "bf16"] = "no"
     checkpoint_every: int = 100
     seed: int = 0
@@ -80,7 +82,7 @@ def train_head(
     target = Target(target_folder, accelerator.device, config.layers_of(num_layers))
     head = build_head(config).to(accelerator.device)
     _initialize(head, target, texts)
-    objective = objective_of(head, plan.passes, plan.blocks)
+    objective = objective_of(head, plan.passes, plan.blocks, plan.masks)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
     losses = _resume(run_dir, head, optimizer)
@@ -156,7 +158,7 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
     """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing.
 
     Not of DFlash: its masks have nothing of their own that a layer could leave as it is. Output
-    heads begin as the target's.
+    heads and embeddings begin as the target's.
     """
     output = target.lm_head.get_parameter("weight")
     if isinstance(head, Medusa | Blockwise):
@@ -171,8 +173,17 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
         # A token adds nothing to a DSpark drafter's logits at first.
         if name.endswith(("bias", "markov_w2.weight")):
             parameter.zero_()
-    if isinstance(head, FeatureHead) and head.config.draft_vocab_size:
-        config = head.config
+    if isinstance(head, FeatureHead):
+        _begin_as_target(head, target, texts)
+
+
+def _begin_as_target(head: FeatureHead, target: Target, texts: Sequence[DistilledText]) -> None:
+    """The embedding, output head and last norm of a head that has its own."""
+    config, output = head.config, target.lm_head.get_parameter("weight")
+    if config.has_embedding:
+        every = torch.arange(config.vocab_size, device=output.device)
+        head.embed_tokens.weight.copy_(target.embed(every))
+    if config.draft_vocab_size:
         tokens = frequent_tokens(texts, config.vocab_size, config.draft_vocab_size)
         begin_vocabulary(head, tokens, output)
         # What its rows are used to read. Of ones the norm makes its factors, however it keeps them.

@@ -44,3 +44,14 @@ def head_loss(
         chosen = torch.gather(log_probs, -1, best.indices)
         loss = loss - weights.best_tokens * (best.values * chosen).sum(-1).mean()
     return loss
+
+
+def distribution_loss(logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Mean over rows of the cross-entropy with the target's distribution, nats; 0 without rows.
+
+    logits, target_logits  [rows, vocabulary]
+    """
+    if not len(logits):
+        return logits.sum() * 0.0
+    target_probs = target_logits.float().softmax(-1)
+    return -(target_probs * logits.float().log_softmax(-1)).sum(-1).mean()
