@@ -134,7 +134,8 @@ def test_rollouts_are_kept_by_the_share_of_their_depth() -> None:
     plan, seen, deepest = MaskPlan(keep_rate=0.7, least_kept=0.35), set(), set()
     torch.manual_seed(1)
     for _ in range(60):
-        anchors, num_masks = (part[0].tolist() for part in random_rollouts(one, DRAFTS, plan))
+        rollouts = random_rollouts(one, DRAFTS, plan, torch.rand(1, 16))
+        anchors, num_masks = (part[0].tolist() for part in rollouts)
         assert len(set(anchors)) == len(anchors) <= 7
         assert num_masks == sorted(num_masks, reverse=True)
         # The text ends: a rollout stops before what nobody said.

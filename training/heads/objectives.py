@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+from torch import Tensor
 
 from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
@@ -29,11 +32,24 @@ from .target import Target, TextBatch
 DEPTH = 6
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """What a step has beside its texts.
+
+    done     how much of the run lies behind, 0 to 1
+    uniform  float32 [texts, length]  random numbers from 0 to 1
+    """
+
+    done: float
+    uniform: Tensor
+
+
 class Objective(Protocol):
     """How a head learns from a batch, and how it is judged."""
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:
-        """Add gradients to the head's parameters; the loss. `done`: of the run, 0 to 1."""
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
+        """Add gradients to the head's parameters; the loss, of which other processes have other
+        shares."""
         ...
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
@@ -47,10 +63,10 @@ class PassObjective:
     def __init__(self, head: FeatureHead, plan: PassPlan) -> None:
         self._head, self._plan = head, plan
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
         reports = train_passes(
-            self._head, target.embed, target.lm_head, batch, self._plan, done=done
+            self._head, target.embed, target.lm_head, batch, self._plan, done=draw.done
         )
         return reports[0].loss
 
@@ -65,9 +81,9 @@ class TestedObjective:
     def __init__(self, head: FeatureHead, plan: PassPlan) -> None:
         self._head, self._plan = head, plan
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        num_passes = self._plan.passes_at(done)
+        num_passes = self._plan.passes_at(draw.done)
         return train_as_tested(self._head, target.embed, target.lm_head, batch, num_passes)[0].loss
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
@@ -81,9 +97,9 @@ class MaskObjective:
     def __init__(self, head: PEagle, plan: MaskPlan) -> None:
         self._head, self._plan = head, plan
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        rollouts = random_rollouts(batch, self._head.config.draft_length, self._plan)
+        rollouts = random_rollouts(batch, self._head.config.draft_length, self._plan, draw.uniform)
         losses = train_masks(self._head, target.embed, target.lm_head, batch, rollouts)
         return sum(losses) / len(losses)
 
@@ -98,7 +114,7 @@ class PositionObjective:
     def __init__(self, drafter: SpecFormer) -> None:
         self._drafter = drafter
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:  # noqa: ARG002
         """As of `Objective`."""
         losses = train_positions(self._drafter, target.norm, target.lm_head, batch)
         return sum(losses) / len(losses)
@@ -119,7 +135,7 @@ class ParallelObjective:
         self._heads = heads
         self._weights = [decay ** (place + 1) for place in range(heads.config.draft_length)]
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:  # noqa: ARG002
         """As of `Objective`."""
         losses = train_heads(self._heads, target.lm_head, batch, self._weights)
         return sum(losses) / len(losses)
@@ -135,9 +151,9 @@ class BlockObjective:
     def __init__(self, drafter: DFlash, plan: BlockPlan) -> None:
         self._drafter, self._plan = drafter, plan
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        blocks = random_blocks(batch, self._plan.num_anchors)
+        blocks = random_blocks(batch, self._plan.num_anchors, draw.uniform)
         losses = train_blocks(self._drafter, target.embedding, target.lm_head, batch, blocks)
         return sum(losses) / len(losses)
 
@@ -152,9 +168,9 @@ class MarkovObjective:
     def __init__(self, drafter: DSpark, plan: BlockPlan) -> None:
         self._drafter, self._plan = drafter, plan
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        blocks = random_blocks(batch, self._plan.num_anchors)
+        blocks = random_blocks(batch, self._plan.num_anchors, draw.uniform)
         losses = train_markov_blocks(self._drafter, target.embedding, target.lm_head, batch, blocks)
         return sum(losses) / len(losses)
 

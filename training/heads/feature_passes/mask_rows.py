@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ....models.heads.p_eagle import PEagle
+from ..processes import mean_count
 from ..target import TextBatch
 from .draft_vocabulary import best_tokens, draft_logits, vocabulary_of
 from .losses import distribution_loss
@@ -61,13 +62,17 @@ class Depth(NamedTuple):
     is_known: Tensor
 
 
-def random_rollouts(batch: TextBatch, draft_length: int, plan: MaskPlan) -> Rollouts:
+def random_rollouts(
+    batch: TextBatch, draft_length: int, plan: MaskPlan, uniform: Tensor
+) -> Rollouts:
     """Rollouts at random rows whose draft the target said, as deep as the plan keeps them.
 
-    None is deeper than the text is known. By torch's own generator, which a checkpoint keeps.
+    uniform  float32 [texts, length]  random numbers from 0 to 1; rows of the largest go deepest
+
+    None is deeper than the text is known.
     """
     answers = batch.answers[:, 2:]
-    order = torch.rand(answers.shape).to(answers.device).masked_fill(~answers, -1.0)
+    order = uniform[:, : answers.shape[1]].masked_fill(~answers, -1.0)
     ranks = order.argsort(dim=-1, descending=True).argsort(dim=-1)
     count = answers.sum(-1, keepdim=True)
     reach = torch.zeros_like(ranks)
@@ -101,7 +106,7 @@ def train_masks(
         target_logits = target_logits[..., vocabulary]
     depths = list(rollout_depths(rows, rollouts, head.config.draft_length))
     masks = [depth.is_known & is_drafted.gather(1, depth.places) for depth in depths]
-    counts = [int(mask.sum()) for mask in masks]
+    counts = [mean_count(int(mask.sum())) for mask in masks]
     said = depth_states(head, embed, rows, rollouts)
     gradients, losses = [], []
     for depth, states, mask, count in zip(depths, said, masks, counts, strict=True):
@@ -110,7 +115,7 @@ def train_masks(
         texts, rows_of = mask.nonzero(as_tuple=True)
         wanted = target_logits[texts, depth.places[texts, rows_of]]
         loss = distribution_loss(draft_logits(head, lm_head, leaf[mask]), wanted)
-        (count / max(sum(counts), 1) * loss).backward()
+        (count / (sum(counts) or 1.0) * loss).backward()
         gradients.append(leaf.grad)
         losses.append(loss.item())
     torch.autograd.backward(said, gradients)
