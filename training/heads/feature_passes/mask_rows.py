@@ -3,7 +3,7 @@
 Draft 0 behind a row is what EAGLE-3's row says; draft d is what the d-th mask behind it says. The
 masks of a row, its rollout, see the text up to it and the masks before them in the same rollout,
 as while drafting. All rollouts of a text are computed in one pass. Each depth keeps a share of the
-rollouts of the one before it (conditional drop, as PARD has it, arXiv 2504.18583; speculators).
+rollouts of the one before it (conditional drop, arXiv 2504.18583; speculators).
 """
 
 from __future__ import annotations
