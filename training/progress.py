@@ -5,11 +5,12 @@ from __future__ import annotations
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-def progress_bar(unit: str) -> Progress:
+def progress_bar(unit: str, *, is_shown: bool = True) -> Progress:
     """What is done of how many `unit`, and the time that is left."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed}/{task.total} " + unit),
         TimeRemainingColumn(),
+        disable=not is_shown,
     )

@@ -211,3 +211,7 @@ def main() -> None:
         sys.exit(1 if isinstance(error, EngineFailed) else 2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -90,6 +90,16 @@ def _draft_length(config: Mapping[str, Any]) -> int:
     return int(config.get("para_depths") or methods[0].get("speculative_tokens") or 0)
 
 
+def published_mask_fields(config: PEagleConfig) -> dict[str, object]:
+    """What config.json says of the masks, as vLLM reads it, and how many drafts were trained."""
+    return {
+        "parallel_drafting": True,
+        MASK_TOKEN_FIELDS[0]: config.mask_token,
+        "embed_requires_grad": config.has_embedding,
+        "para_depths": config.draft_length,
+    }
+
+
 class PEagle(FeatureHead):
     """The drafter; its tensors have the published names."""
 

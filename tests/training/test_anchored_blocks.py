@@ -94,14 +94,14 @@ def test_anchors_are_tokens_that_were_said_before_others() -> None:
     torch.manual_seed(1)
     seen = set()
     for _ in range(40):
-        blocks = random_blocks(batch, 4)
+        blocks = random_blocks(batch, 4, torch.rand(TEXTS, LENGTH))
         assert blocks.is_real.all()
         for text, places in enumerate(blocks.anchors.tolist()):
             assert len(set(places)) == 4
             seen |= {(text, place) for place in places}
     last = [LENGTH - 2, 7, LENGTH - 2]
     assert seen == {(text, place) for text in range(TEXTS) for place in range(3, last[text] + 1)}
-    more = random_blocks(batch, 99)
+    more = random_blocks(batch, 99, torch.rand(TEXTS, LENGTH))
     assert more.is_real.sum(1).tolist() == [place - 2 for place in last]
 
 

@@ -132,7 +132,7 @@ def test_the_loss_has_three_parts() -> None:
     assert loss(0, 0, 1) == pytest.approx(0.75 * math.log(4))
     assert loss(1, 1, 1) == pytest.approx(1.5 + 1.75 * math.log(4))
     nothing = torch.zeros(1, 3, dtype=torch.bool)
-    weights = LossWeights()
+    weights = LossWeights(num_best=2)
     assert head_loss(regress, features, draft, target, mask=nothing, weights=weights).item() == 0.0
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from draftline.core.errors import ConfigError
-from draftline.models.heads.dspark import DSparkConfig
 from draftline.models.heads.feature_head import FeatureHead
-from draftline.models.heads.formats.dflash_config import DFlashConfig
-from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head, misfits
 from draftline.models.load.model_info import read_model_info
 from draftline.training.heads import trainer
@@ -25,71 +22,18 @@ from draftline.training.heads.distilled_texts import (
 )
 from draftline.training.heads.export import export_head
 from draftline.training.heads.feature_passes.draft_vocabulary import vocabulary_of
-from draftline.training.heads.feature_passes.passes import PassPlan
 from draftline.training.heads.trainer import HeadPlan, read_log, read_losses, train_head
+from support.inputs.tiny_heads import CONFIGS, PLAN, eagle3, griffin, p_eagle, texts
 from support.tools.tiny_models import save_tiny_model
 from transformers import AutoModelForCausalLM
 
-PLAN = HeadPlan(
-    num_steps=6, texts_per_step=2, window=12, peak_lr=1e-3, checkpoint_every=3,
-    passes=PassPlan(num_passes=2),
-)  # fmt: skip
-
-
-def griffin(checkpoint: Path) -> FeatureHeadConfig:
-    info = read_model_info(checkpoint)
-    return FeatureHeadConfig(
-        fusion="guided", hidden_size=info.hidden_size, intermediate_size=24, num_heads=2,
-        num_kv_heads=1, head_dim=8, vocab_size=info.vocab_size, fusion_size=20, splits_output=True,
-        has_fusion_bias=True, feature_size=info.hidden_size,
-        rope={"rope_type": "default", "rope_theta": 10000.0},
-    )  # fmt: skip
-
-
-def dflash(checkpoint: Path) -> DFlashConfig:
-    info = read_model_info(checkpoint)
-    return DFlashConfig(
-        hidden_size=info.hidden_size, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=8,
-        block_size=4, mask_token=info.vocab_size - 1, num_layers=2, num_features=2,
-        feature_size=info.hidden_size, feature_layers=(0, info.num_layers - 1),
-        vocab_size=info.vocab_size, rope={"rope_type": "default", "rope_theta": 10000.0},
-    )  # fmt: skip
-
-
-def dspark(checkpoint: Path) -> DSparkConfig:
-    sizes = dflash(checkpoint)
-    own = {field.name: getattr(sizes, field.name) for field in fields(sizes)}
-    width = sizes.hidden_size + 4
-    return DSparkConfig(
-        **own | {"is_shifted": True}, markov_kind="rnn", markov_rank=4, confidence_size=width
-    )
-
-
-def eagle3(checkpoint: Path) -> FeatureHeadConfig:
-    info = read_model_info(checkpoint)
-    return FeatureHeadConfig(
-        fusion="pair", hidden_size=info.hidden_size, intermediate_size=24, num_heads=2,
-        num_kv_heads=1, head_dim=8, vocab_size=info.vocab_size, num_features=3,
-        feature_size=info.hidden_size, feature_layers=(0, 1, 3), draft_vocab_size=50,
-        has_token_map=True, rope={"rope_type": "default", "rope_theta": 10000.0},
-    )  # fmt: skip
-
-
-CONFIGS = {"griffin": griffin, "dflash": dflash, "dspark": dspark, "eagle3": eagle3}
 PUBLISHED = {
     "griffin": "GriffinModel",
     "dflash": "DFlashDraftModel",
     "dspark": "Qwen3DSparkModel",
     "eagle3": "LlamaForCausalLMEagle3",
+    "p_eagle": "LlamaForCausalLMEagle3",
 }
-
-
-def texts(vocab_size: int, count: int = 40) -> list[DistilledText]:
-    rng = torch.Generator().manual_seed(0)
-    return [
-        DistilledText(tuple(torch.randint(0, vocab_size, (14,), generator=rng).tolist()), 3)
-        for _ in range(count)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +114,18 @@ def test_an_eagle3_head_begins_with_the_targets_output(checkpoint: Path, tmp_pat
     assert len(tokens.unique()) == 50
     torch.testing.assert_close(head.lm_head.weight, output[tokens], atol=1e-6, rtol=0)
     torch.testing.assert_close(head.norm.weight, model.model.norm.weight, atol=1e-4, rtol=0)
+
+
+def test_a_p_eagle_drafter_begins_with_the_targets_embedding(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    said = texts(read_model_info(checkpoint).vocab_size)
+    plan = replace(PLAN, num_steps=1, peak_lr=1e-12)
+    head = train_head(p_eagle(checkpoint), checkpoint, said, plan, tmp_path)
+    assert isinstance(head, FeatureHead)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    table = model.get_input_embeddings().weight
+    torch.testing.assert_close(head.embed_tokens.weight, table, atol=1e-6, rtol=0)
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...models.heads.dflash import DFlash
 from ...models.heads.formats.dflash_config import DFlashConfig
 from .draft_positions import backpropagate, count_accepted, token_losses
+from .processes import mean_count
 from .target import TextBatch
 
 # What a draft counts beside the one before it: exp(-1 / g), with g = 7 for blocks of 16 rows.
@@ -44,13 +45,13 @@ class Blocks(NamedTuple):
     is_real: Tensor
 
 
-def random_blocks(batch: TextBatch, count: int) -> Blocks:
+def random_blocks(batch: TextBatch, count: int, uniform: Tensor) -> Blocks:
     """At most `count` blocks a text, each at another token that the target said, as the next was.
 
-    By torch's own generator, which a checkpoint keeps.
+    uniform  float32 [texts, length]  random numbers from 0 to 1; blocks begin at the largest
     """
     starts = _starts(batch)
-    order = torch.rand(starts.shape).to(starts.device).masked_fill(~starts, -1.0)
+    order = uniform.masked_fill(~starts, -1.0)
     best = order.topk(min(count, order.shape[1]), dim=-1)
     return Blocks(best.indices, best.values >= 0)
 
@@ -76,7 +77,7 @@ def train_blocks(
     states = drafter.drafts(block_states(drafter, embedding, batch, blocks))
     wanted = [wanted_drafts(batch, blocks, draft) for draft in range(states.shape[-2])]
     decay = DECAY_ROWS * drafter.config.block_size
-    shares = draft_shares([int(mask.sum()) for _, mask in wanted], decay)
+    shares = draft_shares([mean_count(int(mask.sum())) for _, mask in wanted], decay)
     losses = token_losses(lambda _, state: drafter.logits(lm_head(state)), wanted)
     return backpropagate(states, losses, shares)
 
@@ -171,7 +172,7 @@ def _starts(batch: TextBatch) -> Tensor:
     return starts
 
 
-def draft_shares(counts: Sequence[int], decay: float) -> list[float]:
+def draft_shares(counts: Sequence[float], decay: float) -> list[float]:
     """What each draft's mean loss counts in that of all, by its weight and its rows.
 
     decay  draft k, from 0, has the weight exp(-k / decay)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.heads.spec_former import SpecFormer
 from .feature_passes.alignment import is_aligned
+from .processes import mean_count, share_of_rows
 from .target import TextBatch
 
 # Medusa's weight of a head's loss, against that of the head before it (arXiv 2401.10774, 2.2.1).
@@ -154,9 +155,9 @@ def _loss(
     logits_of: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, mask: Tensor
 ) -> Tensor:
     """Of the rows that count alone, whose logits are the larger part of the work."""
-    if not mask.any():
-        return states.sum() * 0.0
-    return functional.cross_entropy(logits_of(states[mask]).float(), tokens[mask])
+    logits = logits_of(states[mask]).float()
+    losses = functional.cross_entropy(logits, tokens[mask], reduction="none")
+    return share_of_rows(losses, mean_count(len(losses)))
 
 
 def _causal(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

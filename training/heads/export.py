@@ -15,13 +15,14 @@ from ...models.heads.formats.dflash_config import DFlashConfig, published_fields
 from ...models.heads.formats.feature_head_config import FeatureHeadConfig, published_pair_fields
 from ...models.heads.formats.head_tensors import MEDUSA_FILE
 from ...models.heads.load_head import TOKEN_MASK, Head, HeadConfig
+from ...models.heads.p_eagle import PEagleConfig, published_mask_fields
 from ...models.heads.parallel_heads import Medusa, MedusaConfig, ParallelConfig
 from ...models.heads.spec_former import SpecFormerConfig
 from ...models.load.checkpoint import SINGLE_FILE
 from .feature_passes.draft_vocabulary import vocabulary_of
 
 RECORD = "training.json"
-# EAGLE-3's one layer, as its project names it.
+# EAGLE-3's layer where it has one, as its project names it; speculators number them.
 PAIR_LAYER = "midlayer."
 
 
@@ -52,6 +53,8 @@ def _tensors(head: Head) -> dict[str, Tensor]:
         is_drafted = torch.zeros(head.config.vocab_size, dtype=torch.bool)
         is_drafted[vocabulary_of(head).cpu()] = True
         tensors[TOKEN_MASK] = is_drafted
+    if head.config.num_layers > 1:
+        return tensors
     first = "layers.0."
     return {
         PAIR_LAYER + name.removeprefix(first) if name.startswith(first) else name: tensor
@@ -93,4 +96,6 @@ def _sizes(config: HeadConfig) -> dict[str, object]:
         sizes |= published_markov_fields(config)
     if isinstance(config, FeatureHeadConfig) and config.fusion == "pair":
         sizes |= published_pair_fields(config)
+    if isinstance(config, PEagleConfig):
+        sizes |= published_mask_fields(config)
     return sizes

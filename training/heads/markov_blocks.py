@@ -18,6 +18,7 @@ from torch.nn import functional
 from ...models.heads.dspark import DSpark
 from .anchored_blocks import Blocks, block_states, draft_shares, every_block, wanted_drafts
 from .draft_positions import backpropagate, count_accepted
+from .processes import mean_count, share_of_rows
 from .target import TextBatch
 
 # Of the three losses, and of a draft beside the one before it: exp(-1 / 4).
@@ -50,7 +51,7 @@ def train_markov_blocks(
     """
     rows = markov_rows(drafter, embedding, batch, blocks)
     drafts = list(_drafts(drafter, batch, blocks))
-    shares = draft_shares([int(draft.mask.sum()) for draft in drafts], DECAY_DRAFTS)
+    shares = draft_shares([mean_count(int(draft.mask.sum())) for draft in drafts], DECAY_DRAFTS)
     losses = (partial(_loss, drafter, lm_head, draft) for draft in drafts)
     return backpropagate(rows, losses, shares)
 
@@ -106,23 +107,22 @@ def _drafts(drafter: DSpark, batch: TextBatch, blocks: Blocks) -> Iterator[_Draf
 
 
 def _loss(drafter: DSpark, lm_head: nn.Module, draft: _Draft, rows: Tensor) -> Tensor:
-    if not draft.mask.any():
-        return rows.sum() * 0.0
     own = rows[draft.mask]
     logits = markov_logits(drafter, lm_head, own)
     with torch.no_grad():
         target_probs = lm_head(draft.states[draft.mask]).float().softmax(-1)
     distance = (logits.softmax(-1) - target_probs).abs().sum(-1)
-    loss = TOKEN_WEIGHT * functional.cross_entropy(logits, draft.tokens[draft.mask])
-    loss = loss + DISTANCE_WEIGHT * distance.mean()
-    if not drafter.config.confidence_size:
-        return loss
-    state, _, embedded = _parts(drafter, own)
-    confidence = drafter.confidence_head(state, embedded).float()
-    is_accepted = 1 - distance.detach() / 2
-    return loss + CONFIDENCE_WEIGHT * functional.binary_cross_entropy_with_logits(
-        confidence, is_accepted
-    )
+    tokens = draft.tokens[draft.mask]
+    losses = TOKEN_WEIGHT * functional.cross_entropy(logits, tokens, reduction="none")
+    losses = losses + DISTANCE_WEIGHT * distance
+    if drafter.config.confidence_size:
+        state, _, embedded = _parts(drafter, own)
+        confidence = drafter.confidence_head(state, embedded).float()
+        is_accepted = 1 - distance.detach() / 2
+        losses = losses + CONFIDENCE_WEIGHT * functional.binary_cross_entropy_with_logits(
+            confidence, is_accepted, reduction="none"
+        )
+    return share_of_rows(losses, mean_count(len(losses)))
 
 
 def _parts(drafter: DSpark, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+from torch import Tensor
 
 from ...models.heads.dflash import DFlash
 from ...models.heads.dspark import DSpark
 from ...models.heads.feature_head import FeatureHead
 from ...models.heads.load_head import Head
+from ...models.heads.p_eagle import PEagle
 from ...models.heads.parallel_heads import Blockwise, Medusa
 from ...models.heads.spec_former import SpecFormer
 from .anchored_blocks import BlockPlan, block_acceptance, random_blocks, train_blocks
@@ -18,6 +22,7 @@ from .draft_positions import (
     train_heads,
     train_positions,
 )
+from .feature_passes.mask_rows import MaskPlan, mask_acceptance, random_rollouts, train_masks
 from .feature_passes.passes import PassPlan, depth_acceptance, train_passes
 from .feature_passes.training_time_test import train_as_tested
 from .markov_blocks import markov_acceptance, train_markov_blocks
@@ -27,11 +32,24 @@ from .target import Target, TextBatch
 DEPTH = 6
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """What a step has beside its texts.
+
+    done     how much of the run lies behind, 0 to 1
+    uniform  float32 [texts, length]  random numbers from 0 to 1
+    """
+
+    done: float
+    uniform: Tensor
+
+
 class Objective(Protocol):
     """How a head learns from a batch, and how it is judged."""
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:
-        """Add gradients to the head's parameters; the loss. `done`: of the run, 0 to 1."""
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
+        """Add gradients to the head's parameters; the loss, of which other processes have other
+        shares."""
         ...
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
@@ -45,10 +63,10 @@ class PassObjective:
     def __init__(self, head: FeatureHead, plan: PassPlan) -> None:
         self._head, self._plan = head, plan
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
         reports = train_passes(
-            self._head, target.embed, target.lm_head, batch, self._plan, done=done
+            self._head, target.embed, target.lm_head, batch, self._plan, done=draw.done
         )
         return reports[0].loss
 
@@ -63,14 +81,31 @@ class TestedObjective:
     def __init__(self, head: FeatureHead, plan: PassPlan) -> None:
         self._head, self._plan = head, plan
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        num_passes = self._plan.passes_at(done)
+        num_passes = self._plan.passes_at(draw.done)
         return train_as_tested(self._head, target.embed, target.lm_head, batch, num_passes)[0].loss
 
     def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
         """As of `Objective`."""
         return depth_acceptance(self._head, target.embed, target.lm_head, batch, DEPTH)
+
+
+class MaskObjective:
+    """Masks of a P-EAGLE drafter behind random rows (`feature_passes/mask_rows.py`)."""
+
+    def __init__(self, head: PEagle, plan: MaskPlan) -> None:
+        self._head, self._plan = head, plan
+
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
+        """As of `Objective`."""
+        rollouts = random_rollouts(batch, self._head.config.draft_length, self._plan, draw.uniform)
+        losses = train_masks(self._head, target.embed, target.lm_head, batch, rollouts)
+        return sum(losses) / len(losses)
+
+    def acceptance(self, target: Target, batch: TextBatch) -> list[tuple[int, int]]:
+        """As of `Objective`."""
+        return mask_acceptance(self._head, target.embed, target.lm_head, batch)
 
 
 class PositionObjective:
@@ -79,7 +114,7 @@ class PositionObjective:
     def __init__(self, drafter: SpecFormer) -> None:
         self._drafter = drafter
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:  # noqa: ARG002
         """As of `Objective`."""
         losses = train_positions(self._drafter, target.norm, target.lm_head, batch)
         return sum(losses) / len(losses)
@@ -100,7 +135,7 @@ class ParallelObjective:
         self._heads = heads
         self._weights = [decay ** (place + 1) for place in range(heads.config.draft_length)]
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:  # noqa: ARG002
         """As of `Objective`."""
         losses = train_heads(self._heads, target.lm_head, batch, self._weights)
         return sum(losses) / len(losses)
@@ -116,9 +151,9 @@ class BlockObjective:
     def __init__(self, drafter: DFlash, plan: BlockPlan) -> None:
         self._drafter, self._plan = drafter, plan
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        blocks = random_blocks(batch, self._plan.num_anchors)
+        blocks = random_blocks(batch, self._plan.num_anchors, draw.uniform)
         losses = train_blocks(self._drafter, target.embedding, target.lm_head, batch, blocks)
         return sum(losses) / len(losses)
 
@@ -133,9 +168,9 @@ class MarkovObjective:
     def __init__(self, drafter: DSpark, plan: BlockPlan) -> None:
         self._drafter, self._plan = drafter, plan
 
-    def learn(self, target: Target, batch: TextBatch, done: float) -> float:  # noqa: ARG002
+    def learn(self, target: Target, batch: TextBatch, draw: Draw) -> float:
         """As of `Objective`."""
-        blocks = random_blocks(batch, self._plan.num_anchors)
+        blocks = random_blocks(batch, self._plan.num_anchors, draw.uniform)
         losses = train_markov_blocks(self._drafter, target.embedding, target.lm_head, batch, blocks)
         return sum(losses) / len(losses)
 
@@ -144,16 +179,24 @@ class MarkovObjective:
         return markov_acceptance(self._drafter, target.embedding, target.lm_head, batch)
 
 
-def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan) -> Objective:
-    """How a head is trained; `passes` are of feature heads, `blocks` of DFlash and DSpark."""
+def objective_of(head: Head, passes: PassPlan, blocks: BlockPlan, masks: MaskPlan) -> Objective:
+    """How a head is trained; `passes` are of feature heads, `blocks` of DFlash and DSpark, `masks`
+    of P-EAGLE.
+    """
+    if isinstance(head, FeatureHead):
+        return _feature_objective(head, passes, masks)
     if isinstance(head, DSpark):
         return MarkovObjective(head, blocks)
     if isinstance(head, DFlash):
         return BlockObjective(head, blocks)
     if isinstance(head, SpecFormer):
         return PositionObjective(head)
-    if isinstance(head, Medusa | Blockwise):
-        return ParallelObjective(head)
+    return ParallelObjective(head)
+
+
+def _feature_objective(head: FeatureHead, passes: PassPlan, masks: MaskPlan) -> Objective:
+    if isinstance(head, PEagle):
+        return MaskObjective(head, masks)
     if head.config.fusion == "pair":
         return TestedObjective(head, passes)
     return PassObjective(head, passes)

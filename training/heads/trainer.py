@@ -24,8 +24,10 @@ from ..progress import progress_bar
 from .anchored_blocks import BlockPlan
 from .distilled_texts import DistilledText
 from .feature_passes.draft_vocabulary import begin_vocabulary, frequent_tokens
+from .feature_passes.mask_rows import MaskPlan
 from .feature_passes.passes import PassPlan
-from .objectives import Objective, objective_of
+from .objectives import Draw, Objective, objective_of
+from .processes import mean_count, mean_value, text_generator
 from .target import Target, TextBatch
 
 CHECKPOINT, LOG, LOSSES = "checkpoint.pt", "log.csv", "losses.csv"
@@ -40,7 +42,7 @@ class HeadPlan:
     texts_per_step   of all devices together
     window           most tokens of a text
     peak_lr          after the warm-up; falls to 0 with the steps
-    noise            the target's features are moved by up to half of this, at 512 tokens of text
+    noise            the target's features are moved by up to half of this, of a text of 512 tokens
     clip             bound of each gradient
     mixed_precision  of the passes; weights stay float32
     """
@@ -54,6 +56,7 @@ class HeadPlan:
     clip: float = 0.5
     passes: PassPlan = field(default_factory=PassPlan)
     blocks: BlockPlan = field(default_factory=BlockPlan)
+    masks: MaskPlan = field(default_factory=MaskPlan)
     mixed_precision: Literal["no", "bf16"] = "no"
     checkpoint_every: int = 100
     seed: int = 0
@@ -72,26 +75,44 @@ def train_head(
 
     The last texts are held out: every checkpoint adds a row of its step, its loss and the share of
     drafts that are accepted at each depth of a greedy chain on them to `log.csv`, and writes the
-    losses of all steps to `losses.csv`. Raises `ConfigError` if the checkpoint is of another head.
+    losses of all steps to `losses.csv`. Several processes, of torchrun or `accelerate launch`,
+    share the texts of each step and train what one would; the first writes. Raises `ConfigError`
+    if the checkpoint is of another head, there are more processes than texts of a step, or they
+    see other folders.
     """
-    accelerator = Accelerator(mixed_precision=plan.mixed_precision)
+    # Without being told so accelerate takes processes on CPUs for one each.
+    is_cpu = not torch.accelerator.is_available()
+    accelerator = Accelerator(mixed_precision=plan.mixed_precision, cpu=is_cpu)
+    if plan.texts_per_step < accelerator.num_processes:
+        raise ConfigError(
+            "texts_per_step",
+            f"is {plan.texts_per_step}, fewer than the {accelerator.num_processes} processes of "
+            "the run, each of which needs one",
+        )
     torch.manual_seed(plan.seed)
     num_layers = read_model_info(target_folder).num_layers
     target = Target(target_folder, accelerator.device, config.layers_of(num_layers))
     head = build_head(config).to(accelerator.device)
     _initialize(head, target, texts)
-    objective = objective_of(head, plan.passes, plan.blocks)
+    objective = objective_of(head, plan.passes, plan.blocks, plan.masks)
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.peak_lr, betas=(0.9, 0.95))
     held_out, texts = texts[-HELD_OUT_TEXTS:], texts[:-HELD_OUT_TEXTS]
     losses = _resume(run_dir, head, optimizer)
     step = len(losses)
-    with progress_bar("steps") as progress:
+    if mean_count(step) != step:
+        raise ConfigError(
+            "run_dir", f"{run_dir} is not the same to all processes; give a folder that they share"
+        )
+    with progress_bar("steps", is_shown=accelerator.is_main_process) as progress:
         task = progress.add_task(run_dir.name, total=plan.num_steps, completed=step)
         while step < plan.num_steps:
             chosen = _texts_of(texts, plan, step, accelerator)
             with accelerator.autocast():
-                batch = _noisy(target.batch(chosen, plan.window), plan)
-                loss = objective.learn(target, batch, step / plan.num_steps)
+                batch = target.batch(chosen, plan.window)
+                places = _places(plan, step, accelerator)
+                batch, uniform = _drawn(batch, chosen, places, plan)
+                draw = Draw(step / plan.num_steps, uniform)
+                loss = mean_value(objective.learn(target, batch, draw))
             _step(head, optimizer, plan, step, accelerator)
             losses.append(loss)
             step += 1
@@ -110,25 +131,41 @@ def _shares(
     return [round(accepted / max(follows, 1), 4) for follows, accepted in counts]
 
 
+def _places(plan: HeadPlan, step: int, accelerator: Accelerator) -> range:
+    """Of this process's texts of a step, counted over all steps and processes."""
+    first = step * plan.texts_per_step
+    places = range(first, first + plan.texts_per_step)
+    return places[accelerator.process_index :: accelerator.num_processes]
+
+
 def _texts_of(
     texts: Sequence[DistilledText], plan: HeadPlan, step: int, accelerator: Accelerator
 ) -> list[DistilledText]:
     """This process's texts of a step; an epoch reads each text once, shuffled."""
-    first, count = step * plan.texts_per_step, len(texts)
-    places = range(first, first + plan.texts_per_step)
+    places, count = _places(plan, step, accelerator), len(texts)
     orders = {
         epoch: np.random.default_rng((plan.seed, epoch)).permutation(count)
         for epoch in {place // count for place in places}
     }
-    own = places[accelerator.process_index :: accelerator.num_processes]
-    return [texts[orders[place // count][place % count]] for place in own]
+    return [texts[orders[place // count][place % count]] for place in places]
 
 
-def _noisy(batch: TextBatch, plan: HeadPlan) -> TextBatch:
-    """Features that are moved a little, so that the head's own do not surprise it (EAGLE)."""
-    noise = torch.rand_like(batch.features) - 0.5
-    scale = plan.noise * 512 / batch.features.shape[1]
-    return batch._replace(features=batch.features + noise * scale)
+def _drawn(
+    batch: TextBatch, texts: Sequence[DistilledText], places: Sequence[int], plan: HeadPlan
+) -> tuple[TextBatch, Tensor]:
+    """Features that are moved a little, so that the head's own do not surprise it (EAGLE); and
+    float32 [texts, length], random numbers from 0 to 1.
+
+    Both follow from the plan's seed and each text's place in the run.
+    """
+    uniform, features = torch.zeros(batch.tokens.shape), batch.features.clone()
+    for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+        generator, length = text_generator(plan.seed, place), min(len(text.tokens), plan.window)
+        uniform[row, :length] = torch.rand(length, generator=generator)
+        if plan.noise:
+            noise = torch.rand(length, features.shape[-1], generator=generator) - 0.5
+            features[row, :length] += noise.to(features.device) * (plan.noise * 512 / length)
+    return batch._replace(features=features), uniform.to(features.device)
 
 
 def _step(
@@ -156,7 +193,7 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
     """Every matrix keeps the variance of what it multiplies; the layer begins as nearly nothing.
 
     Not of DFlash: its masks have nothing of their own that a layer could leave as it is. Output
-    heads begin as the target's.
+    heads and embeddings begin as the target's.
     """
     output = target.lm_head.get_parameter("weight")
     if isinstance(head, Medusa | Blockwise):
@@ -171,8 +208,17 @@ def _initialize(head: Head, target: Target, texts: Sequence[DistilledText]) -> N
         # A token adds nothing to a DSpark drafter's logits at first.
         if name.endswith(("bias", "markov_w2.weight")):
             parameter.zero_()
-    if isinstance(head, FeatureHead) and head.config.draft_vocab_size:
-        config = head.config
+    if isinstance(head, FeatureHead):
+        _begin_as_target(head, target, texts)
+
+
+def _begin_as_target(head: FeatureHead, target: Target, texts: Sequence[DistilledText]) -> None:
+    """The embedding, output head and last norm of a head that has its own."""
+    config, output = head.config, target.lm_head.get_parameter("weight")
+    if config.has_embedding:
+        every = torch.arange(config.vocab_size, device=output.device)
+        head.embed_tokens.weight.copy_(target.embed(every))
+    if config.draft_vocab_size:
         tokens = frequent_tokens(texts, config.vocab_size, config.draft_vocab_size)
         begin_vocabulary(head, tokens, output)
         # What its rows are used to read. Of ones the norm makes its factors, however it keeps them.
@@ -191,7 +237,6 @@ def _resume(run_dir: Path, head: Head, optimizer: torch.optim.Optimizer) -> list
         )
     head.load_state_dict(state["head"])
     optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["rng"])
     # Checkpoints of earlier versions have none.
     return state.get("losses", [nan] * int(state["step"]))
 
@@ -205,7 +250,6 @@ def _checkpoint(
         "config": asdict(head.config),
         "head": head.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "rng": torch.get_rng_state(),
         "step": len(losses),
         "losses": losses,
     }

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -32,6 +32,7 @@ KINDS = {
     "blockwise": "Train heads for blockwise parallel decoding.",
     "dflash": "Train a DFlash drafter.",
     "dspark": "Train a DSpark drafter.",
+    "p_eagle": "Train a P-EAGLE drafter.",
 }
 
 
@@ -54,6 +55,15 @@ class HeadCommand(FlagCommand):
 
         return (HEAD,)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All of them; those of other kinds are refused by name, and the help leaves them out."""
+        from .job import has_flag
+
+        options = super().get_params(ctx)
+        for option in options:
+            option.hidden = option.hidden or not has_flag(self.name or "", option.name)
+        return options
+
 
 @train_app.command(cls=DataCommand)
 def data(ctx: typer.Context) -> None:
@@ -67,9 +77,9 @@ def data(ctx: typer.Context) -> None:
 def _head_command(kind: str) -> Callable[[typer.Context], None]:
     def train(ctx: typer.Context) -> None:
         from .fit import fit_head
-        from .job import HeadJob
+        from .job import HeadJob, head_job
 
-        fit_head(kind, HeadJob(**ctx.obj[HeadJob]), console)
+        fit_head(kind, head_job(kind, ctx.obj[HeadJob]), console)
 
     return train
 

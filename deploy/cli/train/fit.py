@@ -6,12 +6,15 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate import PartialState
 from rich.console import Console
 
 from ....core.errors import ConfigError
 from ....measure.report.plots import require_matplotlib
+from ....models.heads.load_head import Head
 from ....models.load.checkpoint import resolve_model_path
 from ....models.text.tokenizer import load_tokenizer
 from ....training.corpus import training_files
@@ -19,7 +22,7 @@ from ....training.heads.corpus_texts import corpus_texts
 from ....training.heads.curves import CURVES, draw_curves
 from ....training.heads.distilled_texts import DistilledText, read_texts
 from ....training.heads.export import export_head
-from ....training.heads.trainer import HELD_OUT_TEXTS, read_log, read_losses, train_head
+from ....training.heads.trainer import HELD_OUT_TEXTS, HeadPlan, read_log, read_losses, train_head
 from .data import PROMPTS_PER_FILE
 from .head_config import head_config
 from .job import HeadJob, head_plan, head_recipe
@@ -27,6 +30,8 @@ from .job import HeadJob, head_plan, head_recipe
 
 def fit_head(kind: str, job: HeadJob, console: Console) -> None:
     """Train a head of a kind, or go on with it, and write it to the job's folder.
+
+    Of several processes (torchrun, `accelerate launch`) the first writes.
 
     Raises `ConfigError`, `CheckpointError`.
     """
@@ -44,12 +49,27 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
     if not job.self_distillation:
         texts = [*_as_written(texts[:-HELD_OUT_TEXTS], job.model), *texts[-HELD_OUT_TEXTS:]]
     head = train_head(config, folder, texts, plan, run_dir)
+    state = PartialState()
+    if state.is_main_process:
+        record = {
+            "kind": kind,
+            "target": job.model,
+            "texts": len(texts),
+            "self_distillation": job.self_distillation,
+            **_record(head, plan, run_dir),
+        }
+        export_head(head, job.output, {"architectures": [recipe.architecture]}, record)
+        _draw(run_dir, job.output, f"{kind} head of {job.model}", console)
+        depths = ", ".join(f"{share:.2f}" for share in record["acceptance_by_depth"])
+        console.print(f"accepted at each depth of a greedy chain: {depths}")
+        console.print(f"{kind} head in {job.output}")
+    state.destroy_process_group()
+
+
+def _record(head: Head, plan: HeadPlan, run_dir: Path) -> dict[str, Any]:
+    """How it was trained and how far, for training.json."""
     step, loss, *shares = list(read_log(run_dir))[-1]
-    record = {
-        "kind": kind,
-        "target": job.model,
-        "texts": len(texts),
-        "self_distillation": job.self_distillation,
+    return {
         "steps": int(step),
         "loss": round(loss, 4),
         "acceptance_by_depth": shares,
@@ -58,11 +78,6 @@ def fit_head(kind: str, job: HeadJob, console: Console) -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    export_head(head, job.output, {"architectures": [recipe.architecture]}, record)
-    _draw(run_dir, job.output, f"{kind} head of {job.model}", console)
-    depths = ", ".join(f"{share:.2f}" for share in shares)
-    console.print(f"accepted at each depth of a greedy chain: {depths}")
-    console.print(f"{kind} head in {job.output}")
 
 
 def _as_written(texts: Sequence[DistilledText], model: str) -> list[DistilledText]:

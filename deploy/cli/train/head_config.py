@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from ....models.heads.dspark import DSparkConfig
 from ....models.heads.formats.dflash_config import DFlashConfig
 from ....models.heads.formats.feature_head_config import FeatureHeadConfig
 from ....models.heads.load_head import HeadConfig
+from ....models.heads.p_eagle import PEagleConfig
 from ....models.heads.parallel_heads import BlockwiseConfig, MedusaConfig
 from ....models.heads.spec_former import SpecFormerConfig
 from ....models.load.checkpoint import read_config
 from ....models.load.model_info import head_dim, num_kv_heads
 from ....training.heads.distilled_texts import DistilledText
-from .job import HeadJob, head_recipe
+from .job import HeadJob, HeadRecipe, head_recipe
 
 # Targets with fewer layers than this are read up to their last state.
 FEW_LAYERS = 12
@@ -34,7 +36,7 @@ def head_config(
     config = read_config(target)
     recipe = head_recipe(kind, job)
     hidden, rows = config.hidden_size, config.vocab_size
-    draft_length = job.draft_length or recipe.draft_length
+    draft_length = recipe.draft_length
     if kind == "medusa":
         return MedusaConfig(hidden, draft_length, rows, draft_vocab_size=rows)
     if kind == "blockwise":
@@ -42,13 +44,15 @@ def head_config(
         inner = draft_length * config.intermediate_size
         return BlockwiseConfig(hidden, draft_length, inner_size=inner)
     if kind in {"dflash", "dspark"}:
-        return _block_config(config, kind, job, draft_length, texts)
+        return _block_config(config, kind, job, recipe, texts)
     if kind == "specformer":
         return SpecFormerConfig(
             draft_length=draft_length, is_bidirectional=job.bidirectional, **_layer_sizes(config)
         )
-    if kind == "eagle3":
-        return _pair_config(config, job)
+    if kind in {"eagle3", "p_eagle"}:
+        pair = _pair_config(config, job)
+        mask = mask_token(texts, rows, config.eos_token_id)
+        return pair if kind == "eagle3" else _masked_config(pair, recipe, mask)
     assert recipe.fusion is not None
     return FeatureHeadConfig(
         fusion=recipe.fusion,
@@ -95,23 +99,33 @@ def _pair_config(config: PreTrainedConfig, job: HeadJob) -> FeatureHeadConfig:
     )
 
 
+def _masked_config(pair: FeatureHeadConfig, recipe: HeadRecipe, mask: int) -> PEagleConfig:
+    """An EAGLE-3 head's with more layers and an embedding of its own, that of masks among it."""
+    own = {field.name: getattr(pair, field.name) for field in fields(pair)}
+    return PEagleConfig(
+        **own | {"num_layers": recipe.num_layers, "has_embedding": True},
+        mask_token=mask,
+        draft_length=recipe.draft_length,
+    )
+
+
 def _block_config(
-    config: PreTrainedConfig, kind: str, job: HeadJob, draft_length: int,
+    config: PreTrainedConfig, kind: str, job: HeadJob, recipe: HeadRecipe,
     texts: Sequence[DistilledText],
 ) -> DFlashConfig:  # fmt: skip
     layers = read_layers(job.feature_layers) or tapped_layers(config.num_hidden_layers)
     hidden = config.hidden_size
     sizes: dict[str, Any] = {
-        "num_layers": job.num_layers, "num_features": len(layers), "feature_size": hidden,
+        "num_layers": recipe.num_layers, "num_features": len(layers), "feature_size": hidden,
         "feature_layers": layers, "vocab_size": config.vocab_size,
         "mask_token": mask_token(texts, config.vocab_size, config.eos_token_id),
         **_layer_sizes(config),
     }  # fmt: skip
     if kind == "dflash":
-        return DFlashConfig(block_size=draft_length + 1, **sizes)
+        return DFlashConfig(block_size=recipe.draft_length + 1, **sizes)
     rank = job.markov_rank or min(MARKOV_RANK, max(1, hidden // 4))
     return DSparkConfig(
-        block_size=draft_length,
+        block_size=recipe.draft_length,
         is_shifted=True,
         markov_kind=job.markov_kind,
         markov_rank=rank,

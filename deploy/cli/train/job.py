@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from ....models.heads.formats.feature_head_config import Fusion
 from ....training.heads.anchored_blocks import BlockPlan
 from ....training.heads.feature_passes.alignment import MaskForm
 from ....training.heads.feature_passes.losses import LossWeights
+from ....training.heads.feature_passes.mask_rows import MaskPlan
 from ....training.heads.feature_passes.passes import PassPlan
 from ....training.heads.trainer import HeadPlan
 from ..flags import FlagGroup
@@ -44,7 +45,7 @@ class DataJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadJob:
-    """What is asked of `draftline train griffin` and of its siblings."""
+    """What is asked of `draftline train griffin` and of its siblings; `OWN_FLAGS` are of some."""
 
     texts: Annotated[Path, Field(description="folder of `draftline train data`")]
     output: Annotated[Path, Field(description="folder of the trained head")]
@@ -81,10 +82,7 @@ class HeadJob:
     ] = None
     draft_length: Annotated[
         int | None,
-        Field(
-            ge=1,
-            description="drafts of a step, of kinds that say them all at once; by the kind",
-        ),
+        Field(ge=1, description="drafts of a step, all said at once; by the kind"),
     ] = None
     self_distillation: Annotated[
         bool,
@@ -95,24 +93,26 @@ class HeadJob:
     ] = True
     bidirectional: Annotated[
         bool,
-        Field(
-            description="a SpecFormer's drafts see each other both ways; else each those before it "
-            "alone"
-        ),
+        Field(description="drafts see each other both ways; else each those before it alone"),
     ] = True
-    num_layers: Annotated[int, Field(ge=1, description="layers of a DFlash or DSpark drafter")] = 2
+    num_layers: Annotated[int | None, Field(ge=1, description="its layers; by the kind")] = None
     num_anchors: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="places in a text where a DFlash or DSpark drafter drafts, of a step",
-        ),
+        int, Field(ge=1, description="places in a text where it drafts, of a step")
     ] = 32
+    keep_rate: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="share of the rows with a draft that have the next one, too; at least a "
+            "fifth have all",
+        ),
+    ] = 0.7
     markov_kind: Annotated[
         MarkovKind,
         Field(
-            description="what the token before adds to a DSpark drafter's logits: by itself, gated "
-            "by the draft's state, or by a memory of the drafts before"
+            description="what the token before adds to its logits: by itself, gated by the draft's "
+            "state, or by a memory of the drafts before"
         ),
     ] = "vanilla"
     markov_rank: Annotated[
@@ -126,16 +126,16 @@ class HeadJob:
     feature_layers: Annotated[
         str | None,
         Field(
-            description="layers of the target whose outputs an EAGLE-3 head or a DFlash or DSpark "
-            "drafter reads, separated by commas; -1: the embeddings; default: by the target's depth"
+            description="layers of the target whose outputs it reads, separated by commas; -1: the "
+            "embeddings; default: by the target's depth"
         ),
     ] = None
     draft_vocab_size: Annotated[
         int | None,
         Field(
             ge=1,
-            description="tokens that an EAGLE-3 head can draft, the most frequent ones of the "
-            "texts; default: all of the target's",
+            description="tokens that it can draft, the most frequent ones of the texts; default: "
+            "all of the target's",
         ),
     ] = None
     mixed_precision: Annotated[
@@ -150,8 +150,9 @@ class HeadRecipe:
     """What a kind of head is, and how it is trained where the command does not say.
 
     architecture  as its config.json names it
-    fusion        of a feature head; None: the kind says all drafts at once
-    draft_length  of such a kind: how many
+    fusion        of a feature head; None: the kind is none
+    draft_length  of a kind that says all drafts at once: how many
+    num_layers    of a kind that may have several
     noise         that its features are trained with
     is_staged     as of `PassPlan`
     """
@@ -165,6 +166,7 @@ class HeadRecipe:
     noise: float = 0.2
     is_staged: bool = False
     draft_length: int = 0
+    num_layers: int = 1
 
 
 # Losses as the released codes have them.
@@ -176,58 +178,79 @@ RECIPES = {
     "specformer": HeadRecipe("SpecFormerModel", None, noise=0.0, draft_length=8),
     "medusa": HeadRecipe("MedusaModel", None, noise=0.0, draft_length=5),
     "blockwise": HeadRecipe("BlockwiseModel", None, noise=0.0, draft_length=5),
-    "dflash": HeadRecipe("DFlashDraftModel", None, noise=0.0, draft_length=7),
-    "dspark": HeadRecipe("Qwen3DSparkModel", None, noise=0.0, draft_length=7),
+    "dflash": HeadRecipe("DFlashDraftModel", None, noise=0.0, draft_length=7, num_layers=2),
+    "dspark": HeadRecipe("Qwen3DSparkModel", None, noise=0.0, draft_length=7, num_layers=2),
+    "p_eagle": HeadRecipe(
+        "LlamaForCausalLMEagle3", "pair", noise=0.0, draft_length=8, num_layers=4
+    ),
     "fspad": HeadRecipe("FspadModel", "sampled", True, 1, 0, lambda: LossWeights(best_tokens=0.0)),
 }
 
+FUSED, BLOCKS = ("griffin", "hass", "eagle2", "fspad"), ("dflash", "dspark")
 # Flags that mean nothing to other kinds.
 OWN_FLAGS = {
+    "num_passes": (*FUSED, "eagle3"),
+    "num_aligned": FUSED,
+    "mask_form": FUSED,
+    "fusion": FUSED,
+    "splits_output": FUSED,
+    "draft_length": ("specformer", "medusa", "blockwise", *BLOCKS, "p_eagle"),
     "bidirectional": ("specformer",),
-    "feature_layers": ("eagle3", "dflash", "dspark"),
-    "draft_vocab_size": ("eagle3",),
+    "num_layers": (*BLOCKS, "p_eagle"),
+    "num_anchors": BLOCKS,
+    "keep_rate": ("p_eagle",),
     "markov_kind": ("dspark",),
     "markov_rank": ("dspark",),
+    "feature_layers": ("eagle3", *BLOCKS, "p_eagle"),
+    "draft_vocab_size": ("eagle3", "p_eagle"),
 }
 
 DATA = FlagGroup(title="Texts", kind=DataJob)
 HEAD = FlagGroup(title="Training", kind=HeadJob)
 
 
-def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
-    """The recipe of a kind with the job's own fusion and output: an ablation, where it has some.
+def has_flag(kind: str, name: str) -> bool:
+    """Whether a field of a `HeadJob` means something to a kind."""
+    return kind in OWN_FLAGS.get(name, RECIPES)
 
-    Raises `ConfigError` for a kind that has no such part.
-    """
-    recipe = RECIPES[kind]
-    given = {"fusion": job.fusion, "splits_output": job.splits_output}
-    changes = {name: value for name, value in given.items() if value is not None}
-    if changes and recipe.fusion in (None, "pair"):
-        raise ConfigError("fusion", f"and splits-output are of EAGLE-style heads; {kind} is none")
-    for name, kinds in OWN_FLAGS.items():
-        default = next(one.default for one in fields(HeadJob) if one.name == name)
-        if kind not in kinds and getattr(job, name) != default:
-            raise ConfigError(name, f"is of {', '.join(kinds)}; leave it out of train {kind}")
-    return replace(recipe, **changes)
+
+def head_job(kind: str, given: Mapping[str, Any]) -> HeadJob:
+    """The job of fields that were given. Raises `ConfigError` for one of other kinds alone."""
+    for name in given:
+        if not has_flag(kind, name):
+            raise ConfigError(
+                name,
+                f"is of train {', '.join(OWN_FLAGS[name])}; leave --"
+                f"{name.replace('_', '-')} out of train {kind}",
+            )
+    return HeadJob(**given)
+
+
+def head_recipe(kind: str, job: HeadJob) -> HeadRecipe:
+    """The recipe of a kind, where the job does not say otherwise: an ablation, where it does."""
+    names = ("fusion", "splits_output", "num_passes", "num_aligned", "draft_length", "num_layers")
+    given = {name: getattr(job, name) for name in names}
+    return replace(
+        RECIPES[kind], **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def head_plan(job: HeadJob, recipe: HeadRecipe) -> HeadPlan:
-    """The plan of a run: the recipe's, where the job does not say otherwise."""
-    num_passes = recipe.num_passes if job.num_passes is None else job.num_passes
-    num_aligned = recipe.num_aligned if job.num_aligned is None else job.num_aligned
+    """The plan of a run by the job's recipe (`head_recipe`)."""
     return HeadPlan(
         num_steps=job.num_steps,
         texts_per_step=job.texts_per_step,
         window=job.window,
         peak_lr=job.peak_lr,
         passes=PassPlan(
-            num_passes=num_passes,
-            num_aligned=num_aligned,
+            num_passes=recipe.num_passes,
+            num_aligned=recipe.num_aligned,
             is_staged=recipe.is_staged,
             mask_form=job.mask_form,
             weights=recipe.weights(),
         ),
         blocks=BlockPlan(job.num_anchors),
+        masks=MaskPlan(keep_rate=job.keep_rate),
         noise=recipe.noise,
         mixed_precision=job.mixed_precision,
         seed=job.seed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -29,7 +29,8 @@ SKIPPED = re.compile(r"(?:^|\.)rotary_emb\.|^verifier_")
 class HeadTensors:
     """The tensors of a checkpoint folder: safetensors or PyTorch files, whole or in shards.
 
-    PyTorch files are read with `weights_only`, so that none of them runs code.
+    Their shapes are read at first, their numbers by `read` alone: who asks for a head's kind waits
+    for no numbers. PyTorch files are read with `weights_only`, so that none of them runs code.
 
     shapes  of all, by name; prefixes of wrappers and what is derived are left out
 
@@ -39,7 +40,6 @@ class HeadTensors:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._torch: dict[str, Tensor] = {}
         self._files: TensorFiles | None = None
         # Beside them there may be the model that they belong to.
         single = MEDUSA_FILE if (folder / MEDUSA_FILE).is_file() else SINGLE_FILE
@@ -50,8 +50,8 @@ class HeadTensors:
             self._files = TensorFiles(folder, single)
             stored = self._files.shapes()
         else:
-            self._torch = _read_torch(folder)
-            stored = {name: tuple(tensor.shape) for name, tensor in self._torch.items()}
+            read = _read_torch(folder, _torch_shapes)
+            stored = {name: tuple(tensor.shape) for name, tensor in read.items()}
         self._stored = _plain_names(folder, stored)
         self.shapes = {name: stored[source] for name, source in self._stored.items()}
 
@@ -68,7 +68,8 @@ class HeadTensors:
     def read(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors, as stored, by their plain names."""
         if self._files is None:
-            yield from ((name, self._torch[stored]) for name, stored in self._stored.items())
+            read = _read_torch(self.folder, _torch_tensors)
+            yield from ((name, read[stored]) for name, stored in self._stored.items())
             return
         plain = {stored: name for name, stored in self._stored.items()}
         for stored, tensor in self._files.read(plain):
@@ -94,11 +95,11 @@ def plain_name(name: str) -> str:
     return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
 
 
-def _read_torch(folder: Path) -> dict[str, Tensor]:
+def _read_torch(folder: Path, read: Callable[[Path], object]) -> dict[str, Tensor]:
     files = [MEDUSA_TORCH_FILE] if (folder / MEDUSA_TORCH_FILE).is_file() else _torch_files(folder)
     tensors: dict[str, Tensor] = {}
     for file in files:
-        tensors.update(_read_torch_file(folder / file))
+        tensors.update(_checked_torch_file(folder / file, read))
     return tensors
 
 
@@ -116,10 +117,21 @@ def _torch_files(folder: Path) -> list[str]:
     )
 
 
-def _read_torch_file(path: Path) -> dict[str, Tensor]:
+def _torch_shapes(path: Path) -> object:
+    """What a file holds, on the meta device."""
+    with torch.serialization.skip_data():
+        return torch.load(path, map_location="meta", weights_only=True)
+
+
+def _torch_tensors(path: Path) -> object:
+    """What a file holds; of files of PyTorch 1.6 and later numbers are read where they are used."""
+    is_zip = zipfile.is_zipfile(path)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+
+
+def _checked_torch_file(path: Path, read: Callable[[Path], object]) -> dict[str, Tensor]:
     try:
-        is_zip = zipfile.is_zipfile(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        content = read(path)
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is missing or corrupt ({error}); fetch it again") from error
     if not isinstance(content, dict):

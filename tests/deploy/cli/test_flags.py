@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 import typer
 import typer.main
+from draftline import __version__
 from draftline.cluster.config import EngineConfig
 from draftline.core.errors import ConfigError
 from draftline.deploy.cli import flags as flag_module
@@ -307,12 +308,24 @@ def test_the_list_of_commands_waits_for_no_settings() -> None:
     assert run.stdout.decode().splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("module", ["draftline", "draftline.deploy.cli.main"])
+def test_the_command_is_a_module(module: str) -> None:
+    command = [sys.executable, "-m", module, "--version"]
+    run = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert run.stdout.decode() == f"draftline {__version__}\n"
+
+
 def flags_by_command() -> dict[str, set[str]]:
     pending, found = [("draftline", typer.main.get_command(app))], {}
     while pending:
         name, command = pending.pop()
         parameters: list[Any] = command.get_params(typer.Context(command))
-        found[name] = {flag for one in parameters for flag in (*one.opts, *one.secondary_opts)}
+        found[name] = {
+            flag
+            for one in parameters
+            if not getattr(one, "hidden", False)
+            for flag in (*one.opts, *one.secondary_opts)
+        }
         children = getattr(command, "commands", {}).items()
         pending += [(f"{name} {child}", part) for child, part in children]
     return found
@@ -320,7 +333,7 @@ def flags_by_command() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_name_flags_that_exist(page: Path) -> None:
-    """Those of commands that begin with `draftline`, in blocks and in lines."""
+    """Those of commands that begin with `draftline`, in blocks and in lines, as their help does."""
     known = flags_by_command()
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in re.findall(r"(?:^|`)(draftline [a-z][^\n`]*)", text, re.MULTILINE):

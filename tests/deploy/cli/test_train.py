@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,17 @@ from draftline.deploy.cli.main import app
 from draftline.deploy.cli.train import fit
 from draftline.deploy.cli.train.command import KINDS
 from draftline.deploy.cli.train.head_config import mask_token, pair_layers, tapped_layers
-from draftline.deploy.cli.train.job import RECIPES, HeadJob, head_plan, head_recipe
+from draftline.deploy.cli.train.job import (
+    OWN_FLAGS,
+    RECIPES,
+    HeadJob,
+    head_job,
+    head_plan,
+    head_recipe,
+)
 from draftline.models.heads.formats.feature_head_config import FeatureHeadConfig
 from draftline.models.heads.load_head import load_head
+from draftline.models.heads.p_eagle import PEagleConfig
 from draftline.models.heads.spec_former import SpecFormerConfig
 from draftline.training.corpus import SourceFile
 from draftline.training.heads.distilled_texts import DistilledText, TextFolder, read_texts
@@ -148,6 +158,28 @@ def test_layers_and_vocabulary_of_an_eagle3_head(
     assert "draft_vocab_size" in str(more.exception)
 
 
+def test_layers_and_drafts_of_a_p_eagle_drafter(
+    texts: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "head"
+    command = [
+        "train", "p_eagle", "--texts", str(texts), "--output", str(output), "--model",
+        str(checkpoint), "--num-steps", "1", "--texts-per-step", "1", "--draft-vocab-size", "20",
+        "--feature-layers", "-1,0", "--num-layers", "1", "--draft-length", "3", "--keep-rate", "1",
+    ]  # fmt: skip
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    config = load_head(output).config
+    assert isinstance(config, PEagleConfig)
+    assert (config.feature_layers, config.draft_vocab_size) == ((-1, 0), 20)
+    assert (config.num_layers, config.draft_length, config.has_embedding) == (1, 3, True)
+    said = {token for text in read_texts(texts) for token in text.tokens}
+    assert config.mask_token not in said
+    record = json.loads((output / "training.json").read_text())
+    assert len(record["acceptance_by_depth"]) == 3
+    assert record["plan"]["masks"]["keep_rate"] == 1
+
+
 def test_a_low_a_middle_and_a_high_layer() -> None:
     assert pair_layers(32) == (1, 15, 28)
     assert pair_layers(6) == (1, 3, 5)
@@ -157,32 +189,50 @@ def test_a_low_a_middle_and_a_high_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "field", "value"),
+    ("kind", "field", "flag"),
     [
-        ("griffin", "bidirectional", False),
-        ("specformer", "feature_layers", "1,2"),
-        ("dflash", "draft_vocab_size", 10),
-        ("dflash", "markov_rank", 10),
-        ("eagle3", "markov_kind", "rnn"),
+        ("griffin", "bidirectional", "--no-bidirectional"),
+        ("specformer", "feature_layers", "--feature-layers=1,2"),
+        ("specformer", "fusion", "--fusion=linear"),
+        ("eagle3", "splits_output", "--splits-output"),
+        ("dflash", "draft_vocab_size", "--draft-vocab-size=10"),
+        ("dflash", "num_passes", "--num-passes=3"),
+        ("eagle2", "draft_length", "--draft-length=3"),
+        # The default of the kinds that have it.
+        ("medusa", "num_anchors", "--num-anchors=32"),
+        ("hass", "num_layers", "--num-layers=2"),
+        ("eagle3", "markov_kind", "--markov-kind=rnn"),
+        ("dspark", "keep_rate", "--keep-rate=0.5"),
     ],
 )
-def test_flags_of_other_kinds_are_refused(kind: str, field: str, value: Any) -> None:
-    job = HeadJob(texts=Path(), output=Path(), **{field: value})
-    with pytest.raises(ConfigError, match=f"{field}.*leave it out of train {kind}"):
-        head_recipe(kind, job)
+def test_flags_of_other_kinds_are_refused(kind: str, field: str, flag: str) -> None:
+    result = runner.invoke(app, ["train", kind, "--texts", "none", "--output", "none", flag])
+    assert isinstance(result.exception, ConfigError)
+    message = str(result.exception)
+    assert message.startswith(f"{field}: ")
+    assert f"train {', '.join(OWN_FLAGS[field])};" in message
+    assert f"leave {flag.partition('=')[0].replace('--no-', '--')} out of train {kind}" in message
 
 
-@pytest.mark.parametrize("kind", ["specformer", "eagle3"])
-def test_other_heads_have_no_fusion(kind: str) -> None:
-    job = HeadJob(texts=Path(), output=Path(), fusion="linear")
-    with pytest.raises(ConfigError, match=f"{kind} is none"):
-        head_recipe(kind, job)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_help_of_a_kind_has_its_own_flags_alone(kind: str) -> None:
+    shown = set(re.findall(r"^ +(--[a-z-]+)", runner.invoke(app, ["train", kind, "--help"]).output,
+                           re.MULTILINE))  # fmt: skip
+    assert {"--texts", "--num-steps", "--seed"} < shown
+    for field, kinds in OWN_FLAGS.items():
+        assert (f"--{field.replace('_', '-')}" in shown) is (kind in kinds), field
+
+
+def test_own_flags_are_of_fields_and_kinds_that_there_are() -> None:
+    names = {field.name for field in fields(HeadJob)}
+    assert names >= OWN_FLAGS.keys()
+    assert RECIPES.keys() >= {kind for kinds in OWN_FLAGS.values() for kind in kinds}
 
 
 def test_a_recipe_is_followed_where_nothing_is_said() -> None:
-    def plan(kind: str, **fields: int):
-        job = HeadJob(texts=Path(), output=Path(), **fields)
-        return head_plan(job, RECIPES[kind]).passes
+    def plan(kind: str, **own: Any):
+        job = head_job(kind, {"texts": Path(), "output": Path(), **own})
+        return head_plan(job, head_recipe(kind, job)).passes
 
     assert RECIPES.keys() == KINDS.keys()
     assert (plan("griffin").num_passes, plan("griffin").num_aligned) == (3, 3)

@@ -54,6 +54,18 @@ def test_all_formats_give_the_same(tmp_path: Path, write, ending: str) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
 
 
+def test_shapes_are_told_without_the_numbers(tmp_path: Path) -> None:
+    """Of a file that ends within them."""
+    whole(tmp_path, "old bin")
+    path = tmp_path / "pytorch_model.bin"
+    numbers = sum(tensor.nbytes for tensor in TENSORS.values())
+    path.write_bytes(path.read_bytes()[: -numbers // 2])
+    read = HeadTensors(tmp_path)
+    assert read.shapes == {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        dict(read.read())
+
+
 def test_prefixes_and_what_is_derived_are_left_out(tmp_path: Path) -> None:
     one = torch.ones(2)
     names = (

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..processes import mean_count, share_of_rows
+
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
@@ -29,18 +31,30 @@ def head_loss(
 ) -> Tensor:  # fmt: skip
     """Mean over the rows of `mask` of the weighted parts, in nats where they are of tokens.
 
+    Of rows of all processes, as that of `distribution_loss` (`processes.py`).
+
     regress, features            [..., rows, hidden_size]  the head's, and what they stand for
     draft_logits, target_logits  [..., rows, vocabulary]
     mask                         bool [..., rows]; 0 where it is empty
     """
-    if not mask.any():
-        return regress.sum() * 0.0
+    count = mean_count(int(mask.sum()))
     log_probs = draft_logits[mask].float().log_softmax(-1)
     target_probs = target_logits[mask].float().softmax(-1)
-    loss = weights.feature * functional.smooth_l1_loss(regress[mask], features[mask])
-    loss = loss - weights.token * (target_probs * log_probs).sum(-1).mean()
+    distances = functional.smooth_l1_loss(regress[mask], features[mask], reduction="none")
+    losses = weights.feature * distances.mean(-1)
+    losses = losses - weights.token * (target_probs * log_probs).sum(-1)
     if weights.best_tokens:
         best = target_probs.topk(weights.num_best, dim=-1)
         chosen = torch.gather(log_probs, -1, best.indices)
-        loss = loss - weights.best_tokens * (best.values * chosen).sum(-1).mean()
-    return loss
+        losses = losses - weights.best_tokens * (best.values * chosen).sum(-1)
+    return share_of_rows(losses, count)
+
+
+def distribution_loss(logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Mean over rows of the cross-entropy with the target's distribution, nats; 0 without rows.
+
+    logits, target_logits  [rows, vocabulary]
+    """
+    target_probs = target_logits.float().softmax(-1)
+    losses = -(target_probs * logits.float().log_softmax(-1)).sum(-1)
+    return share_of_rows(losses, mean_count(len(logits)))

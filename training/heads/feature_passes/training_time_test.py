@@ -8,12 +8,13 @@ and it goes back through what was said to the passes before (SafeAILab/EAGLE, tr
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ....models.heads.feature_head import FeatureHead
 from ..target import TextBatch
 from .alignment import pass_mask
 from .draft_vocabulary import best_tokens, draft_logits, vocabulary_of
+from .losses import distribution_loss
 from .passes import PassReport, drafting_passes, text_rows
 
 # What a pass counts beside the one before it.
@@ -45,7 +46,7 @@ def train_as_tested(
         # The first rows have no drafts before them to go on from.
         mask = pass_mask([every_row] * index, is_known)
         logits = draft_logits(head, lm_head, leaf[mask])
-        loss = _cross_entropy(logits, target_logits[mask])
+        loss = distribution_loss(logits, target_logits[mask])
         (PASS_DECAY**index * loss).backward()
         said_states.append(said.predict)
         gradients.append(leaf.grad)
@@ -55,11 +56,3 @@ def train_as_tested(
         reports.append(PassReport(loss.item(), trained, accuracy))
     torch.autograd.backward(said_states, gradients)
     return reports
-
-
-def _cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Mean over rows, nats; 0 where there is none."""
-    if not len(logits):
-        return logits.sum() * 0.0
-    target_probs = target_logits.float().softmax(-1)
-    return -(target_probs * logits.float().log_softmax(-1)).sum(-1).mean()
