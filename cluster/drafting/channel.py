@@ -321,7 +321,12 @@ class DrafterChannel:
         if not self.is_up or self._message is not None:
             return
         texts = self._texts
-        queries = [self._capped(query) for query in self._queries if query.request_id in texts]
+        # Of a text that has grown since, none is of use: the drafter is told of all its tokens.
+        queries = [
+            self._capped(query)
+            for query in self._queries
+            if (text := texts.get(query.request_id)) and text.length == query.committed_len
+        ]
         self._queries = ()
         if not queries and not self._backlog:
             return

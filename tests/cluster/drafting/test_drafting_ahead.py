@@ -112,6 +112,20 @@ async def test_one_that_was_hoped_for_in_vain_is_asked_for_anew(scene: Ahead) ->
     assert tokens_of(await step) == session.expected(4)
 
 
+async def test_what_was_hoped_for_is_not_asked_of_a_text_that_has_grown(scene: Ahead) -> None:
+    session = await scene.begin()
+    scene.go_ahead(session, coming(session, 2))
+    assert await session.step(3, budget_s=0.0) == []
+    # A step that asks nobody goes by before the draft comes, and it is wrong.
+    await scene.hub.exchange([session.commit(1)], ())
+    scene.link.answer(scene.link.drafter.propose([Query("r", len(session.text) - 4, 4, (30,))]))
+    assert scene.link.waiting is None
+    step = asyncio.create_task(session.step(1))
+    await scene.answered()
+    assert tokens_of(await step) == session.expected(4)
+    assert scene.stats.errors == 0
+
+
 async def test_a_drafter_that_is_busy_is_not_asked_to_go_ahead(scene: Ahead) -> None:
     session = await scene.begin()
     assert await session.step(1, budget_s=0.0) == []
