@@ -39,7 +39,7 @@ class Drafting:
     """Speaks with the drafters for all requests, and makes a tree for each under the budget."""
 
     __slots__ = (
-        "_acceptance", "_budget", "_clock", "_commits", "_drafters", "_scheduler",
+        "_acceptance", "_ahead_of", "_budget", "_clock", "_commits", "_drafters", "_scheduler",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,8 @@ class Drafting:
         self._budget = budget
         self._clock = clock
         self._commits: list[StepCommit] = []
+        # The last step whose answer drafters were asked to assume.
+        self._ahead_of: TreeSteps | None = None
 
     def open(self, state: RequestState) -> None:
         """Begin a request with the drafters, if it wants them and has not begun.
@@ -149,6 +151,31 @@ class Drafting:
         proposals = await self._drafters.exchange(commits, queries, plan.by_drafter)
         seconds = self._clock() - start
         return DraftBatch(proposals, began_at, seconds, plan, self._drafters.costs())
+
+    def go_ahead(self, trees: TreeSteps, draft_batch: DraftBatch | None) -> None:
+        """Let drafters that have nothing else to do go on behind a step that is computed.
+
+        Each assumes that the target goes down a tree's likeliest path (PEARL's post-verify, of
+        trees). Not under acceptance rules that look at how a draft was drawn.
+        """
+        is_new = draft_batch is not None and self._ahead_of is not trees
+        if draft_batch is None or not is_new or not self._drafters.drafts_ahead:
+            return
+        self._ahead_of = trees
+        asked = draft_batch.plan.by_drafter
+        if not asked or self._acceptance != COUPLED:
+            return
+        most = self._scheduler.nodes_each(len(trees.states))
+        queries = []
+        for state, tree in zip(trees.states, trees.trees, strict=True):
+            assumed = tree.likeliest_path()
+            # The bonus token comes before what is verified next.
+            size = min(most, state.max_nodes, _max_depth(state) - len(assumed) - 1)
+            if size > 0 and not state.has_ended:
+                committed_len = len(state.token_ids)
+                queries.append(Query(state.request_id, committed_len, size + 1, assumed))
+        if queries:
+            self._drafters.draft_ahead(queries, asked)
 
     def _order(
         self, states: Sequence[RequestState], plan: AskPlan, sizes: Mapping[str, int] = NO_SIZES

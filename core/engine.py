@@ -111,9 +111,7 @@ class EngineCore:
         Raises `CapacityError`; `RequestError` where a request of that id runs.
         """
         if request.request_id in self._states:
-            raise RequestError(
-                "request_id", "is that of a request that has not ended; take another"
-            )
+            raise RequestError("request_id", "is that of a request that runs; take another")
         state = RequestState(request, stop, blocks=[], arrival_time=self._clock())
         self._scheduler.add(state)
         state.nodes = self._tally.open()
@@ -211,13 +209,15 @@ class EngineCore:
             return
         if self._trace is not None:
             self._trace.planning()
-        if len(self._in_flight) < self._pipeline.max_in_flight:
-            decoding = self._scheduler.decoding(self._forms.late())
-            if decoding:
-                self._asking = self._drafting.start(decoding)
-                # Drafters of this process alone have answered after one turn of the loop.
-                await asyncio.sleep(0)
-                self._asking.answer.add_done_callback(self._wakeup.notify)
+        has_room = len(self._in_flight) < self._pipeline.max_in_flight
+        decoding = self._scheduler.decoding(self._forms.late()) if has_room else ()
+        if decoding:
+            self._asking = self._drafting.start(decoding)
+            # Drafters of this process alone have answered after one turn of the loop.
+            await asyncio.sleep(0)
+            self._asking.answer.add_done_callback(self._wakeup.notify)
+        elif self._in_flight:
+            self._drafting.go_ahead(self._in_flight[-1].trees, self._in_flight[-1].draft_batch)
 
     @property
     def _has_room(self) -> bool:

@@ -193,6 +193,16 @@ class AheadDrafter(Protocol):
 
 
 @runtime_checkable
+class AssumingDrafter(Protocol):
+    """A drafter that may go on behind tokens that the target has not said yet."""
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether it is to be asked so: `Query.assumed`."""
+        ...
+
+
+@runtime_checkable
 class OwningDrafter(Protocol):
     """A drafter that holds threads or connections."""
 
@@ -259,4 +269,13 @@ class ProposalSource(Protocol):
 
     def note_drafted(self, drafted: Sequence[Drafted]) -> None:
         """Keep what those drafted, for the next queries."""
+        ...
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether any drafter drafts behind assumed tokens, while the target computes."""
+        ...
+
+    def draft_ahead(self, queries: Sequence[Query], asked: Mapping[str, Collection[str]]) -> None:
+        """Ask those for such drafts that were `asked` for these requests last."""
         ...

@@ -232,11 +232,16 @@ class DraftRequest:
 
 
 class Query(NamedTuple):
-    """Asks for a proposal that continues a request's first `committed_len` tokens."""
+    """Asks for a proposal that continues a request's first `committed_len` tokens.
+
+    assumed  tokens that the target may say next, while it still computes: the proposal is of the
+             text that these end. None: the text is known
+    """
 
     request_id: str
     committed_len: int
     max_nodes: int
+    assumed: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -139,6 +139,11 @@ class CountingDrafters:
         """Nobody asked for any."""
         assert not rows
 
+    drafts_ahead = False
+
+    def draft_ahead(self, queries: Sequence[Query], asked: Mapping[str, Collection[str]]) -> None:
+        """Nobody does."""
+
     stage_heads: tuple[str, ...] = ()
 
     def note_drafted(self, drafted: Sequence[Drafted]) -> None:

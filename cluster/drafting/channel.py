@@ -6,79 +6,17 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ...core.errors import DrafterError, ProtocolError
 from ...core.proposals import DraftCost, Drafted, FeatureRows, Proposal, Query, StepCommit
-from ...core.tree.merge import reroot
 from ...core.tree.proposal_batch import ProposalBatch
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
+from .arrived import ArrivedProposals
 from .backlog import CommittedText, DrafterBacklog
 from .drafter_cost import CostMeter
 from .stats import DrafterStats
-
-
-class ArrivedProposals:
-    """The newest proposal for each open request. Late ones are re-rooted where they still fit."""
-
-    __slots__ = ("_arrivals", "num_dropped", "num_late", "num_late_used", "num_used")
-
-    def __init__(self) -> None:
-        # By request id: the query that was answered, the text it was about, the answers to all
-        # queries and the place of its own: of a batch, only what is taken is made an object of.
-        self._arrivals: dict[str, tuple[Query, CommittedText, Sequence[Proposal], int]] = {}
-        self.num_used = 0
-        self.num_late = 0
-        self.num_late_used = 0
-        self.num_dropped = 0
-
-    def put(
-        self, query: Query, text: CommittedText, proposals: Sequence[Proposal], place: int
-    ) -> None:
-        """Keep the answer at `place` to a query; it replaces an older one that was not used."""
-        if query.request_id in self._arrivals:
-            self.num_dropped += 1
-        self._arrivals[query.request_id] = (query, text, proposals, place)
-
-    def forget(self, request_id: str) -> None:
-        """Drop what is kept for a request."""
-        self._arrivals.pop(request_id, None)
-
-    def take(self, query: Query) -> Proposal | None:
-        """The proposal for exactly the query's text, at most `max_nodes` long; None if none fits.
-
-        The text must reach to the query's committed length.
-        """
-        arrival = self._arrivals.pop(query.request_id, None)
-        if arrival is None:
-            return None
-        answered, text, proposals, place = arrival
-        proposal: Proposal | None = proposals[place]
-        is_late = answered.committed_len != query.committed_len
-        if is_late:
-            self.num_late += 1
-            proposal = reroot(proposal, text.tokens(answered.committed_len, query.committed_len))
-            self.num_dropped += proposal is None
-        if proposal is None or proposal.is_empty:
-            return None
-        self.num_used += 1
-        self.num_late_used += is_late
-        return proposal if len(proposal.tokens) <= query.max_nodes else _cut(proposal, query)
-
-
-def _cut(proposal: Proposal, query: Query) -> Proposal:
-    end = query.max_nodes
-    return replace(
-        proposal,
-        tokens=proposal.tokens[:end],
-        parents=proposal.parents[:end],
-        log_probs=proposal.log_probs[:end],
-        distributions=None
-        if proposal.distributions is None
-        else proposal.distributions.rows(slice(end)),
-    )
-
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +82,8 @@ class DrafterChannel:
         self._message_texts: list[CommittedText] = []
         self._sent_at = 0.0
         self._queries: Sequence[Query] = ()
+        # Queries that a draft of assumed tokens, on its way still, may answer.
+        self._hoped: list[Query] = []
         self._budget_s = 0.0
         self._mean_latency_s = 0.0
         self._num_messages = self._num_errors = self._num_connects = 0
@@ -176,6 +116,7 @@ class DrafterChannel:
         self._arrived.forget(request_id)
         # The id may be opened again, with another text, before these leave.
         self._queries = [query for query in self._queries if query.request_id != request_id]
+        self._hoped = [query for query in self._hoped if query.request_id != request_id]
         if self.link.ahead is not None:
             self.link.ahead.close(request_id)
         if self.is_up:
@@ -203,10 +144,49 @@ class DrafterChannel:
             if request_id in self._texts:
                 self.link.ahead.take(request_id, length, proposal)
 
-    def queue(self, queries: Sequence[Query], budget_s: float) -> None:
-        """Keep the queries of a step for the next message; they replace those of earlier steps."""
+    def queue(self, queries: Sequence[Query], budget_s: float) -> bool:
+        """Keep the queries of a step for the next message; they replace those of earlier steps.
+
+        Whether any is sent or answered still: what was drafted ahead, and fits, is not asked again.
+        """
+        self._hoped = []
+        if self.link.drafts_ahead and queries:
+            queries = self._not_ahead(queries)
         self._queries, self._budget_s = queries, budget_s
-        self.is_awaited = False
+        self.is_awaited = bool(self._hoped) and self._is_in_time()
+        return bool(queries or self._hoped)
+
+    def draft_ahead(self, queries: Sequence[Query], budget_s: float) -> None:
+        """Ask for drafts behind what the target may say, if the drafter has nothing else to do."""
+        is_idle = self.is_up and self._message is None and not self._queries
+        if is_idle and self.link.drafts_ahead:
+            self._queries, self._budget_s = queries, budget_s
+            self._flush()
+            self.is_awaited = False
+
+    def _not_ahead(self, queries: Sequence[Query]) -> list[Query]:
+        """The queries that no draft of assumed tokens answers; those on their way may still."""
+        asked = () if self._message is None else self._message.queries
+        coming = {query.request_id: query for query in asked if query.assumed is not None}
+        left: list[Query] = []
+        num_settled = 0
+        for query in queries:
+            on_way = coming.get(query.request_id)
+            if self._arrived.settle(query):
+                num_settled += 1
+            elif on_way is not None and self._may_fit(on_way, query.committed_len):
+                self._hoped.append(query)
+            else:
+                left.append(query)
+        if num_settled:
+            # The engine waited for none of them.
+            self._meter.record((), num_settled, 0.0, None)
+        return left
+
+    def _may_fit(self, ahead: Query, committed_len: int) -> bool:
+        said = self._texts[ahead.request_id].tokens(ahead.committed_len, committed_len).tolist()
+        assumed = ahead.assumed or ()
+        return len(said) > len(assumed) and tuple(said[: len(assumed)]) == assumed
 
     def send(self) -> None:
         """Send what is queued, now or when the drafter has answered or is connected again.
@@ -265,25 +245,30 @@ class DrafterChannel:
         self._report = report or self._report
         if seconds is not None:
             self._seconds += seconds
-        if self.link.ahead is None:
-            took_s = self._clock() - self._sent_at
-            self._meter.record(message.opens, len(message.queries), took_s, seconds)
+        self._record_cost(message, seconds)
         if message.queries:
             self.is_awaited = False
             self._record_latency(message)
-            asked = zip(message.queries, self._message_texts, strict=True)
-            for place, (query, text) in enumerate(asked):
-                if self._texts.get(query.request_id) is text:
-                    self._arrived.put(query, text, proposals, place)
+            self._keep(message, proposals)
         if not self.link.is_local:
             self._flush()
             self._on_progress()
+
+    def _keep(self, message: DrafterMessage, proposals: Sequence[Proposal]) -> None:
+        asked = zip(message.queries, self._message_texts, strict=True)
+        for place, (query, text) in enumerate(asked):
+            if self._texts.get(query.request_id) is text:
+                self._arrived.put(query, text, proposals, place)
+        if self._hoped:
+            # What turned out to be assumed wrongly is asked for after all.
+            hoped, self._hoped = self._hoped, []
+            self._queries = [*self._queries, *self._not_ahead(hoped)]
 
     def failed(self, error: DrafterError) -> None:
         """Disconnect; the breaker says when to try again."""
         self._num_errors += 1
         self.is_up = self.is_awaited = self.is_connecting = False
-        self._message = None
+        self._message, self._hoped = None, []
         self.link.disconnect()
         delay = self._breaker.fail(self._clock())
         self._failures.log("failed", f"retry_in_s={delay:.2f} {error}")
@@ -292,7 +277,7 @@ class DrafterChannel:
     def retire(self) -> None:
         """Disconnect, so that the drafter forgets all requests; it is not asked any more."""
         self.is_up = self.is_awaited = self.is_connecting = False
-        self._message, self._queries = None, ()
+        self._message, self._queries, self._hoped = None, (), []
         self._backlog.reset()
         self.link.disconnect()
 
@@ -313,6 +298,8 @@ class DrafterChannel:
             late=self._arrived.num_late,
             late_used=self._arrived.num_late_used,
             dropped=self._arrived.num_dropped,
+            ahead=self._arrived.num_ahead,
+            ahead_used=self._arrived.num_ahead_used,
             errors=self._num_errors,
             reconnects=max(0, self._num_connects - 1),
             latency_sum_s=self._latency_sum_s,
@@ -334,7 +321,12 @@ class DrafterChannel:
         if not self.is_up or self._message is not None:
             return
         texts = self._texts
-        queries = [self._capped(query) for query in self._queries if query.request_id in texts]
+        # Of a text that has grown since, none is of use: the drafter is told of all its tokens.
+        queries = [
+            self._capped(query)
+            for query in self._queries
+            if (text := texts.get(query.request_id)) and text.length == query.committed_len
+        ]
         self._queries = ()
         if not queries and not self._backlog:
             return
@@ -379,6 +371,13 @@ class DrafterChannel:
         for probe in proposals.probes:
             if probe is not None:
                 probe.check(self._limits.vocab_size, self._limits.max_probe_rows)
+
+    def _record_cost(self, message: DrafterMessage, seconds: DraftSeconds | None) -> None:
+        is_ahead = any(query.assumed is not None for query in message.queries)
+        # Heads of the last stage draft in its time; nobody waits for what is drafted ahead.
+        if self.link.ahead is None and not is_ahead:
+            took_s = self._clock() - self._sent_at
+            self._meter.record(message.opens, len(message.queries), took_s, seconds)
 
     def _record_latency(self, message: DrafterMessage) -> None:
         latency = self._clock() - self._sent_at

@@ -162,11 +162,24 @@ class DrafterHub:
 
     def _queue(self, channel: DrafterChannel, queries: Sequence[Query], budget_s: float) -> bool:
         """Queue what a drafter is asked for; whether that is anything."""
-        channel.queue(queries, budget_s)
+        is_asked = channel.queue(queries, budget_s)
         if not queries:
             # One that was lost comes back, though nobody asks it now.
             channel.connect(self._clock())
-        return bool(queries)
+        return is_asked
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether any drafter drafts behind what the target may say, while it computes."""
+        return any(channel.link.drafts_ahead for channel in self._remote)
+
+    def draft_ahead(self, queries: Sequence[Query], asked: Mapping[str, Collection[str]]) -> None:
+        """Ask those for drafts of assumed tokens that were `asked` for these requests last, and
+        have nothing else to do. What they say is used where the target says these tokens.
+        """
+        for channel in self._remote:
+            if channel.link.drafts_ahead and (own := _wanted(channel, queries, asked)):
+                channel.draft_ahead(own, self._budget_s)
 
     def costs(self) -> dict[str, DraftCost]:
         """Seconds that each drafter takes, by name; 0 before it has answered.

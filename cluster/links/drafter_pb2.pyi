@@ -25,14 +25,16 @@ class FeatureLayers(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "name", "features")
+    __slots__ = ("protocol_version", "name", "features", "drafts_ahead")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     features: FeatureLayers
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., features: _Optional[_Union[FeatureLayers, _Mapping]] = ...) -> None: ...
+    drafts_ahead: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., features: _Optional[_Union[FeatureLayers, _Mapping]] = ..., drafts_ahead: _Optional[bool] = ...) -> None: ...
 
 class LogitsParams(_message.Message):
     __slots__ = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids", "min_tokens")
@@ -124,14 +126,18 @@ class Features(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., values: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("request_id", "committed_len", "max_nodes")
+    __slots__ = ("request_id", "committed_len", "max_nodes", "is_ahead", "assumed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    IS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    ASSUMED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     committed_len: int
     max_nodes: int
-    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+    is_ahead: bool
+    assumed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., committed_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., is_ahead: _Optional[bool] = ..., assumed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("sequence", "closes", "opens", "commits", "queries", "budget_s", "last_commits", "features")

@@ -31,6 +31,7 @@ from .tokens import token_metadata
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
+    Greeting,
     decode_answer,
     decode_hello,
     encode_hello,
@@ -99,6 +100,7 @@ class GrpcLink:
         self.max_nodes = max_nodes
         self.keeps_answers = keeps_answers
         self.reads_features = features is not None
+        self.drafts_ahead = False
         self._features = features
         # As the server that it is connected to reads them.
         self._columns: FeatureColumns | None = None
@@ -207,7 +209,7 @@ class GrpcLink:
     async def _greet(self, call: grpc.aio.StreamStreamCall, answers: AsyncIterator[bytes]) -> None:
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
-                await call.write(encode_hello(self.name, pb.ToDrafter))
+                await call.write(encode_hello(Greeting(self.name), pb.ToDrafter))
                 server = decode_hello(await anext(answers, b""), pb.FromDrafter)
         except TimeoutError:
             self._silence.connects += 1
@@ -218,6 +220,7 @@ class GrpcLink:
             raise
         self._silence.connected()
         self._columns = self._columns_for(server.features)
+        self.drafts_ahead = server.drafts_ahead
 
     def _columns_for(self, read: FeatureLayers | None) -> FeatureColumns | None:
         if self._features is None and read is None:

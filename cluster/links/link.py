@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from ...core.errors import DrafterError
 from ...core.interfaces import (
     AheadDrafter,
+    AssumingDrafter,
     Drafter,
     FeatureDrafter,
     LearningDrafter,
@@ -146,6 +147,11 @@ class DrafterLink(Protocol):
         """The drafter, if it stands for a head of the last stage."""
         ...
 
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether it drafts behind assumed tokens, beside the engine; known when connected."""
+        ...
+
     def connect(self, events: LinkEvents) -> None:
         """Begin to connect; `ready` or `failed` follows."""
         ...
@@ -173,6 +179,11 @@ class DrafterLink(Protocol):
 def features_read(drafter: Drafter) -> FeatureLayers | None:
     """What a drafter reads of the target's states; None: nothing."""
     return drafter.feature_layers if isinstance(drafter, FeatureDrafter) else None
+
+
+def drafts_ahead(drafter: Drafter) -> bool:
+    """Whether a drafter drafts behind assumed tokens."""
+    return isinstance(drafter, AssumingDrafter) and drafter.drafts_ahead
 
 
 class DrafterSession:
@@ -254,6 +265,8 @@ class InprocLink:
     )  # fmt: skip
 
     is_local = True
+    # It would hold up the engine.
+    drafts_ahead = False
 
     def __init__(
         self,

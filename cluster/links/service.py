@@ -20,10 +20,11 @@ from ..transport.stage_failure import is_device_lost
 from . import drafter_pb2 as pb
 from .failures import FailureLog, failure_reason
 from .features import MAX_FEATURE_BYTES, feature_bytes
-from .link import DrafterMessage, DrafterSession, features_read, is_report_due
+from .link import DrafterMessage, DrafterSession, drafts_ahead, features_read, is_report_due
 from .wire import (
     DEFAULT_MAX_BYTES,
     METHOD,
+    Greeting,
     decode_hello,
     decode_part,
     encode_answer,
@@ -108,7 +109,8 @@ class DrafterService:
         loop = asyncio.get_running_loop()
         try:
             decode_hello(await anext(requests, b""), pb.ToDrafter)
-            yield encode_hello(self._drafter.name, pb.FromDrafter, read)
+            greeting = Greeting(self._drafter.name, read, drafts_ahead(self._drafter))
+            yield encode_hello(greeting, pb.FromDrafter)
             # The next message is read after this one is answered: gRPC holds the sender back.
             async for data in requests:
                 answer = await loop.run_in_executor(

@@ -61,18 +61,21 @@ def decode_array(message: pb.Array, field: str, dtype: str = INT32, dims: int = 
 
 
 class Greeting(NamedTuple):
-    """What a side says of itself: its name, and what its drafter reads of the target's states."""
+    """What a side says of itself: its name, what its drafter reads of the target's states, and
+    whether it drafts behind assumed tokens."""
 
     name: str
-    features: FeatureLayers | None
+    features: FeatureLayers | None = None
+    drafts_ahead: bool = False
 
 
-def encode_hello(name: str, kind: type[Message], features: FeatureLayers | None = None) -> bytes:
-    """The first message of either side; `features` of a server whose drafter reads some."""
-    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, name=name)
-    if features is not None:
-        hello.features.layers.extend(features.layers)
-        hello.features.width = features.width
+def encode_hello(greeting: Greeting, kind: type[Message]) -> bytes:
+    """The first message of either side."""
+    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, name=greeting.name)
+    hello.drafts_ahead = greeting.drafts_ahead
+    if greeting.features is not None:
+        hello.features.layers.extend(greeting.features.layers)
+        hello.features.width = greeting.features.width
     return kind(hello=hello).SerializeToString()
 
 
@@ -89,7 +92,7 @@ def decode_hello(data: bytes, kind: type[Message]) -> Greeting:
         )
     features = message.hello.features
     layers = FeatureLayers(tuple(features.layers), features.width) if features.layers else None
-    return Greeting(message.hello.name, layers)
+    return Greeting(message.hello.name, layers, message.hello.drafts_ahead)
 
 
 def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> bytes:
@@ -116,6 +119,8 @@ def encode_step(message: DrafterMessage, budget_s: float, max_bytes: int) -> byt
             request_id=query.request_id,
             committed_len=query.committed_len,
             max_nodes=query.max_nodes,
+            is_ahead=query.assumed is not None,
+            assumed=query.assumed or (),
         )
     return _within(pb.ToDrafter(step=step).SerializeToString(), max_bytes)
 
@@ -150,11 +155,16 @@ def _decode_step(step: pb.Step, now: float) -> DrafterMessage:
         tuple(step.closes),
         tuple(_decode_request(request) for request in step.opens),
         [_decode_commit(commit) for commit in step.commits],
-        [Query(query.request_id, query.committed_len, query.max_nodes) for query in step.queries],
+        [_decode_query(query) for query in step.queries],
         now + step.budget_s,
         [_decode_commit(commit) for commit in step.last_commits],
         [_decode_features(features) for features in step.features],
     )
+
+
+def _decode_query(query: pb.Query) -> Query:
+    assumed = tuple(query.assumed) if query.is_ahead else None
+    return Query(query.request_id, query.committed_len, query.max_nodes, assumed)
 
 
 def encode_answer(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ...core.arrays import Int32
 from ...core.proposals import DraftRequest
 from .chain_job import ChainJob
-from .chain_length import ChainLength
+from .chain_length import ChainLength, num_equal
 from .text_distribution import TextDistribution
 
 # A Python number and a place in a list.
@@ -64,30 +66,40 @@ class CachedText:
         """Append committed tokens; the KV of drawn ones is kept as far as they agree."""
         self.is_draftable &= self._knows(tokens)
         added = tokens.tolist()
-        for drawn, token in zip(self._drawn, added, strict=False):
-            if drawn != token:
-                break
-            self.cached_len += 1
-        self._drawn = []
+        agreed = num_equal(self._drawn, added)
+        self.cached_len += agreed
+        # What was drafted ahead stands behind these.
+        self._drawn = self._drawn[agreed:] if agreed == len(added) else []
         self.proposed = None
         self.length.observe(tokens)
         self.tokens.extend(added)
         self.distribution.append(added)
 
-    def rewind(self) -> int:
-        """Position of the first token to feed: the last committed one is fed again if need be.
+    def may_follow(self, assumed: Sequence[int]) -> bool:
+        """Whether tokens can be drafted behind the text and these."""
+        return self.is_draftable and all(0 <= token < self._vocab_size for token in assumed)
+
+    def rewind(self, assumed: Sequence[int] = ()) -> int:
+        """Position of the first token to feed: the last one of the text, and of what is assumed to
+        follow it, is fed again if need be.
 
         Its row draws the next token. What the cache holds beyond it will be overwritten.
         """
-        self.cached_len = min(self.cached_len, self.committed_len - 1)
-        self._drawn = []
-        return self.cached_len
+        agreed = 0
+        if self.cached_len == self.committed_len:
+            agreed = num_equal(self._drawn, assumed)
+        self._drawn = list(assumed[:agreed])
+        last = self.committed_len + len(assumed) - 1
+        position = min(self.cached_len + agreed, last)
+        self.cached_len = min(position, self.committed_len)
+        return position
 
-    def keep_cache(self, job: ChainJob) -> None:
-        """Take over what a job has fed."""
+    def keep_cache(self, job: ChainJob, assumed: Sequence[int] = ()) -> None:
+        """Take over what a job has fed of the text, what was assumed to follow it, and its own."""
         if self.blocks:
             self.cached_len = min(job.position, self.committed_len)
-            self._drawn = job.drawn[: max(0, job.position - self.committed_len)]
+            behind = [*assumed, *job.drawn]
+            self._drawn = behind[: max(0, job.position - self.committed_len)]
 
     def forget_cache(self) -> None:
         """Note that nothing is cached any more, since the blocks were given back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from ...core.arrays import Int32
 from ...core.errors import ConfigError
@@ -20,41 +21,76 @@ from .stopping import (
 )
 
 
+@dataclass(slots=True)
+class Chain:
+    """A chain whose acceptance is not known yet.
+
+    assumed    tokens between the committed text and the chain
+    num_right  of its tokens, that were committed already
+    """
+
+    assumed: list[int]
+    is_ahead: bool
+    tokens: list[int] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
+    num_right: int = 0
+
+
 class ChainLength:
     """Asks a rule how long a chain may become, and reports how much of it was accepted."""
 
-    __slots__ = ("_draft", "_rule", "_tokens")
+    __slots__ = ("_chains", "_rule")
 
     def __init__(self, rule: Stopping) -> None:
         self._rule = rule
-        self._draft: list[Drawn] = []
-        self._tokens: list[int] = []
+        # The one that is verified, and one that was drafted ahead of it.
+        self._chains: list[Chain] = []
 
-    def begin(self, most: int, num_requests: int) -> int:
+    def begin(self, most: int, num_requests: int, assumed: Sequence[int] | None = None) -> int:
         """Begin a new chain: the most tokens that it may have.
 
         most          upper bound of the step
         num_requests  requests that are drafted for in the same batch
+        assumed       tokens that stand before it, where it is drafted ahead
         """
-        self._draft, self._tokens = [], []
+        if assumed is None:
+            self._chains = []
+        self._chains.append(Chain(list(assumed or ()), assumed is not None))
         return self._rule.num_tokens(most, num_requests)
 
     def ends_with(self, token: int, drawn: Drawn) -> bool:
         """Whether the chain is over with the token that was just drawn."""
-        self._tokens.append(token)
-        self._draft.append(drawn)
+        chain = self._chains[-1]
+        chain.tokens.append(token)
+        chain.drawn.append(drawn)
         return self._rule.stops_after(drawn)
 
     def observe(self, tokens: Int32) -> None:
-        """Report committed tokens: the part of the chain that they begin with was accepted."""
-        if not self._draft:
-            return
+        """Report committed tokens: the part of the chain that they begin with was accepted.
+
+        Nothing is known of one that stands behind other tokens than were committed, and not all of
+        one before which they end.
+        """
         committed = tokens.tolist()
-        pairs = enumerate(zip(self._tokens, committed, strict=False))
-        agreed = min(len(self._tokens), len(committed))
-        accepted = next((index for index, (drafted, target) in pairs if drafted != target), agreed)
-        self._rule.observe(self._draft, accepted)
-        self._draft, self._tokens = [], []
+        chains, self._chains = self._chains, []
+        for chain in chains:
+            path = [*chain.assumed, *chain.tokens[chain.num_right :]]
+            agreed = num_equal(path, committed)
+            num_right = chain.num_right + max(0, agreed - len(chain.assumed))
+            if chain.is_ahead and agreed == len(committed):
+                rest = chain.assumed[agreed:]
+                # It is what is verified next.
+                chain.assumed, chain.is_ahead, chain.num_right = rest, bool(rest), num_right
+                self._chains.append(chain)
+            elif agreed >= len(chain.assumed) and chain.drawn:
+                self._rule.observe(chain.drawn, num_right)
+
+
+def num_equal(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(some, others, strict=False))
+    most = min(len(some), len(others))
+    return next((index for index, (one, other) in pairs if one != other), most)
 
 
 def stop_rule(

@@ -127,6 +127,11 @@ class ModelDrafter:
         return self._name
 
     @property
+    def drafts_ahead(self) -> bool:
+        """Whether it drafts behind assumed tokens."""
+        return self._options.ahead
+
+    @property
     def memory_bytes(self) -> int:
         """About the bytes that the open requests take on the host."""
         return self._requests.memory_bytes
@@ -143,13 +148,14 @@ class ModelDrafter:
         Empty also for a request that does not fit in the KV cache or the model's context.
         """
         states = [self._requests.of_query(query) for query in queries]
+        is_ahead = any(query.assumed is not None for query in queries)
         start = self._clock()
-        if not self._drafted.isdisjoint(query.request_id for query in queries):
+        if not is_ahead and not self._drafted.isdisjoint(query.request_id for query in queries):
             self._costs.note_verify(start - self._proposed_at)
             if self._sequoia is not None:
                 self._sequoia.note_verify(self._num_nodes, start - self._proposed_at)
         jobs = [
-            self._begin(state, query.max_nodes, len(queries))
+            self._begin(state, query, len(queries))
             for state, query in zip(states, queries, strict=True)
         ]
         active = [job for job in jobs if not job.is_done]
@@ -164,13 +170,14 @@ class ModelDrafter:
             before, start = start, self._clock()
             self._costs.note_draw(start - before)
         self._proposed_at = start
-        self._drafted = frozenset(query.request_id for query in queries)
-        for state, job in zip(states, jobs, strict=True):
-            state.keep_cache(job)
+        # What is drafted ahead is verified later than next.
+        self._drafted = frozenset(() if is_ahead else (query.request_id for query in queries))
+        for state, query, job in zip(states, queries, jobs, strict=True):
+            state.keep_cache(job, query.assumed or ())
         proposals = [
             self._proposal(job, query.max_nodes) for job, query in zip(jobs, queries, strict=True)
         ]
-        if self._sequoia is not None:
+        if self._sequoia is not None and not is_ahead:
             self._num_nodes = sum(len(one.tokens) for one in proposals) / max(len(proposals), 1)
             for state, proposal in zip(states, proposals, strict=True):
                 state.proposed = proposal.tokens, proposal.parents
@@ -190,39 +197,37 @@ class ModelDrafter:
         if state is not None:
             self._blocks.free(state.blocks)
 
-    def _begin(self, state: CachedText, max_nodes: int, num_requests: int) -> ChainJob:
-        room = self._info.max_context_len - state.committed_len
-        most = max(0, min(max_nodes, self._options.num_tokens, room))
-        limit = state.length.begin(most, num_requests)
+    def _begin(self, state: CachedText, query: Query, num_requests: int) -> ChainJob:
+        assumed = query.assumed or ()
+        text_len = state.committed_len + len(assumed)
+        # The first token of what is drafted ahead is the target's own next one.
+        num_tokens = self._options.num_tokens + (query.assumed is not None)
+        room = self._info.max_context_len - text_len
+        most = max(0, min(query.max_nodes, num_tokens, room))
+        limit = state.length.begin(most, num_requests, query.assumed)
         expansion = None
         if self._expansions is not None and state.distribution.is_plain:
-            expansion = self._expansions(limit, max_nodes)
+            expansion = self._expansions(limit, query.max_nodes)
             limit = min(1, limit)
         num_fed = expansion.most_fed if expansion is not None else limit - 1
-        if limit < 1 or not state.is_draftable or not self._reserve(state, num_fed):
+        num_fed += len(assumed)
+        if limit < 1 or not state.may_follow(assumed) or not self._reserve(state, num_fed):
             limit = 0
-        position = state.rewind()
+        position = state.rewind(assumed)
+        distribution = state.distribution.copy()
+        distribution.append(list(assumed))
         distribution_size = self._distribution_size(state)
-        rng = (
-            draft_rng(self._name, state.distribution.seed, state.committed_len)
-            if distribution_size
-            else None
-        )
+        rng = draft_rng(self._name, distribution.seed, text_len) if distribution_size else None
         tree = None
         if expansion is not None and limit:
-            tree = TreeJob(
-                expansion,
-                state.committed_len,
-                state.blocks,
-                state.distribution,
-                self._tree_draws(state, rng),
-            )
+            draws = self._tree_draws(state, rng)
+            tree = TreeJob(expansion, text_len, state.blocks, distribution, draws)
         return ChainJob(
-            state.tokens[position:],
+            [*state.tokens[position:], *assumed[max(0, position - state.committed_len) :]],
             position,
             state.blocks,
             limit,
-            state.distribution.copy(),
+            distribution,
             state.length,
             with_best=self._options.branch > 0 and state.distribution.temperature == 0,
             distribution_size=distribution_size,

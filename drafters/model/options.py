@@ -45,6 +45,8 @@ class ModelOptions:
                           stand beside the chain's first
     stop                  when a chain ends before that (`drafters/model/stopping.py`): constant,
                           heuristic, confidence, svip, schedule or goodput
+    ahead                 drafts go on below the likeliest leaf of a step that the target computes
+                          still (PEARL); of drafters with a process of their own, and `coupled`
     distribution_size     k > 0: with a temperature, chains are drawn from the distribution of the k
                           most probable tokens, which is declared, as acceptance rules other than
                           `coupled` need it
@@ -68,6 +70,7 @@ class ModelOptions:
     branch: int = 0
     distribution_size: int = 0
     stop: str = "constant"
+    ahead: bool = False
     confidence_threshold: float = 0.4
     schedule: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 1024
@@ -90,7 +93,7 @@ class ModelOptions:
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("compile", self.compile, COMPILES)
-        require_switches(self, "enforce_eager")
+        require_switches(self, "ahead", "enforce_eager")
         self.expansions()
         if self.draws in (WITH_REPLACEMENT, WITHOUT_REPLACEMENT):
             if self.tree in ("chain", "dynamic"):

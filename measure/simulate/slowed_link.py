@@ -71,6 +71,11 @@ class SlowedLink:
         """See `DrafterLink`."""
         return self._link.ahead
 
+    @property
+    def drafts_ahead(self) -> bool:
+        """See `DrafterLink`."""
+        return self._link.drafts_ahead
+
     def connect(self, events: LinkEvents) -> None:
         """See `DrafterLink`."""
         self._events = events

@@ -73,7 +73,7 @@ async def strange_server(*answers: bytes) -> AsyncIterator[str]:
 
     async def exchange(requests: AsyncIterator[bytes], _context: object) -> AsyncIterator[bytes]:
         await anext(requests)
-        yield wire.encode_hello("far", pb.FromDrafter)
+        yield wire.encode_hello(wire.Greeting("far"), pb.FromDrafter)
         position = 0
         async for _ in requests:
             yield answers[min(position, len(answers) - 1)]
@@ -95,7 +95,7 @@ async def strange_server(*answers: bytes) -> AsyncIterator[str]:
         b"\xff\xff\xff",
         b"",
         b"x" * 5000,
-        wire.encode_hello("far", pb.FromDrafter),
+        wire.encode_hello(wire.Greeting("far"), pb.FromDrafter),
         pb.FromDrafter(answer=pb.Answer(sequence=77)).SerializeToString(),
         pb.FromDrafter(
             answer=pb.Answer(sequence=1, proposals=[pb.Proposal(request_id="another")])

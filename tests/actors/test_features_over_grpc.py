@@ -75,7 +75,10 @@ async def test_of_more_than_one_message_may_have_the_newest_are_sent(serve, monk
 async def test_a_client_that_sends_features_that_nobody_reads_is_refused(serve, read):
     address = await serve(CountingDrafter("far") if read is None else FeatureReader(read, "far"))
     rows = FeatureRows("r", 0, np.ones((1, 5), dtype=np.float32))
-    parts = [wire.encode_hello("far", pb.ToDrafter), wire.encode_more_features([rows], 4096)]
+    parts = [
+        wire.encode_hello(wire.Greeting("far"), pb.ToDrafter),
+        wire.encode_more_features([rows], 4096),
+    ]
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_stream(wire.METHOD)(iter(parts))
         answers = aiter(call)
@@ -89,7 +92,7 @@ async def test_a_client_that_sends_features_without_end_is_refused(serve, monkey
     monkeypatch.setattr(service, "MAX_FEATURE_BYTES", 1000)
     address = await serve(FeatureReader(LAYERS, "far"))
     more = wire.encode_more_features([whole_numbers(0, 5)], 4096)
-    parts = [wire.encode_hello("far", pb.ToDrafter), *[more] * 4]
+    parts = [wire.encode_hello(wire.Greeting("far"), pb.ToDrafter), *[more] * 4]
     async with grpc.aio.insecure_channel(address) as channel:
         answers = aiter(channel.stream_stream(wire.METHOD)(iter(parts)))
         await anext(answers)

@@ -134,7 +134,7 @@ async def test_a_drafter_server_serves_its_token_only(token: str | None, is_serv
     assert bool(await HubSession(hub).step(1)) == is_served
     await hub.stop()
     async with grpc.aio.insecure_channel(address) as channel:
-        hello = wire.encode_hello("far", pb.ToDrafter)
+        hello = wire.encode_hello(wire.Greeting("far"), pb.ToDrafter)
         call = channel.stream_stream(wire.METHOD)(iter([hello]), metadata=token_metadata(token))
         if is_served:
             assert wire.decode_hello(await anext(aiter(call)), pb.FromDrafter).name == "far"

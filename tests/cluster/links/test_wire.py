@@ -76,7 +76,8 @@ top_next_tokens = st.builds(
 commits = st.builds(
     Commit, ids, st.integers(0, 2**31), ints, st.none() | matrices, st.none() | top_next_tokens
 )
-queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256))
+assumed = st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
+queries = st.builds(Query, ids, st.integers(0, 2**31), st.integers(0, 256), assumed)
 probes = st.builds(
     Probe,
     ints,
@@ -156,9 +157,10 @@ def test_features_before_a_step_round_trip(rows: list[FeatureRows]):
 
 
 @pytest.mark.parametrize("read", [None, FeatureLayers((-1, 3), 8), FeatureLayers((5,), 4096)])
-def test_a_hello_says_what_is_read(read: FeatureLayers | None):
-    data = wire.encode_hello("s", pb.FromDrafter, read)
-    assert wire.decode_hello(data, pb.FromDrafter) == ("s", read)
+def test_a_hello_says_what_is_read_and_whether_it_drafts_ahead(read: FeatureLayers | None):
+    greeting = wire.Greeting("s", read, drafts_ahead=read is None)
+    data = wire.encode_hello(greeting, pb.FromDrafter)
+    assert wire.decode_hello(data, pb.FromDrafter) == greeting
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,11 @@ class RandomDrafters:
     def costs(self) -> dict[str, DraftCost]:
         return self.drafter_costs
 
+    drafts_ahead = False
+
+    def draft_ahead(self, queries: Sequence[Query], asked: Mapping[str, Collection[str]]) -> None:
+        raise AssertionError("nobody drafts ahead")
+
     def note_features(self, rows: Sequence[FeatureRows]) -> None:
         assert self.feature_drafters
         for own in rows:

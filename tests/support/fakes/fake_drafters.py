@@ -50,7 +50,8 @@ class CountingDrafter:
         text = self.texts.get(query.request_id)
         if text is None or len(text) != query.committed_len:
             raise DrafterError(f"request {query.request_id} is not as long as the query says")
-        return chain_proposal(self.name, following(text[-1], min(self.num_tokens, query.max_nodes)))
+        last = query.assumed[-1] if query.assumed else text[-1]
+        return chain_proposal(self.name, following(last, min(self.num_tokens, query.max_nodes)))
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:

@@ -29,6 +29,7 @@ class FakeLink:
     keeps_answers = True
     reads_features = False
     ahead = None
+    drafts_ahead = False
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.name

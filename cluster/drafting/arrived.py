@@ -1,0 +1,111 @@
+"""Proposals that arrived and wait to be used, and what is left of those that come late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...core.proposals import Proposal, Query
+from ...core.tree.merge import reroot
+from .backlog import CommittedText
+
+
+class ArrivedProposals:
+    """The newest proposal for each open request. Late ones are re-rooted where they still fit."""
+
+    __slots__ = (
+        "_arrivals", "num_ahead", "num_ahead_used", "num_dropped", "num_late", "num_late_used",
+        "num_used",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        # By request id: the query that was answered, the text it was about, the answers to all
+        # queries and the place of its own: of a batch, only what is taken is made an object of.
+        self._arrivals: dict[str, tuple[Query, CommittedText, Sequence[Proposal], int]] = {}
+        self.num_used = 0
+        self.num_late = 0
+        self.num_late_used = 0
+        self.num_ahead = 0
+        self.num_ahead_used = 0
+        self.num_dropped = 0
+
+    def put(
+        self, query: Query, text: CommittedText, proposals: Sequence[Proposal], place: int
+    ) -> None:
+        """Keep the answer at `place` to a query; it replaces an older one that was not used."""
+        if query.request_id in self._arrivals:
+            self.num_dropped += 1
+        self._arrivals[query.request_id] = (query, text, proposals, place)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept for a request."""
+        self._arrivals.pop(request_id, None)
+
+    def settle(self, query: Query) -> bool:
+        """Whether a draft of assumed tokens waits that goes on from the query's text.
+
+        It then waits as an answer to the query; one that was assumed wrongly is dropped.
+        """
+        arrival = self._arrivals.get(query.request_id)
+        if arrival is None or arrival[0].assumed is None:
+            return False
+        answered, text, proposals, place = arrival
+        if answered.committed_len == query.committed_len:
+            return False
+        self.num_ahead += 1
+        left = left_of(answered, text, query.committed_len, proposals[place])
+        if left is None or left.is_empty:
+            self.num_dropped += 1
+            del self._arrivals[query.request_id]
+            return False
+        self.num_ahead_used += 1
+        self._arrivals[query.request_id] = (query, text, [left], 0)
+        return True
+
+    def take(self, query: Query) -> Proposal | None:
+        """The proposal for exactly the query's text, at most `max_nodes` long; None if none fits.
+
+        The text must reach to the query's committed length.
+        """
+        arrival = self._arrivals.pop(query.request_id, None)
+        if arrival is None:
+            return None
+        answered, text, proposals, place = arrival
+        proposal: Proposal | None = proposals[place]
+        is_late = answered.committed_len != query.committed_len
+        if answered.assumed is not None and not is_late:
+            # Of a text that the target has not said yet.
+            return None
+        if is_late:
+            self.num_late += 1
+            proposal = left_of(answered, text, query.committed_len, proposal)
+            self.num_dropped += proposal is None
+        if proposal is None or proposal.is_empty:
+            return None
+        self.num_used += 1
+        self.num_late_used += is_late
+        return proposal if len(proposal.tokens) <= query.max_nodes else _cut(proposal, query)
+
+
+def left_of(
+    answered: Query, text: CommittedText, committed_len: int, proposal: Proposal
+) -> Proposal | None:
+    """What is left of an answer to an earlier query, now that the text is so long."""
+    said = text.tokens(answered.committed_len, committed_len)
+    assumed = answered.assumed or ()
+    if tuple(said[: len(assumed)].tolist()) != assumed:
+        return None
+    return reroot(proposal, said[len(assumed) :])
+
+
+def _cut(proposal: Proposal, query: Query) -> Proposal:
+    end = query.max_nodes
+    return replace(
+        proposal,
+        tokens=proposal.tokens[:end],
+        parents=proposal.parents[:end],
+        log_probs=proposal.log_probs[:end],
+        distributions=None
+        if proposal.distributions is None
+        else proposal.distributions.rows(slice(end)),
+    )

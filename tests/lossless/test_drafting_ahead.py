@@ -1,0 +1,46 @@
+"""A small model that drafts while the target computes: the text is the target's all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
+from draftline.core.request.sampling_params import RequestOptions
+
+PROMPTS = ["def read(path):\n", "class Tree:\n    def __init__(self", "import os\n\nfor name in"]
+# Short ones are accepted to their leaves now and then.
+COMMON: dict[str, Any] = {"transport": "grpc", "ahead": True, "num_tokens": 2}
+AHEAD = DrafterConfig(kind="model", model="demo-drafter", **COMMON)
+TREES = DrafterConfig(kind="model", model="demo-drafter", tree="dynamic", **COMMON)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("drafter", "stages"), [(AHEAD, 1), (AHEAD, 2), (TREES, 2)], ids=["one", "two", "trees"]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_those_of_plain_decoding(
+    drafter: DrafterConfig, stages: int, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, ignore_eos=True)
+    config: dict[str, Any] = {
+        "model": "demo",
+        "pipeline_parallel_size": stages,
+        "node_budget": "full",
+        "draft_deadline_ms": 5000,
+    }
+    with Engine(EngineConfig(**config, drafters=(drafter,))) as engine:
+        plain = [
+            engine.generate([prompt], params, options=RequestOptions(speculative=False))[0]
+            for prompt in PROMPTS
+        ]
+        # One at a time, and all at once.
+        alone = [engine.generate([prompt], params)[0] for prompt in PROMPTS]
+        together = engine.generate(PROMPTS, params)
+        [stats] = engine.stats().drafters
+    expected = [output.token_ids for output in plain]
+    assert [output.token_ids for output in alone] == expected
+    assert [output.token_ids for output in together] == expected
+    assert stats.errors == 0
+    assert stats.ahead_used > 0
