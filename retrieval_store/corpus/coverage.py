@@ -7,7 +7,7 @@ first does not. See docs/algorithms/retrieval_store.md, "Perplexity refinement".
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,13 @@ MULTIPLIER = np.uint64(6364136223846793005)
 
 
 def by_coverage(
-    documents: Sequence[npt.NDArray[np.integer]], weights: Sequence[Float64 | float]
+    documents: Sequence[npt.NDArray[np.integer]], weights: Iterable[Float64 | float]
 ) -> Iterator[int]:
     """Indices of the documents in the order of what each adds for its tokens.
 
     weights  of each document: float64 [n], what the n-gram that ends at each token is worth, as the
-             target's probability of that token; or one number for all of them
+             target's probability of that token; or one number for all of them. Read once, one
+             after the other
 
     It adds the weights of its n-grams that no document before it has. What a document adds only
     falls, so the greedy choice looks again at the best alone (Minoux 1978), and is within 1 - 1/e
@@ -51,7 +52,7 @@ def by_coverage(
 
 
 def _grams(
-    documents: Sequence[npt.NDArray[np.integer]], weights: Sequence[Float64 | float]
+    documents: Sequence[npt.NDArray[np.integer]], weights: Iterable[Float64 | float]
 ) -> tuple[list[Int64], list[Float64], int]:
     """The n-grams of each document, once each, as numbers from 0; the weight of each; and how many
     there are in all.
