@@ -26,9 +26,10 @@ from ..segment.segment import Segment, build_segment
 from ..store import SegmentStore, check_namespace
 from .document_filter import DocumentFilter, DocumentRules
 from .documents import Document, TokenizedDocument, Unreadable
-from .refine import choose_covering, choose_lowest
+from .refine import Score
 from .report import CorpusReport, DropLog
 from .scoring import CorpusScorer
+from .selection import LOWEST, TOKEN_COVERAGE, choose, resolve_selection
 
 # The speed is that of the last so many seconds: batches of a slow target are seconds apart.
 SPEED_SECONDS = 60.0
@@ -64,18 +65,7 @@ class SpeedColumn(ProgressColumn):
         return Text("" if speed is None else f"{speed:,.0f} {unit}/s", style="progress.data.speed")
 
 
-LOWEST, COVERAGE = "lowest", "coverage"
-SELECTIONS = (LOWEST, COVERAGE)
-
 Tokenize = Callable[[Document], TokenizedDocument]
-
-
-def check_selection(select: str, keep: int | None) -> None:
-    """Raise `ConfigError` unless there is such a selection, of so many documents."""
-    if select not in SELECTIONS:
-        raise ConfigError("select", f"must be {' or '.join(SELECTIONS)}, got {select!r}")
-    if select == COVERAGE and keep is None:
-        raise ConfigError("select", f"{COVERAGE} needs keep: how many documents stay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +73,7 @@ class Refinement:
     """Which documents stay: those that the target finds likely.
 
     keep            at most so many; None: all
-    select          which: those of lowest perplexity, or for `coverage` those that together hold
-                    most of what the target would say
+    select          which, see `ranking`; None: see `resolve_selection`
     max_perplexity  none above; None: no limit
 
     Raises `ConfigError`.
@@ -92,15 +81,20 @@ class Refinement:
 
     scorer: CorpusScorer
     keep: int | None = None
-    select: str = LOWEST
+    select: str | None = None
     max_perplexity: float | None = None
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
             raise ConfigError("keep", f"must be at least 1, got {self.keep}")
-        check_selection(self.select, self.keep)
+        resolve_selection(self.select, self.keep)
         if self.max_perplexity is not None and not self.max_perplexity >= 1:
             raise ConfigError("max_perplexity", f"must be at least 1, got {self.max_perplexity}")
+
+    @property
+    def selection(self) -> str:
+        """Which documents stay, by name."""
+        return resolve_selection(self.select, self.keep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +131,15 @@ def build_corpus(
     with BuildProgress(shown=settings.show_progress) as progress:
         dropped = DropLog()
         num_read, fit = _fit(documents, tokenize, settings.rules, dropped, progress)
-        perplexities = _perplexities(fit, settings.refinement, progress)
-        kept = _chosen(perplexities, [one.tokens for one in fit], settings.refinement)
+        scores = _scores(fit, settings.refinement, progress)
+        kept = _chosen(scores, [one.tokens for one in fit], settings.refinement)
         for index in sorted(set(range(len(fit))) - set(kept)):
             dropped.add(_reason(settings.refinement), fit[index].name)
         if not kept:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.counts.items())
             raise ConfigError("documents", f"none of {num_read} is left ({reasons or 'no input'})")
         segments = list(_segments([fit[index].tokens.ids for index in kept], settings, progress))
+    perplexities = [score.perplexity for score in scores]
     return CorpusReport(
         num_read=num_read,
         dropped=dropped.counts,
@@ -201,35 +196,33 @@ def _tokens(
     return sieve.length_fault(len(tokens.ids)) or tokens
 
 
-def _perplexities(
+def _scores(
     fit: Sequence[_Fit], refinement: Refinement | None, progress: BuildProgress
-) -> list[float]:
+) -> list[Score]:
     if refinement is None:
         return []
     tokens = [document.tokens for document in fit]
     task = progress.start_work("Scoring", "tokens", sum(len(each.ids) for each in tokens))
-    scores = refinement.scorer.scores(tokens, lambda count: progress.advance(task, count))
-    return [score.perplexity for score in scores]
+    return refinement.scorer.scores(
+        tokens,
+        lambda count: progress.advance(task, count),
+        with_probs=refinement.selection == TOKEN_COVERAGE,
+    )
 
 
 def _chosen(
-    perplexities: Sequence[float],
-    documents: Sequence[TokenizedDocument],
-    refinement: Refinement | None,
+    scores: Sequence[Score], documents: Sequence[TokenizedDocument], refinement: Refinement | None
 ) -> list[int]:
     if refinement is None:
         return list(range(len(documents)))
     keep, limit = refinement.keep, refinement.max_perplexity
-    if refinement.select == COVERAGE:
-        assert keep is not None
-        return choose_covering(documents, perplexities, keep=keep, max_perplexity=limit)
-    return choose_lowest(perplexities, keep=keep, max_perplexity=limit)
+    return choose(documents, scores, refinement.selection, keep=keep, max_perplexity=limit)
 
 
 def _reason(refinement: Refinement | None) -> str:
     """Why a document that is fit does not stay."""
-    is_covered = refinement is not None and refinement.select == COVERAGE
-    return "perplexity or coverage" if is_covered else "perplexity"
+    is_lowest = refinement is None or refinement.selection == LOWEST
+    return "perplexity" if is_lowest else "perplexity or coverage"
 
 
 def _segments(

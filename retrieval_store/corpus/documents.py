@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.arrays import Bool, Int32
+from ...core.arrays import Bool, Int32, Int64
 
 
 class Span(NamedTuple):
@@ -69,3 +69,9 @@ class TokenizedDocument:
         if self.is_scored is None:
             return max(0, stop - start)
         return int(np.count_nonzero(self.is_scored[start:stop]))
+
+    def scored_places(self, start: int, stop: int) -> Int64:
+        """Places of the scored tokens from `start` to `stop`, ascending: int64 [m]."""
+        if self.is_scored is None:
+            return np.arange(start, stop, dtype=np.int64)
+        return start + np.flatnonzero(self.is_scored[start:stop])

@@ -1,4 +1,4 @@
-"""Keeps the documents that the target itself would most likely write (SPECTRA-RETRIEVAL).
+"""Scores documents by how likely the target itself would write them (SPECTRA-RETRIEVAL).
 
 See docs/algorithms/retrieval_store.md, "Perplexity refinement".
 """
@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ...core.arrays import Float32, Int32
+from ...core.arrays import Float32, Float64, Int32, UInt8
 from ...core.errors import ConfigError
-from .coverage import by_coverage
 from .documents import TokenizedDocument
 
 
@@ -32,10 +30,17 @@ class Scorer(Protocol):
 
 
 class Score(NamedTuple):
-    """Sum of log-probabilities, nats, of a document's scored tokens, and their number."""
+    """What the target says of a document.
+
+    log_prob     sum of the log-probabilities, nats, of its scored tokens
+    num_tokens   number of these
+    token_probs  probability of each of its tokens, as `encode_probs` writes it; 0 of those that are
+                 not scored; None: not known
+    """
 
     log_prob: float
     num_tokens: int
+    token_probs: bytes | None = None
 
     @property
     def perplexity(self) -> float:
@@ -116,50 +121,36 @@ def score_documents(
     texts = [
         windows.with_bos(documents[index].ids[piece.start : piece.stop]) for index, piece in pieces
     ]
-    totals = [Score(0.0, 0) for _ in documents]
+    sums, counts = np.zeros(len(documents)), np.zeros(len(documents), dtype=np.int64)
+    codes = [np.zeros(len(document.ids), dtype=np.uint8) for document in documents]
     for (index, piece), log_probs in zip(pieces, scorer.log_probs(texts), strict=True):
-        scored = log_probs[len(log_probs) - (piece.stop - piece.first) :].astype(np.float64)
-        mask = documents[index].is_scored
-        if mask is not None:
-            scored = scored[mask[piece.first : piece.stop]]
-        total = totals[index]
-        totals[index] = Score(total.log_prob + float(scored.sum()), total.num_tokens + len(scored))
-    return totals
+        places = documents[index].scored_places(piece.first, piece.stop)
+        # What is scored of a window ends where its log-probabilities end.
+        scored = log_probs[places - piece.stop].astype(np.float64)
+        sums[index] += scored.sum()
+        counts[index] += len(scored)
+        codes[index][places] = encode_probs(scored)
+    return [
+        Score(float(total), int(count), probs.tobytes())
+        for total, count, probs in zip(sums, counts, codes, strict=True)
+    ]
 
 
-def choose_lowest(
-    perplexities: Sequence[float], *, keep: int | None = None, max_perplexity: float | None = None
-) -> list[int]:
-    """Indices, ascending, of the `keep` lowest perplexities that are at most `max_perplexity`.
+# A byte a token: where many are added up an error of 0.004 does no harm, and a corpus has billions.
+LEVELS = 255
 
-    Equal ones are taken in order; None is no limit; documents of infinite perplexity never stay.
+
+def encode_probs(log_probs: Float64) -> UInt8:
+    """Log-probabilities, nats, float64 [n] -> uint8 [n]: the square root of each probability, in
+    255ths.
+
+    Evenly spaced levels would make one of all probabilities below 0.002. What is no number is 0.
     """
-    likely = _likely(perplexities, max_perplexity)
-    return sorted(sorted(likely, key=lambda index: (perplexities[index], index))[:keep])
+    roots = np.exp(0.5 * np.minimum(np.nan_to_num(log_probs, nan=-np.inf), 0.0))
+    return np.rint(LEVELS * roots).astype(np.uint8)
 
 
-def choose_covering(
-    documents: Sequence[TokenizedDocument],
-    perplexities: Sequence[float],
-    *,
-    keep: int,
-    max_perplexity: float | None = None,
-) -> list[int]:
-    """Indices, ascending, of `keep` documents that together hold most of what the target would say:
-    n-grams, each weighted by 1 over its document's perplexity.
-
-    None above `max_perplexity`, and none of infinite perplexity.
-    """
-    likely = _likely(perplexities, max_perplexity)
-    if not likely:
-        return []
-    order = by_coverage(
-        [documents[index].ids for index in likely], [1 / perplexities[index] for index in likely]
-    )
-    return sorted(likely[place] for place in islice(order, keep))
-
-
-def _likely(perplexities: Sequence[float], max_perplexity: float | None) -> list[int]:
-    """Indices of the finite perplexities that are at most `max_perplexity`; None: no limit."""
-    limit = math.inf if max_perplexity is None else max_perplexity
-    return [index for index, one in enumerate(perplexities) if one <= limit and math.isfinite(one)]
+def decode_probs(codes: bytes) -> Float64:
+    """Probabilities, float64 [n], of the bytes of `encode_probs`; each within 0.004."""
+    roots = np.frombuffer(codes, dtype=np.uint8).astype(np.float64) / LEVELS
+    return roots * roots

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO, Self
 
-from ...core.errors import ConfigError
 from .documents import TokenizedDocument
 from .refine import Score, Scorer, Windows, score_documents
+from .score_journal import ScoreJournal
+
+logger = logging.getLogger(__name__)
 
 # Tokens of one call: enough for the target's largest steps, few enough for a bar that moves and
 # for a killed build to lose seconds.
 BATCH_TOKENS = 16_384
-FIELD = "journal"
-HEADER = b"draftline scores 1\n"
-# What a power cut may cost; a killed process loses nothing that was added.
-SYNC_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +32,19 @@ class CorpusScorer:
     journal: ScoreJournal | None = None
 
     def scores(
-        self, documents: Sequence[TokenizedDocument], advance: Callable[[int], None]
+        self,
+        documents: Sequence[TokenizedDocument],
+        advance: Callable[[int], None],
+        *,
+        with_probs: bool = False,
     ) -> list[Score]:
-        """The score of each document, in order; calls `advance` with tokens that are done."""
+        """The score of each document, in order; calls `advance` with tokens that are done.
+
+        with_probs  with `token_probs`, a byte a token; documents of which the journal has none are
+                    scored again, and a warning says so
+        """
         keys = [score_key(document, self.windows, self.model_hash) for document in documents]
-        known = {} if self.journal is None else dict(self.journal.scores)
+        known = self._known(documents, keys, with_probs)
         missing = [index for index, key in enumerate(keys) if key not in known]
         advance(_size(documents, range(len(documents))) - _size(documents, missing))
         for batch in batches(documents, missing):
@@ -50,9 +52,35 @@ class CorpusScorer:
             by_key = {keys[index]: score for index, score in zip(batch, scores, strict=True)}
             if self.journal is not None:
                 self.journal.add(by_key)
-            known |= by_key
+            known |= {
+                key: score if with_probs else score._replace(token_probs=None)
+                for key, score in by_key.items()
+            }
             advance(_size(documents, batch))
         return [known[key] for key in keys]
+
+    def _known(
+        self, documents: Sequence[TokenizedDocument], keys: Sequence[str], with_probs: bool
+    ) -> dict[str, Score]:
+        """What the journal has, by key; with `with_probs` only what has `token_probs`."""
+        if self.journal is None:
+            return {}
+        known = {key: score for key in keys if (score := self.journal.score(key)) is not None}
+        if not with_probs:
+            return known
+        whole: dict[str, Score] = {}
+        for document, key in zip(documents, keys, strict=True):
+            probs = self.journal.token_probs(key, len(document.ids)) if key in known else None
+            if probs is not None:
+                whole[key] = known[key]._replace(token_probs=probs)
+        if len(whole) < len(known):
+            logger.warning(
+                "event=scored_again documents=%d journal=%s; of these it has perplexities, but no "
+                "probabilities of tokens, which token_coverage needs",
+                len(known) - len(whole),
+                self.journal.path,
+            )
+        return whole
 
     def _batch(self, documents: Sequence[TokenizedDocument], indices: Sequence[int]) -> list[Score]:
         return score_documents([documents[index] for index in indices], self.scorer, self.windows)
@@ -87,81 +115,3 @@ def score_key(document: TokenizedDocument, windows: Windows, model_hash: str) ->
     if document.is_scored is not None:
         digest.update(document.is_scored.tobytes())
     return digest.hexdigest()[:32]
-
-
-class ScoreJournal:
-    """A file of one line a score, which only grows; a context manager.
-
-    A last line that was torn when its writer died is cut off. One build at a time writes it.
-    Raises `ConfigError` if the file cannot be written, is another's, or is in use.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = _open_locked(path)
-        self._scores = _read(self._file, path)
-        self._synced = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def scores(self) -> Mapping[str, Score]:
-        """Every score, by `score_key`."""
-        return self._scores
-
-    def add(self, scores: Mapping[str, Score]) -> None:
-        """Keep more scores: they outlive this process at once, and the machine seconds later."""
-        self._scores.update(scores)
-        lines = (f"{key} {each.log_prob!r} {each.num_tokens}\n" for key, each in scores.items())
-        self._file.write("".join(lines).encode())
-        if time.monotonic() - self._synced > SYNC_SECONDS:
-            os.fsync(self._file.fileno())
-            self._synced = time.monotonic()
-
-    def close(self) -> None:
-        """Write the file out and release its lock."""
-        if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-
-def _open_locked(path: Path) -> BinaryIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: what is written is the system's, and a killed process cannot take it along.
-        file = path.open("a+b", buffering=0)
-    except OSError as error:
-        raise ConfigError(FIELD, f"cannot write {path}: {error}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise ConfigError(FIELD, f"another build writes {path}; wait, or name another") from error
-    return file
-
-
-def _read(file: BinaryIO, path: Path) -> dict[str, Score]:
-    file.seek(0)
-    content = file.read()
-    if not HEADER.startswith(content[: len(HEADER)]):
-        file.close()
-        raise ConfigError(FIELD, f"{path} is no journal of scores; name another file")
-    whole = content[: content.rfind(b"\n") + 1]
-    file.truncate(len(whole))
-    if not whole:
-        file.write(HEADER)
-        return {}
-    try:
-        return dict(map(_parse, whole[len(HEADER) :].splitlines()))
-    except ValueError as error:
-        file.close()
-        raise ConfigError(FIELD, f"{path} is corrupt ({error}); delete it") from error
-
-
-def _parse(line: bytes) -> tuple[str, Score]:
-    key, log_prob, count = line.decode("ascii").split(" ")
-    return key, Score(float(log_prob), int(count))

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftline.benchmarks.retrieval.refinement.selection import (
-    Choice,
-    Scored,
-    choices,
-)
+from draftline.benchmarks.retrieval.refinement.selection import Choice, choices
 from draftline.benchmarks.retrieval.refinement.table import rows_of
+from draftline.retrieval_store.corpus.documents import TokenizedDocument
+from draftline.retrieval_store.corpus.refine import Score, encode_probs
 
 RNG = np.random.default_rng(3)
 
 
-def document(first: int, size: int, prob: float) -> Scored:
-    return Scored(np.arange(first, first + size), np.full(size, prob))
+def score(size: int, prob: float) -> Score:
+    log_probs = np.full(size, np.log(prob))
+    return Score(log_probs.sum(), size, encode_probs(log_probs).tobytes())
 
 
 def test_stores_have_as_many_tokens() -> None:
-    documents = [document(50 * n, 20, 0.1 + 0.08 * (n % 10)) for n in range(100)]
-    found = list(choices(documents, (0.1, 0.5), 3))
+    documents = [
+        TokenizedDocument(np.arange(50 * n, 50 * n + 20, dtype=np.int32)) for n in range(100)
+    ]
+    scores = [score(20, 0.1 + 0.08 * (n % 10)) for n in range(100)]
+    found = list(choices(documents, scores, (0.1, 0.5), 3))
     sizes = {one.name: sum(len(documents[i].ids) for i in one.indices) for one in found}
     assert sizes.pop("whole-2000-0") == 2000
     assert {name: size for name, size in sizes.items() if size != int(name.split("-")[1])} == {}
     assert [one.kind for one in found].count("random") == 6
-    lowest = next(one for one in found if one.kind == "lowest" and one.budget == 200)
-    assert {index % 10 for index in lowest.indices} == {9}
+    for kind in ("lowest", "coverage", "token_coverage"):
+        best = next(one for one in found if one.kind == kind and one.budget == 200)
+        assert {index % 10 for index in best.indices} == {9}
     first, second, _ = (one.indices for one in found if one.kind == "random" and one.budget == 200)
     assert set(first) != set(second)
 

@@ -3,11 +3,11 @@
     python -m draftline.benchmarks.retrieval.refinement
 
 The corpus are installed packages that the demo target was not trained on. Its answers to held-out
-prompts are recorded and replayed with every store, alone and behind CORE. The lowest perplexities
-and what covers most stand beside random draws of as many tokens (of a document what fits into the
-target's context); differences have 95 % intervals from bootstrap draws over prompts and over the
-random stores. Text of the target's own is the positive control: were that worth nothing either, the
-experiment would show nothing.
+prompts are recorded and replayed with every store, alone and behind CORE. What each `--select` of
+`draftline corpus build` takes stands beside random draws of as many tokens (of a document what fits
+into the target's context); differences have 95 % intervals from bootstrap draws over prompts and
+over the random stores. Text of the target's own is the positive control: were that worth nothing
+either, the experiment would show nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from ....deploy.ray_serve.runtime import quiet_libraries
 from ....measure.records.record import machine
 from ....measure.replay.recording import read_recording
 from ....retrieval_store.corpus.documents import TokenizedDocument
+from ....retrieval_store.corpus.refine import Score
 from .corpus import corpus
 from .plot import write_plot
 from .replays import contexts_of, counts_of_stores, lookup_us, record, write_store
-from .selection import Choice, Scored, choices
+from .selection import Choice, choices
 from .table import rows_of, show
 from .target import own_texts, scored
 
@@ -89,8 +90,8 @@ def main(  # noqa: PLR0913 - one parameter a flag
     )
     model = open_corpus_model("demo")
     documents = corpus(model, tokens, far_share, drops_compressible=not keep_compressible)
-    judged = scored(model, documents)
-    found = list(choices(judged, experiment.shares, draws))
+    texts, scores = scored(model, documents)
+    found = list(choices(texts, scores, experiment.shares, draws))
     content: dict[str, Any] = {"machine": machine().fields(), **asdict(experiment), "runs": []}
     with tempfile.TemporaryDirectory() as folder:
         for temperature in experiment.temperatures:
@@ -99,7 +100,7 @@ def main(  # noqa: PLR0913 - one parameter a flag
                 temperature=temperature, rounds=1, warm_up=False, concurrency=8,
             )  # fmt: skip
             place = Path(folder) / f"t{temperature:g}"
-            rows = _measured(job, place, model, (documents, judged, found), console)
+            rows = _measured(job, place, model, (texts, scores, found), console)
             content["runs"].append({"temperature": temperature, "stores": rows})
             output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
             show(rows, temperature, console)
@@ -111,10 +112,10 @@ def _measured(
     job: BenchJob,
     folder: Path,
     model: CorpusModel,
-    chosen: tuple[Sequence[TokenizedDocument], Sequence[Scored], Sequence[Choice]],
+    chosen: tuple[Sequence[TokenizedDocument], Sequence[Score], Sequence[Choice]],
     console: Console,
 ) -> list[dict[str, Any]]:
-    documents, judged, found = chosen
+    documents, scores, found = chosen
     answers = folder / "answers.jsonl"
     record(job, answers, console)
     texts = [answer.text_ids for answer in read_recording(answers).answers]
@@ -125,7 +126,7 @@ def _measured(
     )
     segments = {
         choice.name: write_store(
-            folder / choice.name, [judged[i].ids.astype(np.int32) for i in choice.indices], model
+            folder / choice.name, [documents[i].ids for i in choice.indices], model
         )
         for choice in found
     }
@@ -139,7 +140,7 @@ def _measured(
     replay = BenchJob(replay=answers, rounds=1, warm_up=False, concurrency=8)
     counts = counts_of_stores(replay, {name: folder / name for name in segments}, console)
     perplexities = {
-        choice.name: float(np.median([judged[i].perplexity for i in choice.indices]))
+        choice.name: float(np.median([scores[i].perplexity for i in choice.indices]))
         for choice in found
     }
     sizes = {name: segment.header.num_tokens for name, segment in segments.items()}

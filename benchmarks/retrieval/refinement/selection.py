@@ -6,27 +6,9 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from ....core.arrays import Float64, Int64
-from ....retrieval_store.corpus.coverage import by_coverage
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A document as the target judges it.
-
-    ids    int64 [n]
-    probs  float64 [n]  of each token after those before it; the first one's is 0
-    """
-
-    ids: Int64
-    probs: Float64
-
-    @property
-    def perplexity(self) -> float:
-        """Of all tokens but the first."""
-        return float(np.exp(-np.log(np.maximum(self.probs[1:], 1e-30)).mean()))
+from ....retrieval_store.corpus.documents import TokenizedDocument
+from ....retrieval_store.corpus.refine import Score
+from ....retrieval_store.corpus.selection import LOWEST, SELECTIONS, ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +26,22 @@ class Choice:
         return f"{self.kind}-{self.budget}-{self.draw}"
 
 
-def choices(documents: Sequence[Scored], shares: Sequence[float], draws: int) -> Iterator[Choice]:
-    """The whole corpus; for each share of its tokens the lowest perplexities, the highest, what
-    covers most (n-grams weighted by 1 over the document's perplexity, or by the probability of
-    their last token), and random draws, all of as many tokens.
+def choices(
+    documents: Sequence[TokenizedDocument],
+    scores: Sequence[Score],
+    shares: Sequence[float],
+    draws: int,
+) -> Iterator[Choice]:
+    """The whole corpus; for each share of its tokens what each `--select` takes first, the highest
+    perplexities, and random draws, all of as many tokens.
+
+    scores  of the documents, with `token_probs`
     """
     sizes = [len(document.ids) for document in documents]
-    perplexities = [document.perplexity for document in documents]
-    order = sorted(range(len(documents)), key=lambda index: perplexities[index])
+    ranks = {select: list(ranking(documents, scores, select)) for select in SELECTIONS}
+    order = ranks[LOWEST]
+    ranks["highest"] = order[::-1]
     yield Choice("whole", sum(sizes), 0, tuple(order))
-    ids = [document.ids for document in documents]
-    ranks = {
-        "lowest": order,
-        "highest": order[::-1],
-        "coverage": list(by_coverage(ids, [1 / perplexity for perplexity in perplexities])),
-        "token_coverage": list(by_coverage(ids, [document.probs for document in documents])),
-    }
     for share in shares:
         budget = round(share * sum(sizes))
         for kind, ranked in ranks.items():

@@ -13,30 +13,19 @@ from ....core.request.sampling_params import RequestOptions, SamplingParams
 from ....deploy.cli.corpus.model import CorpusModel
 from ....deploy.engine.engine import AsyncEngine
 from ....retrieval_store.corpus.documents import TokenizedDocument
-from .selection import Scored
+from ....retrieval_store.corpus.refine import Score
 
-# Documents of one scoring call.
-BATCH = 64
 # Requests at once, and tokens that a text of the target's own begins with.
 AT_ONCE, PROMPT_LEN = 16, 16
 
 
-def scored(model: CorpusModel, documents: Sequence[TokenizedDocument]) -> list[Scored]:
-    """The documents, cut to the model's window, with the probability of each token."""
-    corpus_scorer = model.scorer()
-    windows, log_probs = corpus_scorer.windows, corpus_scorer.scorer.log_probs
-    texts = [document.ids[: windows.size] for document in documents]
-    found: list[Scored] = []
-    for first in range(0, len(texts), BATCH):
-        batch = texts[first : first + BATCH]
-        for ids, said in zip(
-            batch, log_probs([windows.with_bos(ids) for ids in batch]), strict=True
-        ):
-            probs = np.zeros(len(ids))
-            # With BOS before it the first token has a probability, too.
-            probs[1:] = np.exp(said[-(len(ids) - 1) :].astype(np.float64)) if len(ids) > 1 else ()
-            found.append(Scored(ids.astype(np.int64), probs))
-    return found
+def scored(
+    model: CorpusModel, documents: Sequence[TokenizedDocument]
+) -> tuple[list[TokenizedDocument], list[Score]]:
+    """The documents, cut to the model's window, and their scores, with `token_probs`."""
+    scorer = model.scorer()
+    texts = [TokenizedDocument(document.ids[: scorer.windows.size]) for document in documents]
+    return texts, scorer.scores(texts, lambda _: None, with_probs=True)
 
 
 def own_texts(

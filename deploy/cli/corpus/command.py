@@ -42,11 +42,12 @@ Keep = Annotated[
     typer.Option("--keep", min=1, help="Keep N documents, and no more."),
 ]
 Select = Annotated[
-    Selection,
+    Selection | None,
     typer.Option(
         "--select",
-        help="Which N: those of lowest perplexity, or those that together hold most n-grams that "
-        "the model would say.",
+        help="Which N: those of lowest perplexity, or those that together hold most n-grams, each "
+        "weighted by 1 / its document's perplexity (coverage) or by the model's probability of its "
+        "last token (token_coverage). Default with --keep: token_coverage.",
     ),
 ]
 MaxPerplexity = Annotated[
@@ -69,7 +70,7 @@ Journal = Annotated[
     Path | None,
     typer.Option(
         "--journal",
-        help="File that keeps perplexities: the same command goes on where it was killed. "
+        help="File that keeps scores: the same command goes on where it was killed. "
         "Default: beside a store that is a folder, STORE.scores.",
     ),
 ]
@@ -93,7 +94,7 @@ def _writer(name: str, description: str, *, replaces: bool) -> None:
         model: Model = "demo",
         namespace: Namespace = "shared",
         keep: Keep = None,
-        select: Select = "lowest",
+        select: Select = None,
         max_perplexity: MaxPerplexity = None,
         min_tokens: MinTokens = 64,
         min_compression_ratio: MinCompressionRatio = 0.05,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Selection = Literal["lowest", "coverage"]
+Selection = Literal["lowest", "coverage", "token_coverage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class CorpusJob:
 
     inputs                 files and folders
     model                  that the store is for, and that scores the documents
-    keep, select, max_perplexity  see `Refinement`; None: no limit
+    keep, select, max_perplexity  see `Refinement`; None: no limit, its default
     min_tokens, min_compression_ratio  see `DocumentRules`
     journal                file of scores; None: beside a store that is a folder, else none
     histogram, report      PNG and JSON file; None: none
@@ -25,7 +25,7 @@ class CorpusJob:
     model: str
     namespace: str
     keep: int | None
-    select: Selection
+    select: Selection | None
     max_perplexity: float | None
     min_tokens: int
     min_compression_ratio: float

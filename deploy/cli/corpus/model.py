@@ -24,11 +24,12 @@ from ....core.arrays import Bool, Int32, Int64
 from ....core.errors import ConfigError
 from ....models.text.fingerprint import model_hash, tokenizer_hash
 from ....models.text.tokenizer import load_tokenizer
-from ....retrieval_store.corpus.build import LOWEST, BuildSettings, Refinement
+from ....retrieval_store.corpus.build import BuildSettings, Refinement
 from ....retrieval_store.corpus.document_filter import DocumentRules
 from ....retrieval_store.corpus.documents import Chat, Document, Span, TokenizedDocument, Unreadable
 from ....retrieval_store.corpus.refine import Windows
-from ....retrieval_store.corpus.scoring import CorpusScorer, ScoreJournal
+from ....retrieval_store.corpus.score_journal import ScoreJournal
+from ....retrieval_store.corpus.scoring import CorpusScorer
 from ....retrieval_store.delta.fingerprint import Fingerprint
 
 
@@ -106,7 +107,7 @@ class Limits:
 
     rules: DocumentRules = field(default_factory=DocumentRules)
     keep: int | None = None
-    select: str = LOWEST
+    select: str | None = None
     max_perplexity: float | None = None
     journal: Path | None = None
 

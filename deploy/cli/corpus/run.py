@@ -14,10 +14,11 @@ from rich.table import Table
 
 from ....core.errors import ConfigError
 from ....measure.report.plots import DPI, require_matplotlib
-from ....retrieval_store.corpus.build import build_corpus, check_selection
+from ....retrieval_store.corpus.build import build_corpus
 from ....retrieval_store.corpus.document_files import read_documents
 from ....retrieval_store.corpus.document_filter import DocumentRules
 from ....retrieval_store.corpus.report import CorpusReport
+from ....retrieval_store.corpus.selection import resolve_selection
 from ....retrieval_store.store import SegmentStore
 from ...ray_serve.runtime import quiet_libraries
 from .job import CorpusJob
@@ -80,7 +81,7 @@ def add_corpus(
     if job.histogram is not None:
         require_matplotlib("histogram")
     # Before the model is loaded.
-    check_selection(job.select, job.keep)
+    resolve_selection(job.select, job.keep)
     quiet_libraries()
     model = open_corpus_model(job.model)
     documents = model.render(read_documents(job.inputs))

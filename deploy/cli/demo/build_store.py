@@ -17,6 +17,7 @@ import typer
 from ....models.load.bundled import DEMO_STORE
 from ....retrieval_store.corpus.build import build_corpus
 from ....retrieval_store.corpus.documents import Document
+from ....retrieval_store.corpus.selection import LOWEST
 from ....retrieval_store.directory_store.store import DirectoryStore
 from ....training.corpus import SourceFile, training_files
 from ..corpus.model import Limits, open_corpus_model
@@ -42,7 +43,7 @@ def main(
     model = open_corpus_model("demo")
     if folder.exists():
         shutil.rmtree(folder)
-    with model.settings(Limits(keep=limit), show_progress=True) as settings:
+    with model.settings(Limits(keep=limit, select=LOWEST), show_progress=True) as settings:
         store = DirectoryStore(folder)
         report = build_corpus(store, NAMESPACE, documents, model.tokenize, settings)
     scored = f"; perplexities {report.perplexities}, kept {report.kept_perplexities}"

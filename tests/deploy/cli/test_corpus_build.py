@@ -9,13 +9,16 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from draftline.deploy.cli import main as cli
+from draftline.deploy.cli.corpus.job import Selection
 from draftline.deploy.cli.corpus.model import open_corpus_model
 from draftline.retrieval_store.corpus.documents import Document, Span
+from draftline.retrieval_store.corpus.selection import SELECTIONS
 from draftline.retrieval_store.directory_store.store import DirectoryStore
 from support.servers.served_model import COMMAND
 from transformers import AutoModelForCausalLM
@@ -61,6 +64,7 @@ def test_a_killed_build_goes_on_where_it_stopped(
     lines = journal.read_bytes().splitlines()
     assert journal.read_bytes().startswith(scored[: scored.rfind(b"\n") + 1])
     assert len(lines) == len(set(lines)) == 1 + NUM_DOCUMENTS
+    assert {len(line.split()) for line in lines[1:]} == {4}
 
     undisturbed = tmp_path / "undisturbed"
     assert runner.invoke(cli.app, build_command(corpus, undisturbed, checkpoint)).exit_code == 0
@@ -79,7 +83,8 @@ def test_what_was_dropped_is_told(corpus: Path, tmp_path: Path, checkpoint: Path
     result = runner.invoke(
         cli.app,
         ["corpus", "add", str(path), "--store", str(tmp_path / "store"), "--model", str(checkpoint),
-         "--keep", "15", "--report", str(report), "--histogram", str(picture)],
+         "--keep", "15", "--select", "lowest", "--report", str(report),
+         "--histogram", str(picture)],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     for reason in ("duplicate", "too short", "bad JSON line", "perplexity"):
@@ -97,8 +102,29 @@ def test_a_build_that_cannot_choose_is_refused(tmp_path: Path) -> None:
     command = ["corpus", "build", "--store", str(tmp_path / "store")]
     result = runner.invoke(cli.app, command)
     assert "input: name files or folders" in str(result.exception)
-    result = runner.invoke(cli.app, [*command, "a.txt", "--select", "coverage"])
-    assert "select: coverage needs keep" in str(result.exception)
+    for name in ("coverage", "token_coverage"):
+        result = runner.invoke(cli.app, [*command, "a.txt", "--select", name])
+        assert f"select: {name} needs keep" in str(result.exception)
+    assert runner.invoke(cli.app, [*command, "a.txt", "--select", "most"]).exit_code == 2
+
+
+def test_each_selection_has_its_flag(corpus: Path, tmp_path: Path, checkpoint: Path) -> None:
+    """One journal serves all of them: what one has scored the others find."""
+    assert get_args(Selection) == SELECTIONS
+    path = tmp_path / "c.jsonl"
+    path.write_text("\n".join(corpus.read_text().splitlines()[:40]))
+    sizes = {}
+    for select in (*SELECTIONS, None):
+        command = build_command(path, tmp_path / str(select), checkpoint)
+        command[command.index("--keep") + 1] = "10"
+        flags = ["--journal", str(tmp_path / "scores")]
+        flags += [] if select is None else ["--select", select]
+        result = runner.invoke(cli.app, [*command, *flags])
+        assert "kept 10 of 40 documents" in result.output
+        assert (tmp_path / "scores").read_bytes().count(b"\n") == 41
+        sizes[select] = DirectoryStore(tmp_path / str(select)).manifest().sizes
+    assert sizes[None] == sizes["token_coverage"]
+    assert len({str(sizes[select]) for select in SELECTIONS}) == 3
 
 
 def test_answers_have_the_perplexity_that_transformers_gives_them(checkpoint: Path) -> None:

@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 from draftline.core.arrays import Float32, Int32
 from draftline.core.errors import ConfigError
-from draftline.retrieval_store.corpus.build import (
-    SELECTIONS,
-    BuildSettings,
-    Refinement,
-    build_corpus,
-)
+from draftline.retrieval_store.corpus.build import BuildSettings, Refinement, build_corpus
 from draftline.retrieval_store.corpus.document_filter import DocumentRules
 from draftline.retrieval_store.corpus.documents import Document, TokenizedDocument, Unreadable
 from draftline.retrieval_store.corpus.refine import Windows
 from draftline.retrieval_store.corpus.scoring import CorpusScorer
+from draftline.retrieval_store.corpus.selection import SELECTIONS
 from draftline.retrieval_store.delta.fingerprint import Fingerprint
 from draftline.retrieval_store.directory_store.store import DirectoryStore
 from draftline.retrieval_store.serving.service import RetrievalService
@@ -54,7 +50,7 @@ DOCUMENTS = [
 
 def test_the_lowest_perplexities_are_stored(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    refinement = Refinement(scorer=SCORER, keep=2)
+    refinement = Refinement(scorer=SCORER, keep=2, select="lowest")
     settings = BuildSettings(fingerprint=FINGERPRINT, rules=RULES, refinement=refinement)
     report = build_corpus(store, "n", iter(DOCUMENTS), tokenize, settings)
     assert report.num_read == 6
@@ -106,17 +102,27 @@ def test_what_covers_most_is_stored(tmp_path: Path) -> None:
     """Of the likeliest two one says what the other does."""
     documents = [Document("one", "aaaa"), Document("same", "aaaaa"), Document("other", "zzzy")]
     kept = {}
-    for select in SELECTIONS:
+    for select in (*SELECTIONS, None):
         refinement = Refinement(scorer=SCORER, keep=2, select=select)
         settings = BuildSettings(fingerprint=FINGERPRINT, rules=RULES, refinement=refinement)
-        report = build_corpus(DirectoryStore(tmp_path / select), "n", documents, tokenize, settings)
+        report = build_corpus(
+            DirectoryStore(tmp_path / str(select)), "n", documents, tokenize, settings
+        )
         kept[select] = report.examples
     assert kept["lowest"] == {"perplexity": ["other"]}
-    assert kept["coverage"] == {"perplexity or coverage": ["same"]}
+    for select in ("coverage", "token_coverage", None):
+        assert kept[select] == {"perplexity or coverage": ["same"]}
 
 
 @pytest.mark.parametrize(
-    "limits", [{"keep": 0}, {"max_perplexity": 0.5}, {"select": "most"}, {"select": "coverage"}]
+    "limits",
+    [
+        {"keep": 0},
+        {"max_perplexity": 0.5},
+        {"select": "most"},
+        {"select": "coverage"},
+        {"select": "token_coverage"},
+    ],
 )
 def test_impossible_limits_are_refused(limits: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(limits))):

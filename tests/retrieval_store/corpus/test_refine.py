@@ -12,8 +12,8 @@ from draftline.retrieval_store.corpus.documents import TokenizedDocument
 from draftline.retrieval_store.corpus.refine import (
     Scorer,
     Windows,
-    choose_covering,
-    choose_lowest,
+    decode_probs,
+    encode_probs,
     score_documents,
 )
 from hypothesis import given
@@ -101,28 +101,43 @@ def test_unusable_scores_are_infinite() -> None:
     assert math.isfinite(perplexity(range(5), ConstantScorer(-1e9), windows))
 
 
-def test_the_lowest_stay_in_their_order() -> None:
-    found = [5.0, 2.0, math.inf, 3.0, 2.0]
-    assert choose_lowest(found) == [0, 1, 3, 4]
-    assert choose_lowest(found, keep=2) == [1, 4]
-    assert choose_lowest(found, keep=1) == [1]
-    assert choose_lowest(found, max_perplexity=3.0) == [1, 3, 4]
-    assert choose_lowest(found, keep=2, max_perplexity=1.5) == []
-
-
 @pytest.mark.parametrize(("window", "overlap", "bos_id"), [(4, 0, None), (4, 4, None), (4, 3, 1)])
 def test_windows_that_do_not_move_are_refused(window: int, overlap: int, bos_id: object) -> None:
     with pytest.raises(ConfigError, match="overlap"):
         Windows(window=window, overlap=overlap, bos_id=bos_id)  # type: ignore[arg-type]
 
 
-def test_what_covers_most_stays() -> None:
-    """Of two alike one stays; what is not likely enough never does."""
-    spans = [range(20), range(20), range(100, 120), range(200, 220), range(300, 320)]
-    documents = [TokenizedDocument(np.array(one, dtype=np.int32)) for one in spans]
-    found = [2.0, 3.0, 5.0, 9.0, math.inf]
-    assert choose_covering(documents, found, keep=2) == [0, 2]
-    assert choose_covering(documents, found, keep=3) == [0, 2, 3]
-    assert choose_covering(documents, found, keep=3, max_perplexity=6.0) == [0, 1, 2]
-    assert choose_covering(documents, found, keep=9) == [0, 1, 2, 3]
-    assert choose_covering(documents, found, keep=2, max_perplexity=1.0) == []
+def test_each_token_has_its_probability_wherever_its_window_begins() -> None:
+    """0 of what is not scored, as of the first token without one before it."""
+    ids, mask = np.arange(9, dtype=np.int32), np.arange(9) % 3 > 0
+    document = TokenizedDocument(ids, mask)
+    for bos_id in (None, BOS):
+        windows = Windows(window=4, overlap=1, bos_id=bos_id)
+        before = [-1 if bos_id is None else bos_id, *range(8)]
+        exact = [
+            math.exp(bigram(left, right)) for left, right in zip(before, range(9), strict=True)
+        ]
+        exact[0] = 0.0 if bos_id is None else exact[0]
+        [whole] = score_documents([TokenizedDocument(ids)], BigramScorer(4), windows)
+        [masked] = score_documents([document], BigramScorer(4), windows)
+        assert whole.token_probs is not None
+        assert masked.token_probs is not None
+        assert decode_probs(whole.token_probs) == pytest.approx(exact, abs=0.004)
+        assert decode_probs(masked.token_probs) == pytest.approx(exact * mask, abs=0.004)
+
+
+@given(st.lists(st.floats(0, 1), max_size=20))
+def test_a_probability_is_a_byte_that_is_near_to_it(probs: list[float]) -> None:
+    exact = np.array(probs)
+    with np.errstate(divide="ignore"):
+        codes = encode_probs(np.log(exact)).tobytes()
+    assert len(codes) == len(probs)
+    assert decode_probs(codes) == pytest.approx(exact, abs=0.004)
+    assert decode_probs(encode_probs(np.log(decode_probs(b"\x01\xff"))).tobytes()) == (
+        pytest.approx([1 / 255**2, 1.0])
+    )
+
+
+def test_what_is_no_number_has_no_probability() -> None:
+    codes = encode_probs(np.array([math.nan, -math.inf, -1e30, 0.0]))
+    assert codes.tolist() == [0, 0, 0, 255]

@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-import math
+import logging
+from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from draftline.core.arrays import Float32, Int32
-from draftline.core.errors import ConfigError
 from draftline.retrieval_store.corpus.documents import TokenizedDocument
-from draftline.retrieval_store.corpus.refine import Score, Windows
+from draftline.retrieval_store.corpus.refine import Windows, decode_probs
+from draftline.retrieval_store.corpus.score_journal import OLD_HEADER, ScoreJournal
 from draftline.retrieval_store.corpus.scoring import (
     BATCH_TOKENS,
-    HEADER,
     CorpusScorer,
-    ScoreJournal,
     batches,
     score_key,
 )
@@ -81,63 +80,78 @@ def test_what_a_journal_holds_is_not_scored_again(tmp_path: Path) -> None:
         second = corpus_scorer(journal)
         assert second.scores(DOCUMENTS, lambda _: None) == expected
         assert second.scorer.num_windows == len(DOCUMENTS) - 25
-        assert len(journal.scores) == len(DOCUMENTS)
+        assert journal.num_scores == len(DOCUMENTS)
         other = corpus_scorer(journal, "another model")
         other.scores(DOCUMENTS, lambda _: None)
         assert other.scorer.num_windows == len(DOCUMENTS)
 
 
-@given(st.lists(st.tuples(st.floats(allow_nan=False), st.integers(0, 10**9)), max_size=5))
-def test_scores_come_back_exactly(
-    tmp_path_factory: pytest.TempPathFactory, found: list[tuple[float, int]]
+def test_probabilities_outlive_a_build_that_did_not_ask_for_them(tmp_path: Path) -> None:
+    expected = corpus_scorer(None).scores(DOCUMENTS, lambda _: None, with_probs=True)
+    for document_, score in zip(DOCUMENTS, expected, strict=True):
+        exact = np.exp(-document_.ids.astype(np.float64))
+        assert decode_probs(score.token_probs or b"") == pytest.approx(exact, abs=0.004)
+    with ScoreJournal(tmp_path / "a") as journal:
+        without = corpus_scorer(journal).scores(DOCUMENTS[:25], lambda _: None)
+        assert {score.token_probs for score in without} == {None}
+        # Those of this build are found at once.
+        again = corpus_scorer(journal)
+        assert again.scores(DOCUMENTS[:25], lambda _: None, with_probs=True) == expected[:25]
+        assert again.scorer.num_windows == 0
+    with ScoreJournal(tmp_path / "a") as journal:
+        resumed = corpus_scorer(journal)
+        assert resumed.scores(DOCUMENTS, lambda _: None, with_probs=True) == expected
+        assert resumed.scorer.num_windows == len(DOCUMENTS) - 25
+        assert resumed.scores(DOCUMENTS, lambda _: None) == [
+            score._replace(token_probs=None) for score in expected
+        ]
+
+
+def old_journal(path: Path, documents: Sequence[TokenizedDocument]) -> None:
+    """As it was written before there were probabilities."""
+    scores = corpus_scorer(None).scores(documents, lambda _: None)
+    keys = [score_key(document_, WINDOWS, "m") for document_ in documents]
+    lines = [
+        f"{key} {score.log_prob!r} {score.num_tokens}\n"
+        for key, score in zip(keys, scores, strict=True)
+    ]
+    path.write_bytes(OLD_HEADER + "".join(lines).encode())
+
+
+def test_an_old_journal_spares_what_needs_no_probabilities(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path_factory.mktemp("journal") / "a.scores"
-    scores = {f"{index:032x}": Score(*one) for index, one in enumerate(found)}
-    with ScoreJournal(path) as journal:
-        journal.add(scores)
-    with ScoreJournal(path) as journal:
-        assert journal.scores == scores
-
-
-def test_scores_that_are_no_numbers_come_back(tmp_path: Path) -> None:
-    with ScoreJournal(tmp_path / "a") as journal:
-        journal.add({"0" * 32: Score(math.nan, 3)})
-    with ScoreJournal(tmp_path / "a") as journal:
-        [score] = journal.scores.values()
-        assert score.perplexity == math.inf
-
-
-@pytest.mark.parametrize("length", range(1, len(HEADER) + 40, 7))
-def test_a_journal_that_was_torn_anywhere_goes_on(tmp_path: Path, length: int) -> None:
     path = tmp_path / "a"
-    scores = {"0" * 32: Score(-1.5, 3), "1" * 32: Score(-2.5, 4)}
+    old_journal(path, DOCUMENTS[:30])
+    expected = corpus_scorer(None).scores(DOCUMENTS, lambda _: None, with_probs=True)
+    plain = [score._replace(token_probs=None) for score in expected]
+    with ScoreJournal(path) as journal, caplog.at_level(logging.WARNING):
+        scorer = corpus_scorer(journal)
+        assert scorer.scores(DOCUMENTS[:30], lambda _: None) == plain[:30]
+        assert scorer.scorer.num_windows == 0
+        assert caplog.messages == []
+        assert scorer.scores(DOCUMENTS, lambda _: None, with_probs=True) == expected
+        assert scorer.scorer.num_windows == len(DOCUMENTS)
+    [told] = caplog.messages
+    assert f"event=scored_again documents=30 journal={path}" in told
     with ScoreJournal(path) as journal:
-        journal.add(scores)
-    path.write_bytes(path.read_bytes()[:length])
-    with ScoreJournal(path) as journal:
-        assert len(journal.scores) == int(length >= len(HEADER) + 40)
-        journal.add(scores)
-    with ScoreJournal(path) as journal:
-        assert journal.scores == scores
+        scorer = corpus_scorer(journal)
+        assert journal.num_scores == len(DOCUMENTS)
+        assert scorer.scores(DOCUMENTS, lambda _: None, with_probs=True) == expected
+        assert scorer.scorer.num_windows == 0
+    assert len(caplog.messages) == 1
 
 
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("my only copy")
-    with pytest.raises(ConfigError, match="is no journal of scores"):
-        ScoreJournal(path)
-    assert path.read_text() == "my only copy"
-    path.write_bytes(HEADER + b"what is this\n")
-    with pytest.raises(ConfigError, match="corrupt"):
-        ScoreJournal(path)
-    with pytest.raises(ConfigError, match="cannot write"):
-        ScoreJournal(tmp_path)
-
-
-def test_a_journal_has_one_writer(tmp_path: Path) -> None:
-    with ScoreJournal(tmp_path / "a"), pytest.raises(ConfigError, match="another build writes"):
-        ScoreJournal(tmp_path / "a")
-    ScoreJournal(tmp_path / "a").close()
+def test_a_journal_takes_little_more_than_a_byte_a_token(tmp_path: Path) -> None:
+    document_ = document(*range(3000))
+    windows = Windows(window=4096, overlap=4, bos_id=0)
+    with ScoreJournal(tmp_path / "a") as journal:
+        scorer = CorpusScorer(
+            scorer=CountingScorer(), windows=windows, model_hash="m", journal=journal
+        )
+        [score] = scorer.scores([document_], lambda _: None, with_probs=True)
+    assert b64encode(score.token_probs or b"") in (tmp_path / "a").read_bytes()
+    assert (tmp_path / "a").stat().st_size < 1.4 * 3000
 
 
 def test_keys_tell_whatever_changes_a_score() -> None:
