@@ -107,7 +107,7 @@ def lay_out_texts(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over th
     count, num_read = 0, 0
     for text in range(len(requests)):
         request, first_read = requests[text], num_read
-        table, end = tables[request], ends[request]
+        table, end = tables[request], int(ends[request])
         count, after = _known(states, table, end, block_size, max_tokens, placed, count)
         num_known[text] = count - text_starts[text]
         skipped = _num_waiting(states, table, after, end, block_size) - most_late
