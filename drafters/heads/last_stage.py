@@ -27,7 +27,8 @@ from ...core.proposals import FeatureLayers, Proposal
 from ...core.steps import HeadDrafts, HeadTask, StepInput
 from ...models.attention.step_attention import PagedKv
 from ...models.device import to_device
-from ...models.heads.load_head import load_head
+from ...models.heads.formats.readings import reading_text
+from ...models.heads.load_head import load_readings
 from ...models.heads.shared_parts import SharedParts, load_embedding
 from ...models.load.model_info import ModelInfo
 from ...models.stage.stage_heads import LastStageParts, TextRows
@@ -36,6 +37,8 @@ from .drafter import feature_layers, network_of
 from .networks.head_network import HeadNetwork, HeadTree
 from .networks.paged_keys import PagedKeys, paged_kv_of
 from .options import HeadOptions
+from .probing_head import ProbingHead
+from .reading_trial import ReadingTrial
 from .tree_growth import TreeGrowth
 from .waiting_rows import WaitingRows
 
@@ -255,20 +258,30 @@ class LastStageHeadSpec:
     options: HeadOptions
     max_nodes: int
 
-    def build(self, parts: LastStageParts) -> LastStageHead:
-        """Load it to the stage. Raises `CheckpointError` or `ConfigError`."""
+    def build(self, parts: LastStageParts) -> LastStageHead | ProbingHead:
+        """Load it to the stage. Raises `CheckpointError` or `ConfigError`.
+
+        Where its config leaves open how it is read, the first drafts tell.
+        """
         layers = feature_layers(self.folder, self.target)
         device = str(parts.device)
         embed = parts.embed
         if embed is None:
             embed = load_embedding(self.target, str(parts.dtype).removeprefix("torch."), device)
-        head = load_head(self.folder, parts.dtype, device)
         shared = SharedParts(embed, parts.norm, parts.project, parts.softcap)
-        return LastStageHead(self, network_of(head, shared), layers, parts)
+        heads = {
+            reading_text(reading): LastStageHead(self, network_of(head, shared), layers, parts)
+            for reading, head in load_readings(self.folder, parts.dtype, device)
+        }
+        if len(heads) > 1:
+            num_tokens, origin = self.options.num_tokens, str(self.folder)
+            return ProbingHead(heads, ReadingTrial(list(heads), num_tokens, origin, self.name))
+        [head] = heads.values()
+        return head
 
 
 def load_last_stage_heads(
     specs: Sequence[LastStageHeadSpec], parts: LastStageParts
-) -> list[LastStageHead]:
+) -> list[LastStageHead | ProbingHead]:
     """The heads of a stage. Raises `CheckpointError` or `ConfigError`."""
     return [spec.build(parts) for spec in specs]
