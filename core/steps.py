@@ -223,12 +223,15 @@ class HeadDrafts(NamedTuple):
     """What a head of the last stage drafted: a proposal for each place of its `HeadTask`, which
     goes on from what the step commits. None at all where it failed.
 
-    seconds  that reading and drafting took
+    seconds    that reading and drafting took
+    last_rows  int32 [trees]  of each of the step's trees the last row, from its root on, that the
+               stage took for committed: what the coordinator finds, too. None: not told
     """
 
     source: str
     seconds: float
     proposals: tuple[Proposal, ...]
+    last_rows: Int32 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -280,6 +280,9 @@ class DrafterChannel:
         self._message, self._queries, self._hoped = None, (), []
         self._backlog.reset()
         self.link.disconnect()
+        if self.link.ahead is not None:
+            for request_id in self._texts:
+                self.link.ahead.close(request_id)
 
     async def stop(self) -> None:
         """Disconnect for good; what waits is not told any more."""

@@ -43,7 +43,7 @@ def features_of_target(config: EngineConfig) -> FeatureLayers | None:
 def is_in_last_stage(config: DrafterConfig) -> bool:
     """Whether a drafter is a head of the target's last stage.
 
-    Raises `ConfigError`; `CheckpointError` for a folder that holds none.
+    Raises `ConfigError`.
     """
     if config.kind != HEAD:
         return False
@@ -56,24 +56,7 @@ def is_in_last_stage(config: DrafterConfig) -> bool:
                 PLACEMENT, f"{LAST_STAGE} has no server; leave out transport, or set {ACTOR}"
             )
         return False
-    if placement == ACTOR:
-        return False
-    is_open = _is_open(head_folder(config))
-    if is_open and placement == LAST_STAGE:
-        raise ConfigError(
-            PLACEMENT,
-            f"{LAST_STAGE} reads a head in one way, and its config.json leaves open how; "
-            f"`draftline doctor --drafter` tells; or leave {PLACEMENT} out",
-        )
-    return not is_open
-
-
-def _is_open(folder: Path) -> bool:
-    """Whether the text must tell how a head is read, which only a drafter hears."""
-    # As other drafters' code that needs torch.
-    from ...models.heads.load_head import read_head_checkpoint  # noqa: PLC0415
-
-    return len(read_head_checkpoint(folder).readings) > 1
+    return placement != ACTOR
 
 
 def head_folder(config: DrafterConfig) -> Path:

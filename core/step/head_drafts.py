@@ -61,6 +61,12 @@ def drafted_of(
     """What the step's heads drafted. `paths`: through its trees, which come first in it."""
     if not output.head_drafts:
         return []
+    for drafts in output.head_drafts:
+        # The last node of a path tells all of it.
+        is_same = drafts.last_rows is None or np.array_equal(
+            drafts.last_rows, paths.rows[paths.ends - 1]
+        )
+        assert is_same, "stage and coordinator walked different ways"
     num_committed = lengths_of(paths.ends).tolist()
     starts, contexts = step.request_starts.tolist(), step.context_lens.tolist()
     drafted = []

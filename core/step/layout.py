@@ -89,8 +89,22 @@ def _slots(starts: Int32, context_lens: Int32, block_tables: Int32, block_size: 
     for part in range(len(context_lens)):
         for row in range(starts[part], starts[part + 1]):
             place = context_lens[part] + row - starts[part]
-            block = block_tables[part, place // block_size]
-            slots[row] = block * block_size + place % block_size
+            slots[row] = kv_slot(block_tables[part], place, block_size)
+    return slots
+
+
+@compiled
+def kv_slot(table: Int32, position: int, block_size: int) -> int:
+    """The KV slot of a position, whose request has the blocks int32 [blocks] of `table`."""
+    return table[position // block_size] * block_size + position % block_size
+
+
+@compiled
+def kv_slots(block_tables: Int32, owners: Int32, positions: Int32, block_size: int) -> Int32:
+    """int32 [n]: KV slots of positions int32 [n] in the tables `owners` int32 [n] of all."""
+    slots = np.empty(len(positions), dtype=np.int32)
+    for index in range(len(positions)):
+        slots[index] = kv_slot(block_tables[owners[index]], positions[index], block_size)
     return slots
 
 

@@ -1,5 +1,7 @@
 """The acceptance walk beside the logits: which rows of a step are committed, told from the step
 itself, so that the last stage knows whose hidden states to hand out.
+
+All requests of a step go through one compiled loop over flat arrays.
 """
 
 from __future__ import annotations
@@ -8,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Int32, UInt64
+from ..arrays import Int32, Int64, UInt64, lengths_of
 from ..compiled import compiled
-from ..steps import WORD_BITS, StepInput, TreeRows, VerificationResult
+from ..steps import WORD_BITS, StepInput, StepTrees, TreeRows, VerificationResult
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 
@@ -39,13 +41,10 @@ def accepted_rows(
     They are those of `paths_of` (`core/verify/walk.py`), found without the tree's parents.
     `verification_results`: of the step's rule, where another one than `coupled` decides.
     """
-    return np.concatenate(
-        [NO_ROWS]
-        + [
-            _rows_of(step, request, target_tokens, verification_results)
-            for request in step.feature_requests
-        ]
-    )
+    rows, ends = _path_rows(step, target_tokens, verification_results)
+    is_wanted = np.zeros(len(ends), dtype=np.bool_)
+    is_wanted[list(step.feature_requests)] = True
+    return rows[is_wanted.repeat(lengths_of(ends))]
 
 
 def committed_rows(
@@ -57,76 +56,137 @@ def committed_rows(
 
     A prompt chunk's last row is left out where neither step nor `following_tokens` knows its token.
     """
-    rows, following, starts = [NO_ROWS], [NO_ROWS], [0]
-    num_trees = sum(tree is not None for tree in step.trees)
-    for request in range(len(step.trees)):
-        own = _rows_of(step, request, target_tokens, verification_results)
-        last = int(own[-1])
-        behind = -1
-        place = int(np.searchsorted(step.logits_rows, last))
-        if step.following_tokens is not None and request >= num_trees:
-            behind = int(step.following_tokens[request - num_trees])
-        if behind < 0 and place < len(step.logits_rows) and step.logits_rows[place] == last:
-            behind = int(target_tokens[place])
-        known = own if behind >= 0 else own[:-1]
-        rows.append(known)
-        following += [step.token_ids[own[1:]], np.array([behind], dtype=np.int32)[: behind >= 0]]
-        starts.append(starts[-1] + len(known))
+    rows, ends = _path_rows(step, target_tokens, verification_results)
+    told = NO_ROWS if step.following_tokens is None else step.following_tokens
     return CommittedRows(
-        np.concatenate(rows), np.concatenate(following), np.array(starts, dtype=np.int32)
+        *with_following(rows, ends, step.token_ids, step.logits_rows, target_tokens, told)
     )
 
 
-def _rows_of(
+def load_walk() -> None:
+    """Compile the loops, or load them, so that no step waits for it."""
+    rows, words = np.arange(2, dtype=np.int32), np.ones(1, dtype=np.int32)
+    starts = np.array([0, 2], dtype=np.int32)
+    masks = np.array([1, 3], dtype=np.uint64)
+    walked = walk_rows(masks, words, words - 1, starts, rows, rows, rows, rows + 1)
+    with_following(*walked, rows, rows, rows, NO_ROWS)
+
+
+def _path_rows(
     step: StepInput,
-    request: int,
     target_tokens: Int32,
     verification_results: tuple[VerificationResult, ...] | None,
-) -> Int32:
-    start, end = step.request_starts[request : request + 2].tolist()
-    tree = step.trees[request]
-    if tree is None:
-        own = np.arange(end - start, dtype=np.int32)
-    elif verification_results is not None:
-        path = verification_results[request].path
-        own = np.array([0, *(node + 1 for node in path)], dtype=np.int32)
-    else:
-        own = _walked(step, target_tokens, tree, start, end)
-    return own + np.int32(start)
+) -> tuple[Int32, Int64]:
+    """Committed rows of all requests, int32 [n], and where those of each end, int64 [requests]."""
+    if verification_results is not None:
+        return _decided_rows(step, verification_results)
+    return walk_rows(
+        *_flat_trees(step), step.request_starts, step.logits_rows, step.token_ids, step.positions,
+        target_tokens,
+    )  # fmt: skip
 
 
-def _walked(step: StepInput, target_tokens: Int32, tree: TreeRows, start: int, end: int) -> Int32:
-    # Behind the root and the nodes stand rows of probes, which get no target.
-    first, last = np.searchsorted(step.logits_rows, (start, end)).tolist()
-    own = slice(start, start + last - first)
-    num_before = len(tree.slots) - (end - start)
-    return follow_ancestors(
-        tree.ancestors,
-        num_before,
-        step.token_ids[own],
-        step.positions[own],
-        target_tokens[first:last],
-    )
+def _decided_rows(
+    step: StepInput, verification_results: tuple[VerificationResult, ...]
+) -> tuple[Int32, Int64]:
+    starts, parts = step.request_starts.tolist(), [NO_ROWS]
+    for request, tree in enumerate(step.trees):
+        rows = np.arange(starts[request], starts[request + 1], dtype=np.int32)
+        if tree is not None:
+            path = verification_results[request].path
+            rows = rows[[0, *(node + 1 for node in path)]]
+        parts.append(rows)
+    ends = np.array([len(rows) for rows in parts[1:]], dtype=np.int64).cumsum()
+    return np.concatenate(parts), ends
+
+
+def _flat_trees(step: StepInput) -> tuple[UInt64, Int32, Int32]:
+    """The masks of a step's trees, as `walk_rows` takes them."""
+    trees = step.trees
+    words = np.zeros(len(trees), dtype=np.int32)
+    num_before = np.zeros(len(trees), dtype=np.int32)
+    if isinstance(trees, StepTrees):
+        words[: trees.num_trees] = trees.shapes[:, 1]
+        return trees.ancestors, words, num_before
+    places = [place for place, tree in enumerate(trees) if tree is not None]
+    own: list[TreeRows] = [tree for tree in trees if tree is not None]
+    words[places] = [tree.ancestors.shape[1] for tree in own]
+    num_before[places] = [len(tree.slots) - len(tree.ancestors) for tree in own]
+    none = [np.empty(0, dtype=np.uint64)]
+    return np.concatenate(none + [tree.ancestors.ravel() for tree in own]), words, num_before
 
 
 @compiled
-def follow_ancestors(
-    ancestors: UInt64, num_before: int, tokens: Int32, positions: Int32, targets: Int32
-) -> Int32:
-    """Rows int32 [n] of a tree that its targets go through, from the root's row 0 on.
+def walk_rows(  # noqa: PLR0913, PLR0917 - flat arrays, and one loop over them
+    ancestors: UInt64,
+    words: Int32,
+    num_before: Int32,
+    starts: Int32,
+    logits_rows: Int32,
+    tokens: Int32,
+    positions: Int32,
+    targets: Int32,
+) -> tuple[Int32, Int64]:
+    """Rows that are committed, int32 [n], and where those of each request end, int64 [requests].
 
-    ancestors   uint64 [rows, words]  a bit a column, of which row i is column `num_before + i`
-    tokens, positions, targets  int32 [rows]  of the root and the nodes, parents before children
+    ancestors   uint64  rows of all trees, one behind the other, a bit a column
+    words       int32 [requests]  of each row of a request's tree; 0: a prompt chunk
+    num_before  int32 [requests]  columns before that of the tree's first row
+    targets     int32 [len(logits_rows)]; of trees those of the root and the nodes, parents before
+                children: rows of probes behind them have none
     """
-    path = np.empty(len(tokens), dtype=np.int32)
-    path[0] = 0
-    count, last = 1, 0
-    for row in range(1, len(tokens)):
-        column = num_before + last
-        bit = (ancestors[row, column // WORD_BITS] >> np.uint64(column % WORD_BITS)) & np.uint64(1)
-        # A row one position behind another that it sees is its child.
-        is_child = bit and positions[row] == positions[last] + 1
-        if is_child and tokens[row] == targets[last]:
-            path[count] = last = row
+    rows = np.empty(len(tokens), dtype=np.int32)
+    ends = np.empty(len(words), dtype=np.int64)
+    count, chosen, first_word = 0, 0, 0
+    for request in range(len(words)):
+        start, end, size = starts[request], starts[request + 1], words[request]
+        first = chosen
+        while chosen < len(logits_rows) and logits_rows[chosen] < end:
+            chosen += 1
+        last = 0
+        for row in range(end - start if size == 0 else chosen - first):
+            if size and row:
+                column = num_before[request] + last
+                word = ancestors[first_word + row * size + column // WORD_BITS]
+                is_seen = (word >> np.uint64(column % WORD_BITS)) & np.uint64(1)
+                # A row one position behind another that it sees is its child.
+                is_child = is_seen and positions[start + row] == positions[start + last] + 1
+                if not (is_child and tokens[start + row] == targets[first + last]):
+                    continue
+            rows[count] = start + row
+            last = row
             count += 1
-    return path[:count]
+        first_word += (end - start) * size
+        ends[request] = count
+    return rows[:count], ends
+
+
+@compiled
+def with_following(  # noqa: PLR0917 - flat arrays, and one loop over them
+    rows: Int32, ends: Int64, tokens: Int32, logits_rows: Int32, targets: Int32, told: Int32
+) -> tuple[Int32, Int32, Int32]:
+    """The fields of `CommittedRows`. `told`: `StepInput.following_tokens` of the last requests."""
+    known = np.empty(len(rows), dtype=np.int32)
+    following = np.empty(len(rows), dtype=np.int32)
+    starts = np.zeros(len(ends) + 1, dtype=np.int32)
+    count, chosen, first, num_untold = 0, 0, 0, len(ends) - len(told)
+    for request in range(len(ends)):
+        for index in range(first, ends[request]):
+            row, token = rows[index], -1
+            if index + 1 < ends[request]:
+                token = tokens[rows[index + 1]]
+            else:
+                if request >= num_untold:
+                    token = told[request - num_untold]
+                while chosen < len(logits_rows) and logits_rows[chosen] < row:
+                    chosen += 1
+                is_chosen = chosen < len(logits_rows) and logits_rows[chosen] == row
+                if token < 0 and is_chosen:
+                    token = targets[chosen]
+                if token < 0:
+                    continue
+            known[count], following[count] = row, token
+            count += 1
+        first = ends[request]
+        starts[request + 1] = count
+    return known[:count], following[:count], starts

@@ -41,6 +41,7 @@ from .networks.mask_network import PEagleNetwork
 from .networks.parallel_network import ParallelNetwork
 from .options import HeadOptions
 from .probing import ProbingDrafter
+from .reading_trial import ReadingTrial
 from .tree_growth import TreeGrowth
 
 
@@ -76,7 +77,8 @@ def load_head_drafter(
         for reading, head in heads
     }
     if len(drafters) > 1:
-        return ProbingDrafter(drafters, options.num_tokens, str(folder), name)
+        trial = ReadingTrial(list(drafters), options.num_tokens, str(folder), name)
+        return ProbingDrafter(drafters, trial)
     [drafter] = drafters.values()
     return drafter
 

@@ -12,7 +12,7 @@ long is not read at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,24 +23,24 @@ from torch import Tensor
 
 from ...core.arrays import Int32
 from ...core.logits_params import LogitsParams
-from ...core.proposals import FeatureLayers
+from ...core.proposals import FeatureLayers, Proposal
 from ...core.steps import HeadDrafts, HeadTask, StepInput
-from ...core.verify.accepted_rows import CommittedRows
+from ...models.attention.step_attention import PagedKv
 from ...models.device import to_device
-from ...models.heads.load_head import load_head
+from ...models.heads.formats.readings import reading_text
+from ...models.heads.load_head import load_readings
 from ...models.heads.shared_parts import SharedParts, load_embedding
 from ...models.load.model_info import ModelInfo
-from ...models.stage.stage_heads import LastStageParts
+from ...models.stage.stage_heads import LastStageParts, TextRows
 from ..model.text_distribution import TextDistribution
 from .drafter import feature_layers, network_of
-from .measured_shapes import MeasuredShapes
 from .networks.head_network import HeadNetwork, HeadTree
 from .networks.paged_keys import PagedKeys, paged_kv_of
 from .options import HeadOptions
+from .probing_head import ProbingHead
+from .reading_trial import ReadingTrial
 from .tree_growth import TreeGrowth
-from .waiting_rows import Rows, WaitingRows, joined
-
-NO_ROWS = np.empty(0, dtype=np.int32)
+from .waiting_rows import WaitingRows
 
 
 class LastStageHead:
@@ -63,190 +63,183 @@ class LastStageHead:
         given, width = spec.given.layers, spec.given.width
         firsts = [given.index(layer) * width for layer in layers]
         self._columns = [slice(first, first + width) for first in firsts]
-        self._kv = paged_kv_of(network, parts.num_slots, width * len(firsts), parts.dtype)
-        self._block_size = parts.block_size
-        # By slot: whether its keys and values are of the token that stands there now.
-        self._is_known = np.zeros(parts.num_slots, dtype=np.bool_)
-        self._waiting = WaitingRows()
+        self._parts = parts
+        self._kept: _Kept | None = self._new()
+        self._kept.rows.load_loops()
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of its cache."""
-        return self._kv.data.nbytes
+        return 0 if self._kept is None else self._kept.kv.data.nbytes
 
     def reset(self) -> None:
         """Forget all texts."""
-        self._kv.data.zero_()
-        self._is_known[:] = False
-        self._waiting.clear()
+        if self._kept is not None:
+            self._kept.kv.data.zero_()
+            self._kept.rows.clear()
+        self._forget_drafts()
+
+    def release(self) -> None:
+        """Free cache and features that wait, until it is asked again."""
+        self._kept = None
+        self._forget_drafts()
 
     def move(self, moves: Int32) -> None:
         """Copy slots, int32 [m, 2], as the layers' caches do."""
-        self._kv.move(to_device(moves, self._network.device))
-        self._is_known[moves[:, 1]] = self._is_known[moves[:, 0]]
+        if self._kept is not None:
+            self._kept.kv.move(to_device(moves, self._network.device))
+            self._kept.rows.move(moves)
 
     def overwritten(self, slots: Int32) -> None:
         """What stood in these slots is gone."""
-        self._is_known[slots] = False
+        if self._kept is not None:
+            self._kept.rows.overwritten(slots)
 
     @torch.inference_mode()
-    def read_later(self, key: int, features: Tensor, following: Int32, positions: Int32) -> None:
-        """Keep rows of a request: features [n, width], following tokens and positions int32 [n]."""
-        rows = Rows(self._own(features), following, positions)
-        if self._measured is not None:
-            _note_text(self._measured, key, rows)
-        self._waiting.add(key, rows)
+    def read_later(self, texts: TextRows, features: Tensor) -> None:
+        """Keep rows of all requests; features float32 [rows, width] of all layers."""
+        self._note_texts(texts)
+        if self._kept is not None:
+            is_wanted = np.zeros(len(texts.starts) - 1, dtype=np.bool_)
+            self._kept.rows.add(texts, self._own(features), is_wanted)
 
     @torch.inference_mode()
     def draft(
-        self, step: StepInput, committed: CommittedRows, features: Tensor, task: HeadTask
+        self, step: StepInput, texts: TextRows, features: Tensor, task: HeadTask
     ) -> HeadDrafts:
-        """Draft what a task says, and read what waits of these requests.
+        """Draft what a task says, read what waits of these requests, and keep the others' rows.
 
         features  float32 [rows, width]  of the committed rows
         """
         start = time.perf_counter()
-        new = _rows_of(step, committed, self._own(features))
-        wanted = dict(zip(task.places, task.max_nodes, strict=True))
+        if self._kept is None:
+            self._kept = self._new()
+        self._note_texts(texts)
+        places = np.array(task.places, dtype=np.int32)
         if self._measured is not None:
-            self._note_texts(self._measured, step, new, wanted)
-        for place, rows in new.items():
-            if place not in wanted:
-                self._waiting.add(step.request_keys[place], rows)
-        texts = [
-            self._text(step, committed, place, rows)
-            for place, rows in new.items()
-            if place in wanted
-        ]
-        if not texts:
+            self._measured.started([texts.keys[place] for place in task.places])
+        has_rows = texts.starts[places + 1] > texts.starts[places]
+        is_wanted = np.zeros(len(texts.starts) - 1, dtype=np.bool_)
+        is_wanted[places] = True
+        own = self._own(features)
+        self._kept.rows.add(texts, own, is_wanted)
+        if not has_rows.any():
             return HeadDrafts(self.name, 0.0, ())
-        trees = self._trees(step, texts, self._read(texts), wanted)
-        self._growth.grow([tree for tree in trees.values() if tree is not None])
+        trees = self._trees(step, self._read(step, texts, own, places[has_rows], self._kept), task)
+        self._growth.grow(list(trees.values()))
         proposals = tuple(
             self._growth.proposal(trees.get(place), min(size, self._max_nodes))
-            for place, size in wanted.items()
+            for place, size in zip(task.places, task.max_nodes, strict=True)
         )
-        if self._measured is not None:
-            # A tree stands behind the token that follows its text's last row.
-            lengths = {text.place: int(text.rows.positions[-1]) + 2 for text in texts}
-            self._measured.finished(
-                {
-                    step.request_keys[place]: (lengths[place], proposal)
-                    for place, proposal in zip(wanted, proposals, strict=True)
-                    if place in lengths
-                }
-            )
+        self._note_drafts(texts, task, proposals)
         return HeadDrafts(self.name, time.perf_counter() - start, proposals)
 
-    def _note_texts(
-        self,
-        measured: MeasuredShapes,
-        step: StepInput,
-        new: Mapping[int, Rows],
-        wanted: Collection[int],
-    ) -> None:
-        """A step tells what followed the drafts before it."""
-        for place, rows in new.items():
-            _note_text(measured, step.request_keys[place], rows)
-        measured.started([step.request_keys[place] for place in wanted])
+    def _new(self) -> _Kept:
+        """What it keeps of texts, empty."""
+        parts, width = self._parts, sum(part.stop - part.start for part in self._columns)
+        kv = paged_kv_of(self._network, parts.num_slots, width, parts.dtype)
+        features = torch.empty(0, width, dtype=parts.dtype, device=self._network.device)
+        return _Kept(kv, WaitingRows(parts.num_slots, features))
 
     def _own(self, features: Tensor) -> Tensor:
         """The columns that it reads, [n, width]."""
-        own = torch.cat([features[:, part] for part in self._columns], dim=-1)
-        return own.to(self._kv.data.dtype)
+        own = [features[:, part] for part in self._columns]
+        return (own[0] if len(own) == 1 else torch.cat(own, dim=-1)).to(self._parts.dtype)
 
-    def _text(self, step: StepInput, committed: CommittedRows, place: int, new: Rows) -> _Text:
-        """A request's text: what is known of it, what waits, and the step's own rows."""
-        table, end = step.block_tables[place], int(step.context_lens[place])
-        waiting = self._waiting.take(step.request_keys[place], end)
-        late = np.concatenate([NO_ROWS, *(rows.positions for rows in waiting)])
-        late_slots = _slots(table, late, self._block_size)
-        before = np.arange(max(0, end - self._max_tokens), end, dtype=np.int32)
-        before = _slots(table, before, self._block_size)
-        # What was never read is a hole in the context.
-        before = before[self._is_known[before]]
-        before = before[~np.isin(before, late_slots)]
-        own = slice(*committed.starts[place : place + 2].tolist())
-        read = np.concatenate([late_slots, step.slots[committed.rows[own]]])
-        slots = to_device(np.concatenate([before, read]), self._network.device)
-        kept = PagedKeys(self._kv, slots, len(before))
-        return _Text(place, joined([*waiting, new]), read, kept)
-
-    def _read(self, texts: Sequence[_Text]) -> Tensor:
-        """What the last rows of texts say, [texts, width]."""
-        rows = joined([text.rows for text in texts])
-        counts = [len(text.rows.positions) for text in texts]
+    def _read(
+        self, step: StepInput, texts: TextRows, features: Tensor, places: Int32, kept: _Kept
+    ) -> list[_Text]:
+        """Read what comes now and what waits of the requests at `places`, which have rows."""
+        device, rows = self._network.device, kept.rows
+        laid = rows.to_read(step, texts, places, self._parts.block_size, self._max_tokens)
+        slots = to_device(laid.slots, device).split(np.diff(laid.starts).tolist())
+        known = laid.num_known.tolist()
+        keys = [PagedKeys(kept.kv, *own) for own in zip(slots, known, strict=True)]
         said = self._network.read(
-            rows.features,
-            to_device(rows.following, self._network.device),
-            to_device(rows.positions, self._network.device),
-            [text.kept for text in texts],
-            counts,
+            rows.features_of(laid.sources, features),
+            to_device(laid.following, device),
+            to_device(laid.positions, device),
+            keys,
+            laid.counts.tolist(),
         )
-        self._is_known[np.concatenate([text.slots for text in texts])] = True
-        return said[np.cumsum(counts) - 1]
+        rows.note_read(laid.read_slots)
+        ends = laid.counts.cumsum() - 1
+        last = (
+            places.tolist(), laid.following[ends].tolist(), laid.positions[ends].tolist(),
+            said[ends].split(1), keys,
+        )  # fmt: skip
+        return [_Text(*own) for own in zip(*last, strict=True)]
 
     def _trees(
-        self, step: StepInput, texts: Sequence[_Text], said: Tensor, wanted: Mapping[int, int]
-    ) -> dict[int, HeadTree | None]:
+        self, step: StepInput, texts: Sequence[_Text], task: HeadTask
+    ) -> dict[int, HeadTree]:
         """The trees of texts that are drafted for, by place."""
+        wanted = dict(zip(task.places, task.max_nodes, strict=True))
+        drafted = [text for text in texts if wanted[text.place]]
         trees = {}
-        for text, own in zip(texts, said.split(1), strict=True):
+        ways = _distributions(step, [text.place for text in drafted])
+        for text, distribution in zip(drafted, ways, strict=True):
             max_nodes = min(wanted[text.place], self._max_nodes)
-            if max_nodes:
-                rows, distribution = text.rows, _distribution(step, text.place)
-                token, length = int(rows.following[-1]), int(rows.positions[-1]) + 2
-                trees[text.place] = self._growth.begin(
-                    text.kept, token, own, length, distribution, max_nodes
-                )
+            tree = self._growth.begin(
+                text.kept, text.token, text.said, text.position + 2, distribution, max_nodes
+            )
+            if tree is not None:
+                trees[text.place] = tree
         return trees
+
+    def _note_texts(self, texts: TextRows) -> None:
+        """A step tells what followed the drafts before it."""
+        if self._measured is not None:
+            for key, first, tokens in texts.continued():
+                self._measured.followed(key, first, tokens)
+
+    def _note_drafts(self, texts: TextRows, task: HeadTask, proposals: Sequence[Proposal]) -> None:
+        if self._measured is not None:
+            self._measured.finished(
+                {
+                    texts.keys[place]: (texts.length(place), proposal)
+                    for place, proposal in zip(task.places, proposals, strict=True)
+                    if texts.starts[place] < texts.starts[place + 1]
+                }
+            )
+
+    def _forget_drafts(self) -> None:
+        if self._measured is not None:
+            self._measured.forget_all()
+
+
+class _Kept(NamedTuple):
+    """Keys and values of rows that were read, and what is known of each slot."""
+
+    kv: PagedKv
+    rows: WaitingRows
 
 
 class _Text(NamedTuple):
-    """A request's text with a step: what the head reads now, into these slots, and all that it
-    knows then."""
+    """A request's text with a step: its last row, what that said, and the token behind it."""
 
     place: int
-    rows: Rows
-    slots: Int32
+    token: int
+    position: int
+    said: Tensor
     kept: PagedKeys
 
 
-def _note_text(measured: MeasuredShapes, key: int, rows: Rows) -> None:
-    """New rows of a request begin with the root of its last draft."""
-    measured.followed(key, int(rows.positions[0]) + 1, rows.following.tolist())
-
-
-def _rows_of(step: StepInput, committed: CommittedRows, features: Tensor) -> dict[int, Rows]:
-    """The committed rows of each request that has some, by place."""
-    found, starts = {}, committed.starts.tolist()
-    positions = step.positions[committed.rows]
-    for place, own in enumerate(map(slice, starts[:-1], starts[1:])):
-        if own.start < own.stop:
-            found[place] = Rows(features[own], committed.following[own], positions[own])
-    return found
-
-
-def _slots(blocks: Int32, positions: Int32, block_size: int) -> Int32:
-    """int32 [n]: of these positions."""
-    return blocks[positions // block_size] * np.int32(block_size) + positions % block_size
-
-
-def _distribution(step: StepInput, request: int) -> TextDistribution:
-    """How a request chooses tokens, as its rows of the step say."""
-    start, end = step.request_starts[request : request + 2]
-    row = int(np.searchsorted(step.logits_rows, start))
-    assert step.logits_rows[row] < end, "a request that draws no token needs no draft"
+def _distributions(step: StepInput, places: Sequence[int]) -> Iterator[TextDistribution]:
+    """How requests choose tokens, as their rows of the step say."""
+    rows = np.searchsorted(step.logits_rows, step.request_starts[places])
+    is_own = step.logits_rows[rows] < step.request_starts[np.add(places, 1)]
+    assert is_own.all(), "a request that draws no token needs no draft"
     sampling = step.sampling
-    params = LogitsParams(
-        top_k=int(sampling.top_k[row]),
-        top_p=float(sampling.top_p[row]),
-        min_p=float(sampling.min_p[row]),
-        typical_p=float(sampling.typical_p[row]),
-    )
-    return TextDistribution(
-        float(sampling.temperature[row]), int(sampling.seed[row]), params, None, None, 0
-    )
+    fields = (
+        sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p, sampling.min_p,
+        sampling.typical_p,
+    )  # fmt: skip
+    for temperature, seed, top_k, top_p, min_p, typical_p in zip(
+        *(field[rows].tolist() for field in fields), strict=True
+    ):
+        params = LogitsParams(top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
+        yield TextDistribution(temperature, seed, params, None, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,20 +258,30 @@ class LastStageHeadSpec:
     options: HeadOptions
     max_nodes: int
 
-    def build(self, parts: LastStageParts) -> LastStageHead:
-        """Load it to the stage. Raises `CheckpointError` or `ConfigError`."""
+    def build(self, parts: LastStageParts) -> LastStageHead | ProbingHead:
+        """Load it to the stage. Raises `CheckpointError` or `ConfigError`.
+
+        Where its config leaves open how it is read, the first drafts tell.
+        """
         layers = feature_layers(self.folder, self.target)
         device = str(parts.device)
         embed = parts.embed
         if embed is None:
             embed = load_embedding(self.target, str(parts.dtype).removeprefix("torch."), device)
-        head = load_head(self.folder, parts.dtype, device)
         shared = SharedParts(embed, parts.norm, parts.project, parts.softcap)
-        return LastStageHead(self, network_of(head, shared), layers, parts)
+        heads = {
+            reading_text(reading): LastStageHead(self, network_of(head, shared), layers, parts)
+            for reading, head in load_readings(self.folder, parts.dtype, device)
+        }
+        if len(heads) > 1:
+            num_tokens, origin = self.options.num_tokens, str(self.folder)
+            return ProbingHead(heads, ReadingTrial(list(heads), num_tokens, origin, self.name))
+        [head] = heads.values()
+        return head
 
 
 def load_last_stage_heads(
     specs: Sequence[LastStageHeadSpec], parts: LastStageParts
-) -> list[LastStageHead]:
+) -> list[LastStageHead | ProbingHead]:
     """The heads of a stage. Raises `CheckpointError` or `ConfigError`."""
     return [spec.build(parts) for spec in specs]

@@ -85,6 +85,11 @@ class MeasuredShapes:
         if proposal is not None and before == length:
             self._shapes.judge(proposal.tokens, proposal.parents, tokens)
 
+    def forget_all(self) -> None:
+        """All requests have ended."""
+        self._drafts.clear()
+        self._drafted = frozenset()
+
     def forget(self, key: Hashable) -> None:
         """The request has ended; an unknown one is ignored."""
         self._drafts.pop(key, None)

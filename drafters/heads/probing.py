@@ -1,18 +1,10 @@
-"""A head whose config leaves open how it is read: its first drafts tell.
-
-Every reading drafts for every request, and the text judges them beside each other: nothing is run
-for it, and no prompt is needed that is like those to come.
-"""
+"""A head drafter whose config leaves open how it is read: its first drafts tell."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
-
-import numpy as np
 
 from ...core.interfaces import Drafter, FeatureDrafter
 from ...core.proposals import (
@@ -23,55 +15,26 @@ from ...core.proposals import (
     Proposal,
     Query,
 )
-from ...core.tree.proposal_batch import num_right
-
-logger = logging.getLogger(__name__)
-
-# Drafts of each reading that are compared. A wrong layout says hardly a token, a wrong norm some.
-NUM_DRAFTS = 64
-# Queries after which the best so far is kept, though fewer drafts were in time to be compared.
-MOST_QUERIES = 8 * NUM_DRAFTS
+from .reading_trial import ReadingTrial
 
 
 class HeadReader(Drafter, FeatureDrafter, Protocol):
     """A head by one reading of its config."""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """Drafts of one place of a text, one of each reading, and the tokens that followed it."""
-
-    drafts: Sequence[Proposal]
-    tokens: list[int] = field(default_factory=list)
-
-
 class ProbingDrafter:
-    """Asks a drafter of each reading, until the one whose drafts are best is known and kept.
+    """Asks a drafter of each reading, until one is kept (`ReadingTrial`). Until then the best so
+    far is heard."""
 
-    Until then the best so far is heard. Which one that is follows the text alone, so drafts that
-    are declared draws stay such.
-    """
-
-    def __init__(
-        self, readings: Mapping[str, HeadReader], num_tokens: int, origin: str, name: str
-    ) -> None:
-        """`readings`: by what a log calls them, the likeliest first.
-
-        num_tokens  most levels of a draft: so much text judges it
-        origin      folder of the head, for the log
-        """
+    def __init__(self, readings: Mapping[str, HeadReader], trial: ReadingTrial) -> None:
+        """`readings`: those of the trial, all of one name."""
         self._readings = dict(readings)
-        self._num_tokens = num_tokens
-        self._origin = origin
-        self._name = name
-        self._right = dict.fromkeys(readings, 0)
-        self._num_drafts = self._num_queries = 0
-        self._waiting: dict[str, _Waiting] = {}
+        self._trial = trial
 
     @property
     def name(self) -> str:
         """The `source` of the proposals."""
-        return self._name
+        return self._best.name
 
     @property
     def feature_layers(self) -> FeatureLayers:
@@ -86,26 +49,22 @@ class ProbingDrafter:
     @property
     def is_over(self) -> bool:
         """Whether one reading is left."""
-        return len(self._readings) == 1
+        return self._trial.is_over
 
     @property
     def acceptance(self) -> dict[str, float]:
-        """By reading, tokens of a draft that the text took, on average; the best one first.
-
-        Also of readings that were let go.
-        """
-        shares = {name: right / max(1, self._num_drafts) for name, right in self._right.items()}
-        return dict(sorted(shares.items(), key=lambda one: -one[1]))
+        """As `ReadingTrial.acceptance`, also of readings that were let go."""
+        return self._trial.acceptance
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request with all readings. Raises `DrafterError` without a token."""
-        self._waiting.pop(request.request_id, None)
+        self._trial.forget(request.request_id)
         for one in self._readings.values():
             one.open(request)
 
     def close(self, request_id: str) -> None:
         """Forget a request; an unknown id is ignored."""
-        self._waiting.pop(request_id, None)
+        self._trial.forget(request_id)
         for one in self._readings.values():
             one.close(request_id)
 
@@ -119,11 +78,8 @@ class ProbingDrafter:
         for one in self._readings.values():
             one.observe(commits)
         for commit in commits:
-            waiting = self._waiting.get(commit.request_id)
-            if waiting is not None:
-                waiting.tokens += commit.tokens.tolist()
-                if len(waiting.tokens) >= self._num_tokens:
-                    self._judge(self._waiting.pop(commit.request_id))
+            self._trial.followed(commit.request_id, commit.base_len, commit.tokens.tolist())
+        self._keep_best()
 
     def propose(
         self, queries: Sequence[Query], deadline: float | None = None
@@ -132,37 +88,19 @@ class ProbingDrafter:
         if self.is_over:
             return self._best.propose(queries, deadline)
         given = {name: one.propose(queries, deadline) for name, one in self._readings.items()}
-        proposals = given[next(iter(self.acceptance))]
+        proposals = given[self._trial.best]
         # A draft that was cut by the deadline tells nothing.
         if deadline is None or time.monotonic() < deadline:
             for query, *drafts in zip(queries, *given.values(), strict=True):
-                if all(len(draft.tokens) for draft in drafts):
-                    self._waiting.setdefault(query.request_id, _Waiting(drafts))
-        self._num_queries += len(queries)
-        if self._num_queries >= MOST_QUERIES:
-            self._keep_best()
+                self._trial.drafted(query.request_id, query.committed_len, drafts)
+        self._trial.asked(len(queries))
+        self._keep_best()
         return proposals
 
     @property
     def _best(self) -> HeadReader:
-        return self._readings[next(iter(self.acceptance))]
-
-    def _judge(self, waiting: _Waiting) -> None:
-        tokens = np.array(waiting.tokens, dtype=np.int32)
-        for name, draft in zip(self._readings, waiting.drafts, strict=True):
-            self._right[name] += num_right(draft, tokens)
-        self._num_drafts += 1
-        if self._num_drafts == NUM_DRAFTS:
-            self._keep_best()
+        return self._readings[self._trial.best]
 
     def _keep_best(self) -> None:
-        acceptance = self.acceptance
-        [best, *others] = acceptance
-        logger.warning(
-            "drafter=%s event=probed drafts=%d kept=%s tokens=%.2f %s: config.json in %s does not "
-            "tell, and these drafts are right most often; say so there",
-            self._name, self._num_drafts, best, acceptance[best],
-            " ".join(f"not={one} tokens={acceptance[one]:.2f}" for one in others), self._origin,
-        )  # fmt: skip
-        self._readings = {best: self._readings[best]}
-        self._waiting.clear()
+        if self.is_over and len(self._readings) > 1:
+            self._readings = {self._trial.best: self._best}

@@ -11,6 +11,7 @@ import numpy as np
 from ...core.arrays import Int32
 from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
+from ...core.step.layout import kv_slots
 from ...core.steps import LogitEdits, SamplingRows, StepInput, StepOutput
 from .chain_length import ChainLength
 from .stopping import Drawn
@@ -126,8 +127,7 @@ def build_step(
         [np.arange(job.position, job.position + n) for job, n in zip(jobs, counts, strict=True)]
     ).astype(np.int32)
     tables = block_tables([job.blocks for job in jobs])
-    owner = np.repeat(np.arange(len(jobs)), counts)
-    slots = tables[owner, positions // block_size] * block_size + positions % block_size
+    owners = np.arange(len(jobs), dtype=np.int32).repeat(counts)
     drawing = [jobs[index] for index in batch.drawing]
     rows = _int32([starts[index + 1] - 1 for index in batch.drawing])
     wants_best = [job.with_best and not job.drawn for job in drawing]
@@ -137,7 +137,7 @@ def build_step(
         moves=np.empty((0, 2), dtype=np.int32),
         token_ids=_int32(tokens),
         positions=positions,
-        slots=slots.astype(np.int32),
+        slots=kv_slots(tables, owners, positions, block_size),
         request_starts=_int32(starts),
         context_lens=_int32([job.position for job in jobs]),
         block_tables=tables,

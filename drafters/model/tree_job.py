@@ -12,6 +12,7 @@ import numpy as np
 from ...core.arrays import ROOT, Bool, Float32, Int32
 from ...core.sampling.rows import sampling_rows
 from ...core.step.builder import block_tables
+from ...core.step.layout import kv_slots
 from ...core.steps import StepInput, StepOutput, TreeRows
 from ...core.tree.kernels import pack
 from ..coupled_rank import CoupledChoice, rank_coupled
@@ -190,12 +191,12 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
 
 def _rows(job: TreeJob, block_size: int) -> TreeRows:
     nodes = [*job.fed, *job.expansion.frontier]
-    places = np.arange(job.committed_len, job.committed_len + len(nodes))
-    blocks = np.array(job.blocks, dtype=np.int32)[places // block_size]
+    places = np.arange(job.committed_len, job.committed_len + len(nodes), dtype=np.int32)
+    table = np.array([job.blocks], dtype=np.int32)
     depths = [job.expansion.depth(node) for node in nodes]
     return TreeRows(
         ancestors=pack(job.mask()),
-        slots=(blocks * block_size + places % block_size).astype(np.int32),
+        slots=kv_slots(table, np.zeros_like(places), places, block_size),
         # The root stands at the last committed position.
         positions=np.array(depths, dtype=np.int32) + np.int32(job.committed_len - 1),
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.arrays import Int32
+from ...core.step.layout import kv_slots
 from ...core.steps import StepInput, StepOutput
 from ..attention.operator import advance
 from ..device import to_device
@@ -107,5 +108,6 @@ class MultiStepDecoder:
 def following_rows(step: StepInput, block_size: int) -> tuple[Int32, Int32]:
     """KV slots and positions of the rows of each pass, int32 [num_decode_steps, rows] each."""
     positions = step.positions + np.arange(step.num_decode_steps, dtype=np.int32)[:, None]
-    blocks = step.block_tables[np.arange(len(step.positions)), positions // block_size]
-    return blocks * np.int32(block_size) + positions % np.int32(block_size), positions
+    owners = np.tile(np.arange(len(step.positions), dtype=np.int32), len(positions))
+    slots = kv_slots(step.block_tables, owners, positions.ravel(), block_size)
+    return slots.reshape(positions.shape), positions

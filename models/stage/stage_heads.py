@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...core.arrays import Int32
 from ...core.errors import place_of
 from ...core.steps import HeadDrafts, HeadTask, StepInput, StepOutput, VerificationResult
-from ...core.verify.accepted_rows import CommittedRows, committed_rows
+from ...core.verify.accepted_rows import CommittedRows, committed_rows, load_walk
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,35 @@ class LastStageParts:
     block_size: int
 
 
+class TextRows(NamedTuple):
+    """Rows that texts go on with, request by request.
+
+    slots, positions  int32 [n]  where they stand
+    following         int32 [n]  the tokens behind their own
+    starts            int32 [requests + 1]  rows of request r are starts[r]:starts[r+1]
+    keys              of the requests; none: they are not known again
+    """
+
+    slots: Int32
+    positions: Int32
+    following: Int32
+    starts: Int32
+    keys: tuple[int, ...]
+
+    def continued(self) -> Iterator[tuple[int, int, list[int]]]:
+        """Of each request that goes on: its key, the tokens of its text before, and those that
+        followed."""
+        following, starts = self.following.tolist(), self.starts.tolist()
+        for key, first, end in zip(self.keys, starts, starts[1:], strict=False):
+            if first < end:
+                # Behind the first row's own token, which was there already.
+                yield key, int(self.positions[first]) + 1, following[first:end]
+
+    def length(self, place: int) -> int:
+        """Tokens of a request's text then: behind its last row stands the token after it."""
+        return int(self.positions[self.starts[place + 1] - 1]) + 2
+
+
 class StageHead(Protocol):
     """A head with keys and values of its own in the slots of the stage's cache."""
 
@@ -69,15 +99,19 @@ class StageHead(Protocol):
         """What stood in these slots, int32 [n], is gone."""
         ...
 
-    def read_later(self, key: int, features: Tensor, following: Int32, positions: Int32) -> None:
-        """Keep rows of a request, by its key, until drafts are wanted: features [n, width], the
-        tokens behind theirs and their positions, int32 [n]."""
+    def release(self) -> None:
+        """Free what is kept of texts: it is not asked any more. If it is, it begins anew."""
+        ...
+
+    def read_later(self, texts: TextRows, features: Tensor) -> None:
+        """Keep rows of all requests until drafts are wanted; features float32 [rows, width]."""
         ...
 
     def draft(
-        self, step: StepInput, committed: CommittedRows, features: Tensor, task: HeadTask
+        self, step: StepInput, texts: TextRows, features: Tensor, task: HeadTask
     ) -> HeadDrafts:
-        """Do a task behind the committed rows, whose features are float32 [rows, width]."""
+        """Do a task behind the committed rows, whose features are float32 [rows, width]; those
+        of requests that it does not name are kept for later."""
         ...
 
 
@@ -90,6 +124,9 @@ class StageHeads:
     def __init__(self, heads: Sequence[StageHead]) -> None:
         self._heads = {head.name: head for head in heads}
         self._failures = dict.fromkeys(self._heads, 0)
+        # Those that had tasks with the step before.
+        self._in_use: frozenset[str] = frozenset()
+        load_walk()
 
     @property
     def kv_bytes(self) -> int:
@@ -119,13 +156,22 @@ class StageHeads:
         results        of the rule that decides about the trees; None: `target_tokens` do
         features       float32 [n, width] of rows int32 [n]
         """
+        self._release(step)
         for head in self._heads.values():
             head.overwritten(step.slots)
         if not step.head_tasks:
             return ()
         committed = committed_rows(step, target_tokens, results)
-        states = features(committed.rows)
-        return tuple(self._drafted(step, committed, states, task) for task in step.head_tasks)
+        rows = committed.rows
+        texts = TextRows(
+            step.slots[rows], step.positions[rows], committed.following, committed.starts,
+            step.request_keys,
+        )  # fmt: skip
+        states, last_rows = features(rows), _last_rows(step, committed)
+        return tuple(
+            self._drafted(step, texts, states, task)._replace(last_rows=last_rows)
+            for task in step.head_tasks
+        )
 
     def decoded(
         self,
@@ -139,22 +185,35 @@ class StageHeads:
         rows      slots and positions of each pass, int32 [passes, requests] each
         features  float32 [passes, requests, width]; None: the heads do without
         """
+        self._release(step)
         slots, positions = rows
-        assert output.decoded is not None
-        count = output.decoded.shape[1]
         for head in self._heads.values():
             head.overwritten(slots.ravel())
-            if features is None or not step.request_keys:
-                continue
-            for place, key in enumerate(step.request_keys):
-                own = features[:count, place], output.decoded[place], positions[:count, place]
-                self._supervised(head.name, step, partial(head.read_later, key, *own))
+        if features is None:
+            return
+        assert output.decoded is not None
+        num_requests, count = output.decoded.shape
+        texts = TextRows(
+            slots[:count].T.ravel(), positions[:count].T.ravel(), output.decoded.ravel(),
+            np.arange(num_requests + 1, dtype=np.int32) * np.int32(count), step.request_keys,
+        )  # fmt: skip
+        states = features[:count].transpose(0, 1).flatten(0, 1)
+        for task in step.head_tasks:
+            head = self._heads[task.source]
+            self._supervised(head.name, step, partial(head.read_later, texts, states))
+
+    def _release(self, step: StepInput) -> None:
+        """Free what heads keep that have no task any more: the engine has left them out."""
+        in_use = frozenset(task.source for task in step.head_tasks)
+        for name in self._in_use - in_use:
+            self._heads[name].release()
+        self._in_use = in_use
 
     def _drafted(
-        self, step: StepInput, committed: CommittedRows, states: Tensor, task: HeadTask
+        self, step: StepInput, texts: TextRows, states: Tensor, task: HeadTask
     ) -> HeadDrafts:
         head = self._heads[task.source]
-        work = partial(head.draft, step, committed, states, task)
+        work = partial(head.draft, step, texts, states, task)
         drafts = self._supervised(head.name, step, work)
         if drafts is None:
             return HeadDrafts(head.name, 0.0, ())
@@ -171,9 +230,20 @@ class StageHeads:
         except Exception as error:
             # Drafts are worth no step: the target's tokens are there already.
             self._failures[name] += 1
+            if self._failures[name] == MOST_FAILURES:
+                self._heads[name].release()
             logger.warning(
                 "event=head_failed head=%s step_id=%d failures=%d of %d error=%s",
                 name, step.step_id, self._failures[name], MOST_FAILURES, place_of(error),
             )  # fmt: skip
             logger.debug("event=head_failed head=%s", name, exc_info=True)
             return None
+
+
+def _last_rows(step: StepInput, committed: CommittedRows) -> Int32:
+    """`HeadDrafts.last_rows`: int32 [trees]."""
+    num_trees = len(step.trees)
+    if step.following_tokens is not None:
+        num_trees -= len(step.following_tokens)
+    ends = committed.starts[1 : num_trees + 1]
+    return committed.rows[ends - 1] - step.request_starts[:num_trees]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import numpy as np
+import pytest
+from draftline.core.errors import RequestFailed
 from draftline.core.schedule.choice.draft_orders import DraftOrders
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +82,20 @@ def test_a_budget_that_chooses_learns_that_a_head_pays(seed: int) -> None:
     ordered = [len(step.head_tasks[0].places) / len(step.trees) for step in late]
     assert np.mean(ordered) > 0.8
     assert bench.drafters.num_taken > 30
+
+
+def test_a_stage_that_walked_another_way_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """Its drafts would stand behind another text than the coordinator's."""
+    bench = Bench(heads=True, is_adaptive=False)
+    bench.target.num_rows_astray = 1
+    bench.add("a", [1, 2, 3], 13)
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(bench.run())
+    assert isinstance(bench.heard["a"][-1], RequestFailed)
+    assert "step/head_drafts.py" in caplog.text
+    assert "AssertionError" in caplog.text
+    # Nothing was walked with the prompt.
+    assert len(bench.target.steps) == 2
 
 
 def test_orders_come_a_step_later() -> None:

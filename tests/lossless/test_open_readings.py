@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from draftline import DrafterConfig, Engine, EngineConfig, SamplingParams
-from draftline.cluster.drafting.head_features import is_in_last_stage
-from draftline.core.errors import ConfigError
 from draftline.core.request.sampling_params import RequestOptions
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.demo.held_out_prompts import held_out_prompts
+from draftline.drafters.heads import reading_trial
 from draftline.models.load.checkpoint import resolve_head_path
+from draftline.models.stage.stage_heads import StageHead, StageHeads
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -55,11 +56,13 @@ def check_found(folder: Path, message: str) -> None:
     assert right > max(0.5, 2 * wrong)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("stages", "placement"), [(1, "last_stage"), (2, "last_stage"), (2, "actor")]
+)
 def test_an_engine_finds_the_layout_out(
-    unsaid: Path, stages: int, caplog: pytest.LogCaptureFixture
+    unsaid: Path, stages: int, placement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    drafter = DrafterConfig(kind="head", model=str(unsaid))
+    drafter = DrafterConfig(kind="head", model=str(unsaid), placement=placement)
     config = EngineConfig(
         model="demo", drafters=(drafter,), node_budget="full", pipeline_parallel_size=stages,
         draft_deadline_ms=5000,
@@ -76,14 +79,27 @@ def test_an_engine_finds_the_layout_out(
         assert not engine.stats().drafters[0].left_out
 
 
-def test_the_last_stage_reads_heads_in_one_way(unsaid: Path) -> None:
-    """Drafters hear the text that tells, so such a head is one, whatever is not said."""
-    drafter = DrafterConfig(kind="head", model=str(unsaid))
-    assert not is_in_last_stage(drafter)
-    assert is_in_last_stage(DrafterConfig(kind="head", model="demo-dflash"))
-    with pytest.raises(ConfigError, match="leaves open how") as caught:
-        is_in_last_stage(DrafterConfig(kind="head", model=str(unsaid), placement="last_stage"))
-    assert caught.value.field == "placement"
+def test_what_is_kept_by_the_reading_that_was_wrong_is_freed(
+    unsaid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default such a head drafts in the last stage."""
+    monkeypatch.setattr(reading_trial, "NUM_DRAFTS", 4)
+    made: list[StageHeads] = []
+    make = StageHeads.__init__
+
+    def noted(self: StageHeads, heads: Sequence[StageHead]) -> None:
+        made.append(self)
+        make(self, heads)
+
+    monkeypatch.setattr(StageHeads, "__init__", noted)
+    drafters = (DrafterConfig(kind="head", model=str(unsaid)),)
+    config = EngineConfig(model="demo", drafters=drafters, node_budget="full")
+    with Engine(config) as engine:
+        [heads] = made
+        before = heads.kv_bytes
+        params = SamplingParams(temperature=0.0, max_tokens=32)
+        engine.generate([prompt.text for prompt in held_out_prompts()[:4]], params)
+        assert 2 * heads.kv_bytes == before
 
 
 def test_doctor_finds_the_layout_out(unsaid: Path) -> None:

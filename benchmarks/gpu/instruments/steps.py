@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....core.arrays import Bool, Int32
+from ....core.step.layout import kv_slots
 from ....core.steps import SamplingRows, StepInput, TreeRows
 from ....core.tree.kernels import pack
 from ..plan import StepCase
@@ -53,5 +54,5 @@ def tree_mask(nodes: int) -> Bool:
 
 
 def _slots(table: Int32, first: int, count: int, block_size: int) -> Int32:
-    places = np.arange(first, first + count)
-    return (table[places // block_size] * block_size + places % block_size).astype(np.int32)
+    places = np.arange(first, first + count, dtype=np.int32)
+    return kv_slots(table[None], np.zeros_like(places), places, block_size)

@@ -18,6 +18,7 @@ from draftline.cluster.drafting.head_watch import (
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.link import InprocLink
 from draftline.core.proposals import (
+    Drafted,
     FeatureLayers,
     FeatureRows,
     Proposal,
@@ -27,9 +28,12 @@ from draftline.core.proposals import (
     empty_proposal,
 )
 from draftline.core.tree.proposal_batch import num_right
+from draftline.drafters.heads.stage_drafts import StageDrafts
 from support.fakes.fake_drafters import CountingDrafter
 from support.servers.hub_session import LIMITS, HubSession
 
+# No text here goes on so.
+WRONG = chain_proposal("head", np.full(2, 49, dtype=np.int32))
 ORIGINS = {"head": "see HEAD and MODEL"}
 
 
@@ -185,3 +189,18 @@ def test_the_warning_names_folder_and_model(tmp_path: Path) -> None:
     assert origins.keys() == {"mine"}
     assert f"the head in {tmp_path} was trained for demo" in origins["mine"]
     assert f"doctor --drafter {tmp_path} --model demo" in origins["mine"]
+
+
+async def test_drafts_of_a_head_that_is_left_out_are_let_go() -> None:
+    """Those that the last stage made for requests that go on."""
+    drafts = StageDrafts("head")
+    hub = DrafterHub([InprocLink(drafts)], LIMITS, origins=ORIGINS)
+    await hub.start()
+    session = HubSession(hub)
+    while not hub.stats()[0].left_out:
+        # Behind the token that the next step commits.
+        hub.note_drafted([Drafted("head", 0.0, (("r", len(session.text) + 1, WRONG),))])
+        await session.step(1)
+    assert not drafts.memory_bytes
+    hub.note_drafted([Drafted("head", 0.0, (("r", 1, WRONG),))])
+    assert not drafts.memory_bytes

@@ -18,8 +18,9 @@ from draftline.core.proposals import (
     chain_proposal,
     empty_proposal,
 )
-from draftline.drafters.heads import probing
-from draftline.drafters.heads.probing import MOST_QUERIES, NUM_DRAFTS, ProbingDrafter
+from draftline.drafters.heads import reading_trial
+from draftline.drafters.heads.probing import ProbingDrafter
+from draftline.drafters.heads.reading_trial import MOST_QUERIES, NUM_DRAFTS, ReadingTrial
 from support.fakes.fake_drafters import CountingDrafter
 
 LEVELS = 3
@@ -62,7 +63,8 @@ class Session:
 
 
 def probing_of(**readings: Reader) -> ProbingDrafter:
-    return ProbingDrafter(readings, LEVELS, "/heads/mine", "head")
+    trial = ReadingTrial(list(readings), LEVELS, "/heads/mine", "head")
+    return ProbingDrafter(readings, trial)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -133,10 +135,42 @@ def test_only_whole_drafts_of_open_requests_are_judged() -> None:
 
 
 def test_memory_is_that_of_all_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "NUM_DRAFTS", 1)
+    monkeypatch.setattr(reading_trial, "NUM_DRAFTS", 1)
     drafter = probing_of(first=Reader(1), second=Reader(2))
     session = Session(drafter)
     both = drafter.memory_bytes
     while not drafter.is_over:
         session.step()
     assert 0 < drafter.memory_bytes < both
+
+
+def trial_of(*readings: str) -> ReadingTrial:
+    return ReadingTrial(readings, LEVELS, "/heads/mine", "head")
+
+
+def draft(*tokens: int) -> Proposal:
+    return chain_proposal("head", np.array(tokens, dtype=np.int32))
+
+
+def test_a_text_of_which_a_part_was_not_heard_judges_nothing() -> None:
+    trial = trial_of("first", "second")
+    for length, tokens in ((9, [1, 2]), (12, [1, 2])):
+        trial.drafted("r", 9, [draft(1, 2, 3), draft(4, 5, 6)])
+        trial.followed("r", length, tokens)
+    trial.followed("r", 11, [3])
+    assert set(trial.acceptance.values()) == {0.0}
+    trial.drafted("r", 9, [draft(1, 2, 3), draft(4, 5, 6)])
+    for length, token in enumerate([4, 5, 7], start=9):
+        trial.followed("r", length, [token])
+    assert trial.acceptance == {"second": 2.0, "first": 0.0}
+
+
+def test_texts_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_trial, "MOST_TEXTS", 2)
+    trial = trial_of("first", "second")
+    for key in range(3):
+        trial.drafted(key, 9, [draft(1, 2, 3), draft(4, 5, 6)])
+    trial.followed(0, 9, [1, 2, 3])
+    assert trial.acceptance["first"] == 0.0
+    trial.followed(2, 9, [1, 2, 3])
+    assert trial.acceptance["first"] == 3.0

@@ -64,6 +64,8 @@ class FakeTarget:
         # By slot: the token behind the one that stands there, as a head reads it.
         self._behind: dict[int, int] = {}
         self.num_behind = 0
+        # How far behind the right one its heads take every request's last row to be.
+        self.num_rows_astray = 0
         self.steps: list[StepInput] = []
         self.lost = False
 
@@ -130,7 +132,10 @@ class FakeTarget:
             text = [*texts[committed.rows[last]], int(committed.following[last])]
             self._check_behind(step, place, text)
             proposals.append(self._draft(step, place, text, max_nodes))
-        return (HeadDrafts(task.source, 0.25, tuple(proposals)),)
+        num_trees = sum(tree is not None for tree in step.trees)
+        last_rows = committed.rows[committed.starts[1 : num_trees + 1] - 1]
+        last_rows -= step.request_starts[:num_trees] - self.num_rows_astray
+        return (HeadDrafts(task.source, 0.25, tuple(proposals), last_rows),)
 
     def _check_behind(self, step: StepInput, place: int, text: list[int]) -> None:
         """Each cached token of the text was read with the token behind it.

@@ -1,0 +1,139 @@
+"""A head of the last stage over steps of several requests: late, left out, and asked again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from draftline.benchmarks.heads.stage_host import HIDDEN_SIZE, stage_heads, steps_of
+from draftline.core.arrays import Int32
+from draftline.core.steps import HeadDrafts, HeadTask, StepInput, StepOutput
+from draftline.models.stage import stage_heads as stage_heads_module
+from draftline.models.stage.stage_heads import MOST_FAILURES, StageHeads
+from torch import Tensor
+
+NUM_REQUESTS, NUM_ROWS = 3, 5
+NUM_SLOTS, STEPS = steps_of(NUM_REQUESTS, are_wanted=True)
+NOBODY = HeadTask("head", (), ())
+
+
+def run(heads: StageHeads, number: int, step: StepInput | None = None) -> tuple[HeadDrafts, ...]:
+    """One of the steps, or another with its features and targets."""
+    own, targets = STEPS[number]
+    generator = torch.Generator().manual_seed(number)
+    states = torch.randn(NUM_REQUESTS * NUM_ROWS, HIDDEN_SIZE, generator=generator)
+
+    def features(rows: Int32) -> Tensor:
+        return states[torch.from_numpy(rows.astype(np.int64))]
+
+    return heads.draft(step or own, targets, None, features)
+
+
+def without_drafts(number: int) -> StepInput:
+    return replace(STEPS[number][0], head_tasks=(NOBODY,))
+
+
+def said(drafts: tuple[HeadDrafts, ...]) -> list[tuple[list[int], list[float]]]:
+    [own] = drafts
+    return [(one.tokens.tolist(), one.log_probs.tolist()) for one in own.proposals]
+
+
+def assert_same(found: tuple[HeadDrafts, ...], expected: tuple[HeadDrafts, ...]) -> None:
+    for mine, theirs in zip(said(found), said(expected), strict=True):
+        assert mine[0] == theirs[0]
+        assert len(mine[0]) == 1
+        assert mine[1] == pytest.approx(theirs[1], rel=1e-4)
+
+
+def test_rows_that_waited_are_read_as_if_they_had_been_read_at_once() -> None:
+    at_once, late = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
+    for number in range(6):
+        assert len(said(run(at_once, number))) == NUM_REQUESTS
+        assert said(run(late, number, without_drafts(number))) == []
+    assert_same(run(late, 6), run(at_once, 6))
+    # Without them it says something else.
+    assert said(run(stage_heads(NUM_SLOTS), 6)) != said(run(late, 6))
+
+
+def test_only_those_that_are_wanted_are_read() -> None:
+    heads, every = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
+    for number in range(4):
+        task = HeadTask("head", (1,), (1,))
+        [drafts] = run(heads, number, replace(STEPS[number][0], head_tasks=(task,)))
+        assert len(drafts.proposals) == 1
+        run(every, number)
+    assert_same(run(heads, 4), run(every, 4))
+
+
+def test_a_head_that_is_left_out_keeps_nothing_and_begins_anew() -> None:
+    heads, fresh = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
+    before = heads.kv_bytes
+    for number in range(4):
+        run(heads, number)
+    assert heads.kv_bytes == before > 0
+    idle = replace(STEPS[4][0], head_tasks=())
+    assert run(heads, 4, idle) == ()
+    assert heads.kv_bytes == 0
+    heads.move(np.zeros((1, 2), dtype=np.int32))
+    heads.reset()
+    assert_same(run(heads, 5), run(fresh, 5))
+    assert heads.kv_bytes == before
+
+
+def test_steps_of_an_engine_that_has_not_asked_yet_free_nothing() -> None:
+    """Such as those that are measured at the start."""
+    heads = stage_heads(NUM_SLOTS)
+    before = heads.kv_bytes
+    run(heads, 0, replace(STEPS[0][0], head_tasks=()))
+    assert heads.kv_bytes == before
+
+
+def test_a_head_that_failed_too_often_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = stage_heads(NUM_SLOTS)
+    run(heads, 0)
+
+    def failing(*_: object) -> None:
+        raise ValueError
+
+    [own] = heads._heads.values()
+    monkeypatch.setattr(own, "draft", failing)
+    for number in range(MOST_FAILURES):
+        assert heads.kv_bytes
+        assert said(run(heads, number)) == []
+    assert not heads.kv_bytes
+
+
+def test_the_stage_says_where_its_walk_ended() -> None:
+    heads = stage_heads(NUM_SLOTS)
+    [drafts] = run(heads, 0)
+    assert drafts.last_rows is not None
+    assert drafts.last_rows.tolist() == [2] * NUM_REQUESTS
+
+
+def test_tokens_of_a_step_of_several_wait_too() -> None:
+    heads, expected = stage_heads(NUM_SLOTS), stage_heads(NUM_SLOTS)
+    step, targets = STEPS[0]
+    firsts = step.request_starts[:-1]
+    rows = firsts + np.arange(3, dtype=np.int32)[:, None]
+    states = torch.randn(NUM_REQUESTS * NUM_ROWS, HIDDEN_SIZE, generator=seeded(0))
+    none = np.empty((0, 0), dtype=np.int32)
+    output = StepOutput(
+        0, targets[firsts], none, none.ravel().astype(np.float32), decoded=targets[rows].T.copy()
+    )
+    idle = without_drafts(0)
+    heads.decoded(idle, (step.slots[rows], step.positions[rows]), output, states[rows])
+    run(expected, 0, idle)
+    assert_same(run(heads, 1), run(expected, 1))
+
+
+def seeded(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+def test_loops_are_compiled_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(stage_heads_module, "load_walk", lambda: calls.append(1))
+    stage_heads(NUM_SLOTS)
+    assert calls == [1]
