@@ -82,13 +82,12 @@ OTHER_VOCAB_DRAFTER = DemoModel(
     hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1, ffn_size=256,
     plan=TrainingPlan(num_steps=2000),
 )  # fmt: skip
-# Two to four bytes make a token of the others, and so do the windows.
+# Two to four bytes make a token of the others, and so do its windows.
 BYTES_DRAFTER = DemoModel(
-    name="demo-drafter-bytes", tokenizer=TokenizerKind.BYTES, context_len=4096, vocab_size=258,
+    name="demo-drafter-bytes", tokenizer=TokenizerKind.BYTES, context_len=2048, vocab_size=258,
     hidden_size=128, num_layers=3, num_heads=4, num_kv_heads=2, ffn_size=344,
     plan=TrainingPlan(
-        num_steps=2400,
-        phases=(Phase(0.0, 256, 8), Phase(0.7, 1024, 2), Phase(0.9, 2048, 1), Phase(0.97, 4096, 1)),
+        num_steps=2400, phases=(Phase(0.0, 256, 8), Phase(0.7, 1024, 2), Phase(0.9, 2048, 1))
     ),
 )  # fmt: skip
 MODELS = {model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER, BYTES_DRAFTER)}

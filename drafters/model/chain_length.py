@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...core.arrays import Int32
 from ...core.errors import ConfigError
 from ..option_checks import require_whole
 from .stopping import (
@@ -45,11 +44,13 @@ class ChainLength:
         self._draft.append(drawn)
         return self._rule.stops_after(drawn)
 
-    def observe(self, tokens: Int32) -> None:
-        """Report committed tokens: the part of the chain that they begin with was accepted."""
+    def observe(self, committed: Sequence[int]) -> None:
+        """Report what was committed, in the drafter's own tokens as `ends_with` has them.
+
+        The part of the chain that it begins with was accepted.
+        """
         if not self._draft:
             return
-        committed = tokens.tolist()
         pairs = enumerate(zip(self._tokens, committed, strict=False))
         agreed = min(len(self._tokens), len(committed))
         accepted = next((index for index, (drafted, target) in pairs if drafted != target), agreed)
