@@ -20,6 +20,7 @@ class CachedText:
     cached_len    positions 0 to cached_len - 1 of the cache are those of `tokens`, the text in the
                   drafter's own tokens
     distribution  how the token after the text is chosen
+    seed          of the request's noise
     length        decides how long the chains after the text become
     proposed      tokens and parents of the last proposal, until it was decided about
     is_draftable  false once the text holds an id that the model cannot read, where it has nothing
@@ -36,6 +37,7 @@ class CachedText:
         "distribution",
         "length",
         "proposed",
+        "seed",
         "text",
     )
 
@@ -51,6 +53,7 @@ class CachedText:
         self.blocks: list[int] = []
         self.cached_len = 0
         self.distribution = vocabulary.distribution(request)
+        self.seed = request.seed
         self.length = length
         self.proposed: tuple[Int32, Int32] | None = None
         # Drawn tokens whose KV stands behind that of the committed ones, as the drafter's ids.

@@ -27,10 +27,12 @@ from ...models.load.partition import LayerSpan
 from ...models.stage.graph_runner import GraphOptions
 from ...models.stage.options import StageOptions
 from ...models.stage.stage import Stage, load_stage
+from ..coupled_rank import CoupledChoice
 from ..open_requests import OpenRequests
 from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, build_step, next_batch
 from .chain_length import ChainLength
+from .expansion import Expansion
 from .options import FULL, MAX_TOKENS, SEQUOIA, ModelOptions
 from .sequoia import SequoiaShapes
 from .stopping import DraftCosts, Drawn
@@ -40,6 +42,7 @@ from .tree_job import TreeJob, build_tree_step
 from .vocabulary.choice import choose_vocabulary
 from .vocabulary.names import check_tree
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
+from .vocabulary.string_tree import StringVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -212,30 +215,17 @@ class ModelDrafter:
         most = max(0, min(max_draws, self._options.num_tokens, room))
         limit = state.length.begin(most, num_requests)
         expansion = None
-        if self._expansions is not None and state.distribution.is_plain:
+        num_fed = limit - 1
+        if isinstance(self._vocabulary, StringVocabulary):
+            limit, num_fed = min(1, limit), self._vocabulary.most_fed
+        elif self._expansions is not None and state.distribution.is_plain:
             expansion = self._expansions(limit, max_draws)
-            limit = min(1, limit)
-        num_fed = expansion.most_fed if expansion is not None else limit - 1
+            limit, num_fed = min(1, limit), expansion.most_fed
         if limit < 1 or not state.is_draftable or not self._reserve(state, num_fed):
             limit = 0
         position = state.rewind()
         distribution_size = self._distribution_size(state)
-        rng = (
-            draft_rng(self._name, state.distribution.seed, state.committed_len)
-            if distribution_size
-            else None
-        )
-        tree = None
-        if expansion is not None and limit:
-            tree = TreeJob(
-                expansion,
-                len(state.tokens),
-                state.next_position,
-                state.blocks,
-                state.distribution,
-                self._vocabulary,
-                self._tree_draws(state, rng),
-            )
+        rng = draft_rng(self._name, state.seed, state.committed_len) if distribution_size else None
         return ChainJob(
             state.tokens[position:],
             position,
@@ -248,12 +238,32 @@ class ModelDrafter:
             with_best=self._options.branch > 0 and state.distribution.temperature == 0,
             distribution_size=distribution_size,
             rng=rng,
-            tree=tree,
+            tree=self._tree(state, expansion, rng) if limit else None,
         )
+
+    def _tree(
+        self, state: CachedText, expansion: Expansion | None, rng: np.random.Generator | None
+    ) -> TreeJob | None:
+        """The tree that grows behind a text; None: a chain does."""
+        if isinstance(self._vocabulary, StringVocabulary):
+            distribution = state.distribution
+            return self._vocabulary.tree(
+                state.text,
+                CoupledChoice(distribution.temperature, state.seed, state.committed_len),
+                state.blocks, distribution,
+                rng=rng, num_declared=self._distribution_size(state),
+            )  # fmt: skip
+        if expansion is None:
+            return None
+        draws = self._tree_draws(state, rng)
+        return TreeJob(
+            expansion, len(state.tokens), state.next_position, state.blocks, state.distribution,
+            self._vocabulary, draws,
+        )  # fmt: skip
 
     def _distribution_size(self, state: CachedText) -> int:
         """Tokens of the distribution to draw from; 0 where the token is no draw."""
-        is_draw = self._vocabulary.draws_target_ids and state.distribution.temperature > 0
+        is_draw = self._vocabulary.is_declared and state.distribution.temperature > 0
         return min(self._options.distribution_size, self._vocabulary.size) if is_draw else 0
 
     def _tree_draws(self, state: CachedText, rng: np.random.Generator | None) -> TreeDraws | None:
@@ -337,7 +347,7 @@ class ModelDrafter:
             nodes, declared = self._chain(job, max_nodes), stacked(job.distributions)
         if not self._vocabulary.draws_target_ids:
             written = self._vocabulary.nodes(state.text, nodes)
-            nodes = DraftNodes(*(part[:max_nodes] for part in written))
+            nodes = written.first(max_nodes)
         return Proposal(self._name, *nodes, distributions=declared)
 
     def _chain(self, job: ChainJob, max_nodes: int) -> DraftNodes:

@@ -12,9 +12,10 @@ from ....models.load.model_info import ModelInfo
 from ....models.stage.output_vocabulary import OutputVocabulary
 from ....models.text.fingerprint import tokenizer_hash
 from .mapped import IntersectionVocabulary, UnionVocabulary
-from .names import SAME, SLEM, TLI, UNION, VOCABULARY_AUTO
+from .names import SAME, SLEM, SLRS, TLI, UNION, VOCABULARY_AUTO
 from .overlap import VocabularyMap, map_vocabularies
 from .strategy import DraftVocabulary, SameVocabulary
+from .string_tree import StringVocabulary
 from .surfaces import Vocabulary, read_vocabulary
 from .written import WrittenVocabulary, num_draws
 
@@ -157,6 +158,10 @@ def _made(name: str, pair: _Pair, overlap: Overlap) -> ChosenVocabulary:
             WrittenVocabulary(
                 pair.draft, pair.target, pair.draft_size, pair.target_size, overlap.draws_per_token
             ),
+        )
+    if name == SLRS:
+        return ChosenVocabulary(
+            name, StringVocabulary(pair.draft, pair.target, pair.draft_size, pair.target_size)
         )
     kind = UnionVocabulary if name == UNION else IntersectionVocabulary
     vocabulary = kind(overlap.shared, pair.draft, pair.target)

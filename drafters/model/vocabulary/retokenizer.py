@@ -7,7 +7,7 @@ what encoding the whole text gives. Tokens are aligned by the bytes that they wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from .spelling import Speller
@@ -64,17 +64,39 @@ class Retokenizer:
         if encoded is None:
             return len(own), list(self._speller.spell(text))
         ids, starts = encoded
-        # Both begin at the last place where the old tokens and the new ones have a border.
-        kept, border = len(own), len(window)
-        while border > 0 and border not in starts:
-            kept -= 1
-            border -= len(self._vocabulary.surface(own[kept]))
-        if border < 0:
-            return len(own), list(self._speller.spell(text))
-        following = ids[starts.index(border) :]
-        if kept and self._vocabulary.bytes_of(following) != (window + text)[border:]:
-            return len(own), list(self._speller.spell(text))
-        return kept, following
+        agreed = self._agreed(own, len(window), dict(zip(starts, ids, strict=False)))
+        if agreed is not None:
+            kept, border = agreed
+            following = ids[starts.index(border) :]
+            # A space before the first word is right where no other text is before it.
+            is_first = not window or not kept
+            if is_first or self._vocabulary.bytes_of(following) == (window + text)[border:]:
+                return kept, following
+        return len(own), list(self._speller.spell(text))
+
+    def _agreed(
+        self, own: Sequence[int], window_len: int, token_at: Mapping[int, int]
+    ) -> tuple[int, int] | None:
+        """How many of one's own tokens stay, and where in the window they end.
+
+        Tokens at the window's start may differ for want of what is before them; from the first
+        that is the same on, they stay as long as they are the same. None where no token is, and the
+        window begins within one.
+        """
+        first, start = len(own), window_len
+        while start > 0:
+            first -= 1
+            start -= len(self._vocabulary.surface(own[first]))
+        agreed = (first, 0) if start == 0 else None
+        has_met = False
+        for place in range(first, len(own)):
+            end = start + len(self._vocabulary.surface(own[place]))
+            if token_at.get(start) == own[place]:
+                agreed, has_met = (place + 1, end), True
+            elif has_met:
+                break
+            start = end
+        return agreed
 
     def _window(self, ids: Sequence[int]) -> bytes:
         """Bytes of the last tokens, from the beginning of a character on, and behind the last

@@ -36,6 +36,12 @@ class DraftNodes(NamedTuple):
     parents: Int32
     log_probs: Float32
 
+    def first(self, max_nodes: int) -> DraftNodes:
+        """At most so many of them, the first ones."""
+        return DraftNodes(
+            self.tokens[:max_nodes], self.parents[:max_nodes], self.log_probs[:max_nodes]
+        )
+
 
 class DraftVocabulary(Protocol):
     """What the tokens of a drafter's model have to do with the target's.
@@ -43,6 +49,7 @@ class DraftVocabulary(Protocol):
     size              ids that its model's logits are for
     first_foreign     draws from this id on are tokens that the target does not have
     draws_target_ids  whether draws are the target's ids, so that its noise and processors apply
+    is_declared       whether what was drawn from can be told, as rules other than `coupled` ask
     """
 
     @property
@@ -53,6 +60,9 @@ class DraftVocabulary(Protocol):
 
     @property
     def draws_target_ids(self) -> bool: ...  # noqa: D102
+
+    @property
+    def is_declared(self) -> bool: ...  # noqa: D102
 
     def num_draws(self, num_tokens: int) -> int:
         """Draws that make about so many of the target's tokens."""
@@ -106,6 +116,7 @@ class TargetIds:
     """What vocabularies whose draws are target ids have in common."""
 
     draws_target_ids = True
+    is_declared = True
 
     def __init__(self, size: int, first_foreign: int) -> None:
         self.size = size

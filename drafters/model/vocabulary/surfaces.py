@@ -106,10 +106,8 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase, size: int, name: str = "it
         if index < size:
             is_special = added.special or index in tokenizer.all_special_ids
             surfaces[index] = None if is_special else added.content.encode()
-    begin, end = (
-        index if index is not None and index < size else None
-        for index in (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    )
+    ends: list[Any] = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    begin, end = (index if index is not None and index < size else None for index in ends)
     return Vocabulary(surfaces, byte_ids, begin, end, _encoder(backend))
 
 

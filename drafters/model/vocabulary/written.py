@@ -88,6 +88,7 @@ class WrittenVocabulary:
     """
 
     draws_target_ids = False
+    is_declared = False
 
     def __init__(
         self, draft: Vocabulary, target: Vocabulary, size: int, target_size: int,
