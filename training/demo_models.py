@@ -1,4 +1,4 @@
-"""Trains and exports the three bundled models: `python -m draftline.training.demo_models`.
+"""Trains and exports the bundled language models: `python -m draftline.training.demo_models`.
 
 Runs resume from `training/runs/`; an exported model holds bfloat16 safetensors, config and
 tokenizer in Hugging Face format.
@@ -10,6 +10,7 @@ import json
 import math
 import platform
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,12 +21,21 @@ import typer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from . import corpus
-from .language_model import TokenStreams, TrainingPlan, evaluate, train
+from .language_model import Phase, TokenStreams, TrainingPlan, evaluate, train
 from .loss_curve import draw_loss_curve
-from .tokenizer import END_OF_TEXT, train_tokenizer
+from .other_tokenizers import byte_tokenizer, train_unigram_tokenizer
+from .tokenizer import train_tokenizer
 
 CONTEXT_LEN = 1024
 ROOT = Path(__file__).parent.parent
+
+
+class TokenizerKind(Enum):
+    """What a bundled model reads: the target's kind of tokens, or another one."""
+
+    BYTE_LEVEL_BPE = "bpe"
+    UNIGRAM = "unigram"
+    BYTES = "bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +43,8 @@ class DemoModel:
     """Shape and training length of one bundled model."""
 
     name: str
+    tokenizer: TokenizerKind = TokenizerKind.BYTE_LEVEL_BPE
+    context_len: int = CONTEXT_LEN
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -41,7 +53,7 @@ class DemoModel:
     ffn_size: int
     plan: TrainingPlan
 
-    def config(self) -> LlamaConfig:
+    def config(self, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         """The transformers config; embedding and head share one matrix."""
         return LlamaConfig(
             vocab_size=self.vocab_size,
@@ -50,10 +62,10 @@ class DemoModel:
             num_hidden_layers=self.num_layers,
             num_attention_heads=self.num_heads,
             num_key_value_heads=self.num_kv_heads,
-            max_position_embeddings=CONTEXT_LEN,
+            max_position_embeddings=self.context_len,
             tie_word_embeddings=True,
-            bos_token_id=0,
-            eos_token_id=0,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
         )
 
 
@@ -66,25 +78,34 @@ DRAFTER = DemoModel(
     num_kv_heads=1, ffn_size=256, plan=TrainingPlan(num_steps=2000),
 )  # fmt: skip
 OTHER_VOCAB_DRAFTER = DemoModel(
-    name="demo-drafter-other-vocab", vocab_size=2048, hidden_size=96, num_layers=2, num_heads=3,
-    num_kv_heads=1, ffn_size=256, plan=TrainingPlan(num_steps=2000),
+    name="demo-drafter-other-vocab", tokenizer=TokenizerKind.UNIGRAM, vocab_size=2048,
+    hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1, ffn_size=256,
+    plan=TrainingPlan(num_steps=2000),
 )  # fmt: skip
-MODELS = {model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER)}
+# Two to four bytes make a token of the others, and so do its windows.
+BYTES_DRAFTER = DemoModel(
+    name="demo-drafter-bytes", tokenizer=TokenizerKind.BYTES, context_len=2048, vocab_size=258,
+    hidden_size=128, num_layers=3, num_heads=4, num_kv_heads=2, ffn_size=344,
+    plan=TrainingPlan(
+        num_steps=2400, phases=(Phase(0.0, 256, 8), Phase(0.7, 1024, 2), Phase(0.9, 2048, 1))
+    ),
+)  # fmt: skip
+MODELS = {model.name: model for model in (TARGET, DRAFTER, OTHER_VOCAB_DRAFTER, BYTES_DRAFTER)}
 
 
 def build(model: DemoModel, run_dir: Path, export_dir: Path, threads: int) -> float:
     """Train (or resume) and export one model; returns its held-out perplexity."""
     torch.set_num_threads(threads)
     files = corpus.training_files()
-    tokenizer = _tokenizer(model, files, run_dir)
     more_files = corpus.training_files(more=True)
+    tokenizer = _tokenizer(model, files, more_files, run_dir)
     texts = TokenStreams(
         first=_stream(tokenizer, files),
         more=_stream(tokenizer, more_files),
         held_out=_stream(tokenizer, corpus.held_out_files()),
     )
-    trained = train(model.config(), texts, model.plan, run_dir)
-    loss = export(trained, tokenizer, texts.held_out, export_dir)
+    trained = train(model.config(tokenizer), texts, model.plan, run_dir)
+    loss = export(trained, tokenizer, texts.held_out, export_dir, model.context_len)
     bits = loss / math.log(2) * len(texts.held_out)
     held_out_bytes = sum(len(file.text.encode()) for file in corpus.held_out_files())
     draw_loss_curve(run_dir / "loss.csv", export_dir / "loss.png", model.name)
@@ -110,32 +131,50 @@ def export(
     tokenizer: PreTrainedTokenizerFast,
     held_out: np.ndarray,
     folder: Path,
+    window: int = CONTEXT_LEN,
 ) -> float:
     """Write the model as bfloat16; returns the held-out loss, nats a token, of what was written."""
     trained.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return evaluate(written, held_out, CONTEXT_LEN)
+    return evaluate(written, held_out, window)
 
 
 def _tokenizer(
-    model: DemoModel, files: list[corpus.SourceFile], run_dir: Path
+    model: DemoModel,
+    files: list[corpus.SourceFile],
+    more_files: list[corpus.SourceFile],
+    run_dir: Path,
 ) -> PreTrainedTokenizerFast:
-    folder = run_dir.with_name(f"tokenizer-{model.vocab_size}")
+    is_bpe = model.tokenizer is TokenizerKind.BYTE_LEVEL_BPE
+    kind = "" if is_bpe else f"{model.tokenizer.value}-"
+    folder = run_dir.with_name(f"tokenizer-{kind}{model.vocab_size}")
     if not folder.exists():
-        texts = (file.text for file in files)
-        train_tokenizer(texts, model.vocab_size, CONTEXT_LEN).save_pretrained(folder)
+        _new_tokenizer(model, files, more_files).save_pretrained(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def _new_tokenizer(
+    model: DemoModel, files: list[corpus.SourceFile], more_files: list[corpus.SourceFile]
+) -> PreTrainedTokenizerFast:
+    if model.tokenizer is TokenizerKind.BYTES:
+        return byte_tokenizer(model.context_len)
+    if model.tokenizer is TokenizerKind.BYTE_LEVEL_BPE:
+        return train_tokenizer((file.text for file in files), model.vocab_size, model.context_len)
+    # Other people's files than those that the target's tokenizer was trained on.
+    known = {file.name for file in files}
+    texts = (file.text for file in more_files if file.name not in known)
+    return train_unigram_tokenizer(texts, model.vocab_size, model.context_len)
 
 
 def _stream(
     tokenizer: PreTrainedTokenizerFast, files: list[corpus.SourceFile]
 ) -> npt.NDArray[np.int64]:
-    """All files in one stream, each after an end-of-text token."""
-    end = tokenizer.encode(END_OF_TEXT, add_special_tokens=False)
+    """All files in one stream, between the tokens, or the one, that end and begin a text."""
+    between = list(dict.fromkeys([tokenizer.eos_token_id, tokenizer.bos_token_id]))
     ids: list[int] = []
     for file in files:
-        ids += end
+        ids += between
         ids += tokenizer.encode(file.text, add_special_tokens=False, verbose=False)
     return np.array(ids, dtype=np.int64)
 

@@ -19,7 +19,6 @@ from ...drafters.spectra.drafter import SpectraDrafter
 from ...drafters.spectra.options import PAPER as SPECTRA_PAPER
 from ...drafters.spectra.options import SpectraOptions
 from ...drafters.suffix.drafter import SuffixDrafter, SuffixOptions
-from ...models.text.fingerprint import tokenizer_hash
 from ...retrieval_store.search.lookup import REST_RULE, LookupRule
 from ..config import HEAD, DrafterConfig, EngineConfig
 from ..links.tokens import read_token
@@ -123,17 +122,13 @@ def _target(engine: EngineConfig) -> ModelInfo:
 
 def _model(recipe: _Recipe) -> Drafter:
     from ...drafters.model.drafter import load_model_drafter  # noqa: PLC0415
-    from ...models.load.model_info import read_model_info  # noqa: PLC0415
 
     model = recipe.require("model", "a folder or hub id, or demo-drafter")
-    if recipe.engine is not None:
-        drafter_info = read_model_info(model)
-        if tokenizer_hash(drafter_info.path) != tokenizer_hash(_target(recipe.engine).path):
-            raise ConfigError("model", f"{model} has another tokenizer than the served model")
+    target = None if recipe.engine is None else _target(recipe.engine)
     options: ModelOptions = recipe.options
     if options.device == "auto" and not _may_use_gpu(recipe):
         options = replace(options, device="cpu")
-    return load_model_drafter(model, recipe.name, options)
+    return load_model_drafter(model, recipe.name, options, target)
 
 
 def _may_use_gpu(recipe: _Recipe) -> bool:

@@ -19,11 +19,11 @@ from ... import __version__
 from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import CPU_CACHE_TOKENS
 from ...core.errors import CheckpointError, ConfigError
+from ...models.load.bundled import BUNDLED_NAMES, demo_path
 from ..ray_serve.runtime import quiet_libraries
 from ..settings.settings import ServerConfig
 
 PACKAGES = ("torch", "transformers", "ray", "grpcio", "redis", "fastapi", "openai")
-DEMO_MODELS = ("demo", "demo-drafter", "demo-drafter-other-vocab")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,19 @@ def _print(console: Console, findings: Sequence[Finding]) -> int:
 
 
 def _drafter(drafter: str, model: str) -> Iterator[Finding]:
+    from ...models.heads.formats.checkpoint_kind import CheckpointKind  # noqa: PLC0415
     from ...models.heads.load_head import misfits, read_head_checkpoint  # noqa: PLC0415
     from ...models.heads.parallel_heads import ParallelConfig  # noqa: PLC0415
     from ...models.load.checkpoint import resolve_head_path  # noqa: PLC0415
     from ...models.load.model_info import read_model_info  # noqa: PLC0415
 
-    checkpoint = read_head_checkpoint(resolve_head_path(drafter))
+    is_bundled_model = drafter in BUNDLED_NAMES
+    checkpoint = read_head_checkpoint(
+        demo_path(drafter) if is_bundled_model else resolve_head_path(drafter)
+    )
+    if checkpoint.kind is CheckpointKind.CAUSAL_LM:
+        yield from _small_model(drafter, model)
+        return
     millions = checkpoint.num_parameters / 1e6
     yield Finding("drafter", f"{checkpoint.kind}, {millions:.1f} M parameters, {drafter}")
     config = checkpoint.config
@@ -90,6 +97,23 @@ def _drafter(drafter: str, model: str) -> Iterator[Finding]:
     if len(checkpoint.readings) > 1:
         yield _reading(checkpoint.folder, model, can_draft=not reasons)
     yield from _weights(model)
+
+
+def _small_model(drafter: str, model: str) -> Iterator[Finding]:
+    """What a drafter of kind model would do, and which `vocabulary` it would take."""
+    from ...drafters.model.options import ModelOptions  # noqa: PLC0415
+    from ...drafters.model.vocabulary.choice import read_overlap  # noqa: PLC0415
+    from ...models.load.model_info import read_model_info  # noqa: PLC0415
+
+    info, target = read_model_info(drafter), read_model_info(model)
+    yield Finding("drafter", f"kind model, {info.num_layers} layers, {drafter}")
+    overlap = read_overlap(info, target)
+    if overlap is None:
+        yield Finding("vocabulary", f"same: its tokenizer is that of {model}")
+        return
+    for line in overlap.describe(ModelOptions().num_tokens):
+        yield Finding("vocabulary", line)
+    yield Finding("vocabulary", f"auto takes {overlap.best}")
 
 
 def _reading(folder: Path, model: str, *, can_draft: bool) -> Finding:
@@ -157,7 +181,7 @@ def _services() -> Iterator[Finding]:
 def _models() -> Iterator[Finding]:
     from ...models.load.model_info import read_model_info  # noqa: PLC0415
 
-    for name in DEMO_MODELS:
+    for name in BUNDLED_NAMES:
         try:
             info = read_model_info(name)
         except CheckpointError as error:

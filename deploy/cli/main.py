@@ -174,7 +174,8 @@ def doctor(
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="Say what this trained head is instead: a folder, hub id or bundled name."
+            help="Say what this trained head or small model is instead: a folder, hub id or "
+            "bundled name."
         ),
     ] = None,
     model: Annotated[

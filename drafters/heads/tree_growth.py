@@ -16,6 +16,7 @@ from ..model.options import SEQUOIA
 from ..model.text_distribution import TextDistribution, draft_rng, stacked
 from ..model.tree_draws import WITH_REPLACEMENT, TreeDraws
 from ..model.tree_job import TreeJob
+from ..model.vocabulary.strategy import SameVocabulary
 from .measured_shapes import MeasuredShapes
 from .networks.head_network import HeadNetwork, HeadTree
 from .networks.kept_keys import KeptKeys
@@ -37,6 +38,7 @@ class TreeGrowth:
         """Raises `ConfigError` (`tree`)."""
         self._network = network
         self._vocab_size = vocab_size
+        self._vocabulary = SameVocabulary(vocab_size)
         self._name = name
         self._options = options.of_head(says_all_levels=network.says_all_levels)
         self._sampler = choose_sampler(network.device)
@@ -61,7 +63,7 @@ class TreeGrowth:
         draws = self._draws(distribution, length)
         sure: dict[int, float] = {}
         job = TreeJob(
-            expansion, length, (), distribution, draws, sure,
+            expansion, length, length, (), distribution, self._vocabulary, draws, sure,
             self._options.weighs_confidence, self._options.stop_below,
         )  # fmt: skip
         kept = KeptKeys(self._network.num_layers)
@@ -108,7 +110,7 @@ class TreeGrowth:
         jobs = [tree.job for tree in trees]
         counts = [len(job.expansion.frontier) for job in jobs]
         positions = [
-            job.committed_len + job.expansion.depth(node)
+            job.next_position + job.expansion.depth(node)
             for job in jobs
             for node in job.expansion.frontier
         ]

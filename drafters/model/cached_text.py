@@ -10,52 +10,73 @@ from ...core.arrays import Int32
 from ...core.proposals import DraftRequest
 from .chain_job import ChainJob
 from .chain_length import ChainLength, num_equal
-from .text_distribution import TextDistribution
+from .vocabulary.strategy import DraftVocabulary, SameText
 
 # A Python number and a place in a list.
 TOKEN_BYTES = 36
 
 
 class CachedText:
-    """The committed tokens of a request, and how many of them the KV cache holds.
+    """The committed text of a request, and how much of it the KV cache holds.
 
     blocks        KV blocks, in order of positions
-    cached_len    positions 0 to cached_len - 1 of the cache are those of the committed tokens
+    committed_len committed target ids
+    cached_len    positions 0 to cached_len - 1 of the cache are those of `tokens`, the text in the
+                  drafter's own tokens
     distribution  how the token after the text is chosen
+    seed          of the request's noise
     length        decides how long the chains after the text become
     proposed      tokens and parents of the last proposal, until it was decided about
-    is_draftable  false once the text holds an id that the model does not have, and where the model
-                  has no token that may be chosen
+    is_draftable  false once the text holds an id that the model cannot read, where it has nothing
+                  to feed, and where the model has no token that may be chosen
     """
 
     __slots__ = (
         "_drawn",
-        "_vocab_size",
+        "_is_known",
+        "_vocabulary",
         "blocks",
         "cached_len",
+        "committed_len",
         "distribution",
-        "is_draftable",
         "length",
         "proposed",
-        "tokens",
+        "seed",
+        "text",
     )
 
-    def __init__(self, request: DraftRequest, vocab_size: int, length: ChainLength) -> None:
-        self.tokens: list[int] = request.token_ids.tolist()
+    def __init__(
+        self, request: DraftRequest, vocabulary: DraftVocabulary, length: ChainLength
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._is_known = vocabulary.knows(request.token_ids)
+        ids = request.token_ids.tolist()
+        self.committed_len = len(ids)
+        # What cannot be read has no text either, and nothing is fed of it.
+        self.text = vocabulary.text(ids) if self._is_known else SameText(ids)
         self.blocks: list[int] = []
         self.cached_len = 0
-        self.distribution = TextDistribution.of(request, vocab_size)
+        self.distribution = vocabulary.distribution(request)
+        self.seed = request.seed
         self.length = length
         self.proposed: tuple[Int32, Int32] | None = None
-        self._vocab_size = vocab_size
-        self.is_draftable = self.distribution.has_choice and self._knows(request.token_ids)
-        # Drawn tokens whose KV stands behind that of the committed ones.
+        # Drawn tokens whose KV stands behind that of the committed ones, as the drafter's ids.
         self._drawn: list[int] = []
 
     @property
-    def committed_len(self) -> int:
-        """Tokens of the text."""
-        return len(self.tokens)
+    def tokens(self) -> list[int]:
+        """The text in the drafter's own tokens."""
+        return self.text.tokens
+
+    @property
+    def is_draftable(self) -> bool:
+        """Whether anything can be drafted after the text."""
+        return self._is_known and bool(self.tokens) and self.distribution.has_choice
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next token as its noise counts: the target's where its ids are drawn."""
+        return self.committed_len if self._vocabulary.draws_target_ids else len(self.tokens)
 
     @property
     def memory_bytes(self) -> int:
@@ -63,21 +84,26 @@ class CachedText:
         return len(self.tokens) * TOKEN_BYTES
 
     def extend(self, tokens: Int32) -> None:
-        """Append committed tokens; the KV of drawn ones is kept as far as they agree."""
-        self.is_draftable &= self._knows(tokens)
+        """Append committed target ids; the KV of drawn tokens is kept as far as they agree."""
+        self._is_known = self._is_known and self._vocabulary.knows(tokens)
         added = tokens.tolist()
-        agreed = num_equal(self._drawn, added)
-        self.cached_len += agreed
-        # What was drafted ahead stands behind these.
-        self._drawn = self._drawn[agreed:] if agreed == len(added) else []
+        self.committed_len += len(added)
         self.proposed = None
-        self.length.observe(tokens)
-        self.tokens.extend(added)
         self.distribution.append(added)
+        if not self._is_known:
+            return
+        old_len = len(self.tokens)
+        kept = self.text.extend(added)
+        new = self.tokens[old_len:] if kept == old_len else []
+        agreed = num_equal(self._drawn, new)
+        self.cached_len = min(self.cached_len + agreed, kept + len(new))
+        # What was drafted ahead stands behind these.
+        self._drawn = self._drawn[agreed:] if 0 < agreed == len(new) else []
+        self.length.observe(new)
 
     def may_follow(self, assumed: Sequence[int]) -> bool:
         """Whether tokens can be drafted behind the text and these."""
-        return self.is_draftable and all(0 <= token < self._vocab_size for token in assumed)
+        return self.is_draftable and self._vocabulary.knows(np.array(assumed, dtype=np.int32))
 
     def rewind(self, assumed: Sequence[int] = ()) -> int:
         """Position of the first token to feed: the last one of the text, and of what is assumed to
@@ -85,28 +111,22 @@ class CachedText:
 
         Its row draws the next token. What the cache holds beyond it will be overwritten.
         """
-        agreed = 0
-        if self.cached_len == self.committed_len:
-            agreed = num_equal(self._drawn, assumed)
+        text_len = len(self.tokens)
+        agreed = num_equal(self._drawn, assumed) if self.cached_len == text_len else 0
         self._drawn = list(assumed[:agreed])
-        last = self.committed_len + len(assumed) - 1
-        position = min(self.cached_len + agreed, last)
-        self.cached_len = min(position, self.committed_len)
+        position = max(0, min(self.cached_len + agreed, text_len + len(assumed) - 1))
+        self.cached_len = min(position, text_len)
         return position
 
     def keep_cache(self, job: ChainJob, assumed: Sequence[int] = ()) -> None:
         """Take over what a job has fed of the text, what was assumed to follow it, and its own."""
         if self.blocks:
-            self.cached_len = min(job.position, self.committed_len)
-            behind = [*assumed, *job.drawn]
-            self._drawn = behind[: max(0, job.position - self.committed_len)]
+            text_len = len(self.tokens)
+            self.cached_len = min(job.position, text_len)
+            self._drawn = [*assumed, *job.fed][: max(0, job.position - text_len)]
 
     def forget_cache(self) -> None:
         """Note that nothing is cached any more, since the blocks were given back."""
         self.blocks = []
         self.cached_len = 0
         self._drawn = []
-
-    def _knows(self, tokens: Int32) -> bool:
-        """Whether the model has embeddings for all; a wrong index can end a process on a GPU."""
-        return bool(np.all((tokens >= 0) & (tokens < self._vocab_size)))

@@ -17,15 +17,18 @@ from .chain_length import ChainLength
 from .stopping import Drawn
 from .text_distribution import DraftDistribution, TextDistribution, draw
 from .tree_job import TreeJob
+from .vocabulary.strategy import DraftVocabulary
 
 
 @dataclass(slots=True)
 class ChainJob:
     """One chain on its way: what is still to be fed, and what was drawn.
 
-    pending            tokens to feed next, the first at absolute position `position`
+    pending            the drafter's own tokens to feed next, the first at position `position`
     blocks             KV blocks of the request, in order of positions
     limit              most tokens to draw
+    vocabulary         what a draw is
+    next_position      position of the first draw as its noise counts
     distribution       of the token after the text and what was drawn; grows with it
     length             says after each token whether the chain goes on
     with_best          whether the first draw asks for the most probable ids too
@@ -33,12 +36,15 @@ class ChainJob:
                        none is, and the request's own noise chooses
     tree               what is grown from the first draw's most probable tokens, in place of a chain
     drawn              tokens drawn; all but the last have been fed when nothing is pending but it
+    fed                the same as the drafter's own tokens
     """
 
     pending: list[int]
     position: int
     blocks: Sequence[int]
     limit: int
+    vocabulary: DraftVocabulary
+    next_position: int
     distribution: TextDistribution
     length: ChainLength
     with_best: bool
@@ -46,6 +52,7 @@ class ChainJob:
     rng: np.random.Generator | None = None
     tree: TreeJob | None = None
     drawn: list[int] = field(default_factory=list)
+    fed: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     best: list[int] = field(default_factory=list)
     distributions: list[DraftDistribution] = field(default_factory=list)
@@ -68,12 +75,26 @@ class ChainJob:
         return not self.pending
 
     def draw(self, token: int, drawn: Drawn) -> None:
-        """Append a token, to be fed next unless the chain ends with it."""
+        """Append a token, to be fed next unless the chain ends with it.
+
+        It ends before a token that the target does not have; where its distribution is declared,
+        with the one that stands for it.
+        """
+        own = self.vocabulary.fed(token)
+        self.pending = [own]
+        if token >= self.vocabulary.first_foreign:
+            self.stopped = True
+            stands = self.vocabulary.foreign(token) if self.distributions else None
+            if stands is not None:
+                self.drawn.append(stands)
+                self.fed.append(own)
+                self.log_probs.append(drawn.log_prob)
+            return
         self.drawn.append(token)
+        self.fed.append(own)
         self.log_probs.append(drawn.log_prob)
-        self.stopped = self.length.ends_with(token, drawn)
-        self.pending = [token]
-        self.distribution.append(self.pending)
+        self.stopped = self.length.ends_with(own, drawn)
+        self.distribution.append([token])
 
     def draw_declared(self, output: StepOutput, row: int, entropy: float) -> None:
         """Draw a token from a distribution that is kept."""
@@ -81,7 +102,7 @@ class ChainJob:
         token, log_prob, distribution = draw(
             output, row, self.distribution_size, self.distribution.temperature, self.rng
         )
-        self.distributions.append(distribution)
+        self.distributions.append(self.vocabulary.declared(distribution))
         self.draw(token, Drawn(log_prob, entropy))
 
 
@@ -143,7 +164,7 @@ def build_step(
         block_tables=tables,
         trees=(None,) * len(jobs),
         logits_rows=rows,
-        sampling=_sampling(drawing, positions[rows]),
+        sampling=_sampling(drawing),
         probe_rows=rows[np.array(wants_best, dtype=np.bool_)],
         probe_top_k=top_k,
         scored_rows=_int32([]),
@@ -155,14 +176,14 @@ def build_step(
     )
 
 
-def _sampling(jobs: Sequence[ChainJob], last_positions: Int32) -> SamplingRows:
+def _sampling(jobs: Sequence[ChainJob]) -> SamplingRows:
     """Sampling parameters of each request, its noise included: where logits agree, drafts do."""
     distributions = [job.distribution for job in jobs]
     return sampling_rows(
         [distribution.temperature for distribution in distributions],
         [distribution.logits_params for distribution in distributions],
         [distribution.seed for distribution in distributions],
-        last_positions.astype(np.int64) + 1,
+        np.array([job.next_position + len(job.drawn) for job in jobs], dtype=np.int64),
     )
 
 

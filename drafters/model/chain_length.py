@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...core.arrays import Int32
 from ...core.errors import ConfigError
 from ..option_checks import require_whole
 from .stopping import (
@@ -65,13 +64,12 @@ class ChainLength:
         chain.drawn.append(drawn)
         return self._rule.stops_after(drawn)
 
-    def observe(self, tokens: Int32) -> None:
-        """Report committed tokens: the part of the chain that they begin with was accepted.
+    def observe(self, committed: Sequence[int]) -> None:
+        """Report what was committed, in the drafter's own tokens as `ends_with` has them.
 
-        Nothing is known of one that stands behind other tokens than were committed, and not all of
-        one before which they end.
+        The part of the chain that it begins with was accepted. Nothing is known of one that stands
+        behind other tokens than were committed, and not all of one before which they end.
         """
-        committed = tokens.tolist()
         chains, self._chains = self._chains, []
         for chain in chains:
             path = [*chain.assumed, *chain.tokens[chain.num_right :]]

@@ -1,8 +1,8 @@
 """A small model as drafter: it draws a chain by the request's own parameters and sampling noise.
 
 Speculative sampling's drafter (Leviathan et al. 2023, Chen et al. 2023), on draftline's own stage
-with a KV cache of its own. Its tokenizer must be the target's. See docs/algorithms/drafters.md,
-"Model drafter".
+with a KV cache of its own. Where its tokenizer is not the target's, `vocabulary/` says what its
+draws are. See docs/algorithms/drafters.md, "Model drafter".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,16 +27,22 @@ from ...models.load.partition import LayerSpan
 from ...models.stage.graph_runner import GraphOptions
 from ...models.stage.options import StageOptions
 from ...models.stage.stage import Stage, load_stage
+from ..coupled_rank import CoupledChoice
 from ..open_requests import OpenRequests
 from .cached_text import CachedText
 from .chain_job import ChainBatch, ChainJob, build_step, next_batch
 from .chain_length import ChainLength
-from .options import FULL, SEQUOIA, ModelOptions
+from .expansion import Expansion
+from .options import FULL, MAX_TOKENS, SEQUOIA, ModelOptions
 from .sequoia import SequoiaShapes
 from .stopping import DraftCosts, Drawn
-from .text_distribution import draft_rng, stacked
+from .text_distribution import TextDistribution, draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
 from .tree_job import TreeJob, build_tree_step
+from .vocabulary.choice import choose_vocabulary
+from .vocabulary.names import check_tree
+from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
+from .vocabulary.string_tree import StringVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +53,18 @@ LEAST_REST = 1e-6
 
 
 def load_model_drafter(
-    model: str | Path, name: str = "model", options: ModelOptions | None = None
-) -> ModelDrafter:
-    """Load a Hugging Face folder or hub id. Raises `CheckpointError` or `ConfigError`."""
+    model: str | Path, name: str = "model", options: ModelOptions | None = None,
+    target: ModelInfo | None = None,
+) -> ModelDrafter:  # fmt: skip
+    """Load a Hugging Face folder or hub id, to draft for `target`; without one, for a model of its
+    own tokenizer. Raises `CheckpointError` or `ConfigError`.
+    """
     options = options or ModelOptions()
     info = read_model_info(model)
+    chosen = choose_vocabulary(options.vocabulary, info, target, options.num_tokens)
+    check_tree(chosen.name, options.tree)
+    draws = chosen.vocabulary.num_draws(options.num_tokens)
+    options = replace(options, num_tokens=min(draws, MAX_TOKENS))
     device = choose_device(options.device)
     stage = load_stage(
         info.path,
@@ -64,9 +78,10 @@ def load_model_drafter(
             max_requests=options.prefill_chunk,
             graphs=_graphs(info, options),
             compile=options.compile,
+            output=chosen.output,
         ),
     )
-    return ModelDrafter(stage, info, name, options)
+    return ModelDrafter(stage, info, name, options, vocabulary=chosen.vocabulary)
 
 
 def _graphs(info: ModelInfo, options: ModelOptions) -> GraphOptions | None:
@@ -95,15 +110,18 @@ class ModelDrafter:
         info: ModelInfo,
         name: str = "model",
         options: ModelOptions | None = None,
+        *,
         clock: Callable[[], float] = time.monotonic,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         """`stage` holds the whole model `info`, with the options' KV blocks; `clock` is that of
-        the deadlines."""
+        the deadlines. Without a `vocabulary` the model's is the target's."""
         self._stage = stage
         self._info = info
         self._name = name
         self._options = options or ModelOptions()
         self._clock = clock
+        self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(info.vocab_size)
         self._blocks = BlockPool(self._options.num_blocks, self._options.block_size)
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
         self._costs = DraftCosts()
@@ -128,8 +146,8 @@ class ModelDrafter:
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether it drafts behind assumed tokens."""
-        return self._options.ahead
+        """Whether it drafts behind assumed tokens: one whose tokens are the target's may."""
+        return self._options.ahead and isinstance(self._vocabulary, SameVocabulary)
 
     @property
     def memory_bytes(self) -> int:
@@ -140,7 +158,7 @@ class ModelDrafter:
         """Begin a request; its tokens are fed by `propose`. Raises `DrafterError` without any."""
         self.close(request.request_id)
         length = ChainLength(self._stop_rule())
-        self._requests.put(request.request_id, CachedText(request, self._info.vocab_size, length))
+        self._requests.put(request.request_id, CachedText(request, self._vocabulary, length))
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
         """A chain or tree a query; smaller or empty where the deadline passes first.
@@ -175,7 +193,8 @@ class ModelDrafter:
         for state, query, job in zip(states, queries, jobs, strict=True):
             state.keep_cache(job, query.assumed or ())
         proposals = [
-            self._proposal(job, query.max_nodes) for job, query in zip(jobs, queries, strict=True)
+            self._proposal(state, job, query.max_nodes)
+            for state, job, query in zip(states, jobs, queries, strict=True)
         ]
         if self._sequoia is not None and not is_ahead:
             self._num_nodes = sum(len(one.tokens) for one in proposals) / max(len(proposals), 1)
@@ -199,17 +218,19 @@ class ModelDrafter:
 
     def _begin(self, state: CachedText, query: Query, num_requests: int) -> ChainJob:
         assumed = query.assumed or ()
-        text_len = state.committed_len + len(assumed)
+        room = self._info.max_context_len - len(state.tokens) - len(assumed)
+        max_draws = self._vocabulary.num_draws(query.max_nodes)
         # The first token of what is drafted ahead is the target's own next one.
         num_tokens = self._options.num_tokens + (query.assumed is not None)
-        room = self._info.max_context_len - text_len
-        most = max(0, min(query.max_nodes, num_tokens, room))
+        most = max(0, min(max_draws, num_tokens, room))
         limit = state.length.begin(most, num_requests, query.assumed)
         expansion = None
-        if self._expansions is not None and state.distribution.is_plain:
-            expansion = self._expansions(limit, query.max_nodes)
-            limit = min(1, limit)
-        num_fed = expansion.most_fed if expansion is not None else limit - 1
+        num_fed = limit - 1
+        if isinstance(self._vocabulary, StringVocabulary):
+            limit, num_fed = min(1, limit), self._vocabulary.most_fed
+        elif self._expansions is not None and state.distribution.is_plain:
+            expansion = self._expansions(limit, max_draws)
+            limit, num_fed = min(1, limit), expansion.most_fed
         num_fed += len(assumed)
         if limit < 1 or not state.may_follow(assumed) or not self._reserve(state, num_fed):
             limit = 0
@@ -217,28 +238,51 @@ class ModelDrafter:
         distribution = state.distribution.copy()
         distribution.append(list(assumed))
         distribution_size = self._distribution_size(state)
-        rng = draft_rng(self._name, distribution.seed, text_len) if distribution_size else None
-        tree = None
-        if expansion is not None and limit:
-            draws = self._tree_draws(state, rng)
-            tree = TreeJob(expansion, text_len, state.blocks, distribution, draws)
+        drawn_at = state.committed_len + len(assumed)
+        rng = draft_rng(self._name, state.seed, drawn_at) if distribution_size else None
         return ChainJob(
-            [*state.tokens[position:], *assumed[max(0, position - state.committed_len) :]],
+            [*state.tokens[position:], *assumed[max(0, position - len(state.tokens)) :]],
             position,
             state.blocks,
             limit,
+            self._vocabulary,
+            state.next_position + len(assumed),
             distribution,
             state.length,
             with_best=self._options.branch > 0 and state.distribution.temperature == 0,
             distribution_size=distribution_size,
             rng=rng,
-            tree=tree,
+            tree=self._tree(state, expansion, rng, distribution, len(assumed)) if limit else None,
         )
+
+    def _tree(
+        self,
+        state: CachedText,
+        expansion: Expansion | None,
+        rng: np.random.Generator | None,
+        distribution: TextDistribution,
+        num_assumed: int,
+    ) -> TreeJob | None:
+        """The tree that grows behind a text; None: a chain does."""
+        if isinstance(self._vocabulary, StringVocabulary):
+            return self._vocabulary.tree(
+                state.text,
+                CoupledChoice(distribution.temperature, state.seed, state.committed_len),
+                state.blocks, state.distribution,
+                rng=rng, num_declared=self._distribution_size(state),
+            )  # fmt: skip
+        if expansion is None:
+            return None
+        draws = self._tree_draws(state, rng)
+        return TreeJob(
+            expansion, len(state.tokens) + num_assumed, state.next_position + num_assumed,
+            state.blocks, distribution, self._vocabulary, draws,
+        )  # fmt: skip
 
     def _distribution_size(self, state: CachedText) -> int:
         """Tokens of the distribution to draw from; 0 where the token is no draw."""
-        size = min(self._options.distribution_size, self._info.vocab_size)
-        return size if state.distribution.temperature > 0 else 0
+        is_draw = self._vocabulary.is_declared and state.distribution.temperature > 0
+        return min(self._options.distribution_size, self._vocabulary.size) if is_draw else 0
 
     def _tree_draws(self, state: CachedText, rng: np.random.Generator | None) -> TreeDraws | None:
         if rng is None or self._options.draws == NO_DRAWS or self._options.tree == "dynamic":
@@ -255,7 +299,7 @@ class ModelDrafter:
 
         A request that cannot grow gives its blocks back, so that not all wait for one another.
         """
-        needed = self._blocks.blocks_for(state.committed_len + num_fed)
+        needed = self._blocks.blocks_for(len(state.tokens) + num_fed)
         try:
             state.blocks.extend(self._blocks.allocate(max(0, needed - len(state.blocks))))
         except CapacityError:
@@ -272,7 +316,7 @@ class ModelDrafter:
         return True
 
     def _run(self, batch: ChainBatch) -> None:
-        top_k = min(self._options.branch + 1, self._info.vocab_size)
+        top_k = min(self._options.branch + 1, self._vocabulary.size)
         with_entropies = self._options.stop == "svip"
         step = build_step(batch, self._options.block_size, top_k, with_entropies=with_entropies)
         output = self._stage.run(step, None)
@@ -312,23 +356,30 @@ class ModelDrafter:
             first += count
         return active
 
-    def _proposal(self, job: ChainJob, max_nodes: int) -> Proposal:
+    def _proposal(self, state: CachedText, job: ChainJob, max_nodes: int) -> Proposal:
         """The tree; or the chain, then the first token's rivals, which share what it leaves."""
         if job.tree is not None:
-            nodes = job.tree.proposed(max_nodes)
-            declared = stacked(job.tree.declared[: len(nodes[0])])
-            return Proposal(self._name, *nodes, distributions=declared)
-        rivals = [token for token in job.best if token != job.drawn[0]][: self._options.branch]
+            nodes = DraftNodes(*job.tree.proposed(self._vocabulary.num_draws(max_nodes)))
+            declared = stacked(job.tree.declared[: len(nodes.tokens)])
+        else:
+            nodes, declared = self._chain(job, max_nodes), stacked(job.distributions)
+        if not self._vocabulary.draws_target_ids:
+            written = self._vocabulary.nodes(state.text, nodes)
+            nodes = written.first(max_nodes)
+        return Proposal(self._name, *nodes, distributions=declared)
+
+    def _chain(self, job: ChainJob, max_nodes: int) -> DraftNodes:
+        first_foreign = self._vocabulary.first_foreign
+        known = [token for token in job.best if token < first_foreign] if job.drawn else []
+        rivals = [token for token in known if token != job.drawn[0]][: self._options.branch]
         rivals = rivals[: max_nodes - len(job.drawn)]
         parents = [*range(ROOT, len(job.drawn) - 1), *[ROOT] * len(rivals)]
         log_probs = list(job.log_probs)
         if rivals:
             rest = max(LEAST_REST, -math.expm1(log_probs[0]))
             log_probs.extend([math.log(rest)] * len(rivals))
-        return Proposal(
-            self._name,
+        return DraftNodes(
             np.array([*job.drawn, *rivals], dtype=np.int32),
             np.array(parents, dtype=np.int32),
             np.array(log_probs, dtype=np.float32),
-            distributions=stacked(job.distributions),
         )

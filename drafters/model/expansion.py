@@ -64,7 +64,7 @@ class Expansion(Protocol):
         ...
 
 
-class _Nodes:
+class GrownNodes:
     """The candidates recorded so far, as parallel lists."""
 
     __slots__ = ("_paths", "depths", "frontier", "log_probs", "parents", "tokens")
@@ -119,7 +119,7 @@ class _Nodes:
         )
 
 
-class DynamicExpansion(_Nodes):
+class DynamicExpansion(GrownNodes):
     """EAGLE-2's tree (arXiv 2406.16858): wide where the drafter is unsure, deep where it is sure.
 
     Every node of a level gets its `top_k` best candidates, all of which are recorded; the `top_k`
@@ -162,7 +162,7 @@ class DynamicExpansion(_Nodes):
         self.frontier = level[: self._top_k] if depth < self._depth else []
 
 
-class StaticExpansion(_Nodes):
+class StaticExpansion(GrownNodes):
     """The tree of a shape: SpecInfer's widths, Sequoia's growth maps, Medusa's and EAGLE's choices.
 
     Which candidates are expanded depends on their ranks alone, never on what they are.
@@ -208,7 +208,7 @@ class StaticExpansion(_Nodes):
         self.frontier = [node for node in level if self._shapes[node] in self._children]
 
 
-class BestFirstExpansion(_Nodes):
+class BestFirstExpansion(GrownNodes):
     """The most probable nodes where a level's distribution is the same behind all of its nodes.
 
     For drafters that say all levels at once (DDTree, arXiv 2604.12989): of the product of the
@@ -256,7 +256,7 @@ class BestFirstExpansion(_Nodes):
 
     def best(self, max_nodes: int) -> tuple[Int32, Int32, Float32]:
         """The nodes of the most probable paths, best first, parents before children."""
-        nodes = _Nodes()
+        nodes = GrownNodes()
         # Log-probability of a path, when it was found, and its parent, level and rank. Of equals
         # the first found is first, and none is found before its parent is taken.
         heap: list[tuple[float, int, int, int, int]] = []
@@ -274,7 +274,7 @@ class BestFirstExpansion(_Nodes):
     def _push(
         self,
         heap: list[tuple[float, int, int, int, int]],
-        nodes: _Nodes,
+        nodes: GrownNodes,
         found: int,
         place: tuple[int, int, int],
     ) -> None:

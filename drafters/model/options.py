@@ -14,10 +14,12 @@ from .expansion import DynamicExpansion, Expansion, StaticExpansion
 from .sequoia import SequoiaShapes
 from .stopping import DraftCosts, Stopping
 from .tree_draws import AUTO, DRAWS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
+from .vocabulary.names import VOCABULARIES, VOCABULARY_AUTO
 
 DEVICES = ("auto", "cpu", "cuda")
 COMPILES = ("auto", "off")
 SEQUOIA = "sequoia"
+MAX_TOKENS = 1024
 FASTEST, FULL = "fastest", "full"
 # Most levels and nodes of a tree -> the tree.
 Expansions = Callable[[int, int], Expansion]
@@ -28,6 +30,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class ModelOptions:
     """Options of `ModelDrafter`; raises `ConfigError` naming the option.
 
+    vocabulary            of a model whose tokenizer is not the target's: tli drafts in the tokens
+                          that both have, slem writes text that is encoded anew, slrs draws one
+                          target token by what the bytes that are drafted may become, union is
+                          there to compare with tli; auto: what fits better, or same, the target's
     tree                  chain; dynamic, EAGLE-2's tree of `top_k` nodes a level; sequoia, the
                           static tree that brings most tokens a second by what was accepted so
                           far; or a JSON file of a static tree (`drafters/tree_shape.py`). Requests
@@ -40,7 +46,8 @@ class ModelOptions:
                           declared; none: they are the most probable tokens; auto: draws without
                           replacement if there is a `distribution_size`
     top_k                 children of a node and width of a level in a dynamic tree
-    num_tokens            most tokens of the chain, levels of a tree
+    num_tokens            most tokens of the chain, levels of a tree; with slem as many draws as
+                          write so many of the target's
     branch                at temperature 0: how many next best tokens, by the model's own logits,
                           stand beside the chain's first
     stop                  when a chain ends before that (`drafters/model/stopping.py`): constant,
@@ -62,6 +69,7 @@ class ModelOptions:
     compile               auto: own C++ operators on a CPU, as of the target; off: torch's own
     """
 
+    vocabulary: str = VOCABULARY_AUTO
     tree: str = "chain"
     tree_size: str = FASTEST
     draws: str = AUTO
@@ -82,7 +90,8 @@ class ModelOptions:
     compile: str = "auto"
 
     def __post_init__(self) -> None:
-        require_whole("num_tokens", self.num_tokens, 1, 1024)
+        require_one_of("vocabulary", self.vocabulary, VOCABULARIES)
+        require_whole("num_tokens", self.num_tokens, 1, MAX_TOKENS)
         require_whole("branch", self.branch, 0, 64)
         require_whole("top_k", self.top_k, 1, 64)
         require_whole("distribution_size", self.distribution_size, 0, 4096)

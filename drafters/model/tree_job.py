@@ -19,6 +19,7 @@ from ..coupled_rank import CoupledChoice, rank_coupled
 from .expansion import Expansion
 from .text_distribution import DraftDistribution, TextDistribution
 from .tree_draws import TreeDraws
+from .vocabulary.strategy import DraftVocabulary
 
 # With a temperature the noise may raise a token that is unlikely: so many times the candidates
 # are looked at.
@@ -29,7 +30,8 @@ OVERSAMPLE = 4
 class TreeJob:
     """One tree on its way, whose root, the last committed token, is fed.
 
-    committed_len  tokens of the text, all in the cache
+    text_len       the drafter's own tokens of the text, all in the cache
+    next_position  position of the nodes of the first level as their noise counts
     blocks         KV blocks of the request, with room for every node that is fed
     draws          None: candidates are the most probable tokens, and no draws
     sure           log-probability that what is drafted after a node is accepted, by node, where
@@ -41,9 +43,11 @@ class TreeJob:
     """
 
     expansion: Expansion
-    committed_len: int
+    text_len: int
+    next_position: int
     blocks: Sequence[int]
     distribution: TextDistribution
+    vocabulary: DraftVocabulary
     draws: TreeDraws | None = None
     sure: Mapping[int, float] = field(default_factory=dict)
     weighs_sure: bool = False
@@ -124,7 +128,7 @@ class TreeJob:
             log_probs = np.append(log_probs, output.log_probs[row])
         siblings = np.full(len(tokens), ROOT, dtype=np.int32)
         choice = CoupledChoice(
-            self.distribution.temperature, self.distribution.seed, self.committed_len + depth
+            self.distribution.temperature, self.distribution.seed, self.next_position + depth
         )
         count = self.expansion.num_candidates
         tokens, _, given = rank_coupled(tokens, siblings, log_probs, choice, count)
@@ -157,7 +161,16 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
     positions = np.concatenate(
         [tree.positions[rows] for tree, rows in zip(trees, last_rows, strict=True)]
     )
-    tokens = [job.expansion.tokens[node] for job in jobs for node in job.expansion.frontier]
+    tokens = [
+        job.vocabulary.fed(job.expansion.tokens[node])
+        for job in jobs
+        for node in job.expansion.frontier
+    ]
+    noise_positions = [
+        job.next_position + job.expansion.depth(node)
+        for job in jobs
+        for node in job.expansion.frontier
+    ]
     distributions = [job.distribution for job in jobs]
     no_rows = np.empty(0, dtype=np.int32)
     return StepInput(
@@ -169,7 +182,7 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
             [tree.slots[rows] for tree, rows in zip(trees, last_rows, strict=True)]
         ),
         request_starts=np.array([0, *accumulate(counts)], dtype=np.int32),
-        context_lens=np.array([job.committed_len for job in jobs], dtype=np.int32),
+        context_lens=np.array([job.text_len for job in jobs], dtype=np.int32),
         block_tables=block_tables([job.blocks for job in jobs]),
         trees=tuple(trees),
         logits_rows=np.arange(len(tokens), dtype=np.int32),
@@ -177,7 +190,7 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
             [distribution.temperature for distribution in distributions],
             [distribution.logits_params for distribution in distributions],
             [distribution.seed for distribution in distributions],
-            positions.astype(np.int64) + 1,
+            np.array(noise_positions, dtype=np.int64),
             np.array(counts, dtype=np.int32),
         ),
         probe_rows=no_rows,
@@ -191,12 +204,12 @@ def build_tree_step(jobs: Sequence[TreeJob], block_size: int) -> StepInput:
 
 def _rows(job: TreeJob, block_size: int) -> TreeRows:
     nodes = [*job.fed, *job.expansion.frontier]
-    places = np.arange(job.committed_len, job.committed_len + len(nodes), dtype=np.int32)
+    places = np.arange(job.text_len, job.text_len + len(nodes), dtype=np.int32)
     table = np.array([job.blocks], dtype=np.int32)
     depths = [job.expansion.depth(node) for node in nodes]
     return TreeRows(
         ancestors=pack(job.mask()),
         slots=kv_slots(table, np.zeros_like(places), places, block_size),
-        # The root stands at the last committed position.
-        positions=np.array(depths, dtype=np.int32) + np.int32(job.committed_len - 1),
+        # The root stands at the text's last position.
+        positions=np.array(depths, dtype=np.int32) + np.int32(job.text_len - 1),
     )

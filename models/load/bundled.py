@@ -8,7 +8,7 @@ from ...core.errors import CheckpointError
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "assets" / "models"
 DEMO_STORE = FOLDER / "demo-store"
-BUNDLED_NAMES = ("demo", "demo-drafter", "demo-drafter-other-vocab")
+BUNDLED_NAMES = ("demo", "demo-drafter", "demo-drafter-other-vocab", "demo-drafter-bytes")
 # Heads of `demo`.
 BUNDLED_HEADS = ("demo-griffin", "demo-specformer", "demo-dflash")
 

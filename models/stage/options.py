@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .output_vocabulary import OutputVocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,7 @@ class StageOptions:
                    costs little
     feature_layers  layers whose outputs drafters go on from, ascending; -1: the embeddings, and the
                    model's last one's are normed
+    output         ids of another vocabulary that logits are for; None: the model's own
     """
 
     attention: str = "auto"
@@ -50,3 +55,4 @@ class StageOptions:
     max_requests: int = 256
     graphs: GraphOptions | None = None
     feature_layers: tuple[int, ...] = ()
+    output: OutputVocabulary | None = None

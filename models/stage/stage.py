@@ -30,6 +30,7 @@ from .memory import CudaMemory, fitting_blocks, make_kv
 from .multi_step import MultiStepDecoder, following_rows
 from .operator_switch import OperatorSwitch, begin_switch
 from .options import GraphOptions, StageOptions
+from .output_vocabulary import LogitsMap, OutputVocabulary, with_pruned_head
 from .pending_output import PendingOutput, launch_answer, wanted_rows
 from .stage_heads import LastStageParts, MakeHeads, StageHeads
 from .warm_up import capture, warm_up
@@ -61,11 +62,13 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
     is_compiled = options.compile == "on"
     fused = uses_fused_modules(device, options.attention) and not is_compiled
     part = load_slice(model_path, span, dtype, device, options.quantization, fused=fused)
+    part = with_pruned_head(part, options.output)
     if is_compiled:
         assert num_blocks is not None
         stage = _compiled_stage(part, num_blocks, block_size, options)
         stage.use_taps(options.feature_layers, span)
         stage.use_heads(make_heads)
+        stage.use_output(options.output)
         warm_up(stage)
         return stage
 
@@ -82,6 +85,7 @@ def load_stage(  # noqa: PLR0913 - one parameter a setting
         stage = Stage(part, kv, block_size, attention=backend)
         stage.use_taps(options.feature_layers, span)
         stage.use_heads(make_heads)
+        stage.use_output(options.output)
         return stage
 
     if num_blocks is None:
@@ -143,6 +147,7 @@ class Stage:
         self._multi_step: MultiStepDecoder | None = None
         self._switch: OperatorSwitch | None = None
         self._heads: StageHeads | None = None
+        self._logits_map: LogitsMap | None = None
         num_layers = len(part.layers)
         self.use_taps((), LayerSpan(0, num_layers, num_layers))
 
@@ -162,6 +167,11 @@ class Stage:
                 self.kv.num_slots, self.block_size,
             )  # fmt: skip
             self._heads = StageHeads(make(parts))
+
+    def use_output(self, output: OutputVocabulary | None) -> None:
+        """Logits are for the ids of `output`, whose rows its head has; None: for those of the
+        head."""
+        self._logits_map = None if output is None else LogitsMap(output, self._part.device)
 
     @property
     def kv_bytes(self) -> int:
@@ -344,9 +354,13 @@ class Stage:
         return output
 
     def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
-        part = self._part
         if len(rows) != len(hidden) or (rows != np.arange(len(rows))).any():
-            hidden = hidden[to_device(rows, part.device)]
+            hidden = hidden[to_device(rows, self._part.device)]
+        logits = self._head_logits(hidden)
+        return logits if self._logits_map is None else self._logits_map(logits)
+
+    def _head_logits(self, hidden: Tensor) -> Tensor:
+        part = self._part
         if self._own is not None:
             return self._own.logits(hidden, self._softcap)
         assert part.norm is not None

@@ -61,7 +61,7 @@ class DFlashNetwork:
         """[trees, draft_length, hidden_size]: normed states of the drafts' rows."""
         head, config = self._head, self._head.config
         roots = torch.tensor([tree.token for tree in trees], device=self.device)
-        starts = torch.tensor([tree.job.committed_len - 1 for tree in trees], device=self.device)
+        starts = torch.tensor([tree.job.text_len - 1 for tree in trees], device=self.device)
         positions = starts[:, None] + torch.arange(config.block_size, device=self.device)
         embeddings = torch.embedding(self._embedding, head.block(roots)) * config.embedding_scale
         attention = BlockAttention([tree.text for tree in trees], config)

@@ -123,7 +123,7 @@ class FeatureNetwork:
             parents = [expansion.parents[node] for node in frontier]
             before += [tree.root if node == ROOT else tree.said[node] for node in parents]
             tokens += [expansion.tokens[node] for node in frontier]
-            positions += [tree.job.committed_len - 2 + expansion.depth(node) for node in frontier]
+            positions += [tree.job.text_len - 2 + expansion.depth(node) for node in frontier]
             first = rows.stop
         regress = torch.cat(before)[:, self._head.config.hidden_size :]
         device = regress.device

@@ -51,7 +51,7 @@ class PEagleNetwork(FeatureNetwork):
             if count:
                 segments.append(Segment(slice(end - count, end), tree.text, tree.kept, mask))
             # The text's last row is that of its last token but one.
-            first = tree.job.committed_len - 1
+            first = tree.job.text_len - 1
             places.append(torch.arange(first, first + count, device=self.device))
         return self._said(
             self._features.expand(ends[-1], -1),

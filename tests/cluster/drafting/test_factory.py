@@ -147,12 +147,14 @@ def test_nothing_is_handed_out_where_there_is_no_head():
     assert features_of_target(EngineConfig(model="demo")) is None
 
 
-def test_a_model_of_the_same_tokenizer_loads_and_one_of_another_is_refused(tmp_path: Path):
+def test_a_model_of_another_tokenizer_loads_unless_it_shall_be_the_same(tmp_path: Path):
     same, other = (save_tiny_model("llama", tmp_path / name) for name in ("same", "other"))
     for folder in (same, other):
         train_tokenizer([f"def {folder.name}(): pass"], 270, 256).save_pretrained(folder)
     engine = EngineConfig(model=str(same))
     drafter = build_drafter(DrafterConfig(kind="model", model=str(same), num_blocks=8), engine)
     assert drafter.name == "model"
-    with pytest.raises(ConfigError, match="has another tokenizer"):
-        build_drafter(DrafterConfig(kind="model", model=str(other)), engine)
+    config = DrafterConfig(kind="model", model=str(other), num_blocks=8)
+    assert build_drafter(config, engine).name == "model"
+    with pytest.raises(ConfigError, match=r"vocabulary: .*has another tokenizer"):
+        build_drafter(config.model_copy(update={"vocabulary": "same"}), engine)

@@ -21,7 +21,7 @@ from draftline.deploy.ray_serve.deployment_plan import (
 from draftline.deploy.settings.settings import build_serve_args
 from draftline.drafters.model import drafter as model_drafter
 from draftline.models.device import choose_dtype
-from draftline.models.load.model_info import read_model_info
+from draftline.models.load.model_info import ModelInfo, read_model_info
 from draftline.models.stage.stage import Stage
 
 
@@ -128,7 +128,7 @@ def test_drafters_keep_off_gpus_that_are_not_theirs(
 ) -> None:  # fmt: skip
     asked: list[str] = []
 
-    def load(model: Path, name: str, options: SimpleNamespace) -> Stage:
+    def load(model: Path, name: str, options: SimpleNamespace, target: ModelInfo) -> Stage:
         asked.append(options.device)
         raise ConfigError("model", "enough is known")
 

@@ -14,7 +14,10 @@ WRONG_DRAFTERS = [
     ({"kind": "prompt_lookup", "max_ngarm": 2}, "did you mean 'max_ngram'"),
     ({"kind": "retrieval", "store": "/nowhere/store"}, "/nowhere/store"),
     ({"kind": "retrieval"}, "must be given"),
-    ({"kind": "model", "model": "demo-drafter-other-vocab"}, "another tokenizer"),
+    (
+        {"kind": "model", "model": "demo-drafter-other-vocab", "vocabulary": "same"},
+        "another tokenizer",
+    ),
 ]
 
 

@@ -1,0 +1,162 @@
+"""How a model drafter reads a request's text and what its draws are: by its vocabulary.
+
+`SameVocabulary` is that of a model with the target's own tokens; `mapped.py` and `written.py` are
+for models with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ....core.arrays import Float32, Int32
+from ....core.proposals import DraftRequest
+from ..text_distribution import DraftDistribution, TextDistribution
+
+
+class DraftText(Protocol):
+    """The committed text of a request in the drafter's own tokens."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The drafter's ids, which it feeds to its model."""
+        ...
+
+    def extend(self, committed: Sequence[int]) -> int:
+        """Append committed target ids; returns how many of the tokens before stay as they were."""
+        ...
+
+
+class DraftNodes(NamedTuple):
+    """Tokens int32 [n], parents int32 [n] and log-probabilities float32 [n], as in `Proposal`."""
+
+    tokens: Int32
+    parents: Int32
+    log_probs: Float32
+
+    def first(self, max_nodes: int) -> DraftNodes:
+        """At most so many of them, the first ones."""
+        return DraftNodes(
+            self.tokens[:max_nodes], self.parents[:max_nodes], self.log_probs[:max_nodes]
+        )
+
+
+class DraftVocabulary(Protocol):
+    """What the tokens of a drafter's model have to do with the target's.
+
+    size              ids that its model's logits are for
+    first_foreign     draws from this id on are tokens that the target does not have
+    draws_target_ids  whether draws are the target's ids, so that its noise and processors apply
+    is_declared       whether what was drawn from can be told, as rules other than `coupled` ask
+    """
+
+    @property
+    def size(self) -> int: ...  # noqa: D102 - see the class
+
+    @property
+    def first_foreign(self) -> int: ...  # noqa: D102
+
+    @property
+    def draws_target_ids(self) -> bool: ...  # noqa: D102
+
+    @property
+    def is_declared(self) -> bool: ...  # noqa: D102
+
+    def num_draws(self, num_tokens: int) -> int:
+        """Draws that make about so many of the target's tokens."""
+        ...
+
+    def text(self, token_ids: Sequence[int]) -> DraftText:
+        """The text of a request that opens with these target ids."""
+        ...
+
+    def knows(self, tokens: Int32) -> bool:
+        """Whether all of these target ids can be read; an id without a row can end a process."""
+        ...
+
+    def fed(self, token: int) -> int:
+        """The drafter's own id of a drawn token."""
+        ...
+
+    def distribution(self, request: DraftRequest) -> TextDistribution:
+        """How the tokens after the request's text are drawn."""
+        ...
+
+    def declared(self, distribution: DraftDistribution) -> DraftDistribution:
+        """A distribution that a token was drawn from, over the target's ids."""
+        ...
+
+    def foreign(self, token: int) -> int | None:
+        """The target's id that stands for a drawn token which the target does not have."""
+        ...
+
+    def nodes(self, text: DraftText, drafted: DraftNodes) -> DraftNodes:
+        """Drafted nodes behind `text` as nodes of the target's ids."""
+        ...
+
+
+class SameText:
+    """A text whose tokens are the target's own."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.tokens = list(token_ids)
+
+    def extend(self, committed: Sequence[int]) -> int:
+        """Append committed tokens; all tokens before stay as they were."""
+        kept = len(self.tokens)
+        self.tokens.extend(committed)
+        return kept
+
+
+class TargetIds:
+    """What vocabularies whose draws are target ids have in common."""
+
+    draws_target_ids = True
+    is_declared = True
+
+    def __init__(self, size: int, first_foreign: int) -> None:
+        self.size = size
+        self.first_foreign = first_foreign
+
+    def num_draws(self, num_tokens: int) -> int:
+        """A draw is a token."""
+        return num_tokens
+
+    def knows(self, tokens: Int32) -> bool:
+        """Whether all are ids of the target's vocabulary."""
+        return bool(np.all((tokens >= 0) & (tokens < self.first_foreign)))
+
+    def distribution(self, request: DraftRequest) -> TextDistribution:
+        """The request's own parameters and noise."""
+        return TextDistribution.of(request, self.size)
+
+    def declared(self, distribution: DraftDistribution) -> DraftDistribution:
+        """What was drawn from, as it is."""
+        return distribution
+
+    def foreign(self, token: int) -> int | None:  # noqa: ARG002 - there is none
+        """Nothing stands for a token that the target does not have."""
+        return None
+
+    def nodes(self, text: DraftText, drafted: DraftNodes) -> DraftNodes:  # noqa: ARG002
+        """The nodes as they are."""
+        return drafted
+
+
+class SameVocabulary(TargetIds):
+    """The target's own tokens, of which the model has the first `size`."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, size)
+
+    def text(self, token_ids: Sequence[int]) -> SameText:
+        """The text of a request that opens with these ids."""
+        return SameText(token_ids)
+
+    def fed(self, token: int) -> int:
+        """The id itself."""
+        return token

@@ -1,0 +1,63 @@
+"""Logits of a model in the ids of another vocabulary.
+
+Only the rows of the output head that have such an id are computed; other ids get minus infinity,
+so that the softmax is over what both vocabularies have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ...core.arrays import Int64
+from ..layers.fast_modules import FastLinear
+from ..layers.model_slice import ModelSlice
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputVocabulary:
+    """Which rows of a head are computed, and which ids they are.
+
+    rows     int64 [n]  of the head: the model's own ids
+    columns  int64 [n]  the other vocabulary's ids of these rows, all different
+    size     ids of the other vocabulary
+    """
+
+    rows: Int64
+    columns: Int64
+    size: int
+
+
+def with_pruned_head(part: ModelSlice, output: OutputVocabulary | None) -> ModelSlice:
+    """The slice with the rows of its head that `output` names, in its order; None: with all."""
+    if output is None:
+        return part
+    head = part.head
+    assert isinstance(head, FastLinear | nn.Linear)
+    is_fast = isinstance(head, FastLinear)
+    weight = head.weight.t() if is_fast else head.weight
+    rows = torch.from_numpy(output.rows).to(weight.device)
+    has_bias = head.bias is not None
+    pruned = nn.Linear(weight.shape[1], len(rows), bias=has_bias, device="meta")
+    pruned.weight = nn.Parameter(weight[rows].contiguous(), requires_grad=False)
+    if head.bias is not None:
+        pruned.bias = nn.Parameter(head.bias[rows].contiguous(), requires_grad=False)
+    return replace(part, head=FastLinear(pruned) if is_fast else pruned)
+
+
+class LogitsMap:
+    """Puts the logits of a pruned head at the ids of the other vocabulary."""
+
+    __slots__ = ("_columns", "_size")
+
+    def __init__(self, output: OutputVocabulary, device: torch.device) -> None:
+        self._columns = torch.from_numpy(output.columns).to(device)
+        self._size = output.size
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """[rows, n] -> [rows, size], minus infinity where no row of the head stands."""
+        mapped = logits.new_full((len(logits), self._size), -torch.inf)
+        mapped[:, self._columns] = logits
+        return mapped
