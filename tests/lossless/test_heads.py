@@ -134,8 +134,9 @@ def test_heads_beside_other_drafters() -> None:
 
 @pytest.mark.net
 def test_a_head_of_another_process_changes_no_token_and_drafts_as_one_of_this_process() -> None:
-    far = check_equal((REMOTE,), **PATIENT)
-    near = check_equal((HEAD,), **PATIENT)
+    # Of a shared prefix the last stage has states that waited, a drafter has none.
+    far = check_equal((REMOTE,), enable_prefix_caching=False, **PATIENT)
+    near = check_equal((HEAD,), enable_prefix_caching=False, **PATIENT)
     means = [
         np.mean([length for one in outputs for length in one.metrics.accepted_lengths])
         for outputs in (far, near)
