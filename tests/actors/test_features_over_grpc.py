@@ -82,7 +82,8 @@ async def test_a_client_that_sends_features_that_nobody_reads_is_refused(serve, 
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_stream(wire.METHOD)(iter(parts))
         answers = aiter(call)
-        assert wire.decode_hello(await anext(answers), pb.FromDrafter) == ("far", read)
+        greeting = wire.decode_hello(await anext(answers), pb.FromDrafter)
+        assert greeting == wire.Greeting("far", read)
         with pytest.raises(grpc.aio.AioRpcError, match="wire: features of 5 numbers") as caught:
             await anext(answers)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -83,6 +83,8 @@ class SteppedEngine:
 
         thread = threading.Thread(target=commit)
         thread.start()
+        # The thread may end before this one runs again: the loop gets a turn all the same.
+        await asyncio.sleep(0)
         while thread.is_alive():  # noqa: ASYNC110 - the loop is to run meanwhile
             await asyncio.sleep(0)
 
