@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.interfaces import Drafter
+from ...core.interfaces import Drafter, PassCounter
 from ...core.proposals import (
     Commit,
     DraftDistributions,
@@ -32,6 +32,8 @@ class CascadeDrafter:
         self._name = name
         self._drafters = tuple(drafters)
         self._lengths = tuple(lengths)
+        # See `PassCounter`.
+        self.num_passes = 0
 
     @property
     def name(self) -> str:
@@ -42,11 +44,6 @@ class CascadeDrafter:
     def memory_bytes(self) -> int:
         """About the bytes that all of its drafters keep."""
         return sum(drafter.memory_bytes for drafter in self._drafters)
-
-    @property
-    def num_passes(self) -> int:
-        """Passes of its models since they were loaded."""
-        return sum(getattr(drafter, "num_passes", 0) for drafter in self._drafters)
 
     def open(self, request: DraftRequest) -> None:
         """Begin a request with each. Raises `DrafterError` without a token."""
@@ -69,6 +66,8 @@ class CascadeDrafter:
             if length and asked:
                 for place, part in zip(places, drafter.propose(asked, deadline), strict=True):
                     chains[place].append(part)
+        counters = (one for one in self._drafters if isinstance(one, PassCounter))
+        self.num_passes = sum(counter.num_passes for counter in counters)
         return [self._joined(parts) for parts in chains]
 
     def observe(self, commits: Sequence[Commit]) -> None:

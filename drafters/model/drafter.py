@@ -123,7 +123,7 @@ class ModelDrafter:
         self._clock = clock
         # Who guesses what will be drawn; it is told of requests by whoever sets it.
         self.helper: HintSource | None = None
-        self.num_passes = 0
+        self.num_passes = 0  # see `PassCounter`
         self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(info.vocab_size)
         self._blocks = BlockPool(self._options.num_blocks, self._options.block_size)
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
