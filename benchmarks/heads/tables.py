@@ -64,7 +64,7 @@ def tables(folder: Path) -> str:
     real = read_columns(folder)
     parts = [table("tau", real, tau_cell)]
     head, content = next(iter(real.items()))
-    parts.append(_depth_table(head, content))
+    parts.append(depth_table(head, content))
     for profile in bundled_profiles():
         simulated = read_columns(folder, profile)
         if simulated:
@@ -116,7 +116,7 @@ def _kappa(content: Mapping[str, Any], name: str) -> str:
     return f"{kappa:.2f}, {speedup:.2f}x, {kappa / speedup:.2f}"
 
 
-def _depth_table(head: str, content: Mapping[str, Any]) -> str:
+def depth_table(head: str, content: Mapping[str, Any]) -> str:
     """Share of steps that accepted a node at each depth, and milliseconds of a draft here."""
     lines = []
     for name in names_of({head: content}):

@@ -122,9 +122,7 @@ def coupled(p: Float64, q: Float64, temperature: float, rng: np.random.Generator
 
 def said(num_prompts: int, max_tokens: int, temperature: float) -> Iterator[tuple[list[int], int]]:
     """Prompts with what the target answers, and how long the prompt is."""
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, seed=0, ignore_eos=True
-    )
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0, ignore_eos=True)
     with Engine(EngineConfig(model="demo", drafters=())) as engine:
         for prompt in held_out_prompts(num_prompts):
             [output] = engine.generate([prompt.text], params)

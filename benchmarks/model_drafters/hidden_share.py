@@ -111,9 +111,7 @@ async def run(
     config = EngineConfig(
         model="demo", drafters=(drafter,), node_budget="full", trace_steps=trace
     )  # fmt: skip
-    engine = AsyncEngine(
-        simulation.config(config), pipelines=simulation.pipelines, links=links
-    )
+    engine = AsyncEngine(simulation.config(config), pipelines=simulation.pipelines, links=links)
     params = SamplingParams(
         max_tokens=max_tokens, temperature=case.temperature, seed=1, ignore_eos=True
     )

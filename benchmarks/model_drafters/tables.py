@@ -54,7 +54,7 @@ def tables(folder: Path) -> str:
 
 
 def _acceptance(content: Mapping[str, Any], real: Columns) -> str:
-    """The first token of a draft: what distributions let expect, and the share that was accepted."""
+    """The first token of a draft: what is to be expected, and the share that was accepted."""
     lines = []
     for row in content["rows"]:
         for temperature, expected in row["expected"].items():

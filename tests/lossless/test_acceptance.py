@@ -35,13 +35,19 @@ DRAFTERS = {
     "two models": (
         DrafterConfig(kind="model", model="demo-drafter", num_tokens=2),
         DrafterConfig(
-            kind="model", name="other", model="demo-drafter-other-vocab", vocabulary="tli",
+            kind="model",
+            name="other",
+            model="demo-drafter-other-vocab",
+            vocabulary="tli",
             num_tokens=2,
         ),
     ),
     "cascade": (
         DrafterConfig(
-            kind="cascade", name="model", horizontal=[1, 2], vertical=[1],
+            kind="cascade",
+            name="model",
+            horizontal=[1, 2],
+            vertical=[1],
             drafters=[{"kind": "model", "model": "demo-drafter"}, {"kind": "anpd"}],
         ),
     ),

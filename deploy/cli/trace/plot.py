@@ -123,9 +123,7 @@ def _draw_lane(axes: Axes, height: int, bars: Sequence[_Bar], seconds: float) ->
             axes.text(middle, height, bar.label, ha="center", va="center", fontsize=8)
 
 
-def _label_axes(
-    axes: Axes, names: Sequence[str], summary: TraceSummary, drafts: Drafts
-) -> None:
+def _label_axes(axes: Axes, names: Sequence[str], summary: TraceSummary, drafts: Drafts) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415
 
     busy = {f"stage {index}": stage.utilisation for index, stage in enumerate(summary.stages)}

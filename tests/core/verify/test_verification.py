@@ -207,7 +207,8 @@ def test_a_cascade_s_chain_keeps_the_target_s_distribution(rule: str, is_drawn: 
     target = random_distributions(rng, VOCAB, 3)
     first, second = dyadic_distributions(rng, 2), dyadic_distributions(rng, 2)
     chain = cascaded(drawn("a", first, 1), second if is_drawn else None)
-    assert rule_for(rule, [chain(SeededRng(1, 2))]) == rule
+    chosen = rule_for(rule, [chain(SeededRng(1, 2))])
+    assert chosen == rule or (rule == "k_seq" and chosen == "rejection" and not is_drawn)
     assert deviation(committed(target, [chain], 9, rule), target, 3) < EXACT
 
 

@@ -235,9 +235,7 @@ def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
         (["--cost-profile", "8b-h100"], {"same chain, ahead"}),
     ],
 )
-def test_the_suite_of_model_drafters(
-    tmp_path: Path, flags: list[str], further: set[str]
-) -> None:
+def test_the_suite_of_model_drafters(tmp_path: Path, flags: list[str], further: set[str]) -> None:
     output = tmp_path / "b.json"
     arguments = ["bench", "demo", "--suite", "model-drafters", *flags, "--num-prompts", "1"]
     arguments += ["--max-tokens", "8", "--rounds", "1", "--no-warm-up", "--output", str(output)]
