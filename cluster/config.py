@@ -19,7 +19,7 @@ DrafterTransport = Literal["inproc", "grpc"]
 TransportName = Literal["auto", "compiled_graph", "distributed", "nccl"]
 Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
 # A kind of drafter that reads states of the target.
-HEAD = "head"
+HEAD, CASCADE = "head", "cascade"
 # Tokens that such a drafter and models draw among where they must declare their distribution.
 DISTRIBUTION_SIZE = 64
 MAX_CHARS = 80
@@ -91,7 +91,7 @@ class DrafterConfig(Settings):
 
     kind: str = Field(
         description="prompt_lookup, spectra, lookahead, anpd, suffix, token_recycling, retrieval, "
-        "model or head"
+        "model, cascade or head"
     )
     name: str = Field("", description="source name in outputs and metrics; default: the kind")
     transport: DrafterTransport = Field("inproc", description="where it runs: inproc or grpc")
@@ -356,7 +356,7 @@ class EngineConfig(Settings):
             return self.drafters
         return tuple(
             DrafterConfig(**{"distribution_size": DISTRIBUTION_SIZE, **drafter.model_dump()})
-            if drafter.kind in {"model", HEAD}
+            if drafter.kind in {"model", HEAD, CASCADE}
             else drafter
             for drafter in self.drafters
         )

@@ -203,6 +203,13 @@ class AssumingDrafter(Protocol):
 
 
 @runtime_checkable
+class PassCounter(Protocol):
+    """A drafter that counts the passes of its models."""
+
+    num_passes: int
+
+
+@runtime_checkable
 class OwningDrafter(Protocol):
     """A drafter that holds threads or connections."""
 

@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "results.md"
 # The part of the page that is written.
 PART = "heads"
 PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
-TEMPERATURES = {"t0": "greedy", "t1": "T = 1"}
+TEMPERATURES = {"t0": "greedy", "t0.7": "T = 0.7", "t1": "T = 1"}
 SHOWN_DEPTHS = 6
 LOADS = (1, 8, 32)
 
@@ -36,12 +36,14 @@ LOADS = (1, 8, 32)
 Columns = Mapping[str, Mapping[str, Any]]
 
 
-def read_columns(folder: Path, profile: str = "") -> dict[str, Mapping[str, Any]]:
+def read_columns(
+    folder: Path, profile: str = "", suite: str = "heads"
+) -> dict[str, Mapping[str, Any]]:
     """The files of one cost profile, or of none."""
     found = {}
     for prompts, name in PROMPTS.items():
         for temperature, label in TEMPERATURES.items():
-            path = folder / f"heads-{prompts}-{temperature}{profile and f'-{profile}'}.json"
+            path = folder / f"{suite}-{prompts}-{temperature}{profile and f'-{profile}'}.json"
             if path.exists():
                 found[f"{name}, {label}"] = json.loads(path.read_text("utf-8"))
     return found
@@ -60,34 +62,36 @@ def read_loads(folder: Path, profile: str) -> dict[str, Mapping[str, Any]]:
 def tables(folder: Path) -> str:
     """tau; acceptance by depth and time of the first file; speeds of each profile."""
     real = read_columns(folder)
-    parts = [_table("tau", real, _tau)]
+    parts = [table("tau", real, tau_cell)]
     head, content = next(iter(real.items()))
-    parts.append(_depth_table(head, content))
+    parts.append(depth_table(head, content))
     for profile in bundled_profiles():
         simulated = read_columns(folder, profile)
         if simulated:
             title = f"simulated speed: {read_cost_profile(profile).name}"
-            parts.append(_table(title, simulated, _speed))
+            parts.append(table(title, simulated, speed_cell))
         loads = read_loads(folder, profile)
         if loads:
             title = f"chains under load, kappa, speed-up, theta: {read_cost_profile(profile).name}"
-            parts.append(_table(title, loads, _kappa))
+            parts.append(table(title, loads, _kappa))
     return "\n\n".join(parts)
 
 
-def _table(title: str, columns: Columns, cell: Any) -> str:
-    names = _names(columns)
+def table(title: str, columns: Columns, cell: Any) -> str:
+    """A row for each setting, `cell(content, name)` for each file."""
+    names = names_of(columns)
     lines = [[name, *(cell(content, name) for content in columns.values())] for name in names]
     return markdown_table([title, *columns], lines)
 
 
-def _names(columns: Columns) -> list[str]:
+def names_of(columns: Columns) -> list[str]:
     """Rows in the order of the first file that has them."""
     names = (row["name"] for content in columns.values() for row in content["taus"])
     return [name for name in dict.fromkeys(names) if name != TARGET_ONLY]
 
 
-def _tau(content: Mapping[str, Any], name: str) -> str:
+def tau_cell(content: Mapping[str, Any], name: str) -> str:
+    """tau and its interval."""
     for row in content["taus"]:
         if row["name"] == name:
             tau = Interval(**row["tau"])
@@ -95,7 +99,8 @@ def _tau(content: Mapping[str, Any], name: str) -> str:
     return "-"
 
 
-def _speed(content: Mapping[str, Any], name: str) -> str:
+def speed_cell(content: Mapping[str, Any], name: str) -> str:
+    """Speed over plain decoding."""
     setting = content["settings"].get(name)
     return "-" if setting is None else f"{setting['speedup']:.2f}x"
 
@@ -111,10 +116,10 @@ def _kappa(content: Mapping[str, Any], name: str) -> str:
     return f"{kappa:.2f}, {speedup:.2f}x, {kappa / speedup:.2f}"
 
 
-def _depth_table(head: str, content: Mapping[str, Any]) -> str:
+def depth_table(head: str, content: Mapping[str, Any]) -> str:
     """Share of steps that accepted a node at each depth, and milliseconds of a draft here."""
     lines = []
-    for name in _names({head: content}):
+    for name in names_of({head: content}):
         lengths = content["settings"][name]["all_rounds"]["counts"]["lengths"]
         steps = sum(lengths)
         shares = [sum(lengths[depth:]) / steps for depth in range(1, SHOWN_DEPTHS + 1)]

@@ -31,6 +31,15 @@ from ...measure.runs.near_tie import Judge, Parting
 from ..peers.transformers_peer import TransformersPeer
 
 RESULTS = Path(__file__).parents[1] / "results"
+
+
+def _other(vocabulary: str, **options: object) -> DrafterConfig:
+    return DrafterConfig(
+        kind="model", name=vocabulary, model="demo-drafter-other-vocab", vocabulary=vocabulary,
+        **options,
+    )  # fmt: skip
+
+
 DRAFTERS: dict[str, DrafterConfig] = {
     "prompt_lookup": DrafterConfig(kind="prompt_lookup"),
     "spectra": DrafterConfig(kind="spectra"),
@@ -42,10 +51,25 @@ DRAFTERS: dict[str, DrafterConfig] = {
     "model": DrafterConfig(kind="model", model="demo-drafter"),
     "head": DrafterConfig(kind="head", model="demo-griffin"),
 }
+# Small models of other tokenizers, two at once, and drafters made of drafters.
+OF_MODELS: dict[str, DrafterConfig] = {
+    "tli": _other("tli", tree="dynamic"),
+    "slem": _other("slem"),
+    "slrs": DrafterConfig(kind="model", name="slrs", model="demo-drafter-bytes", vocabulary="slrs"),
+    "union": _other("union"),
+    "cascade": DrafterConfig(
+        kind="cascade",
+        drafters=[{"kind": "model", "model": "demo-drafter"}, {"kind": "anpd"}],
+        horizontal=[3, 4],
+        vertical=[2],
+    ),
+}
 MIXES: dict[str, tuple[str, ...]] = {
     "none": (),
     **{name: (name,) for name in DRAFTERS},
     "all": tuple(DRAFTERS),
+    **{name: (name,) for name in OF_MODELS},
+    "models": ("model", "tli", "slem", "cascade"),
 }
 PLAIN = RequestOptions(speculative=False)
 SAMPLED = (
@@ -174,7 +198,7 @@ def _engines(matrix: Matrix) -> Iterator[tuple[EngineConfig, str]]:
                     # What does not pay or comes late on this machine is to be compared as well.
                     node_budget="full",
                     draft_deadline_ms=10_000,
-                    drafters=[DRAFTERS[name] for name in MIXES[mix]],
+                    drafters=[(DRAFTERS | OF_MODELS)[name] for name in MIXES[mix]],
                 )
                 yield config, mix
 

@@ -12,6 +12,8 @@ from ..config import DrafterConfig, unknown_key
 # A key of every drafter: which defaults its options have.
 PROFILE = "profile"
 DEFAULT, PAPER = "draftline", "paper"
+# Of a query, as `DrafterConfig.max_nodes` allows.
+MOST_NODES = 256
 
 
 def drafter_options(
@@ -38,6 +40,55 @@ def drafter_options(
     if "max_nodes" in names:
         chosen["max_nodes"] = config.max_nodes
     return options(**chosen)
+
+
+# Kinds of drafters that a cascade is made of, and settings that belong to the cascade alone.
+MEMBERS = ("model", "anpd")
+OF_THE_WHOLE = {*DrafterConfig.model_fields, "num_tokens", "distribution_size"} - {"kind", "name"}
+
+
+def cascade_members(config: DrafterConfig) -> list[DrafterConfig]:
+    """The settings of the drafters that a cascade is made of, the best one first.
+
+    Raises `ConfigError` naming the drafter and its key.
+    """
+    given = config.options.get("drafters")
+    if not isinstance(given, list | tuple) or not all(isinstance(one, dict) for one in given):
+        raise ConfigError("drafters", "must be a list of drafters, the best one first")
+    members = []
+    for index, one in enumerate(given):
+        field = f"drafters[{index}]"
+        if one.get("kind") not in MEMBERS:
+            known = " or ".join(MEMBERS)
+            raise ConfigError(f"{field}.kind", f"of a cascade must be {known}: {one.get('kind')!r}")
+        for key in OF_THE_WHOLE & one.keys():
+            raise ConfigError(f"{field}.{key}", "is of the cascade as a whole; leave it out")
+        name = one.get("name") or f"{config.source}.{index}"
+        whole = {"name": name, "max_nodes": MOST_NODES, "transport": config.transport}
+        member = DrafterConfig(**{**one, **whole})
+        _check_member(member, index)
+        members.append(member)
+    return members
+
+
+def with_lengths(member: DrafterConfig, num_tokens: int, size: int) -> DrafterConfig:
+    """A member that writes chains of so many tokens; a model declares distributions of `size`."""
+    declared = {"distribution_size": size} if member.kind == "model" else {}
+    return DrafterConfig(**{**member.model_dump(), **declared, "num_tokens": num_tokens})
+
+
+def _check_member(member: DrafterConfig, index: int) -> None:
+    """Raise `ConfigError` unless a member writes chains that others may go on behind."""
+    if member.kind != "model":
+        return
+    wanted: dict[str, Any] = {"tree": "chain", "branch": 0, "ahead": False}
+    if index:
+        wanted["stop"] = "constant"
+    for key, value in wanted.items():
+        if member.options.get(key, value) != value:
+            raise ConfigError(
+                f"drafters[{index}].{key}", f"must be {value!r} there, not {member.options[key]!r}"
+            )
 
 
 def _profile(config: DrafterConfig, paper: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from ...core.interfaces import (
     FeatureDrafter,
     LearningDrafter,
     OwningDrafter,
+    PassCounter,
 )
 from ...core.proposals import Commit, DraftRequest, FeatureLayers, FeatureRows, Proposal, Query
 from .failures import FailureLog, failure_reason
@@ -286,6 +287,11 @@ class InprocLink:
         self.keeps_answers = keeps_answers
         self.reads_features = read is not None
         self.ahead = drafter if isinstance(drafter, AheadDrafter) else None
+
+    @property
+    def num_passes(self) -> int | None:
+        """Passes of the drafter's models so far; None of one that does not count any."""
+        return self._drafter.num_passes if isinstance(self._drafter, PassCounter) else None
 
     @property
     def learning_counts(self) -> Mapping[str, int]:

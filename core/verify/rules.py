@@ -39,12 +39,14 @@ def rule_for(name: str, proposals: Sequence[Proposal]) -> str:
     if declared is None:
         return "rejection"
     (proposal,) = drafted
+    is_all_drawn = declared.probs.any(axis=1).all()
     if np.array_equal(proposal.parents, np.arange(ROOT, len(proposal.tokens) - 1)):
-        return name
+        # Of a chain both are the same, but k_seq has no scale for what was not drawn.
+        return name if name != "k_seq" or is_all_drawn else "rejection"
     repeats = _repeats(proposal, declared)
     if name == "traversal" and not repeats.any():
         return name
-    if name == "k_seq" and repeats.all() and declared.probs.any(axis=1).all():
+    if name == "k_seq" and repeats.all() and is_all_drawn:
         return name
     return "rejection"
 

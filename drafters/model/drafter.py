@@ -30,12 +30,12 @@ from ...models.stage.stage import Stage, load_stage
 from ..coupled_rank import CoupledChoice
 from ..open_requests import OpenRequests
 from .cached_text import CachedText
-from .chain_job import ChainBatch, ChainJob, build_step, next_batch
+from .chain_job import ChainBatch, ChainJob, HintSource, build_step, next_batch, take_hints
 from .chain_length import ChainLength
 from .expansion import Expansion
 from .options import FULL, MAX_TOKENS, SEQUOIA, ModelOptions
 from .sequoia import SequoiaShapes
-from .stopping import DraftCosts, Drawn
+from .stopping import DraftCosts
 from .text_distribution import TextDistribution, draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
 from .tree_job import TreeJob, build_tree_step
@@ -121,6 +121,9 @@ class ModelDrafter:
         self._name = name
         self._options = options or ModelOptions()
         self._clock = clock
+        # Who guesses what will be drawn; it is told of requests by whoever sets it.
+        self.helper: HintSource | None = None
+        self.num_passes = 0  # see `PassCounter`
         self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(info.vocab_size)
         self._blocks = BlockPool(self._options.num_blocks, self._options.block_size)
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
@@ -147,7 +150,12 @@ class ModelDrafter:
     @property
     def drafts_ahead(self) -> bool:
         """Whether it drafts behind assumed tokens: one whose tokens are the target's may."""
-        return self._options.ahead and isinstance(self._vocabulary, SameVocabulary)
+        return self._options.ahead and self.has_target_tokens
+
+    @property
+    def has_target_tokens(self) -> bool:
+        """Whether its tokens are the target's: it may then be asked behind assumed ones."""
+        return isinstance(self._vocabulary, SameVocabulary)
 
     @property
     def memory_bytes(self) -> int:
@@ -178,6 +186,7 @@ class ModelDrafter:
         ]
         active = [job for job in jobs if not job.is_done]
         while active and (deadline is None or start < deadline):
+            take_hints(self.helper, queries, jobs)
             self._run(next_batch(active, self._options.prefill_chunk))
             active = [job for job in active if not job.is_done]
             before, start = start, self._clock()
@@ -321,25 +330,15 @@ class ModelDrafter:
         step = build_step(batch, self._options.block_size, top_k, with_entropies=with_entropies)
         output = self._stage.run(step, None)
         assert isinstance(output, StepOutput), "the stage does not hold the whole model"
+        self.num_passes += 1
         for job, count in zip(batch.jobs, batch.counts, strict=True):
             job.feed(count)
-        best = iter(output.probe_ids.tolist())
-        log_probs = output.log_probs
-        assert log_probs is not None, "the stage did not answer with log-probabilities"
-        drawing = [job for job in batch.jobs if not job.pending]
-        entropies = np.zeros(len(drawing)) if output.entropies is None else output.entropies
-        tokens = output.target_tokens.tolist()
-        drawn = map(Drawn, np.minimum(log_probs, 0.0).tolist(), entropies.tolist())
-        for row, (job, token, draw) in enumerate(zip(drawing, tokens, drawn, strict=True)):
-            if job.with_best and not job.drawn:
-                job.best = next(best)
-            if job.distribution_size and job.tree is None:
-                job.draw_declared(output, row, draw.entropy)
-            else:
-                job.draw(token, draw)
-        for row, job in enumerate(drawing):
-            if job.tree is not None:
-                job.tree.take(output, row)
+        best, row = iter(output.probe_ids.tolist()), 0
+        for job in batch.jobs:
+            if not job.pending:
+                if job.with_best and not job.drawn:
+                    job.best = next(best)
+                row += job.take(output, row)
 
     def _grow(self, jobs: Sequence[TreeJob]) -> list[TreeJob]:
         """One level more of each tree; those that have another one."""
@@ -348,6 +347,7 @@ class ModelDrafter:
             return []
         output = self._stage.run(build_tree_step(active, self._options.block_size), None)
         assert isinstance(output, StepOutput)
+        self.num_passes += 1
         first = 0
         for job in active:
             count = len(job.expansion.frontier)

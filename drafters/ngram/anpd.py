@@ -8,13 +8,21 @@ See docs/algorithms/drafters.md, "ANPD".
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...core.arrays import Float32, Int32
 from ...core.compiled import compiled
-from ...core.proposals import Commit, DraftRequest, Proposal, chain_proposal, empty_proposal
+from ...core.proposals import (
+    Commit,
+    DraftRequest,
+    Proposal,
+    Query,
+    chain_proposal,
+    empty_proposal,
+)
 from ..open_requests import StatefulDrafter
 from ..option_checks import require_whole
 from ..suffix.automaton import (
@@ -31,6 +39,7 @@ from ..suffix.automaton import (
     TARGET,
     TOKEN,
     Automaton,
+    find_edge,
     suffix_state,
 )
 from ..suffix.counts import RecentCounts, grown_counts
@@ -84,7 +93,17 @@ class AnpdDrafter(StatefulDrafter[_Request]):
         super().__init__(name)
         self._options = options or AnpdOptions()
         # Compiles the loops, or reads them from disk, before a request waits for them.
-        _draft(grown_counts().automaton, 1, 1)
+        _draft(grown_counts().automaton, np.zeros(1, dtype=np.int32), 1, 1)
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:  # noqa: ARG002
+        """One chain a query, behind its text and what it assumes to follow; ignores the deadline.
+
+        Raises `DrafterError` for an unknown request or another length.
+        """
+        return [
+            self._behind(self._requests.of_query(query), query.assumed or (), query.max_nodes)
+            for query in queries
+        ]
 
     def _state(self, request: DraftRequest) -> _Request:
         state = _Request(self._options)
@@ -95,20 +114,37 @@ class AnpdDrafter(StatefulDrafter[_Request]):
         state.extend(commit.tokens)
 
     def _propose(self, state: _Request, max_nodes: int) -> Proposal:
+        return self._behind(state, (), max_nodes)
+
+    def _behind(self, state: _Request, assumed: Sequence[int], max_nodes: int) -> Proposal:
         room = min(self._options.num_tokens, max_nodes)
         if room <= 0:
             return empty_proposal(self._name)
-        tokens, log_probs = _draft(state.counts.automaton, room, self._options.ngram - 1)
+        following = np.array(assumed, dtype=np.int32)
+        automaton = state.counts.automaton
+        tokens, log_probs = _draft(automaton, following, room, self._options.ngram - 1)
         return chain_proposal(self._name, tokens, log_probs)
 
 
 @compiled
-def _draft(automaton: Automaton, num_tokens: int, max_context: int) -> tuple[Int32, Float32]:
-    """Tokens int32 [n] and log-probabilities float32 [n] of a chain below the text."""
+def _draft(
+    automaton: Automaton, assumed: Int32, num_tokens: int, max_context: int
+) -> tuple[Int32, Float32]:
+    """Tokens int32 [n] and log-probabilities float32 [n] of a chain behind the text and the tokens
+    that are assumed to follow it, which are not counted."""
     states, edges, _, cursor = automaton
     tokens = np.empty(num_tokens, dtype=np.int32)
     log_probs = np.empty(num_tokens, dtype=np.float32)
     state, length = cursor[CONTEXT], cursor[CONTEXT_LEN]
+    for token in assumed:
+        edge = find_edge(automaton, state, token)
+        while edge == NONE and state != ROOT_STATE:
+            state = states[state, LINK]
+            length = states[state, LENGTH]
+            edge = find_edge(automaton, state, token)
+        if edge != NONE:
+            length = min(length + 1, max_context)
+            state = suffix_state(states, edges[edge, TARGET], length)
     for index in range(num_tokens):
         while state != ROOT_STATE and states[state, BEST_EDGE] == NONE:
             state = states[state, LINK]

@@ -19,12 +19,14 @@ class Setting:
     num_nodes  every drafter is asked in every step for trees of so many nodes; None: the engine
                decides
     is_ordered its trees take nodes by the order of drafters (`node_budget: ordered`)
+    acceptance its rule, where it is not the engine's
     """
 
     name: str
     drafters: tuple[str, ...] | None
     num_nodes: int | None = None
     is_ordered: bool = False
+    acceptance: str | None = None
 
     @property
     def is_fixed(self) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...cluster.config import HEAD, DrafterConfig, EngineConfig
+from ...cluster.config import CASCADE, HEAD, DrafterConfig, EngineConfig
 from ...cluster.drafting.head_features import head_folder
 from ...cluster.engine.assembly import MakePipeline
 from ...cluster.links.link import DrafterLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
+from .apart_link import ApartLink
 from .cost_profile import CostProfile
 from .draft_times import head_kind
 from .slowed_link import SlowedLink
@@ -46,11 +47,20 @@ class Simulation:
     ) -> list[DrafterLink]:
         """Links to these drafters, in their order."""
         slowed = [
-            SlowedLink(link, kind_of(drafter), self.profile)
-            for drafter, link in zip(drafters, links, strict=True)
+            self._slowed(drafter, link) for drafter, link in zip(drafters, links, strict=True)
         ]
-        self._links += slowed
+        self.add_links(slowed)
         return [*slowed]
+
+    def add_links(self, links: Sequence[SlowedLink]) -> None:
+        """Count the drafts of these, too."""
+        self._links += links
+
+    def _slowed(self, drafter: DrafterConfig, link: DrafterLink) -> SlowedLink:
+        """A drafter that would draft ahead has a device of its own."""
+        if drafter.options.get("ahead"):
+            return ApartLink(link, kind_of(drafter), self.profile, drafts_ahead=True)
+        return SlowedLink(link, kind_of(drafter), self.profile)
 
     def late_shares(self) -> tuple[float, float]:
         """Shares of steps and of drafts whose real work took longer than the profile's."""
@@ -62,7 +72,9 @@ class Simulation:
 
 
 def kind_of(drafter: DrafterConfig) -> str:
-    """As profiles name it."""
+    """As profiles name it; of a cascade its models count, what copies text is next to nothing."""
+    if drafter.kind == CASCADE:
+        return "model"
     if drafter.kind != HEAD:
         return drafter.kind
     return head_kind(head_folder(drafter))

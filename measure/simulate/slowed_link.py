@@ -10,6 +10,7 @@ from ...cluster.links.link import (
     DrafterMessage,
     DrafterReport,
     DraftSeconds,
+    InprocLink,
     LinkEvents,
 )
 from ...core.errors import DrafterError
@@ -28,12 +29,13 @@ class SlowedLink:
     """
 
     def __init__(self, link: DrafterLink, kind: str, profile: CostProfile) -> None:
-        assert link.is_local, "an engine over a profile has its drafters in its process"
+        assert isinstance(link, InprocLink), "an engine over a profile has its drafters in process"
         self._link = link
         self._kind = kind
         self._profile = profile
         self._events: LinkEvents | None = None
         self._sent_at = 0.0
+        self._passes_before = 0
         self.num_drafts = self.num_late = 0
 
     @property
@@ -84,6 +86,7 @@ class SlowedLink:
     def send(self, message: DrafterMessage) -> None:
         """See `DrafterLink`."""
         self._sent_at = time.perf_counter()
+        self._passes_before = self._link.num_passes or 0
         self._link.send(message)
 
     def unanswered(self) -> None:
@@ -116,14 +119,21 @@ class SlowedLink:
             # It was drafted in a step, and took its time there.
             self._events.answered(proposals, report, seconds)
             return
-        took = time.perf_counter() - self._sent_at
-        waited = draft_seconds(self._profile, self._kind, proposals, took) - took
-        self.num_drafts += bool(proposals)
-        self.num_late += bool(proposals) and waited < 0
+        waited = self._left_to_wait(proposals)
         if waited > 0:
             time.sleep(waited)
             seconds = (seconds or DraftSeconds()) + DraftSeconds(propose_s=waited)
         self._events.answered(proposals, report, seconds)
+
+    def _left_to_wait(self, proposals: Sequence[Proposal]) -> float:
+        """Seconds that the profile's drafter would still work, now that the real one is done."""
+        took = time.perf_counter() - self._sent_at
+        after = self._link.num_passes
+        num_passes = None if after is None else after - self._passes_before
+        left = draft_seconds(self._profile, self._kind, proposals, took, num_passes) - took
+        self.num_drafts += bool(proposals)
+        self.num_late += bool(proposals) and left < 0
+        return left
 
     def failed(self, error: DrafterError) -> None:
         """See `LinkEvents`."""

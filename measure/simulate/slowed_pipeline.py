@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from ...cluster.pipeline.local_pipeline import LocalPipeline
 from ...cluster.transport.stage_spec import StageSpec
+from ...core.arrays import Span
 from ...core.steps import StepInput, StepOutput
 from ..replay.tapped_pipeline import PassingPipeline
 from .cost_profile import CostProfile
@@ -47,13 +49,15 @@ class SlowedPipeline(PassingPipeline):
         num_read = int(step.context_lens.sum())
         seconds = self._profile.stage_s(len(step.token_ids), num_read) * self._profile.slowdown
         arrived = loop.time()
+        ends: list[float] = []
         for stage, free_at in enumerate(self._free_at[:-1]):
             arrived = max(arrived, free_at) + seconds
             self._free_at[stage] = arrived
-        return asyncio.ensure_future(self._answered(super().submit(step), arrived, seconds))
+            ends.append(arrived)
+        return asyncio.ensure_future(self._answered(super().submit(step), ends, arrived, seconds))
 
     async def _answered(
-        self, result: Awaitable[StepOutput], arrived: float, seconds: float
+        self, result: Awaitable[StepOutput], ends: list[float], arrived: float, seconds: float
     ) -> StepOutput:
         output = self._timed(await result)
         # Answers come in the order of their steps.
@@ -64,7 +68,10 @@ class SlowedPipeline(PassingPipeline):
         self.num_late += left < 0
         if left > 0:
             await asyncio.sleep(left)
-        return output
+        if not output.stage_spans:
+            return output
+        began = [end - seconds for end in ends]
+        return _traced(output, [*zip(began, ends, strict=True), (ready - seconds - ahead, ready)])
 
     def _timed(self, output: StepOutput) -> StepOutput:
         """With the profile's seconds for what heads drafted."""
@@ -79,3 +86,11 @@ class SlowedPipeline(PassingPipeline):
             for one in output.head_drafts
         ]
         return replace(output, head_drafts=tuple(drafts))
+
+
+def _traced(output: StepOutput, spans: Sequence[Span]) -> StepOutput:
+    """With when the profile's stages worked, told by the loop's clock."""
+    offset = time.time() - asyncio.get_running_loop().time()
+    return replace(
+        output, stage_spans=tuple((begin + offset, end + offset) for begin, end in spans)
+    )

@@ -32,6 +32,25 @@ DRAFTERS = {
     "model": (DrafterConfig(kind="model", model="demo-drafter", num_tokens=2),),
     "head": (DrafterConfig(kind="head", model="demo-griffin", tree="chain", num_tokens=2),),
     "head tree": (DrafterConfig(kind="head", model="demo-griffin", num_tokens=2),),
+    "two models": (
+        DrafterConfig(kind="model", model="demo-drafter", num_tokens=2),
+        DrafterConfig(
+            kind="model",
+            name="other",
+            model="demo-drafter-other-vocab",
+            vocabulary="tli",
+            num_tokens=2,
+        ),
+    ),
+    "cascade": (
+        DrafterConfig(
+            kind="cascade",
+            name="model",
+            horizontal=[1, 2],
+            vertical=[1],
+            drafters=[{"kind": "model", "model": "demo-drafter"}, {"kind": "anpd"}],
+        ),
+    ),
     "mixed": (
         DrafterConfig(kind="prompt_lookup"),
         DrafterConfig(kind="model", model="demo-drafter", num_tokens=3),
@@ -111,6 +130,9 @@ def draw(acceptance: str, drafters: Sequence[DrafterConfig]) -> list[RequestOutp
         ("rejection", "head tree"),
         ("traversal", "head tree"),
         ("rejection", "mixed"),
+        ("rejection", "two models"),
+        ("block", "cascade"),
+        ("traversal", "cascade"),
     ],
 )
 def test_answers_have_the_target_s_distribution(

@@ -20,6 +20,7 @@ from draftline.measure.records.record import Arrival, Record
 from draftline.measure.records.run_metrics import run_metrics
 from draftline.measure.runs.matched import Run
 from draftline.measure.simulate import slowed_pipeline
+from draftline.measure.simulate.apart_link import ApartLink
 from draftline.measure.simulate.cost_profile import (
     CostProfile,
     bundled_profiles,
@@ -156,6 +157,51 @@ async def test_a_draft_waits_for_that_of_the_profile() -> None:
     await hub.stop()
 
 
+class PassingDrafter(CountingDrafter):
+    """A model that takes three passes a draft, whatever it drafts."""
+
+    num_passes = 0
+
+    def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
+        self.num_passes += 3
+        return super().propose(queries, deadline)
+
+
+async def test_a_draft_takes_the_passes_that_its_model_took() -> None:
+    link = SlowedLink(InprocLink(PassingDrafter("model", 1)), "griffin", PROFILE)
+    hub = DrafterHub([link], LIMITS)
+    await hub.start()
+    await HubSession(hub).step(1)
+    [stats] = hub.stats()
+    assert stats.propose_s >= PROFILE.slowdown * 3 * 0.03 * 0.9
+    await hub.stop()
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+async def test_the_engine_goes_on_while_a_drafter_of_its_own_device_works(is_ahead: bool) -> None:
+    link = ApartLink(
+        InprocLink(CountingDrafter("model", 4)), "griffin", PROFILE, drafts_ahead=is_ahead
+    )
+    assert not link.is_local
+    hub = DrafterHub([link], LIMITS)
+    await hub.start()
+    session = HubSession(hub)
+    began_at = time.monotonic()
+    [proposal] = await session.step(1)
+    assert proposal.tokens.tolist() == session.expected(4)
+    draft_s = PROFILE.slowdown * 4 * 0.03
+    assert time.monotonic() - began_at >= 0.9 * draft_s
+    [first] = link.spans
+    assert first.span[1] - first.span[0] >= 0.9 * draft_s
+    assert not first.is_ahead
+    assert hub.drafts_ahead is is_ahead
+    assumed = tuple(proposal.tokens[:2].tolist())
+    query = session.query()._replace(assumed=assumed)
+    hub.draft_ahead([query], {"model": ["r"]})
+    assert [one.is_ahead for one in link.spans] == [False, True][: 1 + is_ahead]
+    await hub.stop()
+
+
 def test_what_takes_longer_than_the_profile_is_counted() -> None:
     def slow(_query: Query) -> Proposal:
         time.sleep(0.1)
@@ -184,6 +230,15 @@ def test_an_engine_gets_the_profile_s_stages_and_slower_deadlines() -> None:
     assert simulation.late_shares() == (0, 0)
     assert kind_of(DrafterConfig(kind="head", model="demo-griffin")) == "griffin"
     assert kind_of(DrafterConfig(kind="suffix")) == "suffix"
+    assert kind_of(DrafterConfig(kind="cascade")) == "model"
+    links = {
+        is_ahead: simulation.links(
+            [DrafterConfig(kind="model", ahead=is_ahead)], [InprocLink(CountingDrafter("m", 1))]
+        )[0]
+        for is_ahead in (False, True)
+    }
+    assert isinstance(links[True], ApartLink)
+    assert not isinstance(links[False], ApartLink)
 
 
 def test_runs_are_told_in_the_profile_s_times() -> None:

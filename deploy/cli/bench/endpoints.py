@@ -242,6 +242,8 @@ def _with_drafters(config: EngineConfig, setting: Setting) -> EngineConfig:
         changes |= {"node_budget": "full", "tree_nodes": setting.num_nodes}
     if setting.is_ordered:
         changes |= {"node_budget": "ordered"}
+    if setting.acceptance is not None:
+        changes |= {"acceptance": setting.acceptance}
     return config.model_copy(update=changes)
 
 

@@ -96,10 +96,12 @@ class BenchJob:
         ),
     ] = None
     suite: Annotated[
-        Literal["spectra", "heads"] | None,
+        Literal["spectra", "heads", "model-drafters"] | None,
         Field(
-            description="the rows of SPECTRA's tables and their recent peers; or trained heads "
-            "beside what needs no training. Trees of 60 nodes unless --config says otherwise"
+            description="the rows of SPECTRA's tables and their recent peers; trained heads "
+            "beside what needs no training; or small models of several tokenizers, together and "
+            "under each rule of acceptance. Trees of 60 nodes (models: 32) unless --config says "
+            "otherwise"
         ),
     ] = None
     heads: Annotated[

@@ -55,7 +55,13 @@ async def measure(job: BenchJob, settings: Mapping[str, Any], console: Console) 
     measured = await measured_runs(job, settings, console)
     job, bench, runs = measured.job, measured.bench, measured.runs
     what = {"machine": machine().fields(), "of": bench.what, "load": _load_fields(job)}
-    faults = tuple(differences(runs, TARGET_ONLY, bench.explain)) if bench.compares else None
+    # Under other rules answers have the target's distribution, but are not its own for a seed.
+    own = {
+        setting.name: runs[setting.name]
+        for setting in bench.endpoints
+        if setting.acceptance is None or not job.temperature
+    }
+    faults = tuple(differences(own, TARGET_ONLY, bench.explain)) if bench.compares else None
     best = best_fixed(runs, [setting.name for setting in bench.endpoints if setting.is_fixed])
     taus = tau_rows(runs, [prompt.category for prompt in bench.plan.prompts])
     summaries = summarise(runs, TARGET_ONLY, best)

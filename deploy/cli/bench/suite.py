@@ -6,6 +6,8 @@ spectra  the rows of SPECTRA's Tables 1 and 2, and their recent peers (Le et al.
          them (`suite_rows.py`), then the same rows with draftline's own defaults; a third profile
          goes from the one's CORE to the other's, one option after the other
 heads    trained heads beside each other and beside what needs no training (`head_rows.py`)
+model-drafters  small models: of the target's tokenizer and others, together, in cascades, and under
+         each rule of acceptance (`model_rows.py`)
 """
 
 from __future__ import annotations
@@ -19,10 +21,15 @@ from ....core.errors import ConfigError
 from ....measure.clients.setting import TARGET_ONLY, Setting
 from .head_rows import HeadRows, bundled_heads, read_heads
 from .job import BenchJob
+from .model_rows import TREE_NODES as MODEL_TREE_NODES
+from .model_rows import ModelRows
 from .suite_rows import TREE_NODES, Stores, drafters_of, rows_of
 
 # Every node is verified: what a row drafts then depends on no clock.
 ENGINE_SETTINGS: dict[str, Any] = {"tree_nodes": TREE_NODES, "node_budget": "full"}
+
+
+MODEL_DRAFTERS = "model-drafters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +58,19 @@ def with_suite(
         )
     is_bundled = settings.get("model") == "demo"
     store = job.store or ("demo" if is_bundled else None)
+    engine_settings = ENGINE_SETTINGS
     if job.suite == "heads":
         suite = heads_suite(job.heads or "", store, is_bundled=is_bundled)
+    elif job.suite == MODEL_DRAFTERS:
+        suite = models_suite(job, is_bundled=is_bundled)
+        engine_settings = ENGINE_SETTINGS | {"tree_nodes": MODEL_TREE_NODES}
     else:
         suite = spectra_suite(Stores(store, job.unrefined_store), job.profiles)
     if job.one_engine and any(setting.is_ordered for setting in suite.settings):
         raise ConfigError("one-engine", "profiles other than draftline need engines of their own")
     if suite.left_out:
         tell(f"left out, for want of a store: {', '.join(suite.left_out)}")
-    suite_settings = ENGINE_SETTINGS | dict(settings) | {"drafters": suite.drafters}
+    suite_settings = engine_settings | dict(settings) | {"drafters": suite.drafters}
     return replace(job, rows=suite.settings), suite_settings
 
 
@@ -71,6 +82,23 @@ def heads_suite(heads: str, store: str | None, *, is_bundled: bool) -> Suite:
     if not known:
         raise ConfigError("heads", "must name at least one trained head of the model: NAME=FOLDER")
     rows = HeadRows(known, bundled or known, "demo-drafter" if is_bundled else None, store)
+    settings = (Setting(TARGET_ONLY, ()), *rows.settings())
+    return Suite(tuple(rows.drafters()), settings, ())
+
+
+def models_suite(job: BenchJob, *, is_bundled: bool) -> Suite:
+    """The rows of the bundled target's small models. Raises `ConfigError` for another target."""
+    if not is_bundled:
+        raise ConfigError(
+            "suite", f"{MODEL_DRAFTERS} compares the small models of demo: bench demo"
+        )
+    rows = ModelRows(
+        same="demo-drafter",
+        other="demo-drafter-other-vocab",
+        alphabet="demo-drafter-bytes",
+        is_sampled=job.temperature > 0,
+        is_timed=job.cost_profile is not None,
+    )
     settings = (Setting(TARGET_ONLY, ()), *rows.settings())
     return Suite(tuple(rows.drafters()), settings, ())
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ....core.arrays import Span
 from ....core.errors import ConfigError
 from ....core.step.trace import StepRecord
 from .summary import KINDS, TraceSummary, kind_of
@@ -22,12 +24,18 @@ COLOURS = {
     "waiting for drafters": "#CC79A7",
     "planning and building": "#D55E00",
     "committing": "#404040",
+    "drafting": "#0072B2",
+    "drafting ahead": "#F0E442",
 }
 BAR_HEIGHT = 0.72
 FIGURE_WIDTH = 16.0
 # A digit of a step id, in inches: a bar that is shorter than its label goes without one.
 DIGIT_WIDTH = 0.07
 MAX_STEPS = 2000
+# When drafters worked, by the names that `COLOURS` has for it; wall-clock seconds.
+Drafts = Mapping[str, Sequence[Span]]
+NO_DRAFTS: Drafts = MappingProxyType({})
+DRAFTS = ("drafting", "drafting ahead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +48,10 @@ class _Bar:
     label: str = ""
 
 
-def draw_trace(records: Sequence[StepRecord], summary: TraceSummary, png: Path) -> None:
-    """Write the timeline of these steps, in order, as a PNG.
+def draw_trace(
+    records: Sequence[StepRecord], summary: TraceSummary, png: Path, drafts: Drafts = NO_DRAFTS
+) -> None:
+    """Write the timeline of these steps, in order, as a PNG; `drafts` get a lane of their own.
 
     Raises `ConfigError` where matplotlib is missing, the file cannot be written, or the steps are
     too many to be told apart.
@@ -58,12 +68,12 @@ def draw_trace(records: Sequence[StepRecord], summary: TraceSummary, png: Path) 
         raise ConfigError(
             "output", "drawing needs matplotlib: pip install 'draftline[bench]'"
         ) from error
-    lanes = _lanes(records)
+    lanes = _lanes(records, drafts)
     figure = Figure(figsize=(FIGURE_WIDTH, 2.2 + 0.62 * len(lanes)), layout="constrained")
     axes = figure.subplots()
     for height, bars in enumerate(lanes.values()):
         _draw_lane(axes, height, bars, summary.seconds)
-    _label_axes(axes, list(lanes), summary)
+    _label_axes(axes, list(lanes), summary, drafts)
     figure.suptitle(_title(summary), x=0.01, ha="left", fontsize=11)
     try:
         figure.savefig(png, dpi=110)
@@ -71,7 +81,7 @@ def draw_trace(records: Sequence[StepRecord], summary: TraceSummary, png: Path) 
         raise ConfigError("output", f"cannot write {png}: {error.strerror}") from error
 
 
-def _lanes(records: Sequence[StepRecord]) -> dict[str, list[_Bar]]:
+def _lanes(records: Sequence[StepRecord], drafts: Drafts) -> dict[str, list[_Bar]]:
     """Bars of every lane, by the lane's name, top to bottom."""
     start = records[0].planned_at
     drafters, coordinator = list[_Bar](), list[_Bar]()
@@ -88,7 +98,13 @@ def _lanes(records: Sequence[StepRecord]) -> dict[str, list[_Bar]]:
         for index, (begin, end) in enumerate(record.stages):
             bar = _Bar(begin - start, end - begin, kind_of(record), str(record.step))
             stages.setdefault(f"stage {index}", []).append(bar)
-    return {"drafters": drafters, "coordinator": coordinator, **stages}
+    at_work = [
+        _Bar(begin - start, end - begin, kind)
+        for kind, spans in drafts.items()
+        for begin, end in spans
+    ]
+    own = {"at work": at_work} if at_work else {}
+    return {"drafters": drafters, **own, "coordinator": coordinator, **stages}
 
 
 def _draw_lane(axes: Axes, height: int, bars: Sequence[_Bar], seconds: float) -> None:
@@ -107,7 +123,7 @@ def _draw_lane(axes: Axes, height: int, bars: Sequence[_Bar], seconds: float) ->
             axes.text(middle, height, bar.label, ha="center", va="center", fontsize=8)
 
 
-def _label_axes(axes: Axes, names: Sequence[str], summary: TraceSummary) -> None:
+def _label_axes(axes: Axes, names: Sequence[str], summary: TraceSummary, drafts: Drafts) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415
 
     busy = {f"stage {index}": stage.utilisation for index, stage in enumerate(summary.stages)}
@@ -118,7 +134,9 @@ def _label_axes(axes: Axes, names: Sequence[str], summary: TraceSummary) -> None
     axes.set_xlabel("milliseconds since the planning of the first step; gaps are idle time")
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
-    shown = [name for name in COLOURS if name not in KINDS or summary.kinds[name]]
+    absent = {name for name in DRAFTS if name not in drafts}
+    absent |= {name for name in KINDS if not summary.kinds[name]}
+    shown = [name for name in COLOURS if name not in absent]
     names_of = {name: f"{name} step" if name in KINDS else name for name in shown}
     patches = [Patch(facecolor=COLOURS[name], label=names_of[name]) for name in shown]
     axes.legend(

@@ -163,6 +163,81 @@ def test_trees_of_draws_keep_the_target_s_distribution(
         assert deviation(both, target, 3) < EXACT
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
+@pytest.mark.parametrize("max_nodes", [3, 9])
+def test_trees_of_two_models_keep_the_target_s_distribution(rule: str, max_nodes: int) -> None:
+    """SpecInfer's merge: every node is a candidate of each drafter that drew it."""
+    rng = np.random.default_rng(max_nodes)
+    target = random_distributions(rng, VOCAB, 3)
+    both = [
+        grown("a", dyadic_distributions(rng, 2), (2,), is_replaced=False),
+        grown("b", dyadic_distributions(rng, 2), (2,), is_replaced=True),
+    ]
+    assert deviation(committed(target, both, max_nodes, rule), target, 2) < EXACT
+
+
+def cascaded(first: Propose, second: Distributions | None) -> Propose:
+    """A chain that goes on behind another drafter's: by draws, or by what copies text."""
+
+    def propose(rng: Rng) -> Proposal:
+        begun = first(rng)
+        assert begun.distributions is not None
+        text = tuple(begun.tokens.tolist())
+        probs = np.zeros((len(text) + 1, VOCAB), dtype=np.float32)
+        probs[:-1] = begun.distributions.probs
+        if second is None:
+            # Of a text that it does not know nothing follows.
+            token = {0: 2, 1: 1}.get(text[-1])
+            if token is None:
+                return begun
+        else:
+            token = rng.draw(second[text])
+            probs[-1] = second[text]
+        chain = chain_proposal("cascade", np.array([*text, token], dtype=np.int32))
+        ids = np.tile(np.arange(VOCAB, dtype=np.int32), (len(probs), 1))
+        return replace(chain, distributions=DraftDistributions(ids, probs))
+
+    return propose
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_a_cascade_s_chain_keeps_the_target_s_distribution(rule: str, is_drawn: bool) -> None:
+    rng = np.random.default_rng(7)
+    target = random_distributions(rng, VOCAB, 3)
+    first, second = dyadic_distributions(rng, 2), dyadic_distributions(rng, 2)
+    chain = cascaded(drawn("a", first, 1), second if is_drawn else None)
+    chosen = rule_for(rule, [chain(SeededRng(1, 2))])
+    assert chosen == rule or (rule == "k_seq" and chosen == "rejection" and not is_drawn)
+    assert deviation(committed(target, [chain], 9, rule), target, 3) < EXACT
+
+
+def test_a_node_that_declares_another_drafter_s_distribution_is_seen() -> None:
+    found = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        target, own = random_distributions(rng, VOCAB, 3), dyadic_distributions(rng, 2)
+        other = drawn("a", dyadic_distributions(rng, 2), 1)
+        pair = [other, lied(drawn("b", own, 1), dyadic_distributions(rng, 2)[()])]
+        found.append(deviation(committed(target, pair, 9, "rejection"), target, 2))
+    assert max(found) > 1e-3
+
+
+def lied(chain: Propose, distribution: np.ndarray) -> Propose:
+    """A chain of one draw that declares another distribution, wherever that has its token."""
+
+    def propose(rng: Rng) -> Proposal:
+        found = chain(rng)
+        declared = found.distributions
+        assert declared is not None
+        if not distribution[found.tokens[0]]:
+            return found
+        probs = distribution[None].astype(np.float32)
+        return replace(found, distributions=replace(declared, probs=probs))
+
+    return propose
+
+
 def test_which_rule_decides_about_a_tree() -> None:
     """k_seq needs draws of one distribution, traversal a node for each candidate."""
     rng = np.random.default_rng(3)

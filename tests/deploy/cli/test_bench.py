@@ -15,6 +15,7 @@ from draftline.core.request.output import Delta
 from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.bench import endpoints as bench_endpoints
 from draftline.deploy.cli.bench.head_rows import bundled_heads
+from draftline.deploy.cli.bench.model_rows import RULES
 from draftline.deploy.cli.bench.suite_rows import BETWEEN, Stores, drafters_of, rows_of
 from draftline.drafters.spectra.options import PAPER as PAPER_OPTIONS
 from draftline.drafters.spectra.options import SpectraOptions
@@ -224,6 +225,32 @@ def test_the_suite_of_heads(tmp_path: Path, profile: list[str]) -> None:
     speeds = {name: one["output_throughput"] for name, one in content["settings"].items()}
     # A token takes 6.3 ms there.
     assert not profile or speeds["target"] < 160
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("flags", "further"),
+    [
+        (["--temperature", "1"], {*RULES}),
+        (["--cost-profile", "8b-h100"], {"same chain, ahead"}),
+    ],
+)
+def test_the_suite_of_model_drafters(tmp_path: Path, flags: list[str], further: set[str]) -> None:
+    output = tmp_path / "b.json"
+    arguments = ["bench", "demo", "--suite", "model-drafters", *flags, "--num-prompts", "1"]
+    arguments += ["--max-tokens", "8", "--rounds", "1", "--no-warm-up", "--output", str(output)]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    content = json.loads(output.read_text())
+    rows = {row["name"] for row in content["taus"]}
+    known = {"same tree", "TLI tree", "SLEM chain", "union chain", "SLRS", "cascade, vertical"}
+    assert rows >= {"target", "same tree + SLEM tree", *known, *further}
+    assert rows & ({*RULES, "same chain, ahead"} - further) == set()
+
+
+def test_the_suite_of_model_drafters_is_of_the_demo(checkpoint: Path) -> None:
+    result = runner.invoke(cli.app, ["bench", str(checkpoint), "--suite", "model-drafters"])
+    assert "suite: model-drafters compares the small models of demo" in str(result.exception)
 
 
 @pytest.mark.parametrize("heads", ["griffin", "a=", "a=x,a=y"])

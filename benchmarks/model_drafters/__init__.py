@@ -1,0 +1,1 @@
+"""Measures of small models as drafters."""

@@ -1,0 +1,232 @@
+"""How much of a drafter's time is hidden behind the target's, with and without drafting ahead.
+
+    python -m draftline.benchmarks.model_drafters.hidden_share
+
+Real drafts and answers of the demo models over simulated stages: a step takes 30 ms over 4 stages,
+the drafter 3 ms a token on a device of its own. Its time is hidden while a stage works. How much
+of the waiting goes away is told beside it, for what is drafted in vain is hidden, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ...cluster.config import DrafterConfig, EngineConfig
+from ...cluster.engine.trace_file import read_trace
+from ...cluster.links.link import DrafterLink
+from ...core.arrays import Span
+from ...core.request.sampling_params import SamplingParams
+from ...core.step.trace import StepRecord
+from ...deploy.cli.demo.held_out_prompts import held_out_prompts
+from ...deploy.cli.trace.plot import draw_trace
+from ...deploy.cli.trace.summary import summarise
+from ...deploy.engine.engine import AsyncEngine
+from ...deploy.ray_serve.runtime import quiet_libraries
+from ...measure.records.record import machine
+from ...measure.simulate.apart_link import ApartLink, DraftSpan
+from ...measure.simulate.cost_profile import CostProfile
+from ...measure.simulate.simulation import Simulation
+
+RESULTS = Path(__file__).parents[1] / "results"
+STAGES, STEP_S, DRAFT_S = 4, 0.030, 0.003
+# Steps of the picture.
+DRAWN = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """`together` requests at once, at a temperature."""
+
+    together: int
+    temperature: float
+    is_ahead: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Of one case; times are the simulation's.
+
+    hidden      share of the drafter's time in which a stage worked
+    wait_ms     that the engine waited for the drafter, a committed token
+    draft_ms    that the drafter worked, a committed token
+    tokens_s    committed a second, of all requests together
+    late        share of steps, and of drafts, whose real work took longer than the simulated one
+    """
+
+    case: Case
+    hidden: float
+    wait_ms: float
+    draft_ms: float
+    tau: float
+    tokens_s: float
+    ahead: int
+    ahead_used: int
+    late: tuple[float, float]
+
+
+def profile(slowdown: float) -> CostProfile:
+    """The machine: nothing but the times that are given counts."""
+    no_time = {"bytes": 1.0, "operations": 1.0}
+    return CostProfile.model_validate(
+        {
+            "name": "30 ms a step over 4 stages, drafter 3 ms a token",
+            "slowdown": slowdown,
+            "num_stages": STAGES,
+            "device": {
+                "bandwidth": 1e15, "bandwidth_share": 1, "operations": 1e15, "operations_share": 1
+            },
+            "target": no_time | {"pass_s": STEP_S / STAGES},
+            "drafters": {"model": no_time | {"pass_s": DRAFT_S}},
+            "sources": {},
+        }
+    )  # fmt: skip
+
+
+async def run(
+    case: Case, prompts: Sequence[str], max_tokens: int, slowdown: float, trace: Path
+) -> tuple[Found, list[StepRecord], list[DraftSpan]]:
+    """Answer all prompts, `together` at once."""
+    simulation = Simulation(profile(slowdown))
+    apart: list[ApartLink] = []
+
+    def links(given: Sequence[DrafterLink]) -> list[DrafterLink]:
+        apart[:] = [
+            ApartLink(link, "model", simulation.profile, drafts_ahead=case.is_ahead)
+            for link in given
+        ]
+        simulation.add_links(apart)
+        return [*apart]
+
+    drafter = DrafterConfig(kind="model", model="demo-drafter", num_tokens=4)
+    config = EngineConfig(
+        model="demo", drafters=(drafter,), node_budget="full", trace_steps=trace
+    )  # fmt: skip
+    engine = AsyncEngine(simulation.config(config), pipelines=simulation.pipelines, links=links)
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=case.temperature, seed=1, ignore_eos=True
+    )
+    await engine.start()
+    try:
+        for first in range(0, len(prompts), case.together):
+            group = prompts[first : first + case.together]
+            await asyncio.gather(*(engine.generate(prompt, params) for prompt in group))
+        [stats] = engine.stats().drafters
+    finally:
+        await engine.close()
+    records = [record for record in read_trace(trace) if record.requests]
+    drafts = apart[0].spans
+    busy = merged([span for record in records for span in record.stages])
+    worked = sum(end - begin for begin, end in (draft.span for draft in drafts))
+    tokens = sum(record.tokens for record in records)
+    seconds = records[-1].committed_at - records[0].planned_at
+    found = Found(
+        case=case,
+        hidden=sum(overlap(draft.span, busy) for draft in drafts) / worked,
+        wait_ms=1e3 * sum(record.draft_wait_s for record in records) / slowdown / tokens,
+        draft_ms=1e3 * worked / slowdown / tokens,
+        tau=tokens / sum(record.requests for record in records),
+        tokens_s=tokens * slowdown / seconds,
+        ahead=stats.ahead,
+        ahead_used=stats.ahead_used,
+        late=simulation.late_shares(),
+    )
+    return found, records, drafts
+
+
+def merged(spans: Sequence[Span]) -> list[Span]:
+    """The times that any of these covers, in order."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def overlap(span: Span, busy: Sequence[Span]) -> float:
+    """Seconds of a span within any of these."""
+    return sum(max(0.0, min(span[1], end) - max(span[0], begin)) for begin, end in busy)
+
+
+def draw(records: Sequence[StepRecord], drafts: Sequence[DraftSpan], png: Path) -> None:
+    """The time line of some steps in the middle."""
+    middle = len(records) // 2
+    shown = records[middle : middle + DRAWN]
+    begin, end = shown[0].planned_at, shown[-1].committed_at
+    inside = [draft for draft in drafts if begin <= draft.span[0] and draft.span[1] <= end]
+    lanes = {
+        "drafting": [draft.span for draft in inside if not draft.is_ahead],
+        "drafting ahead": [draft.span for draft in inside if draft.is_ahead],
+    }
+    draw_trace(shown, summarise(shown), png, lanes)
+
+
+def show(found: Sequence[Found], console: Console) -> None:
+    """Print a line a case, and what drafting ahead changes."""
+    table = Table(
+        "requests", "T", "ahead", "hidden", "waited ms a token", "drafted ms a token", "tau",
+        "tokens/s", "used", "late steps, drafts", box=None,
+    )  # fmt: skip
+    for one in found:
+        case = one.case
+        table.add_row(
+            str(case.together), f"{case.temperature:g}", "on" if case.is_ahead else "off",
+            f"{one.hidden:.0%}", f"{one.wait_ms:.2f}", f"{one.draft_ms:.2f}", f"{one.tau:.2f}",
+            f"{one.tokens_s:.1f}", f"{one.ahead_used} of {one.ahead}",
+            ", ".join(f"{share:.1%}" for share in one.late),
+        )  # fmt: skip
+    console.print(table)
+
+
+def main(
+    *,
+    num_prompts: Annotated[int, typer.Option(help="Bundled prompts.")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 48,
+    slowdown: Annotated[
+        float, typer.Option(help="Seconds here for each there, so that the real work fits in.")
+    ] = 8.0,
+    output: Annotated[Path, typer.Option(help="JSON of the results.")] = RESULTS
+    / "hidden_share.json",
+    plot: Annotated[Path | None, typer.Option(help="PNG of the time line.")] = None,
+) -> None:
+    """Measure, print, write."""
+    quiet_libraries()
+    console = Console(width=110, highlight=False)
+    prompts = [prompt.text for prompt in held_out_prompts(num_prompts)]
+    cases = [
+        Case(together=together, temperature=temperature, is_ahead=is_ahead)
+        for together in (1, 4)
+        for temperature in (0.0, 1.0)
+        for is_ahead in (False, True)
+    ]
+    results: list[Found] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for index, case in enumerate(cases):
+            trace = Path(folder) / f"{index}.jsonl"
+            found, records, drafts = asyncio.run(run(case, prompts, max_tokens, slowdown, trace))
+            results.append(found)
+            if plot is not None and case == Case(together=1, temperature=0.0, is_ahead=True):
+                draw(records, drafts, plot)
+    show(results, console)
+    console.print(machine().line())
+    content = {
+        "machine": machine().fields(), "stages": STAGES, "step_ms": 1e3 * STEP_S,
+        "draft_ms_a_token": 1e3 * DRAFT_S, "slowdown": slowdown, "num_prompts": num_prompts,
+        "max_tokens": max_tokens, "cases": [asdict(one) for one in results],
+    }  # fmt: skip
+    output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

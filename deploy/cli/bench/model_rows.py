@@ -1,0 +1,107 @@
+"""The rows of the suite of model drafters: one small model in many ways, and models together.
+
+All drafts have at most as many levels and, all drafters of a row together, as many nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....cluster.config import DrafterConfig
+from ....measure.clients.setting import Setting
+
+TREE_NODES, DEPTH, TOP_K = 32, 6, 6
+# Of a cascade: tokens that the model writes before one that copies goes on, and its guesses.
+FIRST, BEHIND, GUESSES = 3, 8, 3
+AHEAD = "ahead"
+# Rows that a rule other than `coupled` decides about: the rule, and which of `_RULED` drafts.
+RULES: Mapping[str, tuple[str, str]] = {
+    "chain, rejection": ("rejection", "drawn-chain"),
+    "chain, block": ("block", "drawn-chain"),
+    "tree of draws, rejection": ("rejection", "drawn-tree"),
+    "tree of draws, traversal": ("traversal", "drawn-tree"),
+    "tree of most probable, rejection": ("rejection", "probable-tree"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRows:
+    """The drafters and the settings of the suite, by what there is for the target.
+
+    same        small model of the target's tokenizer
+    other       one of another tokenizer
+    alphabet    one of single bytes or letters
+    is_sampled  whether there is a temperature, without which all rules are alike
+    is_timed    whether a cost profile says how long a drafter with a device of its own takes
+    """
+
+    same: str
+    other: str
+    alphabet: str
+    is_sampled: bool
+    is_timed: bool
+
+    def drafters(self) -> Iterator[DrafterConfig]:
+        """All that settings name."""
+        yield _model("same-chain", self.same)
+        yield _model("same-tree", self.same, **_DYNAMIC)
+        for vocabulary in ("tli", "slem"):
+            yield _model(f"{vocabulary}-chain", self.other, vocabulary=vocabulary)
+            yield _model(f"{vocabulary}-tree", self.other, vocabulary=vocabulary, **_DYNAMIC)
+        yield _model("union-chain", self.other, vocabulary="union")
+        yield _model("slrs", self.alphabet, vocabulary="slrs")
+        yield _cascade("vertical", self.same, [DEPTH, 0], [GUESSES])
+        yield _cascade("horizontal", self.same, [FIRST, BEHIND], [])
+        yield _model("full-tree", self.same, **_STATIC)
+        if self.is_sampled:
+            yield _model("drawn-chain", self.same)
+            yield _model("drawn-tree", self.same, **_STATIC)
+            yield _model("probable-tree", self.same, draws="none", **_STATIC)
+        if self.is_timed:
+            yield _model(AHEAD, self.same, ahead=True, transport="grpc")
+
+    def settings(self) -> Iterator[Setting]:
+        """Each way alone, then drafters together, then rules beside `coupled`."""
+        yield Setting("same chain", ("same-chain",))
+        yield Setting("same tree", ("same-tree",))
+        for vocabulary in ("tli", "slem"):
+            for form in ("chain", "tree"):
+                yield Setting(f"{vocabulary.upper()} {form}", (f"{vocabulary}-{form}",))
+        yield Setting("union chain", ("union-chain",))
+        yield Setting("SLRS", ("slrs",))
+        yield Setting("same tree + TLI tree", ("same-tree", "tli-tree"))
+        yield Setting("same tree + SLEM tree", ("same-tree", "slem-tree"))
+        yield Setting("TLI tree + SLEM tree", ("tli-tree", "slem-tree"))
+        yield Setting("cascade, vertical", ("vertical",))
+        yield Setting("cascade, horizontal", ("horizontal",))
+        if self.is_timed:
+            yield Setting("same chain, ahead", (AHEAD,))
+        yield Setting("static tree, coupled", ("full-tree",))
+        if self.is_sampled:
+            for name, (rule, drafter) in RULES.items():
+                yield Setting(name, (drafter,), acceptance=rule)
+
+
+# EAGLE-2's tree, and the static one of the highest expected acceptance, as large as is allowed:
+# nodes of the same ranks, whatever was drawn.
+_DYNAMIC: Mapping[str, Any] = {"tree": "dynamic", "top_k": TOP_K}
+_STATIC: Mapping[str, Any] = {"tree": "sequoia", "tree_size": "full"}
+
+
+def _model(name: str, model: str, **options: Any) -> DrafterConfig:
+    return DrafterConfig(
+        kind="model", name=name, model=model, max_nodes=TREE_NODES, num_tokens=DEPTH, **options
+    )
+
+
+def _cascade(name: str, model: str, horizontal: list[int], vertical: list[int]) -> DrafterConfig:
+    return DrafterConfig(
+        kind="cascade",
+        name=name,
+        max_nodes=TREE_NODES,
+        drafters=[{"kind": "model", "model": model}, {"kind": "anpd"}],
+        horizontal=horizontal,
+        vertical=vertical,
+    )
