@@ -121,11 +121,7 @@ class Drafting:
             self._order(states, AskPlan({}, {}))
             return nobody_asked(began_at)
         most = self._scheduler.nodes_each(len(states))
-        sizes = [
-            (state, size)
-            for state in states
-            if (size := _most_nodes(state, most)) > 0
-        ]
+        sizes = [(state, size) for state in states if (size := _most_nodes(state, most)) > 0]
         costs = self._drafters.costs()
         plan = AskPlan({}, {})
         if sizes and costs:
