@@ -207,8 +207,15 @@ def told(tree: Propose, first: int) -> Propose:
     return propose
 
 
-@pytest.mark.parametrize("name", ["sorted by value", "without replacement, not renormalised"])
-def test_wrong_trees_of_draws_are_seen(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("sorted by value", "rejection"),
+        ("sorted by value", "k_seq"),
+        ("without replacement, not renormalised", "rejection"),
+    ],
+)
+def test_wrong_trees_of_draws_are_seen(name: str, rule: str) -> None:
     found = []
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -218,11 +225,13 @@ def test_wrong_trees_of_draws_are_seen(name: str) -> None:
             tree = by_value(pair, distributions)
         else:
             tree = told(grown("a", distributions, (2,), is_replaced=False), 0)
-        found.append(deviation(committed(target, [tree], 9, "rejection"), target, 2))
+        assert rule_for(rule, [tree(SeededRng(1, 2))]) == rule
+        found.append(deviation(committed(target, [tree], 9, rule), target, 2))
     assert max(found) > 1e-2
 
 
-def test_a_tree_that_was_cut_by_value_is_seen() -> None:
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
+def test_a_tree_that_was_cut_by_value_is_seen(rule: str) -> None:
     rng = np.random.default_rng(8)
     target, distributions = random_distributions(rng, VOCAB, 3), dyadic_distributions(rng, 2)
     tree = grown("a", distributions, (2,), is_replaced=False)
@@ -239,7 +248,8 @@ def test_a_tree_that_was_cut_by_value_is_seen() -> None:
             distributions=declared.rows(kept),
         )  # fmt: skip
 
-    assert deviation(committed(target, [likelier], 9, "rejection"), target, 2) > 1e-3
+    assert rule_for(rule, [likelier(SeededRng(1, 2))]) == rule
+    assert deviation(committed(target, [likelier], 9, rule), target, 2) > 1e-3
 
 
 def test_a_cut_that_looks_at_the_drawn_token_is_seen() -> None:
