@@ -26,7 +26,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
 # The part of the page that is written.
 PART = "suite"
-PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
+PROMPTS = {
+    "bundled": "bundled",
+    "bundled-16": "bundled, 16 nodes",
+    "humaneval": "HumanEval",
+    "spec-bench": "Spec-Bench",
+}
 TEMPERATURES = {"t0": "greedy", "t1": "T = 1"}
 TITLES = {
     PAPER: "drafters as the paper has them",

@@ -114,12 +114,13 @@ def committed(
     rule: str,
     *,
     room: int | None = None,
+    max_depth: int = MAX_DEPTH,
 ) -> Callable[[Rng], Text]:
     """What a step commits; `room` tells the candidates of another limit than the tree's."""
 
     def run(rng: Rng) -> Text:
         proposals = [propose(rng) for propose in drafters]
-        tree = merge(proposals, max_nodes, MAX_DEPTH)
+        tree = merge(proposals, max_nodes, max_depth)
         chosen = rule_for(rule, proposals)
         candidates = candidates_of(chosen, tree, proposals, max_nodes if room is None else room)
         texts = texts_of(tree)
@@ -161,6 +162,19 @@ def test_trees_of_draws_keep_the_target_s_distribution(
     both = committed(target, [fixed(0), tree], max_nodes, rule)
     if widths in {(2,), (2, 1)}:
         assert deviation(both, target, 3) < EXACT
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("widths", [(1, 1), (2, 1)])
+def test_trees_deeper_than_what_is_left_of_an_answer_keep_the_target_s_distribution(
+    rule: str, is_replaced: bool, widths: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(sum(widths))
+    target = random_distributions(rng, VOCAB, 3)
+    tree = grown("a", dyadic_distributions(rng, 2), widths, is_replaced=is_replaced)
+    run = committed(target, [tree], 9, rule, max_depth=1)
+    assert deviation(run, target, 2) < EXACT
 
 
 def test_which_rule_decides_about_a_tree() -> None:
