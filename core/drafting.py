@@ -121,11 +121,7 @@ class Drafting:
             self._order(states, AskPlan({}, {}))
             return nobody_asked(began_at)
         most = self._scheduler.nodes_each(len(states))
-        sizes = [
-            (state, size)
-            for state in states
-            if (size := min(most, state.max_nodes, _max_depth(state))) > 0
-        ]
+        sizes = [(state, size) for state in states if (size := _most_nodes(state, most)) > 0]
         costs = self._drafters.costs()
         plan = AskPlan({}, {})
         if sizes and costs:
@@ -170,7 +166,7 @@ class Drafting:
         for state, tree in zip(trees.states, trees.trees, strict=True):
             assumed = tree.likeliest_path()
             # The bonus token comes before what is verified next.
-            size = min(most, state.max_nodes, _max_depth(state) - len(assumed) - 1)
+            size = _most_nodes(state, most, len(assumed) + 1)
             if size > 0 and not state.has_ended:
                 committed_len = len(state.token_ids)
                 queries.append(Query(state.request_id, committed_len, size + 1, assumed))
@@ -380,6 +376,14 @@ def _wanted(state: RequestState, draft_batch: DraftBatch) -> Sequence[Proposal]:
 
 def _has_wishes(proposals: Iterable[Proposal]) -> bool:
     return any(p.probe is not None or p.num_top_next_tokens for p in proposals)
+
+
+def _most_nodes(state: RequestState, most: int, num_ahead: int = 0) -> int:
+    """Nodes of a tree that begins `num_ahead` tokens behind the text; 0 where none is of use.
+
+    What is left of the answer bounds the tree's depth (`merge`), not its width.
+    """
+    return min(most, state.max_nodes) if _max_depth(state) > num_ahead else 0
 
 
 def _max_depth(state: RequestState) -> int:

@@ -9,13 +9,14 @@ the tables between two marks in docs/results.md.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ...deploy.cli.bench.suite_rows import BETWEEN, DRAFTLINE, PAPER
+from ...deploy.cli.bench.suite_rows import BETWEEN, DRAFTLINE, FIRST_ROWS, PAPER
 from ...measure.clients.setting import TARGET_ONLY
 from ...measure.report.intervals import Interval
 from ...measure.report.marked_part import markdown_table, replaced
@@ -25,21 +26,28 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
 # The part of the page that is written.
 PART = "suite"
-PROMPTS = {"bundled": "bundled", "humaneval": "HumanEval", "spec-bench": "Spec-Bench"}
+PROMPTS = {
+    "bundled": "bundled",
+    "bundled-16": "bundled, 16 nodes",
+    "humaneval": "HumanEval",
+    "spec-bench": "Spec-Bench",
+}
 TEMPERATURES = {"t0": "greedy", "t1": "T = 1"}
 TITLES = {
     PAPER: "drafters as the paper has them",
     DRAFTLINE: "draftline's defaults",
-    BETWEEN: "from the paper's CORE to draftline's",
+    BETWEEN: "from the papers' drafters to draftline's",
 }
-# Of profiles whose files were measured with nothing beside: speed over that of the target alone.
+# Of profiles whose files tell it: the target's processor time a token over the row's.
 TIMED = (BETWEEN,)
+# Rows that follow no other one, so that they are compared with none.
+FIRST = frozenset(f"{BETWEEN}: {row}" for row in FIRST_ROWS)
 # The halves of CORE, by the drafters of the rows that have both.
 HALVES = {"forward": f"{PAPER}-core-no-backward", "backward": f"{PAPER}-core-no-forward"}
 # Beside a value: its difference to the row above is told from none, or is not.
 SIGNS = {"higher": "+", "lower": "-", "undecided": "~"}
 
-# Of a file: its rows of tau by name, in order; each with its `speedup` and what was `accepted` of
+# Of a file: its rows of tau by name, in order; each with its `speed` and what was `accepted` of
 # each drafter, as a share of all tokens.
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -63,13 +71,16 @@ def _rows_of(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         setting = content["settings"][row["name"]]
         counts = setting["all_rounds"]["counts"]
         shares = {name: count / counts["committed"] for name, count in counts["accepted"].items()}
-        rows[row["name"]] = row | {"speedup": setting["speedup"], "accepted": shares}
+        # Files of before processor time was told have none.
+        speeds = setting.get("processor_speedups")
+        speed = statistics.median(speeds) if speeds else None
+        rows[row["name"]] = row | {"speed": speed, "accepted": shares}
     return rows
 
 
 def tables(columns: Mapping[str, Rows]) -> str:
-    """A table for each profile, one of what each half of CORE knows, and one of categories where
-    prompts have them."""
+    """A table for each profile, one of what each half of CORE knows, and one of categories, but of
+    the rows between, where prompts have them."""
     parts = [table for profile in TITLES for table in _profile_table(profile, columns)]
     parts += _halves_table(columns)
     parts += [table for head, rows in columns.items() for table in _category_table(head, rows)]
@@ -117,7 +128,7 @@ def _category_table(head: str, rows: Rows) -> Iterator[str]:
         lines = [
             [name, *(f"{row['by_category'][kind]['value']:.2f}" for kind in categories)]
             for name, row in rows.items()
-            if name != TARGET_ONLY
+            if name != TARGET_ONLY and not name.startswith(BETWEEN)
         ]
         yield markdown_table([head, *categories], lines)
 
@@ -131,12 +142,14 @@ def _tau(rows: Rows, name: str) -> str:
     if row is None:
         return "-"
     tau = Interval(**row["tau"])
-    sign = SIGNS[Interval(**row["difference"]).verdict] if row["difference"] else ""
+    difference = None if name in FIRST else row["difference"]
+    sign = SIGNS[Interval(**difference).verdict] if difference else ""
     return f"{tau.value:.2f} ({tau.low:.2f}-{tau.high:.2f}) {sign}".rstrip()
 
 
 def _speed(rows: Rows, name: str) -> str:
-    return f"{rows[name]['speedup']:.2f}x" if name in rows else "-"
+    speed = rows[name]["speed"] if name in rows else None
+    return "-" if speed is None else f"{speed:.2f}x"
 
 
 def main(

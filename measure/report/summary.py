@@ -22,6 +22,8 @@ class Summary:
     of_best   ratio to the rate of the best fixed setting in hindsight, of the same round
     whole     the figures over the requests of all rounds
     same      answers that equal the reference's, of all of them
+    processor_speedups  the reference's processor time a token over this one's, one a round; none
+                        where they were not measured
     """
 
     name: str
@@ -31,6 +33,7 @@ class Summary:
     whole: RunMetrics
     same: int
     rounds: tuple[RunMetrics, ...]
+    processor_speedups: tuple[float, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -85,6 +88,7 @@ class BenchResult:
                     "same_answers": summary.same,
                     "rates": summary.rates,
                     "speedups": summary.speedups,
+                    "processor_speedups": summary.processor_speedups,
                     "of_best_fixed_by_round": summary.of_best,
                     "serve": summary.whole.serve_fields(),
                     "all_rounds": asdict(summary.whole),
@@ -126,9 +130,17 @@ def summarise(runs: Runs, reference: str, best: str | None = None) -> tuple[Summ
                     a == b for run in rounds for a, b in zip(answers, _answers(run), strict=True)
                 ),
                 rounds=tuple(run.metrics for run in rounds),
+                processor_speedups=_processor_speedups(rounds, runs[reference]),
             )
         )
     return tuple(summaries)
+
+
+def _processor_speedups(rounds: Sequence[Run], plain: Sequence[Run]) -> tuple[float, ...]:
+    if not all(run.processor_s for run in (*rounds, *plain)):
+        return ()
+    taken = ([run.processor_s / run.metrics.num_tokens for run in one] for one in (plain, rounds))
+    return tuple(base / own for base, own in zip(*taken, strict=True))
 
 
 def _rates(rounds: Sequence[Run]) -> list[float]:

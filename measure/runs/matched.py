@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -55,10 +56,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One round of one setting."""
+    """One round of one setting.
+
+    processor_s  that this process took, of all its threads: other work beside changes them little.
+                 They are the engine's where that runs in this process
+    """
 
     records: tuple[Record, ...]
     metrics: RunMetrics
+    processor_s: float = 0.0
 
 
 Runs = dict[str, list[Run]]
@@ -79,9 +85,11 @@ async def run_matched(
         for setting in order:
             tell(f"{'warm-up' if turn == 0 else f'round {turn} of {plan.rounds}'}: {setting.name}")
             asks = plan.asks(setting, f"bench-{setting.name}-{turn}")
+            before = time.process_time()
             records, seconds = await run_load(endpoints[setting], asks, plan.load)
             if turn:
-                run = Run(tuple(records), run_metrics(records, seconds))
+                processor_s = time.process_time() - before
+                run = Run(tuple(records), run_metrics(records, seconds), processor_s)
                 runs[setting.name].append(run)
         order = [*order[1:], order[0]]
     return runs

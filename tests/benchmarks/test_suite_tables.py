@@ -35,7 +35,7 @@ def content(*rows: dict[str, Any], **accepted: dict[str, int]) -> str:
     """A result file; `accepted` by row and drafter."""
     settings = {
         row["name"]: {
-            "speedup": 1.25,
+            "processor_speedups": [1.25, 1.0, 2.0],
             "all_rounds": {"counts": {"committed": 200, "accepted": {}}},
         }
         for row in rows
@@ -51,6 +51,7 @@ def test_rows_are_told_apart_by_their_intervals(tmp_path: Path) -> None:
         row("paper: ANPD", 2.0, (0.5, 1.5), qa=2.5),
         row("paper: CORE", 1.75, (-0.4, -0.1), qa=1.5),
         row("draftline: CORE", 1.875, (-0.1, 0.3), qa=1.25),
+        row("between: CORE of the paper", 1.75, (-0.1, 0.3), qa=1.5),
     ]
     (tmp_path / "suite-spec-bench-t0.json").write_text(content(*rows))
     page = tmp_path / "page.md"
@@ -62,13 +63,16 @@ def test_rows_are_told_apart_by_their_intervals(tmp_path: Path) -> None:
     assert "| CORE | 1.75 (1.25-2.00) - |" in lines
     assert "| CORE | 1.88 (1.38-2.12) ~ |" in lines
     assert "| paper: CORE | 1.50 |" in lines
-    assert not any("target" in line for line in lines)
+    assert not any("target" in line or "between" in line for line in lines)
 
 
 def test_what_each_half_knows_and_what_changes_bring(tmp_path: Path) -> None:
     first, second = ("paper: CORE's halves, forward first", "paper: CORE's halves, backward first")
     forward, backward = HALVES["forward"], HALVES["backward"]
-    rows = [row(name, 1.5, None) for name in (first, second, "between: window of 3")]
+    rows = [row(name, 1.5, None) for name in (first, second)]
+    rows += [
+        row(f"between: {name}", 1.5, (0.25, 0.75)) for name in ("window of 3", "REST of the paper")
+    ]
     accepted = {
         first: {forward: 80, backward: 10},
         second: {backward: 60, forward: 30},
@@ -81,7 +85,9 @@ def test_what_each_half_knows_and_what_changes_bring(tmp_path: Path) -> None:
         "| backward knows | 30% |",
         "| backward alone knows | 5% |",
     ]
-    assert "| window of 3 | 1.50 (1.00-1.75) | 1.25x |" in lines
+    assert "| window of 3 | 1.50 (1.00-1.75) + | 1.25x |" in lines
+    # It follows a row of another drafter.
+    assert "| REST of the paper | 1.50 (1.00-1.75) | 1.25x |" in lines
 
 
 def test_the_page_shows_the_results_that_are_there() -> None:

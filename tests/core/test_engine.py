@@ -121,6 +121,17 @@ async def test_accepted_nodes_are_credited_to_their_drafter() -> None:
     assert set(metrics.accepted_by_source) == {"first", "second"}
 
 
+async def test_trees_are_as_wide_at_the_end_of_an_answer_as_anywhere() -> None:
+    bench = Bench(seed=3, is_adaptive=False)
+    bench.add("a", [1, 2, 3], 60)
+    await bench.run()
+    sizes = {query.max_nodes for query in bench.drafters.queries}
+    assert len(sizes) == 1
+    # Only what is left of the answer bounds how deep they are.
+    assert max(step.positions.max() for step in bench.target.steps) == 3 + 60 - 2
+    assert max(query.committed_len for query in bench.drafters.queries) > 63 - max(sizes)
+
+
 async def test_probes_are_answered() -> None:
     bench = Bench(probes=True, is_adaptive=False)
     bench.add("a", [1, 2, 3], 60)

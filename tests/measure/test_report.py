@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from draftline.measure.records.run_metrics import run_metrics
@@ -38,6 +39,21 @@ def test_speedup_is_the_median_of_ratios_of_the_same_round() -> None:
     assert target.rates == (1.0, 0.5, 1.0)
     assert drafted.speedups == (2.0, 2.5, 2.5)
     assert (drafted.speedup, drafted.rate) == (2.5, 2.0)
+
+
+def test_processor_time_is_told_where_it_was_measured() -> None:
+    [target, drafted] = summarise(RUNS, "target")
+    assert target.processor_speedups == drafted.processor_speedups == ()
+    taken = {"target": (4.0, 4.0, 2.0), "all": (2.0, 1.0, 2.0)}
+    runs = {
+        name: [replace(run, processor_s=own) for run, own in zip(rounds, taken[name], strict=True)]
+        for name, rounds in RUNS.items()
+    }
+    [target, drafted] = summarise(runs, "target")
+    assert target.processor_speedups == (1.0, 1.0, 1.0)
+    assert drafted.processor_speedups == (2.0, 4.0, 1.0)
+    fields = BenchResult({}, (drafted,), ()).fields()["settings"]["all"]
+    assert fields["processor_speedups"] == (2.0, 4.0, 1.0)
 
 
 def test_the_tables_tell_the_figures() -> None:

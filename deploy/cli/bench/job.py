@@ -115,8 +115,8 @@ class BenchJob:
         Literal["paper", "draftline", "between"] | None,
         Field(
             description="of the suite of spectra: rows as the paper has them, or with our own "
-            "defaults (default: both); between: from the paper's CORE to ours, one option after "
-            "the other"
+            "defaults (default: both); between: from the papers' drafters to ours, one option "
+            "after the other"
         ),
     ] = None
     store: Annotated[

@@ -4,7 +4,7 @@ what they draft and in nothing else.
 spectra  the rows of SPECTRA's Tables 1 and 2, and their recent peers (Le et al., ACL 2025,
          2025.acl-long.685). The paper's rows come first, drafters and trees as its listings have
          them (`suite_rows.py`), then the same rows with draftline's own defaults; a third profile
-         goes from the one's CORE to the other's, one option after the other
+         goes from the papers' CORE, ANPD, Lookahead and REST to ours, one option after the other
 heads    trained heads beside each other and beside what needs no training (`head_rows.py`)
 model-drafters  small models: of the target's tokenizer and others, together, in cascades, and under
          each rule of acceptance (`model_rows.py`)

@@ -17,20 +17,43 @@ TREE_NODES, PAPER_GUESS_LEN = 60, 4
 GUESS_LEN, WINDOW = 16, 15
 # Parts of CORE that rows leave out, in the order in which the paper's lose more and more.
 PARTS = {"sub-n-grams": "sub_ngrams", "backward": "backward", "forward": "forward"}
-# From the paper's CORE to draftline's, one change after the other. From `BY_VALUE` on trees take
-# nodes by their value.
+# From a paper's drafter to draftline's, one change after the other, by kind. From `BY_VALUE` on,
+# trees take nodes by their value, which is the same to one drafter whose nodes have room.
 BY_VALUE = "nodes by value"
-CHANGES: dict[str, dict[str, Any]] = {
-    "CORE of the paper": {},
-    "of prefixes the longest": {"keep_prefixes": False},
-    "backward guess first": {"forward_first": False},
-    "learns the prompt": {"seed_from_prompt": True},
-    "learns the answer": {"learn_committed": True},
-    BY_VALUE: {},
-    "copies up to 16 tokens": {"guess_len": GUESS_LEN},
-    "looks for what is new among 8": {"explore_top_k": 8},
-    "window of 3": {"window": 3},
+# The row that takes the store of the lowest perplexity.
+REFINED = "REST, refined store"
+CHANGES: dict[str, dict[str, dict[str, Any]]] = {
+    "spectra": {
+        "CORE of the paper": {},
+        "of prefixes the longest": {"keep_prefixes": False},
+        "backward guess first": {"forward_first": False},
+        "learns the prompt": {"seed_from_prompt": True},
+        "learns the answer": {"learn_committed": True},
+        BY_VALUE: {},
+        "copies up to 16 tokens": {"guess_len": GUESS_LEN},
+        "looks for what is new among 8": {"explore_top_k": 8},
+        "window of 3": {"window": 3},
+    },
+    # The paper's is ours; the second is that of the table of our own rows.
+    "anpd": {"ANPD of the paper": {}, "ANPD, up to 16 tokens": {"num_tokens": GUESS_LEN}},
+    "lookahead": {
+        "Lookahead of the paper": {},
+        "Lookahead, 7 guesses": {"guess_set_size": 7},
+        "Lookahead, window of 7": {"window": 7},
+    },
+    "retrieval": {
+        "REST of the paper": {},
+        "REST, weighs shorter matches": {"rule": "smoothed"},
+        "REST, up to 16 tokens": {"max_depth": 16},
+        "REST, ranked with the noise": {"coupled": True},
+        REFINED: {},
+    },
 }
+# Both halves of SPECTRA, as the last of their rows have them.
+BOTH = tuple(list(CHANGES[kind])[-1] for kind in ("spectra", "retrieval"))
+INTERNAL_FIRST = "SPECTRA, internal guesses first"
+# Rows that follow no other one.
+FIRST_ROWS = (*(next(iter(rows)) for rows in CHANGES.values()), INTERNAL_FIRST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +104,11 @@ _ROWS: Mapping[str, dict[str, tuple[str, ...]]] = {
         "token recycling": ("token_recycling",),
         "all": ("suffix", "core", "retrieval", "token_recycling"),
     },
-    BETWEEN: {row: (row,) for row in CHANGES},
+    BETWEEN: {
+        **{row: (row,) for rows in CHANGES.values() for row in rows},
+        INTERNAL_FIRST: BOTH,
+        "SPECTRA, nodes by value": BOTH,
+    },
 }
 
 
@@ -91,7 +118,8 @@ def rows_of(profile: str) -> Iterator[Setting]:
     for row, names in _ROWS[profile].items():
         is_ordered &= row != BY_VALUE
         sources = tuple(f"{profile}-{name}" for name in names)
-        yield Setting(f"{profile}: {row}", sources, is_ordered=is_ordered)
+        in_order = is_ordered or row == INTERNAL_FIRST
+        yield Setting(f"{profile}: {row}", sources, is_ordered=in_order)
 
 
 def drafters_of(profile: str, stores: Stores) -> Iterator[DrafterConfig]:
@@ -138,8 +166,14 @@ def _own(stores: Stores) -> Made:
         yield "retrieval", "unrefined", {"store": stores.unrefined}
 
 
-def _between(_stores: Stores) -> Made:
-    options: dict[str, Any] = {"profile": PAPER}
-    for row, change in CHANGES.items():
-        options |= change
-        yield "spectra", row, dict(options)
+def _between(stores: Stores) -> Made:
+    for kind, rows in CHANGES.items():
+        options: dict[str, Any] = {"profile": PAPER}
+        for row, change in rows.items():
+            options |= change
+            if kind != "retrieval":
+                yield kind, row, dict(options)
+                continue
+            store = stores.refined if row == REFINED else stores.unrefined
+            if store is not None:
+                yield kind, row, options | {"store": store}

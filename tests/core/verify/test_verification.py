@@ -114,12 +114,13 @@ def committed(
     rule: str,
     *,
     room: int | None = None,
+    max_depth: int = MAX_DEPTH,
 ) -> Callable[[Rng], Text]:
     """What a step commits; `room` tells the candidates of another limit than the tree's."""
 
     def run(rng: Rng) -> Text:
         proposals = [propose(rng) for propose in drafters]
-        tree = merge(proposals, max_nodes, MAX_DEPTH)
+        tree = merge(proposals, max_nodes, max_depth)
         chosen = rule_for(rule, proposals)
         candidates = candidates_of(chosen, tree, proposals, max_nodes if room is None else room)
         texts = texts_of(tree)
@@ -238,6 +239,19 @@ def lied(chain: Propose, distribution: np.ndarray) -> Propose:
     return propose
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("widths", [(1, 1), (2, 1)])
+def test_trees_deeper_than_what_is_left_of_an_answer_keep_the_target_s_distribution(
+    rule: str, is_replaced: bool, widths: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(sum(widths))
+    target = random_distributions(rng, VOCAB, 3)
+    tree = grown("a", dyadic_distributions(rng, 2), widths, is_replaced=is_replaced)
+    run = committed(target, [tree], 9, rule, max_depth=1)
+    assert deviation(run, target, 2) < EXACT
+
+
 def test_which_rule_decides_about_a_tree() -> None:
     """k_seq needs draws of one distribution, traversal a node for each candidate."""
     rng = np.random.default_rng(3)
@@ -282,8 +296,15 @@ def told(tree: Propose, first: int) -> Propose:
     return propose
 
 
-@pytest.mark.parametrize("name", ["sorted by value", "without replacement, not renormalised"])
-def test_wrong_trees_of_draws_are_seen(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("sorted by value", "rejection"),
+        ("sorted by value", "k_seq"),
+        ("without replacement, not renormalised", "rejection"),
+    ],
+)
+def test_wrong_trees_of_draws_are_seen(name: str, rule: str) -> None:
     found = []
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -293,11 +314,13 @@ def test_wrong_trees_of_draws_are_seen(name: str) -> None:
             tree = by_value(pair, distributions)
         else:
             tree = told(grown("a", distributions, (2,), is_replaced=False), 0)
-        found.append(deviation(committed(target, [tree], 9, "rejection"), target, 2))
+        assert rule_for(rule, [tree(SeededRng(1, 2))]) == rule
+        found.append(deviation(committed(target, [tree], 9, rule), target, 2))
     assert max(found) > 1e-2
 
 
-def test_a_tree_that_was_cut_by_value_is_seen() -> None:
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal", "k_seq"])
+def test_a_tree_that_was_cut_by_value_is_seen(rule: str) -> None:
     rng = np.random.default_rng(8)
     target, distributions = random_distributions(rng, VOCAB, 3), dyadic_distributions(rng, 2)
     tree = grown("a", distributions, (2,), is_replaced=False)
@@ -314,7 +337,8 @@ def test_a_tree_that_was_cut_by_value_is_seen() -> None:
             distributions=declared.rows(kept),
         )  # fmt: skip
 
-    assert deviation(committed(target, [likelier], 9, "rejection"), target, 2) > 1e-3
+    assert rule_for(rule, [likelier(SeededRng(1, 2))]) == rule
+    assert deviation(committed(target, [likelier], 9, rule), target, 2) > 1e-3
 
 
 def test_a_cut_that_looks_at_the_drawn_token_is_seen() -> None:

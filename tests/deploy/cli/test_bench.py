@@ -16,9 +16,6 @@ from draftline.deploy.cli import main as cli
 from draftline.deploy.cli.bench import endpoints as bench_endpoints
 from draftline.deploy.cli.bench.head_rows import bundled_heads
 from draftline.deploy.cli.bench.model_rows import RULES
-from draftline.deploy.cli.bench.suite_rows import BETWEEN, Stores, drafters_of, rows_of
-from draftline.drafters.spectra.options import PAPER as PAPER_OPTIONS
-from draftline.drafters.spectra.options import SpectraOptions
 from draftline.measure.clients.http_endpoint import HttpEndpoint
 from draftline.measure.clients.setting import TARGET_ONLY, Setting
 from draftline.measure.runs.distribution import ChiSquare, check_first_token
@@ -258,18 +255,6 @@ def test_heads_that_cannot_be_read_are_named(heads: str) -> None:
     result = runner.invoke(cli.app, ["bench", "demo", "--suite", "heads", "--heads", heads])
     assert isinstance(result.exception, ConfigError)
     assert "heads: must be NAME=FOLDER" in str(result.exception)
-
-
-def test_the_rows_between_end_at_our_own_core() -> None:
-    drafters = list(drafters_of(BETWEEN, Stores(None, None)))
-    changes = [{**one.options} for one in (drafters[0], drafters[-1])]
-    assert [change.pop("profile") for change in changes] == ["paper", "paper"]
-    assert changes[0] == {}
-    assert SpectraOptions(**PAPER_OPTIONS | changes[1]) == SpectraOptions()
-    rows = list(rows_of(BETWEEN))
-    assert [row.drafters for row in rows] == [(one.source,) for one in drafters]
-    assert rows[0].is_ordered
-    assert not rows[-1].is_ordered
 
 
 class WrongEngine(FakeEngine):

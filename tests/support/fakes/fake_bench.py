@@ -74,6 +74,7 @@ class RandomDrafters:
         self.seeds: dict[str, int] = {}
         self.probe_answers = 0
         self.asked: set[tuple[str, str]] = set()
+        self.queries: list[Query] = []
         self.drafter_costs = {"first": DraftCost(), "second": DraftCost()}
         if heads:
             self.drafter_costs["ahead"] = DraftCost(is_ahead=True)
@@ -101,6 +102,7 @@ class RandomDrafters:
     ) -> dict[str, list[Proposal]]:
         by_drafter = asked or {}
         self.asked.update((name, one) for name, ids in by_drafter.items() for one in ids)
+        self.queries += queries
         for commit in commits:
             text = self.texts[commit.request_id]
             assert len(text) == commit.base_len
