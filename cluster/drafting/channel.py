@@ -312,6 +312,7 @@ class DrafterChannel:
             propose_s=self._seconds.propose_s,
             memory_bytes=self._report.memory_bytes,
             learning=self._report.learning if learning is None else learning,
+            prefix=self._report.prefix,
         )
 
     def _flush_soon(self) -> None:

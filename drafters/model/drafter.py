@@ -18,8 +18,8 @@ import numpy as np
 
 from ...core.arrays import ROOT
 from ...core.errors import CapacityError
+from ...core.interfaces import PrefixCounts
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
-from ...core.schedule.block_pool import BlockPool
 from ...core.steps import StepOutput
 from ...models.device import choose_device, choose_dtype
 from ...models.load.model_info import ModelInfo, read_model_info
@@ -34,6 +34,7 @@ from .chain_job import ChainBatch, ChainJob, build_step, next_batch
 from .chain_length import ChainLength
 from .expansion import Expansion
 from .options import FULL, MAX_TOKENS, SEQUOIA, ModelOptions
+from .prefix_cache import PrefixCache
 from .sequoia import SequoiaShapes
 from .stopping import DraftCosts, Drawn
 from .text_distribution import TextDistribution, draft_rng, stacked
@@ -122,7 +123,9 @@ class ModelDrafter:
         self._options = options or ModelOptions()
         self._clock = clock
         self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(info.vocab_size)
-        self._blocks = BlockPool(self._options.num_blocks, self._options.block_size)
+        self._cache = PrefixCache(
+            self._options.num_blocks, self._options.block_size, is_shared=self._options.prefix_cache
+        )
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
         self._costs = DraftCosts()
         self._stop_rule = self._options.stop_rule(self._costs)
@@ -154,11 +157,17 @@ class ModelDrafter:
         """About the bytes that the open requests take on the host."""
         return self._requests.memory_bytes
 
+    @property
+    def prefix_counts(self) -> PrefixCounts:
+        """How much of the texts' KV was there already; see `CachingDrafter`."""
+        return self._cache.counts
+
     def open(self, request: DraftRequest) -> None:
         """Begin a request; its tokens are fed by `propose`. Raises `DrafterError` without any."""
         self.close(request.request_id)
         length = ChainLength(self._stop_rule())
-        self._requests.put(request.request_id, CachedText(request, self._vocabulary, length))
+        state = CachedText(request, self._vocabulary, length, self._options.block_size)
+        self._requests.put(request.request_id, state)
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
         """A chain or tree a query; smaller or empty where the deadline passes first.
@@ -192,6 +201,7 @@ class ModelDrafter:
         self._drafted = frozenset(() if is_ahead else (query.request_id for query in queries))
         for state, query, job in zip(states, queries, jobs, strict=True):
             state.keep_cache(job, query.assumed or ())
+            self._cache.register(state)
         proposals = [
             self._proposal(state, job, query.max_nodes)
             for state, job, query in zip(states, jobs, queries, strict=True)
@@ -209,12 +219,13 @@ class ModelDrafter:
             if self._sequoia is not None and state.proposed is not None:
                 self._sequoia.judge(*state.proposed, commit.tokens.tolist())
             state.extend(commit.tokens)
+            self._cache.drop_rewritten(state)
 
     def close(self, request_id: str) -> None:
         """Forget a request and free its KV blocks; an unknown id is ignored."""
         state = self._requests.drop(request_id)
         if state is not None:
-            self._blocks.free(state.blocks)
+            self._cache.release(state)
 
     def _begin(self, state: CachedText, query: Query, num_requests: int) -> ChainJob:
         assumed = query.assumed or ()
@@ -295,16 +306,10 @@ class ModelDrafter:
         )
 
     def _reserve(self, state: CachedText, num_fed: int) -> bool:
-        """Blocks for the text and so many drafted tokens that are fed.
-
-        A request that cannot grow gives its blocks back, so that not all wait for one another.
-        """
-        needed = self._blocks.blocks_for(len(state.tokens) + num_fed)
+        """Whether there are blocks for the text and so many drafted tokens that are fed."""
         try:
-            state.blocks.extend(self._blocks.allocate(max(0, needed - len(state.blocks))))
+            self._cache.reserve(state, num_fed)
         except CapacityError:
-            self._blocks.free(state.blocks)
-            state.forget_cache()
             if not self._told_full:
                 self._told_full = True
                 logger.warning(

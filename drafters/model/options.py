@@ -62,6 +62,7 @@ class ModelOptions:
     schedule              for `schedule`: lists of [most requests, tokens], with rising requests
     num_blocks            KV blocks of all requests; without a free one a request gets no proposal
     block_size            tokens of a KV block
+    prefix_cache          requests of one namespace and cache salt share the KV of equal prefixes
     prefill_chunk         most rows of one pass
     device                auto (a GPU where one is), cpu or cuda
     dtype                 as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
@@ -83,6 +84,7 @@ class ModelOptions:
     schedule: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 1024
     block_size: int = 16
+    prefix_cache: bool = True
     prefill_chunk: int = 256
     dtype: str = "auto"
     device: str = "auto"
@@ -102,7 +104,7 @@ class ModelOptions:
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("compile", self.compile, COMPILES)
-        require_switches(self, "ahead", "enforce_eager")
+        require_switches(self, "ahead", "enforce_eager", "prefix_cache")
         self.expansions()
         if self.draws in (WITH_REPLACEMENT, WITHOUT_REPLACEMENT):
             if self.tree in ("chain", "dynamic"):
