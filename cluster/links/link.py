@@ -210,6 +210,11 @@ class DrafterSession:
         self._open_ids: set[str] = set()
 
     @property
+    def num_open(self) -> int:
+        """Requests that are open."""
+        return len(self._open_ids)
+
+    @property
     def learning_counts(self) -> Mapping[str, int]:
         """What the drafter learned, from all coordinators together; empty where it never does."""
         drafter = self._drafter

@@ -22,11 +22,11 @@ from ...core.interfaces import PrefixCounts
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
 from ...core.steps import StepOutput
 from ...models.device import choose_device, choose_dtype
+from ...models.hosted.any_stage import AnyStage, load_any_stage
+from ...models.hosted.hosted_model import INT8
 from ...models.load.model_info import ModelInfo, read_model_info
-from ...models.load.partition import LayerSpan
 from ...models.stage.graph_runner import GraphOptions
 from ...models.stage.options import StageOptions
-from ...models.stage.stage import Stage, load_stage
 from ..coupled_rank import CoupledChoice
 from ..open_requests import OpenRequests
 from .cached_text import CachedText
@@ -41,7 +41,7 @@ from .text_distribution import TextDistribution, draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
 from .tree_job import TreeJob, build_tree_step
 from .vocabulary.choice import choose_vocabulary
-from .vocabulary.names import check_tree
+from .vocabulary.names import SLRS, check_tree
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
 from .vocabulary.string_tree import StringVocabulary
 
@@ -67,20 +67,22 @@ def load_model_drafter(
     draws = chosen.vocabulary.num_draws(options.num_tokens)
     options = replace(options, num_tokens=min(draws, MAX_TOKENS))
     device = choose_device(options.device)
-    stage = load_stage(
-        info.path,
-        LayerSpan(0, info.num_layers, info.num_layers),
+    stage = load_any_stage(
+        info,
         options.num_blocks,
         options.block_size,
-        dtype=choose_dtype(options.dtype, device, info.dtype),
-        device=device,
-        options=StageOptions(
+        StageOptions(
             max_rows=options.prefill_chunk,
             max_requests=options.prefill_chunk,
             graphs=_graphs(info, options),
             compile=options.compile,
+            quantization=INT8 if options.weights == INT8 else "none",
             output=chosen.output,
         ),
+        dtype=choose_dtype(options.dtype, device, info.dtype),
+        device=device,
+        weights=options.weights,
+        with_trees=options.tree != "chain" or chosen.name == SLRS,
     )
     return ModelDrafter(stage, info, name, options, vocabulary=chosen.vocabulary)
 
@@ -107,7 +109,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: AnyStage,
         info: ModelInfo,
         name: str = "model",
         options: ModelOptions | None = None,

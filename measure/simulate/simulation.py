@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...cluster.config import HEAD, DrafterConfig, EngineConfig
 from ...cluster.drafting.head_features import head_folder
 from ...cluster.engine.assembly import MakePipeline
-from ...cluster.links.link import DrafterLink
+from ...cluster.links.pool import AnyLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from .cost_profile import CostProfile
 from .draft_times import head_kind
@@ -41,9 +41,7 @@ class Simulation:
 
         return make
 
-    def links(
-        self, drafters: Sequence[DrafterConfig], links: Sequence[DrafterLink]
-    ) -> list[DrafterLink]:
+    def links(self, drafters: Sequence[DrafterConfig], links: Sequence[AnyLink]) -> list[AnyLink]:
         """Links to these drafters, in their order."""
         slowed = [
             SlowedLink(link, kind_of(drafter), self.profile)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ...cluster.links.link import (
-    DrafterLink,
     DrafterMessage,
     DrafterReport,
     DraftSeconds,
     LinkEvents,
 )
+from ...cluster.links.pool import AnyLink, DrafterPool
 from ...core.errors import DrafterError
 from ...core.interfaces import AheadDrafter
 from ...core.proposals import Proposal
@@ -27,7 +27,8 @@ class SlowedLink:
     num_late    of these, that took longer than the profile's
     """
 
-    def __init__(self, link: DrafterLink, kind: str, profile: CostProfile) -> None:
+    def __init__(self, link: AnyLink, kind: str, profile: CostProfile) -> None:
+        assert not isinstance(link, DrafterPool), "an engine over a profile starts no servers"
         assert link.is_local, "an engine over a profile has its drafters in its process"
         self._link = link
         self._kind = kind
@@ -124,6 +125,11 @@ class SlowedLink:
             time.sleep(waited)
             seconds = (seconds or DraftSeconds()) + DraftSeconds(propose_s=waited)
         self._events.answered(proposals, report, seconds)
+
+    def draining(self) -> None:
+        """See `LinkEvents`."""
+        assert self._events is not None
+        self._events.draining()
 
     def failed(self, error: DrafterError) -> None:
         """See `LinkEvents`."""
