@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from ..cluster.config import DrafterConfig, EngineConfig
 from ..cluster.drafting.factory import build_drafter
@@ -56,8 +57,14 @@ class DrafterServer:
         """Listen; the port. Raises `ConfigError` if it is taken or TLS files are missing."""
         return await self._listener.start()
 
-    async def stop(self) -> None:
-        """End every connection."""
+    @property
+    def num_open(self) -> int:
+        """Requests that are open, of all coordinators."""
+        return self._service.num_open
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """End every connection, once no request is open or `drain_s` is over."""
+        await self._service.drain(drain_s)
         await self._listener.stop()
         self._service.close()
 
@@ -76,6 +83,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--end-with-stdin", action="store_true", help="end when standard input is closed"
     )
+    parser.add_argument(
+        "--drain-s",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="how long requests may be finished, or opened at other servers, after SIGTERM",
+    )
     add_listen_arguments(parser)
     given = parser.parse_args(arguments)
 
@@ -87,7 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
         drafter = build_drafter(_parse_config(config), target)
         # Whoever started this process starts another.
         server = DrafterServer(drafter, **listening, on_device_lost=end_process)
-        await serve_until_signal(server.start, server.stop, ends_with_stdin=given.end_with_stdin)
+        stop = partial(server.stop, given.drain_s)
+        await serve_until_signal(server.start, stop, ends_with_stdin=given.end_with_stdin)
 
     return run_server("drafter_server", serve)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ..core.errors import ConfigError
+from .checked_settings import Settings
 
 Backend = Literal["local", "ray"]
 Acceptance = Literal["coupled", "rejection", "block", "traversal", "k_seq", "typical"]
@@ -22,62 +20,6 @@ Attention = Literal["auto", "sdpa", "triton", "flash_attn"]
 HEAD, CASCADE = "head", "cascade"
 # Tokens that such a drafter and models draw among where they must declare their distribution.
 DISTRIBUTION_SIZE = 64
-MAX_CHARS = 80
-# Whole words of a field's name: `kv_cache_tokens` is none of them.
-SECRET_NAME = re.compile(r"(^|_)(api_key|key|keys|password|secret|token)($|_)")
-HIDDEN = "***"
-# What stands between the scheme and the last @ of a URL; a password may hold anything else.
-_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s@/:]*)(:?)[^\s]*@")
-_QUERY = re.compile(r"([?&](?:password|username|token|secret|key)=)[^&\s]*", re.IGNORECASE)
-
-
-def unknown_key(field: str, key: str, known: list[str]) -> ConfigError:
-    """The error for a key that does not exist, with the nearest one that does."""
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-    return ConfigError(redacted(field), f"unknown key {redacted(key)!r}; {hint}")
-
-
-class Settings(BaseModel):
-    """Reports wrong input as `ConfigError` that names the field, whoever builds the object.
-
-    Neither that nor its `repr` shows passwords of URLs or values of fields that are named as
-    secrets.
-    """
-
-    def __init__(self, **values: Any) -> None:
-        extra = self.model_config.get("extra")
-        known = list(type(self).model_fields)
-        for key in values:
-            if key not in known and extra != "allow":
-                raise unknown_key(key, key, known)
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "config"
-            got = shown(first["input"], first["loc"])
-            # The text of `error` itself has the whole input.
-            raise ConfigError(field, f"{first['msg']} (got {got})") from None
-
-    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        for name, value in super().__repr_args__():
-            is_nested = isinstance(value, tuple) and all(
-                isinstance(item, Settings) for item in value
-            )
-            if isinstance(value, Settings) or is_nested or value is None:
-                yield name, value
-            else:
-                yield name, _Shown(shown(value, () if name is None else (name,)))
-
-
-class _Shown(str):
-    """A text whose `repr` is itself."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 class DrafterConfig(Settings):
@@ -95,8 +37,13 @@ class DrafterConfig(Settings):
     )
     name: str = Field("", description="source name in outputs and metrics; default: the kind")
     transport: DrafterTransport = Field("inproc", description="where it runs: inproc or grpc")
-    address: str | None = Field(
-        None, description="host:port of a running drafter server; grpc starts one where it is null"
+    address: str | tuple[str, ...] | None = Field(
+        None,
+        description="host:port of a running drafter server, or a list of several that share its "
+        "requests; grpc starts one where it is null",
+    )
+    servers: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="how many servers of it grpc starts, which share its requests"
     )
     max_nodes: Annotated[int, Field(ge=1, le=256)] = Field(
         16, description="most nodes it may propose for one request and step"
@@ -125,8 +72,7 @@ class DrafterConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.address is not None and self.transport != "grpc":
-            raise ConfigError("address", "needs transport: grpc")
+        self._check_servers()
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_key", "tls_certificate and tls_key go together")
         if self.token_env is not None and self.token_file is not None:
@@ -139,6 +85,16 @@ class DrafterConfig(Settings):
             raise ConfigError("tls_ca", "needs address, server or transport: grpc")
         return self
 
+    def _check_servers(self) -> None:
+        if self.address is not None and self.transport != "grpc":
+            raise ConfigError("address", "needs transport: grpc")
+        if self.address is not None and not self.addresses:
+            raise ConfigError("address", "is an empty list; name a server, or leave it out")
+        if len(set(self.addresses)) < len(self.addresses):
+            raise ConfigError("address", "names a server twice")
+        if self.servers > 1 and not self.is_spawned:
+            raise ConfigError("servers", "are started by transport: grpc without an address")
+
     @property
     def has_tls(self) -> bool:
         """Whether its connections take TLS; see `drafter_tls` for the files."""
@@ -149,6 +105,12 @@ class DrafterConfig(Settings):
     def source(self) -> str:
         """The `source` of its proposals."""
         return self.name or self.kind
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The running servers that it has."""
+        address = self.address
+        return (address,) if isinstance(address, str) else address or ()
 
     @property
     def is_spawned(self) -> bool:
@@ -371,30 +333,3 @@ def _drafter(index: int, item: Any) -> DrafterConfig:
         return DrafterConfig(**item)
     except ConfigError as error:
         raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
-
-
-def redacted(text: str) -> str:
-    """The text with the passwords of its URLs as `***`: `redis://user:***@host`."""
-    text = _USER.sub(_hide_user, text)
-    return _QUERY.sub(rf"\1{HIDDEN}", text)
-
-
-def _hide_user(address: re.Match[str]) -> str:
-    scheme, user, colon = address.groups()
-    # Without a colon the only word may be a password, too.
-    return f"{scheme}{user}:{HIDDEN}@" if colon else f"{scheme}{HIDDEN}@"
-
-
-def shown(value: object, path: Sequence[str | int] = ()) -> str:
-    """How a message shows a value that stands at `path` in the settings.
-
-    Of a mapping and of a list only its size: they may hold anything.
-    """
-    if any(isinstance(name, str) and SECRET_NAME.search(name) for name in path):
-        return "a value that is not shown"
-    if isinstance(value, dict):
-        return f"a mapping of {len(value)} keys"
-    if isinstance(value, list | tuple | set):
-        return f"a list of {len(value)}"
-    text = redacted(repr(value))
-    return text if len(text) <= MAX_CHARS else text[:MAX_CHARS] + "..."

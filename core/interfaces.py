@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -199,6 +199,23 @@ class AssumingDrafter(Protocol):
     @property
     def drafts_ahead(self) -> bool:
         """Whether it is to be asked so: `Query.assumed`."""
+        ...
+
+
+class PrefixCounts(NamedTuple):
+    """Tokens of texts that began to be cached, and how many of them were in the cache already."""
+
+    queries: int = 0
+    hits: int = 0
+
+
+@runtime_checkable
+class CachingDrafter(Protocol):
+    """A drafter whose requests share the KV of what their texts begin with."""
+
+    @property
+    def prefix_counts(self) -> PrefixCounts:
+        """Totals so far. May be read in another thread."""
         ...
 
 

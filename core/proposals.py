@@ -215,7 +215,8 @@ class DraftRequest:
     logits_params  what else changes the distribution of its tokens
     end_ids        tokens that end the answer, which are not chosen before
                    `logits_params.min_tokens`
-    cache_salt     what is learned from a request serves only those of its namespace and salt
+    cache_salt     KV, and what is learned from a request, serve only those of its namespace and
+                   salt
     store          whether anything may be learned from the request at all
     """
 
@@ -229,6 +230,16 @@ class DraftRequest:
     end_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     store: bool = True
+
+    @property
+    def salt(self) -> str:
+        """As `RequestOptions.salt`: only requests of the same one share any KV."""
+        return cache_key(self.namespace, self.cache_salt)
+
+
+def cache_key(namespace: str, cache_salt: str) -> str:
+    """What the keys of a request's KV blocks begin with."""
+    return f"{namespace}\0{cache_salt}"
 
 
 class Query(NamedTuple):

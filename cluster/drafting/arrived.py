@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...core.proposals import Proposal, Query
+from ...core.errors import ProtocolError
+from ...core.proposals import Probe, Proposal, Query
 from ...core.tree.merge import reroot
+from ...core.tree.proposal_batch import ProposalBatch
 from .backlog import CommittedText
 
 
@@ -109,3 +111,41 @@ def _cut(proposal: Proposal, query: Query) -> Proposal:
         if proposal.distributions is None
         else proposal.distributions.rows(slice(end)),
     )
+
+
+class AnswerCheck:
+    """What a drafter's answer must be before anything looks at it.
+
+    vocab_size      token ids stay below
+    max_probe_rows  most rows, offset and top_k of a probe
+    """
+
+    __slots__ = ("_max_probe_rows", "_vocab_size")
+
+    def __init__(self, vocab_size: int, max_probe_rows: int) -> None:
+        self._vocab_size = vocab_size
+        self._max_probe_rows = max_probe_rows
+
+    def __call__(self, proposals: Sequence[Proposal], num_queries: int, source: str) -> None:
+        """Raise `ProtocolError` unless these answer so many queries to `source`."""
+        if len(proposals) != num_queries:
+            raise ProtocolError(f"{len(proposals)} proposals for {num_queries} queries")
+        if isinstance(proposals, ProposalBatch):
+            self._check_batch(proposals, source)
+            return
+        for proposal in proposals:
+            if proposal.source != source:
+                raise ProtocolError(f"a proposal of {proposal.source!r}")
+            proposal.check(self._vocab_size)
+            self._check_probe(proposal.probe)
+
+    def _check_batch(self, proposals: ProposalBatch, source: str) -> None:
+        if proposals.source != source:
+            raise ProtocolError(f"proposals of {proposals.source!r}")
+        proposals.check(self._vocab_size)
+        for probe in proposals.probes:
+            self._check_probe(probe)
+
+    def _check_probe(self, probe: Probe | None) -> None:
+        if probe is not None:
+            probe.check(self._vocab_size, self._max_probe_rows)

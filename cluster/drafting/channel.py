@@ -8,12 +8,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...core.errors import DrafterError, ProtocolError
+from ...core.errors import DrafterError
 from ...core.proposals import DraftCost, Drafted, FeatureRows, Proposal, Query, StepCommit
-from ...core.tree.proposal_batch import ProposalBatch
 from ..links.failures import CircuitBreaker, FailureLog, RetryPolicy, failure_reason
 from ..links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
-from .arrived import ArrivedProposals
+from .arrived import AnswerCheck, ArrivedProposals
 from .backlog import CommittedText, DrafterBacklog
 from .drafter_cost import CostMeter
 from .stats import DrafterStats
@@ -67,6 +66,9 @@ class DrafterChannel:
         self.is_up = False
         self.is_connecting = False
         self.is_awaited = False
+        self.is_draining = False
+        # Answers in a row that came after their deadlines; those to openings do not count.
+        self.num_overdue = 0
         self._texts = texts
         self._limits = limits
         self._clock = clock
@@ -78,6 +80,7 @@ class DrafterChannel:
         self._failures = FailureLog(logger, f"drafter={link.name}", clock=clock)
         self._breaker = CircuitBreaker(limits.retry, rng)
         self._arrived = ArrivedProposals()
+        self._check = AnswerCheck(limits.vocab_size, limits.max_probe_rows)
         self._message: DrafterMessage | None = None
         self._message_texts: list[CommittedText] = []
         self._sent_at = 0.0
@@ -104,6 +107,12 @@ class DrafterChannel:
     def is_behind(self) -> bool:
         """Whether a message of an earlier step is on its way still."""
         return self._message is not None and not self.is_awaited
+
+    def silent_s(self) -> float:
+        """For how long a message that asks for drafts, and opens nothing, has had no answer."""
+        message = self._message
+        is_quick = message is not None and message.queries and not message.opens
+        return self._clock() - self._sent_at if is_quick else 0.0
 
     def open(self, request_id: str) -> None:
         """Tell of a request in `texts` before the drafter is asked for it."""
@@ -217,13 +226,18 @@ class DrafterChannel:
     def ready(self) -> None:
         """The drafter knows nothing: open every request with it."""
         self._num_connects += 1
-        self.is_connecting = False
+        self.is_connecting = self.is_draining = False
         self.is_up = True
+        self.num_overdue = 0
         self._backlog.reset()
         self._flush_soon()
         if not self.link.is_local:
             logger.info("drafter=%s event=connected count=%d", self.link.name, self._num_connects)
             self._on_progress()
+
+    def draining(self) -> None:
+        """Its server will stop: see `PooledChannel`."""
+        self.is_draining = True
 
     def answered(
         self,
@@ -235,7 +249,7 @@ class DrafterChannel:
         message, self._message = self._message, None
         assert message is not None, "an answer to nothing"
         try:
-            self._check(message, proposals)
+            self._check(proposals, len(message.queries), self.link.name)
         except Exception as error:
             # An in-process drafter may return anything, and its use then raise anything.
             logger.debug("drafter=%s event=bad_answer", self.link.name, exc_info=True)
@@ -312,6 +326,7 @@ class DrafterChannel:
             propose_s=self._seconds.propose_s,
             memory_bytes=self._report.memory_bytes,
             learning=self._report.learning if learning is None else learning,
+            prefix=self._report.prefix,
         )
 
     def _flush_soon(self) -> None:
@@ -354,27 +369,6 @@ class DrafterChannel:
         most = self.link.max_nodes
         return query if query.max_nodes <= most else query._replace(max_nodes=most)
 
-    def _check(self, message: DrafterMessage, proposals: Sequence[Proposal]) -> None:
-        if len(proposals) != len(message.queries):
-            raise ProtocolError(f"{len(proposals)} proposals for {len(message.queries)} queries")
-        if isinstance(proposals, ProposalBatch):
-            self._check_batch(proposals)
-            return
-        for proposal in proposals:
-            if proposal.source != self.link.name:
-                raise ProtocolError(f"a proposal of {proposal.source!r}")
-            proposal.check(self._limits.vocab_size)
-            if proposal.probe is not None:
-                proposal.probe.check(self._limits.vocab_size, self._limits.max_probe_rows)
-
-    def _check_batch(self, proposals: ProposalBatch) -> None:
-        if proposals.source != self.link.name:
-            raise ProtocolError(f"proposals of {proposals.source!r}")
-        proposals.check(self._limits.vocab_size)
-        for probe in proposals.probes:
-            if probe is not None:
-                probe.check(self._limits.vocab_size, self._limits.max_probe_rows)
-
     def _record_cost(self, message: DrafterMessage, seconds: DraftSeconds | None) -> None:
         is_ahead = any(query.assumed is not None for query in message.queries)
         # Heads of the last stage draft in its time; nobody waits for what is drafted ahead.
@@ -388,5 +382,6 @@ class DrafterChannel:
         self._latency_count += 1
         # Prompts are long; what an answer takes with one says nothing about the next.
         if not message.opens:
+            self.num_overdue = self.num_overdue + 1 if self._clock() > message.deadline else 0
             self._mean_latency_s += LATENCY_WEIGHT * (latency - self._mean_latency_s)
             self._mean_latency_s = min(self._mean_latency_s, latency)

@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from ...core.errors import ConfigError
-from ..config import DrafterConfig, unknown_key
+from ..checked_settings import unknown_key
+from ..config import DrafterConfig
 
 # A key of every drafter: which defaults its options have.
 PROFILE = "profile"

@@ -18,14 +18,18 @@ from ...core.proposals import (
     StepCommit,
 )
 from ..links.link import DrafterLink
+from ..links.pool import AnyLink, DrafterPool
 from .backlog import CommittedText
 from .channel import DrafterChannel, DrafterLimits
 from .head_watch import HeadWatch
+from .pooled_channel import PooledChannel
 from .stats import DrafterStats
 
 # How long a step first waits for answers that are here but not read yet, because the process was
 # busy with the target's pass.
 GRACE_S = 0.001
+
+Channel = DrafterChannel | PooledChannel
 
 
 class DrafterHub:
@@ -35,7 +39,7 @@ class DrafterHub:
     opened anew with all committed tokens when they come back. Nothing they do raises, and every
     proposal given out has passed `Proposal.check` (and its probe `Probe.check`).
 
-    links       in order of priority; names must differ
+    links       in order of priority, each to a drafter or a pool of one's servers; names differ
     budget_s    how long a step waits for drafters of other processes, unless `exchange` says so
     clock, rng  seconds that never go back; jitter of reconnections
     origins     what is said of heads that do not belong to the model, by name
@@ -43,7 +47,7 @@ class DrafterHub:
 
     def __init__(
         self,
-        links: Sequence[DrafterLink],
+        links: Sequence[AnyLink],
         limits: DrafterLimits,
         budget_s: float = 0.05,
         *,
@@ -57,15 +61,9 @@ class DrafterHub:
         self._clock = clock
         self._waiter: asyncio.Future[None] | None = None
         self._is_done: Callable[[], bool] = lambda: True
+        self._limits, self._rng = limits, rng or random.Random()
         self._channels = [
-            DrafterChannel(
-                link,
-                self._texts,
-                limits,
-                clock=clock,
-                rng=rng or random.Random(),
-                on_progress=self._on_progress,
-            )
+            self._pooled(link) if isinstance(link, DrafterPool) else self._channel(link)
             for link in links
         ]
         self._feature_channels = [
@@ -80,6 +78,35 @@ class DrafterHub:
         heads = [channel.link.name for channel in (*self._feature_channels, *self._stage_channels)]
         # None once all heads are known.
         self._watch = HeadWatch(heads, origins or {}) if heads else None
+
+    def _channel(
+        self,
+        link: DrafterLink,
+        texts: Mapping[str, CommittedText] | None = None,
+        on_progress: Callable[[], None] | None = None,
+    ) -> DrafterChannel:
+        return DrafterChannel(
+            link,
+            self._texts if texts is None else texts,
+            self._limits,
+            clock=self._clock,
+            rng=self._rng,
+            on_progress=on_progress or self._on_progress,
+        )
+
+    def _pooled(self, pool: DrafterPool) -> PooledChannel:
+        def progressed() -> None:
+            channel.progressed()
+            self._on_progress()
+
+        channel = PooledChannel(
+            pool,
+            self._texts,
+            lambda link, texts: self._channel(link, texts, progressed),
+            clock=self._clock,
+            rng=self._rng,
+        )
+        return channel
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Connect; return when every drafter is ready or has failed, or after `timeout_s`.
@@ -160,7 +187,7 @@ class DrafterHub:
             await self._wait(left, lambda: not any(channel.is_awaited for channel in remote))
         return {query.request_id: self._collect(query) for query in queries}
 
-    def _queue(self, channel: DrafterChannel, queries: Sequence[Query], budget_s: float) -> bool:
+    def _queue(self, channel: Channel, queries: Sequence[Query], budget_s: float) -> bool:
         """Queue what a drafter is asked for; whether that is anything."""
         is_asked = channel.queue(queries, budget_s)
         if not queries:
@@ -247,7 +274,7 @@ class DrafterHub:
                 if channel in channels:
                     channels.remove(channel)
 
-    async def _send_remote(self, remote: Sequence[DrafterChannel], budget_s: float) -> None:
+    async def _send_remote(self, remote: Sequence[Channel], budget_s: float) -> None:
         grace_s = min(GRACE_S, budget_s)
         await self._wait(grace_s, lambda: not any(channel.is_behind for channel in remote))
         for channel in remote:
@@ -282,7 +309,7 @@ class DrafterHub:
 
 
 def _wanted(
-    channel: DrafterChannel,
+    channel: Channel,
     queries: Sequence[Query],
     asked: Mapping[str, Collection[str]] | None,
 ) -> Sequence[Query]:

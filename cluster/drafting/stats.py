@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...core.interfaces import PrefixCounts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterStats:
@@ -25,6 +27,9 @@ class DrafterStats:
     memory_bytes   what it takes now for requests and learned texts; 0 before it has told
     learning       ended requests by outcome, see `core.interfaces.LearningDrafter`; empty where it
                    learns nothing, or before it has told
+    prefix         how much of new texts the cache of a model had already, in tokens
+    moved          openings of a request at another server of the pool, since its own was lost, slow
+                   or about to stop
     latency_sum_s  from message to answer, over the `latency_count` answers to queries
     open_s, observe_s, propose_s  seconds that the drafter itself worked, by what it was told to do
     """
@@ -49,3 +54,5 @@ class DrafterStats:
     left_out: bool = False
     memory_bytes: int = 0
     learning: Mapping[str, int] = field(default_factory=dict)
+    prefix: PrefixCounts = field(default_factory=PrefixCounts)
+    moved: int = 0

@@ -34,7 +34,7 @@ from ..drafting.head_features import feature_layers_of
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import DrafterHub
 from ..drafting.last_stage import last_stage_heads
-from ..links.link import DrafterLink
+from ..links.pool import AnyLink
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spans import wall_clock
 from ..transport.stage_spec import Pipeline, StageSpec
@@ -118,7 +118,7 @@ class Assembly:
     """The parts of one engine; made, started, recovered and stopped on the engine's loop."""
 
     def __init__(
-        self, plan: ModelPlan, make_pipeline: MakePipeline, links: Sequence[DrafterLink]
+        self, plan: ModelPlan, make_pipeline: MakePipeline, links: Sequence[AnyLink]
     ) -> None:
         config = plan.config
         self._plan = plan

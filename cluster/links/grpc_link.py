@@ -188,7 +188,10 @@ class GrpcLink:
                     raise ProtocolError("wire: an answer to nothing")
                 self._silence.end()
                 self._restarts.succeed()
-                events.answered(*decode_answer(data, message, self.name))
+                answer = decode_answer(data, message, self.name)
+                if answer.is_draining:
+                    events.draining()
+                events.answered(answer.proposals, answer.report, answer.seconds)
 
     async def _find(self) -> str:
         """The address, of a new server where the last one does not answer."""

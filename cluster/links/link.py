@@ -13,11 +13,13 @@ from ...core.errors import DrafterError
 from ...core.interfaces import (
     AheadDrafter,
     AssumingDrafter,
+    CachingDrafter,
     Drafter,
     FeatureDrafter,
     LearningDrafter,
     OwningDrafter,
     PassCounter,
+    PrefixCounts,
 )
 from ...core.proposals import Commit, DraftRequest, FeatureLayers, FeatureRows, Proposal, Query
 from .failures import FailureLog, failure_reason
@@ -59,10 +61,12 @@ class DrafterReport:
 
     memory_bytes  what it takes
     learning      what it learned, see `core.interfaces.LearningDrafter`
+    prefix        what its cache had of new texts, see `core.interfaces.CachingDrafter`
     """
 
     memory_bytes: int = 0
     learning: Mapping[str, int] = field(default_factory=dict)
+    prefix: PrefixCounts = field(default_factory=PrefixCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,10 @@ class LinkEvents(Protocol):
 
     def failed(self, error: DrafterError) -> None:
         """The last message, or the connection, is lost; the drafter's state is unknown."""
+        ...
+
+    def draining(self) -> None:
+        """The server will stop soon; it answers still. Comes before each `answered`."""
         ...
 
 
@@ -203,17 +211,24 @@ class DrafterSession:
         self._open_ids: set[str] = set()
 
     @property
+    def num_open(self) -> int:
+        """Requests that are open."""
+        return len(self._open_ids)
+
+    @property
     def learning_counts(self) -> Mapping[str, int]:
         """What the drafter learned, from all coordinators together; empty where it never does."""
         drafter = self._drafter
         return drafter.learning_counts if isinstance(drafter, LearningDrafter) else {}
 
     def report(self) -> DrafterReport:
-        """Memory and learning of the drafter, for all coordinators together.
+        """Memory, learning and cache of the drafter, for all coordinators together.
 
         Raises what the drafter raises.
         """
-        return DrafterReport(self._drafter.memory_bytes, self.learning_counts)
+        drafter = self._drafter
+        prefix = drafter.prefix_counts if isinstance(drafter, CachingDrafter) else PrefixCounts()
+        return DrafterReport(drafter.memory_bytes, self.learning_counts, prefix)
 
     def run(self, message: DrafterMessage) -> tuple[Sequence[Proposal], DraftSeconds]:
         """Do what one message says; also how long that took. Raises what the drafter raises."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ from .wire import (
 )
 
 logger = logging.getLogger(__name__)
+
+DRAIN_PERIOD_S = 0.02
 
 
 class FeatureInbox:
@@ -86,6 +89,8 @@ class DrafterService:
         self._clock = clock
         self._failures = FailureLog(logger, f"drafter={drafter.name}")
         self._numbers = itertools.count()
+        self._sessions: set[DrafterSession] = set()
+        self._is_draining = False
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -93,6 +98,21 @@ class DrafterService:
         service, method = METHOD.strip("/").split("/")
         rpc = grpc.stream_stream_rpc_method_handler(self._exchange)
         return grpc.method_handlers_generic_handler(service, {method: rpc})
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are open, of all coordinators."""
+        return sum(session.num_open for session in self._sessions)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Say with every answer that requests had better be opened elsewhere; wait until none is
+        open, for `timeout_s` at most.
+        """
+        self._is_draining = True
+        for _ in range(math.ceil(timeout_s / DRAIN_PERIOD_S)):
+            if not self.num_open:
+                break
+            await asyncio.sleep(DRAIN_PERIOD_S)
 
     def close(self) -> None:
         """Wait for the worker, and free what the drafter holds; no connection may be left."""
@@ -106,6 +126,7 @@ class DrafterService:
         session = DrafterSession(self._drafter, f"{next(self._numbers)}/")
         read = features_read(self._drafter)
         inbox = FeatureInbox(read)
+        self._sessions.add(session)
         loop = asyncio.get_running_loop()
         try:
             decode_hello(await anext(requests, b""), pb.ToDrafter)
@@ -121,6 +142,7 @@ class DrafterService:
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
+            self._sessions.discard(session)
             # After `close` there is no drafter to tidy up for.
             with contextlib.suppress(RuntimeError):
                 # In the worker, which may still be at this session's last message.
@@ -139,7 +161,9 @@ class DrafterService:
         try:
             proposals, seconds = session.run(message)
             report = session.report() if is_report_due(message) else None
-            return encode_answer(message, proposals, self._max_bytes, report, seconds)
+            return encode_answer(
+                message, proposals, self._max_bytes, report, seconds, is_draining=self._is_draining
+            )
         except Exception as error:
             logger.debug("drafter=%s event=raised", self._drafter.name, exc_info=True)
             reason = failure_reason(error)

@@ -10,20 +10,17 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from ...core.arrays import PackedArray, pack, unpack
 from ...core.errors import DrafterError, ProtocolError, RequestError
+from ...core.interfaces import PrefixCounts
 from ...core.logits_params import LogitsParams
 from ...core.proposals import (
-    MAX_PROPOSAL_NODES,
     MAX_TOP_NEXT_TOKENS,
     Commit,
-    DraftDistributions,
     DraftRequest,
     FeatureLayers,
     FeatureRows,
-    Probe,
     Proposal,
     Query,
     TopNextTokens,
@@ -31,6 +28,7 @@ from ...core.proposals import (
 from . import drafter_pb2 as pb
 from .features import from_bfloat16, to_bfloat16
 from .link import DrafterMessage, DrafterReport, DraftSeconds
+from .wire_proposals import INT32, decode_array, decode_proposal, encode_array, encode_proposal
 
 METHOD = "/draftline.drafter.Drafter/Exchange"
 PROTOCOL_VERSION = 1
@@ -38,7 +36,6 @@ DEFAULT_MAX_BYTES = 64 * 2**20
 
 Message = TypeVar("Message", pb.ToDrafter, pb.FromDrafter)
 
-INT32, FLOAT32, BOOL = "<i4", "<f4", "|b1"
 # As wide as `HALF`, in which numpy holds it.
 BFLOAT16, HALF = "bf16", "<u2"
 # Fields of `LogitsParams` that are one number, absent where they are off.
@@ -46,18 +43,6 @@ NUMBERS = (
     "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "min_tokens",
 )  # fmt: skip
-
-
-def encode_array(array: NDArray, dtype: str) -> pb.Array:
-    """An array as a message; `dtype` is one of INT32, FLOAT32, BOOL."""
-    packed = pack(array, dtype)
-    return pb.Array(dtype=packed.dtype, shape=packed.shape, data=packed.data)
-
-
-def decode_array(message: pb.Array, field: str, dtype: str = INT32, dims: int = 1) -> NDArray:
-    """An array of exactly this dtype and number of dimensions. Raises `ProtocolError`."""
-    packed = PackedArray(message.dtype, message.shape, message.data)
-    return unpack(packed, dtype, f"wire: {field}", (dims,))
 
 
 class Greeting(NamedTuple):
@@ -173,29 +158,21 @@ def encode_answer(
     max_bytes: int,
     report: DrafterReport | None = None,
     seconds: DraftSeconds | None = None,
+    *,
+    is_draining: bool = False,
 ) -> bytes:
     """The answer to a message. Raises `ProtocolError` above `max_bytes`."""
-    answer = pb.Answer(sequence=message.sequence)
+    answer = pb.Answer(sequence=message.sequence, is_draining=is_draining)
     if report is not None:
         answer.memory_bytes = report.memory_bytes
         answer.learning.update(report.learning)
+        answer.prefix_queries, answer.prefix_hits = report.prefix
     if seconds is not None:
         answer.open_s = seconds.open_s
         answer.observe_s = seconds.observe_s
         answer.propose_s = seconds.propose_s
     for query, proposal in zip(message.queries, proposals, strict=True):
-        added = answer.proposals.add(
-            request_id=query.request_id,
-            tokens=encode_array(proposal.tokens, INT32),
-            parents=encode_array(proposal.parents, INT32),
-            log_probs=encode_array(proposal.log_probs, FLOAT32),
-            num_top_next_tokens=proposal.num_top_next_tokens,
-        )
-        if proposal.probe is not None:
-            added.probe.CopyFrom(_encode_probe(proposal.probe))
-        if proposal.distributions is not None:
-            added.distributions.ids.CopyFrom(encode_array(proposal.distributions.ids, INT32))
-            added.distributions.probs.CopyFrom(encode_array(proposal.distributions.probs, FLOAT32))
+        encode_proposal(answer.proposals.add(request_id=query.request_id), proposal)
     return _within(pb.FromDrafter(answer=answer).SerializeToString(), max_bytes)
 
 
@@ -204,10 +181,18 @@ def encode_error(sequence: int, error: str) -> bytes:
     return pb.FromDrafter(answer=pb.Answer(sequence=sequence, error=error)).SerializeToString()
 
 
-def decode_answer(
-    data: bytes, message: DrafterMessage, source: str
-) -> tuple[list[Proposal], DrafterReport | None, DraftSeconds | None]:
-    """The proposals that answer `message`, one a query; the report and seconds that come with them.
+class Answer(NamedTuple):
+    """The proposals that answer a message, one a query; the report and seconds that came with them,
+    if any did; whether the server will stop soon."""
+
+    proposals: list[Proposal]
+    report: DrafterReport | None
+    seconds: DraftSeconds | None
+    is_draining: bool = False
+
+
+def decode_answer(data: bytes, message: DrafterMessage, source: str) -> Answer:
+    """What answers `message`.
 
     Raises `DrafterError` with what the drafter raised, `ProtocolError` if the bytes are an answer
     to something else.
@@ -223,14 +208,16 @@ def decode_answer(
         raise ProtocolError(f"wire: {len(proposals)} proposals for {len(asked)} queries")
     if [proposal.request_id for proposal in proposals] != asked:
         raise ProtocolError("wire: proposals for other requests than those asked about")
-    decoded = [_decode_proposal(proposal, source) for proposal in proposals]
-    return decoded, _decode_report(parsed.answer), _decode_seconds(parsed.answer)
+    decoded = [decode_proposal(proposal, source) for proposal in proposals]
+    answer = parsed.answer
+    return Answer(decoded, _decode_report(answer), _decode_seconds(answer), answer.is_draining)
 
 
 def _decode_report(answer: pb.Answer) -> DrafterReport | None:
     if not answer.HasField("memory_bytes"):
         return None
-    return DrafterReport(answer.memory_bytes, dict(answer.learning))
+    prefix = PrefixCounts(answer.prefix_queries, answer.prefix_hits)
+    return DrafterReport(answer.memory_bytes, dict(answer.learning), prefix)
 
 
 def _decode_seconds(answer: pb.Answer) -> DraftSeconds | None:
@@ -349,50 +336,3 @@ def _decode_top_next_tokens(message: pb.TopNextTokens) -> TopNextTokens:
     if min(tokens.min(initial=0), ids.min(initial=0)) < 0:
         raise ProtocolError("wire: top next tokens: a token id is negative")
     return TopNextTokens(tokens, ids)
-
-
-def _encode_probe(probe: Probe) -> pb.Probe:
-    return pb.Probe(
-        tokens=encode_array(probe.tokens, INT32),
-        offsets=encode_array(probe.offsets, INT32),
-        mask=encode_array(probe.mask, BOOL),
-        wanted=encode_array(probe.wanted, INT32),
-        top_k=probe.top_k,
-    )
-
-
-def _decode_probe(probe: pb.Probe) -> Probe:
-    # The mask has a number for each pair of rows.
-    if max(probe.tokens.shape, default=0) > MAX_PROPOSAL_NODES:
-        raise ProtocolError(f"wire: a probe of more than {MAX_PROPOSAL_NODES} rows")
-    return Probe(
-        decode_array(probe.tokens, "probe.tokens"),
-        decode_array(probe.offsets, "probe.offsets"),
-        decode_array(probe.mask, "probe.mask", BOOL, dims=2),
-        decode_array(probe.wanted, "probe.wanted"),
-        probe.top_k,
-    )
-
-
-def _decode_proposal(proposal: pb.Proposal, source: str) -> Proposal:
-    count = max(proposal.tokens.shape, default=0)
-    if count > MAX_PROPOSAL_NODES:
-        raise ProtocolError(f"wire: a proposal of {count} nodes; at most {MAX_PROPOSAL_NODES}")
-    return Proposal(
-        source,
-        decode_array(proposal.tokens, "proposal.tokens"),
-        decode_array(proposal.parents, "proposal.parents"),
-        decode_array(proposal.log_probs, "proposal.log_probs", FLOAT32),
-        _decode_probe(proposal.probe) if proposal.HasField("probe") else None,
-        proposal.num_top_next_tokens,
-        _decode_distributions(proposal.distributions)
-        if proposal.HasField("distributions")
-        else None,
-    )
-
-
-def _decode_distributions(distributions: pb.Distributions) -> DraftDistributions:
-    return DraftDistributions(
-        decode_array(distributions.ids, "distributions.ids", dims=2),
-        decode_array(distributions.probs, "distributions.probs", FLOAT32, dims=2),
-    )

@@ -251,12 +251,17 @@ class PrefixKeys:
     another has sent.
     """
 
-    __slots__ = ("_block_size", "_keys", "_last")
+    __slots__ = ("_block_size", "_first", "_keys", "_last")
 
     def __init__(self, salt: str, block_size: int) -> None:
         self._block_size = block_size
-        self._last = hashlib.blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
+        self._first = self._last = hashlib.blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
         self._keys: list[bytes] = []
+
+    def cut(self, num_tokens: int) -> None:
+        """Forget what followed the first tokens, behind which the text reads otherwise now."""
+        del self._keys[num_tokens // self._block_size :]
+        self._last = self._keys[-1] if self._keys else self._first
 
     def upto(self, token_ids: Sequence[int] | Int32, num_tokens: int) -> list[bytes]:
         """Keys of the full blocks among the first `num_tokens`; earlier tokens never change."""

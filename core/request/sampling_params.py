@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import RequestError, are_token_ids, is_number, is_whole, require
 from ..logits_params import LogitsParams
+from ..proposals import cache_key
 from .constraint import StructuredOutput
 
 MAX_SEED = 2**63 - 1
@@ -149,4 +150,4 @@ class RequestOptions:
     @property
     def salt(self) -> str:
         """What the keys of its KV blocks begin with: only requests of the same one share any."""
-        return f"{self.namespace}\0{self.cache_salt}"
+        return cache_key(self.namespace, self.cache_salt)

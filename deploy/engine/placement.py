@@ -12,7 +12,8 @@ from ...cluster.drafting.factory import build_drafter, keeps_answers
 from ...cluster.drafting.head_features import features_of_target, is_in_last_stage
 from ...cluster.engine.assembly import local_pipeline
 from ...cluster.links.grpc_link import AddressProvider, GrpcLink, GrpcOptions
-from ...cluster.links.link import DrafterLink, InprocLink
+from ...cluster.links.link import InprocLink
+from ...cluster.links.pool import AnyLink, DrafterPool
 from ...cluster.links.tls_files import drafter_tls
 from ...cluster.links.tokens import new_token, read_token
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
@@ -68,12 +69,12 @@ class Placement:
             max_step_rows=self._config.max_num_batched_tokens,
         )
 
-    async def make_links(self) -> list[DrafterLink]:
+    async def make_links(self) -> list[AnyLink]:
         """A link to every drafter, in order; what runs beside the engine is started.
 
         Raises `ConfigError` that names the drafter if one cannot start, wherever it runs.
         """
-        links: list[DrafterLink] = []
+        links: list[AnyLink] = []
         starts = []
         self._features = features_of_target(self._config)
         for index, drafter in enumerate(self._config.told_drafters):
@@ -88,17 +89,11 @@ class Placement:
                 links.append(InprocLink(built, **self._told(drafter)))
             elif drafter.address is not None:
                 with _naming(index):
-                    link = GrpcLink(
-                        drafter.source,
-                        drafter.address,
-                        _options_of_other(drafter),
-                        **self._told(drafter),
-                    )
-                links.append(link)
+                    links.append(self._link_to_others(drafter))
             else:
-                link, address = await self._spawn(drafter)
-                links.append(link)
-                starts.append(_start(index, address))
+                spawned = [await self._spawn(drafter) for _ in range(drafter.servers)]
+                links.append(self._pooled(drafter, [link for link, _ in spawned]))
+                starts.extend(_start(index, address) for _, address in spawned)
         # Side by side, since each imports its libraries and loads its model or store.
         for result in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(result, BaseException):
@@ -133,6 +128,28 @@ class Placement:
             **self._told(drafter),
         )
         return link, server.address
+
+    def _link_to_others(self, drafter: DrafterConfig) -> AnyLink:
+        """The way to servers that run already. Raises `ConfigError` for its credentials."""
+        options = _options_of_other(drafter)
+        links = [
+            GrpcLink(drafter.source, address, options, **self._told(drafter))
+            for address in drafter.addresses
+        ]
+        return self._pooled(drafter, links)
+
+    def _pooled(self, drafter: DrafterConfig, links: Sequence[GrpcLink]) -> AnyLink:
+        """The only link, or a pool of several."""
+        if len(links) == 1:
+            return links[0]
+        told = self._told(drafter)
+        return DrafterPool(
+            drafter.source,
+            told["max_nodes"],
+            told["keeps_answers"],
+            {str(number): link for number, link in enumerate(links)},
+            reads_features=told["features"] is not None,
+        )
 
     def _told(self, drafter: DrafterConfig) -> dict[str, Any]:
         """What a link is told of its drafter, wherever that runs."""
@@ -233,5 +250,5 @@ def _bundles(config: EngineConfig) -> list[Bundle] | None:
     # Ray takes seconds to import, which local engines need not wait for.
     from ...cluster.pipeline.bundle import replica_bundles  # noqa: PLC0415
 
-    num_drafters = sum(drafter.is_spawned for drafter in config.drafters)
+    num_drafters = sum(drafter.servers for drafter in config.drafters if drafter.is_spawned)
     return replica_bundles(group, config.pipeline_parallel_size, num_drafters)

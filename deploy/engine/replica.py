@@ -12,7 +12,7 @@ from ...cluster.config import EngineConfig
 from ...cluster.engine.assembly import Assembly, MakePipeline, ModelPlan, plan_model
 from ...cluster.engine.engine_thread import EngineThread, Health
 from ...cluster.engine.request_factory import Prompt, RequestFactory
-from ...cluster.links.link import DrafterLink
+from ...cluster.links.pool import AnyLink
 from ...core.errors import RequestError, shortened
 from ...core.request.request import Request, Sink
 from ...core.request.sampling_params import RequestOptions, SamplingParams
@@ -41,7 +41,7 @@ class Replica:
         engine_id: str = "0",
         keeper: KeeperClient | None = None,
         pipelines: Callable[[MakePipeline], MakePipeline] | None = None,
-        links: Callable[[Sequence[DrafterLink]], Sequence[DrafterLink]] | None = None,
+        links: Callable[[Sequence[AnyLink]], Sequence[AnyLink]] | None = None,
         on_failure: Callable[[str], object] = lambda _reason: None,
         max_unread_bytes: int | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class Replica:
         )
 
     async def _build(self) -> Assembly:
-        links: Sequence[DrafterLink] = await self._placement.make_links()
+        links: Sequence[AnyLink] = await self._placement.make_links()
         if self._changed_links is not None:
             links = self._changed_links(links)
         self._assembly = Assembly(self._plan, self._make_pipeline, links)

@@ -50,11 +50,11 @@ def placement_bundles(engine: EngineConfig, config: DeploymentConfig) -> list[di
     if engine.backend == "local":
         # Everything runs inside the coordinator.
         return [_bundle(config.coordinator_cpus, gpus)]
-    actors = [drafter for drafter in engine.drafters if drafter.is_spawned]
+    num_actors = sum(drafter.servers for drafter in engine.drafters if drafter.is_spawned)
     return [
         _bundle(config.coordinator_cpus, 0.0),
         *(_bundle(engine.cpus_per_stage, gpus) for _ in range(engine.pipeline_parallel_size)),
-        *(_bundle(engine.cpus_per_drafter, engine.gpus_per_drafter) for _ in actors),
+        *(_bundle(engine.cpus_per_drafter, engine.gpus_per_drafter) for _ in range(num_actors)),
     ]
 
 

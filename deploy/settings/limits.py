@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from ...cluster.config import Settings
+from ...cluster.checked_settings import Settings
 from ...core.errors import RequestError
 
 AtLeastOne = Annotated[int, Field(ge=1)]

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ...cluster.config import EngineConfig, Settings, unknown_key
+from ...cluster.checked_settings import Settings, unknown_key
+from ...cluster.config import EngineConfig
 from ...core.errors import ConfigError
 from .limits import RequestLimits
 from .tenants import TenantConfig, operator_keys, read_tenants, require_distinct

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ...cluster.config import Settings
+from ...cluster.checked_settings import Settings
 from ...core.errors import ConfigError
 
 SHA256 = re.compile(r"[0-9a-f]{64}")

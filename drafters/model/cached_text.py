@@ -8,6 +8,7 @@ import numpy as np
 
 from ...core.arrays import Int32
 from ...core.proposals import DraftRequest
+from ...core.request.request import PrefixKeys
 from .chain_job import ChainJob
 from .chain_length import ChainLength, num_equal
 from .vocabulary.strategy import DraftVocabulary, SameText
@@ -20,6 +21,8 @@ class CachedText:
     """The committed text of a request, and how much of it the KV cache holds.
 
     blocks        KV blocks, in order of positions
+    keys          names of its full blocks, of the drafter's own tokens
+    num_final_blocks  of the first blocks, how many others may share: their KV is not written again
     committed_len committed target ids
     cached_len    positions 0 to cached_len - 1 of the cache are those of `tokens`, the text in the
                   drafter's own tokens
@@ -39,14 +42,20 @@ class CachedText:
         "cached_len",
         "committed_len",
         "distribution",
+        "keys",
         "length",
+        "num_final_blocks",
         "proposed",
         "seed",
         "text",
     )
 
     def __init__(
-        self, request: DraftRequest, vocabulary: DraftVocabulary, length: ChainLength
+        self,
+        request: DraftRequest,
+        vocabulary: DraftVocabulary,
+        length: ChainLength,
+        block_size: int,
     ) -> None:
         self._vocabulary = vocabulary
         self._is_known = vocabulary.knows(request.token_ids)
@@ -55,6 +64,8 @@ class CachedText:
         # What cannot be read has no text either, and nothing is fed of it.
         self.text = vocabulary.text(ids) if self._is_known else SameText(ids)
         self.blocks: list[int] = []
+        self.keys = PrefixKeys(request.salt, block_size)
+        self.num_final_blocks = 0
         self.cached_len = 0
         self.distribution = vocabulary.distribution(request)
         self.seed = request.seed
@@ -94,6 +105,8 @@ class CachedText:
             return
         old_len = len(self.tokens)
         kept = self.text.extend(added)
+        if kept < old_len:
+            self.keys.cut(kept)
         new = self.tokens[old_len:] if kept == old_len else []
         agreed = num_equal(self._drawn, new)
         self.cached_len = min(self.cached_len + agreed, kept + len(new))
@@ -125,8 +138,15 @@ class CachedText:
             self.cached_len = min(job.position, text_len)
             self._drawn = [*assumed, *job.fed][: max(0, job.position - text_len)]
 
-    def forget_cache(self) -> None:
-        """Note that nothing is cached any more, since the blocks were given back."""
-        self.blocks = []
-        self.cached_len = 0
+    def take_prefix(self, blocks: list[int], block_size: int) -> None:
+        """Begin with blocks that hold the first tokens already."""
+        self.blocks = blocks
+        self.num_final_blocks = len(blocks)
+        self.cached_len = len(blocks) * block_size
+
+    def keep_blocks(self, count: int, block_size: int) -> None:
+        """Note that all blocks but the first ones were given back, and what they hold is lost."""
+        del self.blocks[count:]
+        self.num_final_blocks = min(self.num_final_blocks, count)
+        self.cached_len = min(self.cached_len, count * block_size)
         self._drawn = []

@@ -18,15 +18,15 @@ import numpy as np
 
 from ...core.arrays import ROOT
 from ...core.errors import CapacityError
+from ...core.interfaces import PrefixCounts
 from ...core.proposals import Commit, DraftRequest, Proposal, Query
-from ...core.schedule.block_pool import BlockPool
 from ...core.steps import StepOutput
 from ...models.device import choose_device, choose_dtype
+from ...models.hosted.any_stage import AnyStage, load_any_stage
+from ...models.hosted.hosted_model import INT8
 from ...models.load.model_info import ModelInfo, read_model_info
-from ...models.load.partition import LayerSpan
 from ...models.stage.graph_runner import GraphOptions
 from ...models.stage.options import StageOptions
-from ...models.stage.stage import Stage, load_stage
 from ..coupled_rank import CoupledChoice
 from ..open_requests import OpenRequests
 from .cached_text import CachedText
@@ -34,13 +34,14 @@ from .chain_job import ChainBatch, ChainJob, HintSource, build_step, next_batch,
 from .chain_length import ChainLength
 from .expansion import Expansion
 from .options import FULL, MAX_TOKENS, SEQUOIA, ModelOptions
+from .prefix_cache import PrefixCache
 from .sequoia import SequoiaShapes
 from .stopping import DraftCosts
 from .text_distribution import TextDistribution, draft_rng, stacked
 from .tree_draws import NO_DRAWS, WITH_REPLACEMENT, TreeDraws
 from .tree_job import TreeJob, build_tree_step
 from .vocabulary.choice import choose_vocabulary
-from .vocabulary.names import check_tree
+from .vocabulary.names import SLRS, check_tree
 from .vocabulary.strategy import DraftNodes, DraftVocabulary, SameVocabulary
 from .vocabulary.string_tree import StringVocabulary
 
@@ -66,20 +67,22 @@ def load_model_drafter(
     draws = chosen.vocabulary.num_draws(options.num_tokens)
     options = replace(options, num_tokens=min(draws, MAX_TOKENS))
     device = choose_device(options.device)
-    stage = load_stage(
-        info.path,
-        LayerSpan(0, info.num_layers, info.num_layers),
+    stage = load_any_stage(
+        info,
         options.num_blocks,
         options.block_size,
-        dtype=choose_dtype(options.dtype, device, info.dtype),
-        device=device,
-        options=StageOptions(
+        StageOptions(
             max_rows=options.prefill_chunk,
             max_requests=options.prefill_chunk,
             graphs=_graphs(info, options),
             compile=options.compile,
+            quantization=INT8 if options.weights == INT8 else "none",
             output=chosen.output,
         ),
+        dtype=choose_dtype(options.dtype, device, info.dtype),
+        device=device,
+        weights=options.weights,
+        with_trees=options.tree != "chain" or chosen.name == SLRS,
     )
     return ModelDrafter(stage, info, name, options, vocabulary=chosen.vocabulary)
 
@@ -106,7 +109,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: AnyStage,
         info: ModelInfo,
         name: str = "model",
         options: ModelOptions | None = None,
@@ -125,7 +128,9 @@ class ModelDrafter:
         self.helper: HintSource | None = None
         self.num_passes = 0  # see `PassCounter`
         self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(info.vocab_size)
-        self._blocks = BlockPool(self._options.num_blocks, self._options.block_size)
+        self._cache = PrefixCache(
+            self._options.num_blocks, self._options.block_size, is_shared=self._options.prefix_cache
+        )
         self._requests: OpenRequests[CachedText] = OpenRequests(name)
         self._costs = DraftCosts()
         self._stop_rule = self._options.stop_rule(self._costs)
@@ -162,11 +167,17 @@ class ModelDrafter:
         """About the bytes that the open requests take on the host."""
         return self._requests.memory_bytes
 
+    @property
+    def prefix_counts(self) -> PrefixCounts:
+        """How much of the texts' KV was there already; see `CachingDrafter`."""
+        return self._cache.counts
+
     def open(self, request: DraftRequest) -> None:
         """Begin a request; its tokens are fed by `propose`. Raises `DrafterError` without any."""
         self.close(request.request_id)
         length = ChainLength(self._stop_rule())
-        self._requests.put(request.request_id, CachedText(request, self._vocabulary, length))
+        state = CachedText(request, self._vocabulary, length, self._options.block_size)
+        self._requests.put(request.request_id, state)
 
     def propose(self, queries: Sequence[Query], deadline: float | None = None) -> list[Proposal]:
         """A chain or tree a query; smaller or empty where the deadline passes first.
@@ -201,6 +212,7 @@ class ModelDrafter:
         self._drafted = frozenset(() if is_ahead else (query.request_id for query in queries))
         for state, query, job in zip(states, queries, jobs, strict=True):
             state.keep_cache(job, query.assumed or ())
+            self._cache.register(state)
         proposals = [
             self._proposal(state, job, query.max_nodes)
             for state, job, query in zip(states, jobs, queries, strict=True)
@@ -218,12 +230,13 @@ class ModelDrafter:
             if self._sequoia is not None and state.proposed is not None:
                 self._sequoia.judge(*state.proposed, commit.tokens.tolist())
             state.extend(commit.tokens)
+            self._cache.drop_rewritten(state)
 
     def close(self, request_id: str) -> None:
         """Forget a request and free its KV blocks; an unknown id is ignored."""
         state = self._requests.drop(request_id)
         if state is not None:
-            self._blocks.free(state.blocks)
+            self._cache.release(state)
 
     def _begin(self, state: CachedText, query: Query, num_requests: int) -> ChainJob:
         assumed = query.assumed or ()
@@ -304,16 +317,10 @@ class ModelDrafter:
         )
 
     def _reserve(self, state: CachedText, num_fed: int) -> bool:
-        """Blocks for the text and so many drafted tokens that are fed.
-
-        A request that cannot grow gives its blocks back, so that not all wait for one another.
-        """
-        needed = self._blocks.blocks_for(len(state.tokens) + num_fed)
+        """Whether there are blocks for the text and so many drafted tokens that are fed."""
         try:
-            state.blocks.extend(self._blocks.allocate(max(0, needed - len(state.blocks))))
+            self._cache.reserve(state, num_fed)
         except CapacityError:
-            self._blocks.free(state.blocks)
-            state.forget_cache()
             if not self._told_full:
                 self._told_full = True
                 logger.warning(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import ConfigError
+from ...models.hosted.hosted_model import AUTO as AUTO_WEIGHTS
+from ...models.hosted.hosted_model import WEIGHTS
 from ..option_checks import require_fraction, require_one_of, require_switches, require_whole
 from ..tree_shape import read_tree_shape
 from .chain_length import stop_rule
@@ -62,8 +64,11 @@ class ModelOptions:
     schedule              for `schedule`: lists of [most requests, tokens], with rising requests
     num_blocks            KV blocks of all requests; without a free one a request gets no proposal
     block_size            tokens of a KV block
+    prefix_cache          requests of one namespace and cache salt share the KV of equal prefixes
     prefill_chunk         most rows of one pass
     device                auto (a GPU where one is), cpu or cuda
+    weights               auto: in `dtype`; int8: those of linear layers rounded to 8 bits, or int4,
+                          in groups of 32, by torchao; drafts change a little, answers do not
     dtype                 as torch names it, or auto: float32 on CPUs, 16 bits on GPUs
     enforce_eager         no CUDA graphs on a GPU: a quicker start, slower drafts
     compile               auto: own C++ operators on a CPU, as of the target; off: torch's own
@@ -83,7 +88,9 @@ class ModelOptions:
     schedule: tuple[tuple[int, int], ...] = ()
     num_blocks: int = 1024
     block_size: int = 16
+    prefix_cache: bool = True
     prefill_chunk: int = 256
+    weights: str = AUTO_WEIGHTS
     dtype: str = "auto"
     device: str = "auto"
     enforce_eager: bool = False
@@ -100,9 +107,10 @@ class ModelOptions:
             raise ConfigError("tree_size", f"is of tree: {SEQUOIA}, and tree is {self.tree}")
         require_one_of("draws", self.draws, DRAWS)
         require_one_of("device", self.device, DEVICES)
+        require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("compile", self.compile, COMPILES)
-        require_switches(self, "ahead", "enforce_eager")
+        require_switches(self, "ahead", "enforce_eager", "prefix_cache")
         self.expansions()
         if self.draws in (WITH_REPLACEMENT, WITHOUT_REPLACEMENT):
             if self.tree in ("chain", "dynamic"):

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...cluster.links.link import DrafterLink, DrafterMessage, DrafterReport, DraftSeconds
+from ...cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
+from ...cluster.links.pool import AnyLink
 from ...core.arrays import Span
 from ...core.proposals import Proposal
 from .cost_profile import CostProfile
@@ -30,7 +31,7 @@ class ApartLink(SlowedLink):
     """
 
     def __init__(
-        self, link: DrafterLink, kind: str, profile: CostProfile, *, drafts_ahead: bool
+        self, link: AnyLink, kind: str, profile: CostProfile, *, drafts_ahead: bool
     ) -> None:
         super().__init__(link, kind, profile)
         self._drafts_ahead = drafts_ahead

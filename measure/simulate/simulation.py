@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...cluster.config import CASCADE, HEAD, DrafterConfig, EngineConfig
 from ...cluster.drafting.head_features import head_folder
 from ...cluster.engine.assembly import MakePipeline
-from ...cluster.links.link import DrafterLink
+from ...cluster.links.pool import AnyLink
 from ...cluster.transport.stage_spec import Pipeline, StageSpec
 from .apart_link import ApartLink
 from .cost_profile import CostProfile
@@ -42,9 +42,7 @@ class Simulation:
 
         return make
 
-    def links(
-        self, drafters: Sequence[DrafterConfig], links: Sequence[DrafterLink]
-    ) -> list[DrafterLink]:
+    def links(self, drafters: Sequence[DrafterConfig], links: Sequence[AnyLink]) -> list[AnyLink]:
         """Links to these drafters, in their order."""
         slowed = [
             self._slowed(drafter, link) for drafter, link in zip(drafters, links, strict=True)
@@ -56,7 +54,7 @@ class Simulation:
         """Count the drafts of these, too."""
         self._links += links
 
-    def _slowed(self, drafter: DrafterConfig, link: DrafterLink) -> SlowedLink:
+    def _slowed(self, drafter: DrafterConfig, link: AnyLink) -> SlowedLink:
         """A drafter that would draft ahead has a device of its own."""
         if drafter.options.get("ahead"):
             return ApartLink(link, kind_of(drafter), self.profile, drafts_ahead=True)

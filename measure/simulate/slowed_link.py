@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ...cluster.links.link import (
-    DrafterLink,
     DrafterMessage,
     DrafterReport,
     DraftSeconds,
     InprocLink,
     LinkEvents,
 )
+from ...cluster.links.pool import AnyLink
 from ...core.errors import DrafterError
 from ...core.interfaces import AheadDrafter
 from ...core.proposals import Proposal
@@ -28,7 +28,7 @@ class SlowedLink:
     num_late    of these, that took longer than the profile's
     """
 
-    def __init__(self, link: DrafterLink, kind: str, profile: CostProfile) -> None:
+    def __init__(self, link: AnyLink, kind: str, profile: CostProfile) -> None:
         assert isinstance(link, InprocLink), "an engine over a profile has its drafters in process"
         self._link = link
         self._kind = kind
@@ -124,6 +124,11 @@ class SlowedLink:
             time.sleep(waited)
             seconds = (seconds or DraftSeconds()) + DraftSeconds(propose_s=waited)
         self._events.answered(proposals, report, seconds)
+
+    def draining(self) -> None:
+        """See `LinkEvents`."""
+        assert self._events is not None
+        self._events.draining()
 
     def _left_to_wait(self, proposals: Sequence[Proposal]) -> float:
         """Seconds that the profile's drafter would still work, now that the real one is done."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
+from ...core.errors import CheckpointError
 from .checkpoint import read_config, read_json, resolve_model_path
 
 
@@ -45,21 +46,35 @@ def read_model_info(model: str | Path) -> ModelInfo:
         num_layers=config.num_hidden_layers,
         num_kv_heads=num_kv_heads(config),
         head_dim=head_dim(config),
-        max_context_len=config.max_position_embeddings,
+        max_context_len=_max_context_len(folder, config),
         eos_token_ids=_eos_token_ids(folder, config),
         bos_token_id=config.bos_token_id,
         dtype=str(config.dtype or "float32").removeprefix("torch."),
     )
 
 
+def _max_context_len(folder: Path, config: PretrainedConfig) -> int:
+    for name in ("max_position_embeddings", "seq_length"):
+        if isinstance(value := getattr(config, name, None), int):
+            return value
+    raise CheckpointError(f"{folder / 'config.json'} does not say max_position_embeddings")
+
+
+def _num_heads(config: PretrainedConfig) -> int:
+    num_heads = getattr(config, "num_attention_heads", None)
+    if num_heads is None:
+        raise CheckpointError(f"model_type {config.model_type!r} has no attention heads")
+    return num_heads
+
+
 def head_dim(config: PretrainedConfig) -> int:
     """Width of one attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return getattr(config, "head_dim", None) or config.hidden_size // _num_heads(config)
 
 
 def num_kv_heads(config: PretrainedConfig) -> int:
     """Number of key/value heads; the number of query heads where they are not grouped."""
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return getattr(config, "num_key_value_heads", None) or _num_heads(config)
 
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:

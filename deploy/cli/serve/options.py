@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ....cluster.config import EngineConfig, unknown_key
+from ....cluster.checked_settings import unknown_key
+from ....cluster.config import EngineConfig
 from ....core.errors import ConfigError
 from ...settings.exposure import KEY_FLAG, KEY_VARIABLE
 from ...settings.settings import (

@@ -6,7 +6,8 @@ import logging
 import traceback
 
 import pytest
-from draftline.cluster.config import DrafterConfig, EngineConfig, Settings, redacted, shown
+from draftline.cluster.checked_settings import Settings, redacted, shown
+from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.cluster.links.failures import FailureLog, failure_reason
 from draftline.core.errors import ConfigError, DrafterError
 from support.fakes.fake_link import FakeClock

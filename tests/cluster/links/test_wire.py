@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftline.cluster.links import drafter_pb2 as pb
-from draftline.cluster.links import wire
+from draftline.cluster.links import wire, wire_proposals
 from draftline.cluster.links.features import from_bfloat16
 from draftline.cluster.links.link import DrafterMessage, DrafterReport, DraftSeconds
 from draftline.core.errors import DrafterError, ProtocolError
+from draftline.core.interfaces import PrefixCounts
 from draftline.core.logits_params import LogitsParams
 from draftline.core.proposals import (
     MAX_TOP_NEXT_TOKENS,
@@ -213,11 +214,14 @@ SECONDS = DraftSeconds(open_s=0.5, observe_s=0.0, propose_s=0.25)
 def test_an_answer_round_trips(pairs: list[tuple[Query, Proposal]]):
     message = DrafterMessage(7, (), (), [], [query for query, _ in pairs], 0.0)
     answered = [proposal for _, proposal in pairs]
-    data = wire.encode_answer(message, answered, LIMIT, DrafterReport(9, {"learned": 3}), SECONDS)
-    decoded, report, seconds = wire.decode_answer(data, message, "s")
+    told = DrafterReport(9, {"learned": 3}, PrefixCounts(20, 16))
+    data = wire.encode_answer(message, answered, LIMIT, told, SECONDS, is_draining=True)
+    decoded, report, seconds, is_draining = wire.decode_answer(data, message, "s")
     assert same(decoded, answered)
     assert report is not None
     assert (report.memory_bytes, report.learning) == (9, {"learned": 3})
+    assert report.prefix == (20, 16)
+    assert is_draining
     assert seconds == SECONDS
 
 
@@ -304,14 +308,15 @@ def test_messages_of_those_who_know_nothing_of_top_next_tokens_mean_none():
     assert decoded.opens[0].cache_salt == ""
     assert not decoded.opens[0].store
     answer = pb.Answer(sequence=1)
-    nothing = wire.encode_array(np.empty(0, dtype=np.float32), wire.FLOAT32)
+    nothing = wire.encode_array(np.empty(0, dtype=np.float32), wire_proposals.FLOAT32)
     none = wire.encode_array(np.empty(0, dtype=np.int32), wire.INT32)
     answer.proposals.add(request_id="r", tokens=none, parents=none, log_probs=nothing)
     message = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
     data = pb.FromDrafter(answer=answer).SerializeToString()
-    decoded, report, seconds = wire.decode_answer(data, message, "s")
+    decoded, report, seconds, is_draining = wire.decode_answer(data, message, "s")
     assert decoded[0].is_empty
     assert report is None
+    assert not is_draining
     assert seconds is None
 
 
@@ -332,7 +337,7 @@ def test_huge_answers_are_refused_before_arrays_are_built(
     asked = DrafterMessage(1, (), (), [], [Query("r", 1, 4)], 0.0)
     huge = pb.Array(dtype=wire.INT32, shape=[HUGE], data=bytes(4 * HUGE))
     one = pb.Array(dtype=wire.INT32, shape=[1], data=bytes(4))
-    log_probs = pb.Array(dtype=wire.FLOAT32, shape=[1], data=bytes(4))
+    log_probs = pb.Array(dtype=wire_proposals.FLOAT32, shape=[1], data=bytes(4))
     proposal = pb.Proposal(request_id="r", tokens=one, parents=one, log_probs=log_probs)
     answer = pb.Answer(sequence=1, proposals=[proposal])
     if part == "nodes":

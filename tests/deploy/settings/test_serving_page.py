@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from draftline.cluster.config import DrafterConfig, EngineConfig, Settings
+from draftline.cluster.checked_settings import Settings
+from draftline.cluster.config import DrafterConfig, EngineConfig
 from draftline.deploy.settings.settings import DeploymentConfig, ServerConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "serving.md"

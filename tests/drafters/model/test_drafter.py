@@ -238,7 +238,7 @@ def test_a_request_that_cannot_grow_gives_its_blocks_to_others() -> None:
     assert len(bench.drafter.propose([Query("more", 4, 4)])[0].tokens) == 4
     bench.commit([1] * 6)
     assert len(bench.propose().tokens) == 0
-    assert bench.drafter._blocks.num_free == 3
+    assert bench.drafter._cache.num_free == 3
     bench.drafter.close("more")
     assert bench.propose().tokens.tolist() == bench.chain(4)
 
@@ -251,7 +251,7 @@ def test_closing_and_reopening_leak_no_block() -> None:
     bench.propose()
     bench.drafter.close("r")
     bench.drafter.close("r")
-    assert bench.drafter._blocks.num_free == 20
+    assert bench.drafter._cache.num_free == 20
 
 
 def test_the_chain_stays_in_the_model_s_context() -> None:

@@ -10,6 +10,7 @@ from draftline.actors.drafter_server import DrafterServer
 from draftline.cluster.drafting.hub import DrafterHub
 from draftline.cluster.links.grpc_link import GrpcLink
 from draftline.cluster.links.link import InprocLink
+from draftline.cluster.links.pool import DrafterPool
 from draftline.core.interfaces import Drafter
 from draftline.core.proposals import FeatureLayers
 from draftline.measure.simulate.cost_profile import read_cost_profile
@@ -43,7 +44,7 @@ async def serve() -> AsyncIterator[Serve]:
         await server.stop()
 
 
-@pytest.fixture(params=["inproc", "grpc", "slowed"])
+@pytest.fixture(params=["inproc", "grpc", "slowed", "pool"])
 async def make_hub(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterator[MakeHub]:
     """Makes started hubs over one transport."""
     hubs: list[DrafterHub] = []
@@ -52,6 +53,13 @@ async def make_hub(request: pytest.FixtureRequest, serve: Serve) -> AsyncIterato
         link = InprocLink(drafter, features=features)
         if request.param == "grpc":
             link = GrpcLink(drafter.name, await serve(drafter), features=features)
+        if request.param == "pool":
+            address = await serve(drafter)
+            links = [GrpcLink(drafter.name, address, features=features) for _ in range(2)]
+            link = DrafterPool(
+                drafter.name, 256, True, {"a": links[0], "b": links[1]},
+                reads_features=features is not None,
+            )  # fmt: skip
         if request.param == "slowed":
             link = SlowedLink(link, drafter.name, QUICK)
         hubs.append(DrafterHub([link], LIMITS))

@@ -1,0 +1,280 @@
+"""Requests among the servers of a pool, on a clock and links that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+import pytest
+from draftline.cluster.drafting.hub import DrafterHub
+from draftline.cluster.drafting.pooled_channel import FIND_PERIOD_S, SILENCE_S
+from draftline.cluster.links.link import DrafterLink
+from draftline.cluster.links.pool import DrafterPool
+from draftline.core.proposals import DraftCost
+from support.fakes.fake_drafters import CountingDrafter
+from support.fakes.fake_link import FakeClock, FakeLink
+from support.servers.hub_session import QUICK_RETRY, HubSession, until
+
+
+class Scene:
+    """A hub over a pool of fake links; steps do not wait, answers come when the test says."""
+
+    def __init__(self, num_servers: int = 2) -> None:
+        self.clock = FakeClock()
+        self.links = [FakeLink(CountingDrafter("far", 8)) for _ in range(num_servers)]
+        links: dict[str, DrafterLink] = {str(key): link for key, link in enumerate(self.links)}
+        self.pool = DrafterPool("far", 256, True, links)
+        self.hub = DrafterHub([self.pool], QUICK_RETRY, clock=self.clock, rng=random.Random(3))
+        self.sessions: list[HubSession] = []
+
+    async def begin(self, num_requests: int) -> None:
+        await self.hub.start()
+        names = [f"r{number}" for number in range(num_requests)]
+        self.sessions = [HubSession(self.hub, name, prompt_len=5) for name in names]
+        await asyncio.sleep(0)
+        self.answer()
+        await self.step()
+        self.answer()
+
+    async def step(self, count: int = 0) -> dict[str, list[int]]:
+        """What is proposed in a step of all requests that commits so many tokens of each."""
+        commits = [session.commit(count) for session in self.sessions] if count else []
+        queries = [session.query() for session in self.sessions]
+        found = await self.hub.exchange(commits, queries, None, 0.0)
+        return {name: own[0].tokens.tolist() for name, own in found.items() if own}
+
+    def answer(self, after_s: float = 0.0, links: list[FakeLink] | None = None) -> None:
+        self.clock.now += after_s
+        for link in self.links if links is None else links:
+            if link.waiting is not None:
+                link.answer()
+
+    async def settled(self, links: list[FakeLink] | None = None) -> dict[str, list[int]]:
+        """What is proposed once these have answered all that they are asked, as `step`."""
+        for _ in range(4):
+            await self.step()
+            self.answer(links=links)
+            await asyncio.sleep(0)
+        return await self.step()
+
+    def has(self, link: FakeLink) -> set[str]:
+        """The requests that the drafter of a link knows."""
+        drafter: CountingDrafter = link.drafter  # type: ignore[assignment]
+        return set(drafter.texts)
+
+    def expected(self) -> dict[str, list[int]]:
+        return {session.request_id: session.expected(8) for session in self.sessions}
+
+
+async def test_requests_are_shared_out_and_stay_where_their_state_is() -> None:
+    scene = Scene()
+    await scene.begin(5)
+    one, other = (scene.has(link) for link in scene.links)
+    assert {len(one), len(other)} == {2, 3}
+    assert one.isdisjoint(other)
+    for _ in range(4):
+        await scene.step(1)
+        scene.answer()
+    assert [scene.has(link) for link in scene.links] == [one, other]
+    assert await scene.step() == scene.expected()
+    sent = [message for link in scene.links for message in link.sent]
+    opened = [request.request_id for message in sent for request in message.opens]
+    assert sorted(opened) == [f"r{number}" for number in range(5)]
+    assert scene.hub.stats()[0].moved == 0
+
+
+async def test_what_ends_leaves_its_server() -> None:
+    scene = Scene()
+    await scene.begin(4)
+    for session in scene.sessions[:2]:
+        scene.hub.close(session.request_id)
+    scene.sessions = scene.sessions[2:]
+    await asyncio.sleep(0)
+    scene.answer()
+    assert {name for link in scene.links for name in scene.has(link)} == {"r2", "r3"}
+
+
+async def test_a_lost_server_s_requests_are_opened_elsewhere_with_all_their_tokens() -> None:
+    scene = Scene()
+    await scene.begin(4)
+    lost, other = scene.links
+    await scene.step(3)
+    lost.is_reachable = False
+    lost.lose()
+    # Before the next step: what their prompts take goes on beside the target's step.
+    await asyncio.sleep(0)
+    other.answer()
+    await asyncio.sleep(0)
+    assert scene.has(other) == {"r0", "r1", "r2", "r3"} or other.waiting is not None
+    assert await scene.settled([other]) == scene.expected()
+    assert scene.hub.stats()[0].moved == 2
+    moved = [request for message in other.sent[2:] for request in message.opens]
+    assert [len(request.token_ids) for request in moved] == [8, 8]
+
+
+async def test_a_silent_server_gives_up_its_requests_and_is_not_believed_later() -> None:
+    scene = Scene()
+    await scene.begin(4)
+    silent, other = scene.links
+    await scene.step(1)
+    other.answer()
+    scene.clock.now += SILENCE_S / 2
+    await scene.step(1)
+    other.answer()
+    assert len(scene.has(other)) == 2, "it may only be slow"
+    scene.clock.now += SILENCE_S
+    await scene.step(1)
+    other.answer()
+    await scene.step()
+    other.answer()
+    assert await scene.step() == scene.expected()
+    assert scene.hub.stats()[0].moved == 2
+    # What it says now is of requests that it has no more.
+    silent.answer()
+    await scene.step(1)
+    other.answer()
+    await asyncio.sleep(0)
+    if silent.waiting is not None:
+        silent.answer()
+    assert scene.has(silent) == set(), "it was told that they are closed"
+    assert await scene.settled() == scene.expected()
+
+
+async def test_a_server_that_is_late_again_and_again_gives_up_its_requests() -> None:
+    scene = Scene()
+    await scene.begin(4)
+    slow, other = scene.links
+    for _ in range(3):
+        await scene.step(1)
+        scene.answer(links=[other])
+        scene.answer(after_s=0.3, links=[slow])
+    await scene.step()
+    assert scene.hub.stats()[0].moved == 2
+    scene.answer()
+    assert scene.has(other) == {"r0", "r1", "r2", "r3"}
+
+
+async def test_where_all_servers_are_late_nothing_moves() -> None:
+    scene = Scene()
+    await scene.begin(4)
+    for _ in range(6):
+        await scene.step(1)
+        scene.clock.now += 0.3
+        scene.answer()
+    scene.clock.now += 2 * SILENCE_S
+    await scene.step(1)
+    scene.clock.now += 2 * SILENCE_S
+    await scene.step(1)
+    assert scene.hub.stats()[0].moved == 0
+
+
+async def test_a_server_that_drains_gives_up_its_requests_and_gets_no_new_ones() -> None:
+    scene = Scene()
+    await scene.begin(2)
+    leaving, other = scene.links
+    await scene.step(1)
+    assert leaving.events is not None
+    leaving.events.draining()
+    scene.answer()
+    await scene.step()
+    scene.answer()
+    await asyncio.sleep(0)
+    scene.answer()
+    assert (scene.has(leaving), scene.has(other)) == (set(), {"r0", "r1"})
+    scene.sessions.append(HubSession(scene.hub, "new"))
+    assert await scene.settled() == scene.expected()
+    assert "new" in scene.has(other)
+
+
+async def test_the_last_server_keeps_its_requests_whatever_it_is() -> None:
+    scene = Scene(num_servers=1)
+    await scene.begin(2)
+    [only] = scene.links
+    assert only.events is not None
+    only.events.draining()
+    scene.clock.now += 10 * SILENCE_S
+    await scene.step(1)
+    scene.answer()
+    assert await scene.step() == scene.expected()
+    assert scene.hub.stats()[0].moved == 0
+
+
+async def test_without_any_server_steps_go_on_and_requests_come_when_one_is_back() -> None:
+    scene = Scene()
+    for link in scene.links:
+        link.is_reachable = False
+    await scene.hub.start()
+    scene.sessions = [HubSession(scene.hub, "r")]
+    assert await scene.step(1) == {}
+    assert not scene.hub.stats()[0].connected
+    scene.links[1].is_reachable = True
+    scene.clock.now += 1.0
+    assert await scene.settled() == scene.expected()
+
+
+class Finder:
+    """Servers that the test starts and ends."""
+
+    def __init__(self) -> None:
+        self.loads: dict[str, float] = {}
+        self.links: dict[str, FakeLink] = {}
+        self.num_asked = 0
+
+    async def find(self) -> Mapping[str, float]:
+        self.num_asked += 1
+        if not self.loads:
+            raise RuntimeError("the cluster is busy")
+        return dict(self.loads)
+
+    def link(self, address: str) -> DrafterLink:
+        self.links[address] = FakeLink(CountingDrafter("far", 8))
+        return self.links[address]
+
+    async def again(self) -> None:
+        """Wait until it was asked another time."""
+        before = self.num_asked
+
+        async def is_asked() -> bool:
+            return self.num_asked > before
+
+        await until(is_asked)
+        await asyncio.sleep(0)
+
+
+async def test_found_servers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftline.cluster.drafting.pooled_channel.FIND_PERIOD_S", 0.001)
+    assert FIND_PERIOD_S <= 1.0, "requests of one that is gone wait for it"
+    scene, finder = Scene(0), Finder()
+    scene.pool.finder = finder
+    finder.loads = {"a": 10.0, "b": 0.0}
+    await scene.begin(3)
+    # Others have ten requests there.
+    assert scene.has(finder.links["a"]) | {"r0"} == {"r0"}
+    finder.loads = {"a": 10.0, "c": 0.0}
+    for _ in range(3):
+        await finder.again()
+        await scene.step()
+        scene.answer(links=[*finder.links.values()])
+    assert await scene.step() == scene.expected()
+    assert scene.has(finder.links["c"]) == {"r0", "r1", "r2"}
+    assert "b" not in scene.pool.links
+    assert scene.hub.stats()[0].moved == 3
+    before = scene.hub.stats()[0].messages
+    finder.loads = {}
+    await finder.again()
+    assert set(scene.pool.links) == {"a", "c"}, "nobody has said that they are gone"
+    assert scene.hub.stats()[0].messages >= before > 0
+    await scene.hub.stop()
+
+
+async def test_the_cost_of_a_pool_is_that_of_servers_side_by_side() -> None:
+    one, two = Scene(1), Scene(2)
+    costs: list[DraftCost] = []
+    for scene in (one, two):
+        await scene.begin(4)
+        for _ in range(8):
+            await scene.step(1)
+            scene.answer(after_s=0.01)
+        costs.append(scene.hub.costs()["far"])
+    assert 0 < costs[1].seconds(4) <= costs[0].seconds(4) * 1.01
