@@ -39,9 +39,10 @@ class DrafterHub:
     budget_s    how long a step waits for drafters of other processes, unless `exchange` says so
     clock, rng  seconds that never go back; jitter of reconnections
     origins     what is said of heads that do not belong to the model, by name
+    replaying   names of those for which features that they lack are computed again
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a setting
         self,
         links: Sequence[DrafterLink],
         limits: DrafterLimits,
@@ -50,6 +51,7 @@ class DrafterHub:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         origins: Mapping[str, str] | None = None,
+        replaying: Collection[str] = (),
     ) -> None:
         assert len({link.name for link in links}) == len(links), "two drafters of one name"
         self._texts: dict[str, CommittedText] = {}
@@ -65,6 +67,7 @@ class DrafterHub:
                 clock=clock,
                 rng=rng or random.Random(),
                 on_progress=self._on_progress,
+                replays=link.name in replaying,
             )
             for link in links
         ]
@@ -215,6 +218,16 @@ class DrafterHub:
         known = [own for own in rows if own.request_id in self._texts]
         for channel in self._feature_channels:
             channel.note_features(known)
+
+    def missing_features(self, request_id: str, length: int) -> tuple[int, int] | None:
+        """Positions of the first features of a text of `length` tokens that a drafter lacks and
+        wants to have computed again, of the first such drafter; None where there is none."""
+        if request_id not in self._texts:
+            return None
+        for channel in self._feature_channels:
+            if (missing := channel.missing_features(request_id, length - 1)) is not None:
+                return missing
+        return None
 
     def stats(self) -> tuple[DrafterStats, ...]:
         """Totals of every drafter, in order of priority."""
