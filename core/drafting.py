@@ -18,6 +18,7 @@ from .schedule.choice.wishes import DraftWish
 from .schedule.scheduler import Scheduler
 from .step.ask_plan import AskPlan, DraftBatch, nobody_asked
 from .step.drafted_trees import DraftedTree, DraftedTrees
+from .step.prompt_chunk import PromptChunk
 from .step.tree_steps import NO_WISHES, TreeSteps, TreeWishes
 from .tree.merge import merge_all
 from .tree.tree import empty_trees
@@ -95,6 +96,17 @@ class Drafting:
         """Keep features for the next message to the drafters that go on from them."""
         if rows:
             self._drafters.note_features(rows)
+
+    def replays(self, trees: TreeSteps) -> list[PromptChunk]:
+        """What goes into a step beside its trees so that drafters get the features that they lack
+        of these requests."""
+        missing = [
+            (state, *found)
+            for state in trees.states
+            if state.wants_features
+            and (found := self._drafters.missing_features(state.request_id, len(state.token_ids)))
+        ]
+        return self._scheduler.replays(missing, int(trees.num_rows.sum())) if missing else []
 
     @property
     def stage_heads(self) -> tuple[str, ...]:

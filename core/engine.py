@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,12 +34,10 @@ from .step.ask_plan import DraftBatch, nobody_asked
 from .step.builder import build_step
 from .step.edits import edits_of_parts
 from .step.head_drafts import with_head_tasks
-from .step.in_flight import StepDeadline, StepInFlight, StepResults
+from .step.in_flight import BuiltStep, StepDeadline, StepInFlight, StepResults
 from .step.outputs import TreeOutput
-from .step.prompt_chunk import PromptChunk
 from .step.trace import StepTrace
 from .step.tree_steps import NO_TREE_STEPS, TreeSteps
-from .steps import StepInput
 from .verify.rules import COUPLED
 from .verify.walk import Walk, walks_along
 from .wakeup import Wakeup
@@ -167,9 +165,8 @@ class EngineCore:
             await self._draft()
             if self._has_room:
                 draft_batch, trees = await self._merge()
-                trees, chunks, step = self._build(trees)
-                if step is not None:
-                    self._submit(step, trees, chunks, draft_batch)
+                if (built := self._build(trees)) is not None:
+                    self._submit(built, draft_batch)
                     return
             self._outbox.deliver()
             await self._wait()
@@ -244,26 +241,24 @@ class EngineCore:
         were asked or masks awaited."""
         return not (state.in_flight or state.has_ended) and state.is_decoding
 
-    def _build(self, trees: TreeSteps) -> tuple[TreeSteps, Sequence[PromptChunk], StepInput | None]:
+    def _build(self, trees: TreeSteps) -> BuiltStep | None:
         """The trees that have KV slots, prompt chunks beside them, and both as one step, if any."""
         fitting, num_decode_steps = self._drafting.fit(trees)
         chunks = self._scheduler.prompt_chunks(int(fitting.num_rows.sum()))
         fitting, chunks, edits = edits_of_parts(fitting, chunks, self._contain)
         if not fitting.states and not chunks:
-            return fitting, chunks, None
+            return None
+        replays = self._drafting.replays(fitting) if num_decode_steps == 1 and not chunks else []
+        every = [*chunks, *replays]
         step = build_step(
-            self.num_steps, chunks, fitting, self._scheduler.block_size, edits, num_decode_steps
+            self.num_steps, every, fitting, self._scheduler.block_size, edits, num_decode_steps
         )
         heads = self._drafting.stage_heads
-        return fitting, chunks, with_head_tasks(step, heads, fitting.states, chunks)
+        step = with_head_tasks(step, heads, fitting.states, every)
+        return BuiltStep(step, fitting, chunks, replays)
 
-    def _submit(
-        self,
-        step: StepInput,
-        trees: TreeSteps,
-        chunks: Sequence[PromptChunk],
-        draft_batch: DraftBatch | None,
-    ) -> None:
+    def _submit(self, built: BuiltStep, draft_batch: DraftBatch | None) -> None:
+        step, trees, chunks, replays = built
         traced = None
         if self._trace is not None:
             step = replace(step, is_traced=True)
@@ -271,7 +266,7 @@ class EngineCore:
         sent_at = self._clock()
         answer = asyncio.ensure_future(self._pipeline.submit(step))
         answer.add_done_callback(self._wakeup.notify)
-        in_flight = StepInFlight(step, trees, chunks, answer, draft_batch, sent_at, traced)
+        in_flight = StepInFlight(step, trees, chunks, answer, draft_batch, sent_at, traced, replays)
         for state in in_flight.states:
             state.in_flight += 1
         self._in_flight.append(in_flight)
@@ -333,11 +328,10 @@ class EngineCore:
         before, self._answered_at = self._answered_at, self._clock()
         seconds = self._answered_at - max(in_flight.sent_at, before)
         self.deadline.record(seconds)
-        num_prompt_rows = sum(chunk.num_rows for chunk in in_flight.chunks)
+        chunks = (*in_flight.chunks, *in_flight.replays)
+        num_prompt_rows = sum(chunk.num_rows for chunk in chunks)
         num_in_flight, num_passes = 1 + len(self._in_flight), results.num_passes
-        self._scheduler.note_step(
-            in_flight.num_rows, in_flight.chunks, seconds / num_passes, num_in_flight
-        )
+        self._scheduler.note_step(in_flight.num_rows, chunks, seconds / num_passes, num_in_flight)
         draft_batch = in_flight.draft_batch or nobody_asked(in_flight.sent_at)
         return StepOutcome(
             in_flight.num_rows, seconds, num_prompt_rows, draft_batch, num_passes, results.ahead_s

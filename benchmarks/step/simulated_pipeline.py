@@ -139,6 +139,9 @@ class CountingDrafters:
         """Nobody asked for any."""
         assert not rows
 
+    def missing_features(self, request_id: str, length: int) -> None:
+        """Nobody wants any."""
+
     drafts_ahead = False
 
     def draft_ahead(self, queries: Sequence[Query], asked: Mapping[str, Collection[str]]) -> None:

@@ -50,9 +50,10 @@ class DrafterChannel:
 
     texts        all open requests; the owner keeps it up to date before it calls
     on_progress  called after every event of a drafter that is not local
+    replays      features that it lacks are computed again for it
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a part
         self,
         link: DrafterLink,
         texts: Mapping[str, CommittedText],
@@ -61,6 +62,7 @@ class DrafterChannel:
         clock: Callable[[], float],
         rng: random.Random,
         on_progress: Callable[[], None],
+        replays: bool = False,
     ) -> None:
         self.link = link
         self.is_up = False
@@ -74,7 +76,7 @@ class DrafterChannel:
         self._clock = clock
         self._on_progress = on_progress
         self._backlog = DrafterBacklog(
-            link.name, limits.max_backlog, keeps_answers=link.keeps_answers
+            link.name, limits.max_backlog, keeps_answers=link.keeps_answers, replays=replays
         )
         self._meter = CostMeter()
         self._failures = FailureLog(logger, f"drafter={link.name}", clock=clock)
@@ -142,6 +144,10 @@ class DrafterChannel:
         """Keep features for the next message that asks for their requests."""
         if self.is_up:
             self._backlog.note_features(rows)
+
+    def missing_features(self, request_id: str, end: int) -> tuple[int, int] | None:
+        """Positions of the first features before `end` that it lacks and wants."""
+        return self._backlog.missing_features(request_id, end) if self.is_up else None
 
     def note_drafted(self, drafted: Drafted) -> None:
         """Keep what a head of the last stage drafted, until it is asked for."""

@@ -43,9 +43,10 @@ class DrafterHub:
     budget_s    how long a step waits for drafters of other processes, unless `exchange` says so
     clock, rng  seconds that never go back; jitter of reconnections
     origins     what is said of heads that do not belong to the model, by name
+    replaying   names of those for which features that they lack are computed again
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a setting
         self,
         links: Sequence[AnyLink],
         limits: DrafterLimits,
@@ -54,6 +55,7 @@ class DrafterHub:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         origins: Mapping[str, str] | None = None,
+        replaying: Collection[str] = (),
     ) -> None:
         assert len({link.name for link in links}) == len(links), "two drafters of one name"
         self._texts: dict[str, CommittedText] = {}
@@ -62,6 +64,7 @@ class DrafterHub:
         self._waiter: asyncio.Future[None] | None = None
         self._is_done: Callable[[], bool] = lambda: True
         self._limits, self._rng = limits, rng or random.Random()
+        self._replaying = frozenset(replaying)
         self._channels = [
             self._pooled(link) if isinstance(link, DrafterPool) else self._channel(link)
             for link in links
@@ -92,6 +95,7 @@ class DrafterHub:
             clock=self._clock,
             rng=self._rng,
             on_progress=on_progress or self._on_progress,
+            replays=link.name in self._replaying,
         )
 
     def _pooled(self, pool: DrafterPool) -> PooledChannel:
@@ -242,6 +246,16 @@ class DrafterHub:
         known = [own for own in rows if own.request_id in self._texts]
         for channel in self._feature_channels:
             channel.note_features(known)
+
+    def missing_features(self, request_id: str, length: int) -> tuple[int, int] | None:
+        """Positions of the first features of a text of `length` tokens that a drafter lacks and
+        wants to have computed again, of the first such drafter; None where there is none."""
+        if request_id not in self._texts:
+            return None
+        for channel in self._feature_channels:
+            if (missing := channel.missing_features(request_id, length - 1)) is not None:
+                return missing
+        return None
 
     def stats(self) -> tuple[DrafterStats, ...]:
         """Totals of every drafter, in order of priority."""

@@ -30,7 +30,7 @@ from ...models.text.grammar import GrammarFactory
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
 from ..drafting.channel import DrafterLimits
-from ..drafting.head_features import feature_layers_of
+from ..drafting.head_features import feature_layers_of, replaying_heads
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import DrafterHub
 from ..drafting.last_stage import last_stage_heads
@@ -128,6 +128,7 @@ class Assembly:
             DrafterLimits(vocab_size=plan.info.vocab_size, max_probe_rows=MAX_PROBE_ROWS),
             budget_s=config.draft_deadline_ms / 1000,
             origins=head_origins(config),
+            replaying=replaying_heads(config),
         )
         self.pipeline = make_pipeline(plan.specs)
         # Stages that size their caches themselves are heard when they have started.

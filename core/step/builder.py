@@ -54,13 +54,16 @@ def build_step(  # noqa: PLR0917 - the parts of a step
     `edits`: `edits_for` of each part; none at all where nobody's logits are changed.
 
     Rows of a tree step: root, nodes in tree order, probe rows by source. Takes the KV moves that
-    the requests' last commits left.
+    the requests' last commits left. Replays stand behind all other chunks.
     """
     states = [*trees.states, *(chunk.state for chunk in chunks)]
+    num_own = len(states) - sum(chunk.replay is not None for chunk in chunks)
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]
     contexts = np.array(context_lens, dtype=np.int32)
-    tables = block_tables([state.block_table() for state in states])
+    tables = block_tables(
+        [state.block_table() for state in trees.states] + [chunk.block_table for chunk in chunks]
+    )
     layout = lay_out(
         trees.trees.nodes,
         trees.trees.node_ends,
@@ -75,7 +78,7 @@ def build_step(  # noqa: PLR0917 - the parts of a step
     starts_of_chunks = starts[len(trees) : -1]
     return StepInput(
         step_id=step_id,
-        moves=_take_moves(states),
+        moves=_take_moves(states[:num_own]),
         token_ids=token_ids,
         positions=positions,
         slots=slots,
@@ -96,8 +99,13 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         num_decode_steps=num_decode_steps,
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
         # Numbers of arrival.
-        request_keys=tuple(state.order[1] for state in states),
-        feature_requests=tuple(place for place, state in enumerate(states) if state.wants_features),
+        request_keys=(
+            *(state.order[1] for state in trees.states),
+            *(chunk.key for chunk in chunks),
+        ),
+        feature_requests=tuple(
+            place for place, part in enumerate((*trees.states, *chunks)) if part.wants_features
+        ),
     )
 
 

@@ -35,7 +35,10 @@ def _tasks(
     heads: Sequence[str], states: Sequence[RequestState], chunks: Sequence[PromptChunk]
 ) -> tuple[HeadTask, ...]:
     wanting = [(state.head_nodes, True) for state in states]
-    wanting += [(chunk.state.head_nodes, chunk.wants_token) for chunk in chunks]
+    wanting += [
+        ({} if chunk.replay is not None else chunk.state.head_nodes, chunk.wants_token)
+        for chunk in chunks
+    ]
     tasks = []
     for head in heads:
         wanted = [

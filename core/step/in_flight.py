@@ -52,9 +52,21 @@ class StepResults(NamedTuple):
         return sum(drafted.seconds for drafted in self.drafted)
 
 
+class BuiltStep(NamedTuple):
+    """A step, and what its parts are, in order."""
+
+    step: StepInput
+    trees: TreeSteps
+    chunks: Sequence[PromptChunk]
+    replays: Sequence[PromptChunk]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
-    """What was submitted, when, and the answer to come."""
+    """What was submitted, when, and the answer to come.
+
+    replays  stand behind `chunks` in the step
+    """
 
     step: StepInput
     trees: TreeSteps
@@ -63,6 +75,7 @@ class StepInFlight:
     draft_batch: DraftBatch | None
     sent_at: float
     traced: TracedStep | None
+    replays: Sequence[PromptChunk] = ()
 
     @property
     def states(self) -> list[RequestState]:
@@ -96,7 +109,8 @@ class StepInFlight:
         )
         answers = StepOutputReader(output)
         paths = paths_of(self.trees.trees, output)
-        request_ids = [state.request_id for state in self.states]
+        states = (*self.states, *(chunk.state for chunk in self.replays))
+        request_ids = [state.request_id for state in states]
         return StepResults(
             1 if output.decoded is None else output.decoded.shape[1],
             paths,

@@ -51,6 +51,8 @@ SERVED = [
     DrafterConfig(kind="spectra", pool=False, transport="grpc"),
     # It knows the target's states of what was committed since it came back, and no others.
     DrafterConfig(kind="head", model="demo-griffin", transport="grpc"),
+    # Those of before are computed again for it.
+    DrafterConfig(kind="head", model="demo-griffin", transport="grpc", replay_features=True),
 ]
 
 

@@ -48,6 +48,10 @@ class KeptKeys:
         kept[1, self.num_rows : end] = values
         return kept[:, :end]
 
+    def keep_first(self, count: int) -> None:
+        """Let the rows behind the first `count` go."""
+        self.num_rows = min(self.num_rows, count)
+
     def drop_oldest(self, count: int) -> None:
         """Let the first rows go."""
         left = self.num_rows - count
