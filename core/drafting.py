@@ -98,14 +98,11 @@ class Drafting:
             self._drafters.note_features(rows)
 
     def replays(self, trees: TreeSteps) -> list[PromptChunk]:
-        """What goes into a step beside its trees so that drafters get the features that they lack
-        of these requests."""
-        missing = [
-            (state, *found)
-            for state in trees.states
-            if state.wants_features
-            and (found := self._drafters.missing_features(state.request_id, len(state.token_ids)))
-        ]
+        """What a step has beside its trees so that drafters get the features that they lack."""
+        wanting = [state for state in trees.states if state.wants_features]
+        find = self._drafters.missing_features
+        found = [(state, find(state.request_id, len(state.token_ids))) for state in wanting]
+        missing = [(state, *positions) for state, positions in found if positions]
         return self._scheduler.replays(missing, int(trees.num_rows.sum())) if missing else []
 
     @property
@@ -391,10 +388,8 @@ def _has_wishes(proposals: Iterable[Proposal]) -> bool:
 
 
 def _most_nodes(state: RequestState, most: int, num_ahead: int = 0) -> int:
-    """Nodes of a tree that begins `num_ahead` tokens behind the text; 0 where none is of use.
-
-    What is left of the answer bounds the tree's depth (`merge`), not its width.
-    """
+    """Nodes of a tree that begins `num_ahead` tokens behind the text; 0 where none is of use."""
+    # What is left of the answer bounds the tree's depth (`merge`), not its width.
     return min(most, state.max_nodes) if _max_depth(state) > num_ahead else 0
 
 

@@ -64,8 +64,8 @@ class DemoModel:
             num_key_value_heads=self.num_kv_heads,
             max_position_embeddings=self.context_len,
             tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=end_token_ids(tokenizer)[1],
+            eos_token_id=end_token_ids(tokenizer)[0],
         )
 
 
@@ -167,11 +167,19 @@ def _new_tokenizer(
     return train_unigram_tokenizer(texts, model.vocab_size, model.context_len)
 
 
+def end_token_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
+    """Ids of the tokens that end and begin a text."""
+    end, begin = tokenizer.eos_token_id, tokenizer.bos_token_id
+    assert isinstance(end, int), "our tokenizers have one token that ends a text"
+    assert isinstance(begin, int), "and one that begins it"
+    return end, begin
+
+
 def _stream(
     tokenizer: PreTrainedTokenizerFast, files: list[corpus.SourceFile]
 ) -> npt.NDArray[np.int64]:
     """All files in one stream, between the tokens, or the one, that end and begin a text."""
-    between = list(dict.fromkeys([tokenizer.eos_token_id, tokenizer.bos_token_id]))
+    between = list(dict.fromkeys(end_token_ids(tokenizer)))
     ids: list[int] = []
     for file in files:
         ids += between

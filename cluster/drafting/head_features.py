@@ -1,8 +1,12 @@
-"""Which of the target's states the engine's heads read, told before anything is loaded."""
+"""Which of the target's states the engine's heads read, told before anything is loaded; and those
+of them that draft in the last stage, as its process loads them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...core.errors import ConfigError
 from ...core.proposals import FeatureLayers
@@ -10,6 +14,10 @@ from ...models.load.bundled import BUNDLED_HEADS
 from ...models.load.checkpoint import resolve_head_path
 from ...models.load.model_info import ModelInfo, read_model_info
 from ..config import HEAD, DrafterConfig, EngineConfig
+from .drafter_options import drafter_options
+
+if TYPE_CHECKING:
+    from ...drafters.heads.last_stage import LastStageHeadSpec
 
 # A key of head drafters: where they run.
 PLACEMENT = "placement"
@@ -96,3 +104,35 @@ def head_folder(config: DrafterConfig) -> Path:
             f"must be given: a trained head's folder or hub id, or {', '.join(BUNDLED_HEADS)}",
         )
     return resolve_head_path(folder)
+
+
+def last_stage_heads(
+    config: EngineConfig, target: ModelInfo, layers: Sequence[int]
+) -> tuple[LastStageHeadSpec, ...]:
+    """The heads of the last stage, which hands out states of `layers`.
+
+    Raises `CheckpointError`; `ConfigError` that names the drafter and the key.
+    """
+    heads = []
+    for index, drafter in enumerate(config.told_drafters):
+        try:
+            if not is_in_last_stage(drafter):
+                continue
+            # As other drafters' code that needs torch.
+            from ...drafters.heads.last_stage import LastStageHeadSpec  # noqa: PLC0415
+            from ...drafters.heads.options import HeadOptions  # noqa: PLC0415
+
+            options = drafter_options(drafter, HeadOptions, HEAD_KEYS)
+            for key in ("device", "dtype"):
+                if getattr(options, key) != "auto":
+                    raise ConfigError(
+                        key, f"is the last stage's; leave it out, or set {PLACEMENT}: {ACTOR}"
+                    )
+            given = FeatureLayers(tuple(layers), target.hidden_size)
+            folder = head_folder(drafter)
+        except ConfigError as error:
+            raise ConfigError(f"drafters[{index}].{error.field}", error.message) from error
+        heads.append(
+            LastStageHeadSpec(drafter.source, folder, target, given, options, drafter.max_nodes)
+        )
+    return tuple(heads)

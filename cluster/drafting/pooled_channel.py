@@ -163,7 +163,7 @@ class PooledChannel:
 
     def note_drafted(self, drafted: Drafted) -> None:
         """Does not happen: a head of the last stage has no server."""
-        raise AssertionError(f"{self.link.name} drafts by servers, not in the last stage")
+        raise AssertionError(f"{drafted.source} drafts by servers, not in the last stage")
 
     def missing_features(self, request_id: str, end: int) -> tuple[int, int] | None:
         """What the request's server lacks; see `DrafterChannel.missing_features`."""

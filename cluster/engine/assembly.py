@@ -30,10 +30,9 @@ from ...models.text.grammar import GrammarFactory
 from ...models.text.tokenizer import load_tokenizer
 from ..config import EngineConfig
 from ..drafting.channel import DrafterLimits
-from ..drafting.head_features import feature_layers_of, replaying_heads
+from ..drafting.head_features import feature_layers_of, last_stage_heads, replaying_heads
 from ..drafting.head_watch import head_origins
 from ..drafting.hub import DrafterHub
-from ..drafting.last_stage import last_stage_heads
 from ..links.pool import AnyLink
 from ..pipeline.local_pipeline import LocalPipeline
 from ..transport.stage_spans import wall_clock

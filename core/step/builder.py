@@ -61,9 +61,8 @@ def build_step(  # noqa: PLR0917 - the parts of a step
     context_lens = [len(state.token_ids) - 1 for state in trees.states]
     context_lens += [chunk.start for chunk in chunks]
     contexts = np.array(context_lens, dtype=np.int32)
-    tables = block_tables(
-        [state.block_table() for state in trees.states] + [chunk.block_table for chunk in chunks]
-    )
+    own_tables = [state.block_table() for state in trees.states]
+    tables = block_tables(own_tables + [chunk.block_table for chunk in chunks])
     layout = lay_out(
         trees.trees.nodes,
         trees.trees.node_ends,
@@ -98,15 +97,19 @@ def build_step(  # noqa: PLR0917 - the parts of a step
         num_top=max(num or 0 for state in states for num in state.num_tops),
         num_decode_steps=num_decode_steps,
         end_ids=end_ids_of(states) if num_decode_steps > 1 else None,
-        # Numbers of arrival.
-        request_keys=(
-            *(state.order[1] for state in trees.states),
-            *(chunk.key for chunk in chunks),
-        ),
-        feature_requests=tuple(
-            place for place, part in enumerate((*trees.states, *chunks)) if part.wants_features
-        ),
+        request_keys=_request_keys(trees, chunks),
+        feature_requests=_wanting_features([*trees.states, *chunks]),
     )
+
+
+def _wanting_features(parts: Sequence[RequestState | PromptChunk]) -> tuple[int, ...]:
+    """Their places."""
+    return tuple(place for place, part in enumerate(parts) if part.wants_features)
+
+
+def _request_keys(trees: TreeSteps, chunks: Sequence[PromptChunk]) -> tuple[int, ...]:
+    """Numbers of arrival."""
+    return *(state.order[1] for state in trees.states), *(chunk.key for chunk in chunks)
 
 
 def _verification(trees: TreeSteps, context_lens: Sequence[int]) -> Verification | None:
