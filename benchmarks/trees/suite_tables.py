@@ -38,7 +38,7 @@ TITLES = {
     DRAFTLINE: "draftline's defaults",
     BETWEEN: "from the papers' drafters to draftline's",
 }
-# Of profiles whose files tell it: the target's processor time a token over the row's.
+# Of profiles whose files tell it: speed over that of the target alone, by processor time.
 TIMED = (BETWEEN,)
 # Rows that follow no other one, so that they are compared with none.
 FIRST = frozenset(f"{BETWEEN}: {row}" for row in FIRST_ROWS)
@@ -71,10 +71,9 @@ def _rows_of(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         setting = content["settings"][row["name"]]
         counts = setting["all_rounds"]["counts"]
         shares = {name: count / counts["committed"] for name, count in counts["accepted"].items()}
-        # Files of before processor time was told have none.
-        speeds = setting.get("processor_speedups")
-        speed = statistics.median(speeds) if speeds else None
-        rows[row["name"]] = row | {"speed": speed, "accepted": shares}
+        # Files of before processor time was told were measured with nothing beside.
+        speeds = setting.get("processor_speedups") or [setting["speedup"]]
+        rows[row["name"]] = row | {"speed": statistics.median(speeds), "accepted": shares}
     return rows
 
 
@@ -148,8 +147,7 @@ def _tau(rows: Rows, name: str) -> str:
 
 
 def _speed(rows: Rows, name: str) -> str:
-    speed = rows[name]["speed"] if name in rows else None
-    return "-" if speed is None else f"{speed:.2f}x"
+    return f"{rows[name]['speed']:.2f}x" if name in rows else "-"
 
 
 def main(

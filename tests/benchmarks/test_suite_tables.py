@@ -35,6 +35,7 @@ def content(*rows: dict[str, Any], **accepted: dict[str, int]) -> str:
     """A result file; `accepted` by row and drafter."""
     settings = {
         row["name"]: {
+            "speedup": 3.0,
             "processor_speedups": [1.25, 1.0, 2.0],
             "all_rounds": {"counts": {"committed": 200, "accepted": {}}},
         }

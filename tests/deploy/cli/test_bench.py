@@ -19,8 +19,10 @@ from draftline.deploy.cli.bench.model_rows import RULES
 from draftline.measure.clients.http_endpoint import HttpEndpoint
 from draftline.measure.clients.setting import TARGET_ONLY, Setting
 from draftline.measure.runs.distribution import ChiSquare, check_first_token
+from draftline.models.load.bundled import demo_path
 from support.fakes.fake_engine import FakeEngine
 from support.servers.served_model import served_model
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 DRAFTERS = '[{"kind": "prompt_lookup"}, {"kind": "spectra"}]'
@@ -153,6 +155,36 @@ def test_conversations_keep_their_answers(checkpoint: Path, tmp_path: Path) -> N
     assert serve["total_input_tokens"] > 2 + (2 + 9 + 2) + 5
     [target, _] = data["taus"]
     assert set(target["by_category"]) == {"qa", "math"}
+
+
+def test_a_trace_of_chats_is_asked_as_it_was(tmp_path: Path) -> None:
+    """Through the template, at the times of the trace, with answers as long as its own."""
+    path, output = tmp_path / "trace.jsonl", tmp_path / "b.json"
+    answers = ("Hello there.", "Yes, it is so.")
+    chats = (["Hi.", answers[0], "Bye.", "Bye."], ["So?", answers[1]])
+    rows = [
+        {
+            "timestamp": 3.0 + 0.1 * index,
+            "conversations": [
+                {"from": "gpt" if place % 2 else "human", "value": text}
+                for place, text in enumerate(chat)
+            ],
+        }
+        for index, chat in enumerate(chats)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    arguments = ["bench", "demo", "--speculative-config", '[{"kind": "suffix"}]', "--rounds", "1"]
+    arguments += ["--prompts", str(path), "--num-prompts", "2", "--no-warm-up", "--turns", "2"]
+    arguments += ["--chat", "--dataset-times", "--dataset-lengths", "--output", str(output)]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "at their own times" in result.output
+    assert "all answers are the same" in result.output
+    serve = json.loads(output.read_text())["settings"]["suffix"]["serve"]
+    tokenizer = AutoTokenizer.from_pretrained(demo_path())
+    sizes = [len(tokenizer(answer)["input_ids"]) for answer in answers]
+    # Both turns of the first, and the only one of the second.
+    assert (serve["completed"], serve["total_output_tokens"]) == (3, 2 * sizes[0] + sizes[1])
 
 
 @pytest.mark.parametrize(
